@@ -1,7 +1,7 @@
 """A blocking HTTP client of a daemon: one request after another.
 
 It is blocking on purpose: commands and Spark tasks need no reactor, and requests stay in order. It imports
-only the errors of synrepl: executors have nothing else.
+only the errors of synrepl and the routes: executors have nothing else.
 """
 
 import http.client
@@ -15,6 +15,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.routes import READER
 
 __all__ = ["BlockingClient", "Response", "NotADaemon", "HttpError", "ConnectError", "read_secret"]
 
@@ -86,40 +88,27 @@ class BlockingClient:
         else:
             self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
 
-    def get_json(self, path: str, *, reader: str | None = None) -> Any:
-        """GET a JSON response. Raises `ConnectError` and `HttpError`.
+    def json(self, request: HttpRequest, body: bytes | None = None, *, reader: str | None = None) -> Any:
+        """Send a request with this body; return the JSON response. Raises `ConnectError` and `HttpError`.
 
         `reader` names a lease: the daemon retains the facts after those of this response.
         """
-        extra_headers = {} if reader is None else {"Synrepl-Reader": reader}
-        return self._json(self._request("GET", path, None, extra_headers))
+        return self._json(self._request(request, body, {} if reader is None else {READER: reader}))
 
-    def get_lines(self, path: str) -> tuple[http.client.HTTPMessage, Iterator[bytes]]:
-        """GET a response of lines; return its headers and an iterator of lines.
+    def lines(self, request: HttpRequest) -> tuple[http.client.HTTPMessage, Iterator[bytes]]:
+        """Send a request for lines; return the headers of the response and an iterator of its lines.
 
         Both raise `ConnectError`, the iterator if the response ends early.
         """
-        response = self._request("GET", path, None)
+        response = self._request(request)
         return response.headers, self._lines(response)
 
-    def get_stream(self, path: str, *, accept: str) -> Response:
-        """GET a response of this type, to be read to its end.
+    def stream(self, request: HttpRequest, *, accept: str) -> Response:
+        """Send a request for a response of this type, to be read to its end.
 
         If it ends early, reading raises `OSError` or `HTTPException`.
         """
-        return self._request("GET", path, None, {"Accept": accept})
-
-    def put_json(self, path: str, body: bytes) -> Any:
-        """PUT a body; return the JSON response."""
-        return self._json(self._request("PUT", path, body))
-
-    def post_json(self, path: str, body: bytes) -> Any:
-        """POST a body; return the JSON response."""
-        return self._json(self._request("POST", path, body))
-
-    def delete_json(self, path: str) -> Any:
-        """DELETE; return the JSON response."""
-        return self._json(self._request("DELETE", path, None))
+        return self._request(request, None, {"Accept": accept})
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -127,9 +116,8 @@ class BlockingClient:
 
     def _request(
         self,
-        method: str,
-        path: str,
-        body: bytes | None,
+        request: HttpRequest,
+        body: bytes | None = None,
         extra_headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
         headers = {**self._headers, **extra_headers}
@@ -138,7 +126,7 @@ class BlockingClient:
         is_fresh = self._connection.sock is None
         try:
             try:
-                self._connection.request(method, self._path + path, body, headers)
+                self._connection.request(request.method, self._path + request.target, body, headers)
                 response = self._connection.getresponse()
             except (ConnectionError, http.client.BadStatusLine):
                 # The daemon may have closed an idle connection: retry on a new one. POSTs have an idempotency
@@ -146,7 +134,7 @@ class BlockingClient:
                 self._connection.close()
                 if is_fresh:
                     raise
-                self._connection.request(method, self._path + path, body, headers)
+                self._connection.request(request.method, self._path + request.target, body, headers)
                 response = self._connection.getresponse()
             if response.status >= 400:
                 raise _http_error(response.status, response.read(), self._clean)

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import click
 import msgspec
@@ -18,6 +17,7 @@ import msgspec
 from synrepl.cli.errors import EXIT_CODES, CliError, connect, secret_option, url_option
 from synrepl.cli.output import JsonLines, OutputClosed
 from synrepl.cli.progress import Advance
+from synrepl.http_api.routes import APPEND
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 from synrepl.streams import jsontext
 
@@ -47,11 +47,10 @@ class FactPoster:
         if writer is not None:
             head["writer"] = writer
         body = json.dumps(head).encode()[:-1] + b', "facts": ' + jsontext.join(facts) + b"}"
-        path = f"/v1/streams/{quote(stream, safe='')}/facts"
         delays = iter(self._retry_delays)
         while True:
             try:
-                response: dict[str, Any] = self._client.post_json(path, body)
+                response: dict[str, Any] = self._client.json(APPEND.request(stream), body)
                 return response
             except (ConnectError, HttpError) as error:
                 if isinstance(error, HttpError) and not error.is_retryable:

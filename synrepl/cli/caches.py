@@ -20,6 +20,7 @@ from synrepl.cli.errors import EXIT_CODES, CliError, read_secret, secret_option
 from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import read
 from synrepl.html.humanize import counted
+from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 from synrepl.streams.table import StreamTable
 
@@ -144,7 +145,7 @@ def _read_capture(path: Path) -> Iterator[Row]:
 
 def _read_changelog(url: str, secret: str | None, advance: Advance) -> Iterator[Row]:
     try:
-        head, lines = BlockingClient(url, secret=secret).get_lines("/v1/changelog?streams=caches")
+        head, lines = BlockingClient(url, secret=secret).lines(CHANGELOG.request(streams=["caches"]))
         advance.expect(int(head.get("Synrepl-Serial", 0)))
         before = 0
         for line in lines:

@@ -4,13 +4,13 @@ import json
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 from rich.console import Console
 
 from synrepl.cli import tables
 from synrepl.cli.errors import EXIT_CODES, CliError, connect, secret_option, url_option
+from synrepl.http_api.routes import ADD_LEASE, DROP_LEASE, LEASES
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["leases"]
@@ -48,9 +48,9 @@ def leases(action: str, name: str | None, url: str, secret_file: Path | None, as
 def _request(client: BlockingClient, action: str, name: str) -> Any:
     try:
         if action == "list":
-            return client.get_json("/v1/leases")
+            return client.json(LEASES.request())
         if action == "add":
-            return client.post_json("/v1/leases", json.dumps({"name": name}).encode())
-        return client.delete_json(f"/v1/leases/{quote(name, safe='')}")
+            return client.json(ADD_LEASE.request(), json.dumps({"name": name}).encode())
+        return client.json(DROP_LEASE.request(name))
     except (ConnectError, HttpError) as error:
         raise CliError(f"{client.url}: {error}") from error

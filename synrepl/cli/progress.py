@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["Advance", "post_and_watch"]
@@ -65,7 +67,7 @@ LOOK_SECONDS: Final = 0.5
 def post_and_watch(
     client: BlockingClient,
     status_client: BlockingClient,
-    path: str,
+    request: HttpRequest,
     body: bytes,
     format_status: Callable[[Mapping[str, Any]], str],
 ) -> Any:
@@ -79,7 +81,7 @@ def post_and_watch(
 
     def post() -> None:
         try:
-            response.append(client.post_json(path, body))
+            response.append(client.json(request, body))
         except BaseException as error:
             failure.append(error)
 
@@ -89,7 +91,7 @@ def post_and_watch(
         with Console(stderr=True).status("waiting for the response") as line:
             while thread.is_alive():
                 try:
-                    line.update(format_status(status_client.get_json("/v1/status")))
+                    line.update(format_status(status_client.json(STATUS.request())))
                 except (ConnectError, HttpError) as error:
                     line.update(str(error))
                 thread.join(LOOK_SECONDS)

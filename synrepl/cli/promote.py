@@ -10,6 +10,7 @@ import click
 
 from synrepl.cli.errors import EXIT_CODES, CliError, confirm, connect, secret_option, url_option
 from synrepl.cli.progress import post_and_watch
+from synrepl.http_api.routes import PROMOTE, STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["WHAT_TO_DO", "promote"]
@@ -58,7 +59,7 @@ def promote(url: str, secret_file: Path | None, force: bool, yes: bool, as_json:
         response = post_and_watch(
             client,
             connect(url, secret_file, timeout=5.0),
-            "/v1/promote",
+            PROMOTE.request(),
             json.dumps({"force": force}).encode(),
             _format_progress,
         )
@@ -77,7 +78,7 @@ def promote(url: str, secret_file: Path | None, force: bool, yes: bool, as_json:
 def _confirm_if_fenced(client: BlockingClient, url: str, *, yes: bool) -> None:
     """Explain the promotion of a fenced daemon, and ask for confirmation."""
     try:
-        status = client.get_json("/v1/status")
+        status = client.json(STATUS.request())
     except (ConnectError, HttpError) as error:
         raise CliError(f"{url}: {error}; no promotion was requested") from error
     if status.get("role") != "fenced":

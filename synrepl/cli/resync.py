@@ -10,6 +10,7 @@ import click
 
 from synrepl.cli.errors import EXIT_CODES, CliError, confirm, connect, secret_option, url_option
 from synrepl.cli.progress import Advance
+from synrepl.http_api.routes import RESYNC, STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["resync"]
@@ -39,10 +40,10 @@ def resync(url: str, secret_file: Path | None, yes: bool, wait: float, as_json: 
     """
     client = connect(url, secret_file, timeout=30.0)
     try:
-        before = client.get_json("/v1/status")
+        before = client.json(STATUS.request())
         _explain(before)
         confirm(yes=yes)
-        client.post_json("/v1/resync", b"{}")
+        client.json(RESYNC.request(), b"{}")
         after = _wait_until_live(client, wait)
     except (ConnectError, HttpError) as error:
         raise CliError(f"{url}: {error}") from error
@@ -88,7 +89,7 @@ def _wait_until_live(client: BlockingClient, wait: float) -> Mapping[str, Any]:
     with Advance("joining", None) as advance:
         done = 0
         while True:
-            status: Mapping[str, Any] = client.get_json("/v1/status")
+            status: Mapping[str, Any] = client.json(STATUS.request())
             upstream = status.get("upstream") or {}
             if join := upstream.get("join"):
                 advance.expect(join["total"])

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from synrepl.cli import tables
 from synrepl.cli.errors import EXIT_CODES, CliError, connect, secret_option, url_option
+from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["ask_status", "status"]
@@ -140,7 +141,7 @@ def ask_status(url: str, secret_file: Path | None) -> dict[str, Any]:
 
 
 def _get_status(client: BlockingClient) -> dict[str, Any]:
-    found = client.get_json("/v1/status")
+    found = client.json(STATUS.request())
     if not isinstance(found, dict):
         raise CliError(f"{client.url} does not respond as a synrepl daemon; check --url")
     return found

@@ -12,6 +12,7 @@ from twisted.web._newclient import ParseError
 from synrepl.cli.output import TailOutput
 from synrepl.cli.tail_failures import advice_for
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
+from synrepl.http_api.routes import STATUS
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace, FilePositions
@@ -144,7 +145,7 @@ class _ChangelogTail:
         headers: dict[bytes | str, bytes | str] = (
             {} if self._secret is None else {"Authorization": f"Bearer {self._secret}"}
         )
-        url = f"{self._url}/v1/status"
+        url = STATUS.request().url(self._url)
         try:
             response = await treq.get(url, headers=headers, reactor=self._output.reactor, timeout=10)
             body = await treq.content(response)

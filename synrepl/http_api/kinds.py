@@ -216,7 +216,7 @@ class Flag(Kind):
         return text == "true"
 
     def format(self, value: bool) -> str:
-        return "true" if value else "false"
+        return {True: "true", False: "false"}[value]
 
     def schema(self) -> dict[str, Any]:
         return self._with_default({"type": "boolean"})

@@ -10,6 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import APPEND_BATCH
 from synrepl.pipeline.archive.manifest import Manifest, manifests
 from synrepl.pipeline.archive.reader import LAST, rows_of
 from synrepl.pipeline.jobs import Progress, ignore_progress
@@ -140,7 +141,7 @@ class _Pace:
                 request_bodies(build_facts(parts, self._options), BATCH_FACTS)
             ):
                 posted = json.loads(body) | {"idempotency_key": f"{self._options.query}/{at}/{number}"}
-                self._daemon.post("/v1/facts", json.dumps(posted).encode())
+                self._daemon.send(APPEND_BATCH.request(), json.dumps(posted).encode())
 
     def _due(self, fact: list[dict[str, Any]]) -> int:
         """Return the slice of a fact."""

@@ -22,7 +22,7 @@ class Daemon:
         self.bodies: list[bytes] = []
         self._answers = list(answers)
 
-    def post_json(self, path: str, body: bytes) -> Any:
+    def json(self, request: Any, body: bytes) -> Any:
         self.bodies.append(body)
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):

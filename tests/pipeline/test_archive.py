@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import APPEND, CHANGELOG, EXTENT
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive import merge
 from synrepl.pipeline.archive.archive import archive
@@ -84,8 +85,8 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     folder.mkdir()
     fill(folder / "synrepl.db", 5_000, streams=STREAMS)
     with Daemon(folder) as daemon:
-        BlockingClient(daemon.url).post_json(
-            "/v1/streams/push_rules/facts",
+        BlockingClient(daemon.url).json(
+            APPEND.request("push_rules"),
             json.dumps({"facts": [[["@a:b"], ["@c:d"], ["@e],[f:g"]]] * 100}).encode(),
         )
         yield daemon
@@ -260,20 +261,20 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
     with Daemon(folder, options=("--retain-seconds", "1", "--instance-name", "w")) as daemon:
         asking = BlockingClient(daemon.url)
         gone = {"facts": [[["@user0:h"]]], "writer": "gone"}
-        asking.post_json("/v1/streams/push_rules/facts", json.dumps(gone).encode())
+        asking.json(APPEND.request("push_rules"), json.dumps(gone).encode())
         for number in range(40):
             rows = [[[f"@user{number % 7}:h"]]]
-            asking.post_json("/v1/streams/push_rules/facts", json.dumps({"facts": rows * 5}).encode())
+            asking.json(APPEND.request("push_rules"), json.dumps({"facts": rows * 5}).encode())
         trimmed_upto = 0
         while not trimmed_upto:
-            trimmed_upto = asking.get_json("/v1/extent?compacted=true&limit=1")["trimmed_upto"]
-        asking.post_json("/v1/streams/push_rules/facts", json.dumps({"facts": [[["@new:h"]]]}).encode())
+            trimmed_upto = asking.json(EXTENT.request(compacted=True, limit=1))["trimmed_upto"]
+        asking.json(APPEND.request("push_rules"), json.dumps({"facts": [[["@new:h"]]]}).encode())
 
         archive(spark, daemon.url, Store(str(tmp_path / "archive")))
 
         found = manifests(Store(str(tmp_path / "archive")))
         facts = archived(tmp_path / "archive")
-        left = decode_facts(b"\n".join(asking.get_lines("/v1/changelog?compacted=true")[1]))
+        left = decode_facts(b"\n".join(asking.lines(CHANGELOG.request(compacted=True))[1]))
     assert found[0].compacted
     # It may have been trimmed further meanwhile.
     assert 1 == found[0].first_serial

@@ -13,6 +13,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from synrepl.http_api.routes import APPEND
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.java import find_java
 from synrepl.pipeline.source.rows import explode
@@ -98,7 +99,7 @@ told["ours"] = ask(load(spark), ["filtered", "whole", "union", "join with itself
 names = ("spark.sql.adaptive.enabled", "spark.sql.codegen.wholeStage")
 told["plans"] = [spark.conf.get(name) for name in names]
 
-BlockingClient(url).post_json("/v1/streams/push_rules/facts", b'{"facts": [[["@later:h"]]], "writer": "w1"}')
+BlockingClient(url).json(APPEND.request("push_rules"), b'{"facts": [[["@later:h"]]], "writer": "w1"}')
 told["later"] = [rows.count(), load(spark).count()]
 spark.stop()
 print(json.dumps(told))
@@ -126,7 +127,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         for number in range(18):
             rows = [[f"@{number}.{position}:h"] for position in range(1 + number % 3)]
             body = json.dumps({"facts": [rows], "writer": f"w{number % 2}"}).encode()
-            BlockingClient(daemon.url).post_json("/v1/streams/push_rules/facts", body)
+            BlockingClient(daemon.url).json(APPEND.request("push_rules"), body)
         yield daemon
 
 

@@ -32,7 +32,7 @@ class FakeDaemon:
         self.page = page
 
     def extent(self, since: int = 0, limit: int | None = None, upto: int | None = None, **query: Any) -> Any:
-        if since < self.trimmed_upto and query.get("compacted") != "true":
+        if since < self.trimmed_upto and not query.get("compacted"):
             raise DataLoss(f"trimmed up to serial {self.trimmed_upto}")
         head = len(self.facts_held)
         found = [
@@ -64,9 +64,9 @@ class FakeDaemon:
     def digest(self, serial: int) -> str:
         return self.facts_held[serial - 1].digest if serial else EMPTY
 
-    def get(self, path: str, serials: Any) -> Any:
-        asked = [int(serial) for serial in str(serials).split(",")]
-        return {"epoch": 1, "history": "h", "digests": {str(serial): self.digest(serial) for serial in asked}}
+    def get(self, route: Any, serials: Any) -> Any:
+        found = {str(serial): self.digest(serial) for serial in serials}
+        return {"epoch": 1, "history": "h", "digests": found}
 
     def facts(self, *, since: int, upto: int, **query: Any) -> Iterator[Any]:
         found = [

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from synrepl.http_api.routes import APPEND, CHANGELOG, STATUS
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.snapshot.compact import compact
@@ -34,14 +35,14 @@ run()
 
 def held(url: str) -> list[Fact]:
     """What a daemon has, of what was compacted too."""
-    return decode_facts(b"\n".join(BlockingClient(url).get_lines("/v1/changelog?compacted=true")[1]))
+    return decode_facts(b"\n".join(BlockingClient(url).lines(CHANGELOG.request(compacted=True))[1]))
 
 
 def post(url: str, *users: str) -> Any:
     """Append a fact for each user."""
     facts = [[[f"@{user}:h"]] for user in users]
     body = json.dumps({"facts": facts}).encode()
-    return BlockingClient(url).post_json("/v1/streams/push_rules/facts", body)
+    return BlockingClient(url).json(APPEND.request("push_rules"), body)
 
 
 def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) 
 
         assert (601, 201) == (made.serial, made.keys)
         assert 603 == ended.serial
-        status = BlockingClient(replica.url).get_json("/v1/status")
+        status = BlockingClient(replica.url).json(STATUS.request())
         assert (601, "replica") == (status["trimmed_upto"], status["role"])
         whole, copied = held(primary.url), held(replica.url)
         assert [fact for fact in whole if fact.serial in {one.serial for one in copied}] == copied
@@ -96,7 +97,7 @@ def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) 
                 refused.wait_for(words)
                 refused.wait()
             with Daemon(folder) as empty:
-                assert 0 == BlockingClient(empty.url).get_json("/v1/status")["serial"]
+                assert 0 == BlockingClient(empty.url).json(STATUS.request())["serial"]
 
 
 def test_a_primary_restored_from_a_snapshot_begins_an_epoch(spark: "SparkSession", tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_a_primary_restored_from_a_snapshot_begins_an_epoch(spark: "SparkSession
     fill(tmp_path / "old" / "synrepl.db", 300, streams=STREAMS)
     with Daemon(tmp_path / "old") as old:
         archive(spark, old.url, Store(str(position)))
-        before = BlockingClient(old.url).get_json("/v1/status")
+        before = BlockingClient(old.url).json(STATUS.request())
     compact(spark, Store(str(position)), Store(str(snapshot)))
     with Process(
         *("-c", DIES_WHEN_IT_HAS_TAKEN_A_SNAPSHOT, *TWISTD[2:], "--snapshot", str(snapshot)),
@@ -118,10 +119,10 @@ def test_a_primary_restored_from_a_snapshot_begins_an_epoch(spark: "SparkSession
         killed.wait_for("adopted")
         killed.wait()
     with Daemon(tmp_path / "new", options=("--snapshot", str(snapshot))) as new:
-        now = BlockingClient(new.url).get_json("/v1/status")
+        now = BlockingClient(new.url).json(STATUS.request())
         said = post(new.url, "ada")
     with Daemon(tmp_path / "new", options=("--snapshot", str(snapshot))) as again:
-        later = BlockingClient(again.url).get_json("/v1/status")
+        later = BlockingClient(again.url).json(STATUS.request())
 
     assert (before["serial"], before["digest"], 2) == (now["serial"], now["digest"], now["epoch"])
     assert before["history"] == now["history"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from synrepl.http_api.routes import APPEND
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.jobs import explain_failure
 from synrepl.pipeline.source.data_source import progress, register
@@ -84,7 +85,7 @@ def post(daemon: Daemon, *users: str, writer: str = "master") -> None:
     """Append a fact for each user."""
     facts = [[[f"@{user}:h"]] for user in users]
     body = json.dumps({"facts": facts, "writer": writer}).encode()
-    BlockingClient(daemon.url).post_json("/v1/streams/push_rules/facts", body)
+    BlockingClient(daemon.url).json(APPEND.request("push_rules"), body)
 
 
 def read(spark: "SparkSession", daemon: Daemon, **options: str) -> "DataFrame":

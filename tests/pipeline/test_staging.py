@@ -98,7 +98,7 @@ class Appended:
     def __call__(self, options: SourceOptions) -> "Appended":
         return self
 
-    def post(self, path: str, body: bytes) -> None:
+    def send(self, request: Any, body: bytes) -> None:
         told = json.loads(body)
         self.files.append(told["staged"])
         self.keys.append(told["idempotency_key"])

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import APPEND
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.watch.watch import WatchResult, watch
 from synrepl.streams.digest import EMPTY, chain
@@ -279,4 +280,4 @@ def test_a_real_daemon(spark: "SparkSession", tmp_path: Path, monkeypatch: pytes
 def post(daemon: Daemon, stream: str, rows: list[Any], *, writer: str = "master") -> None:
     """Append a fact."""
     body = json.dumps({"facts": [rows], "writer": writer}).encode()
-    BlockingClient(daemon.url).post_json(f"/v1/streams/{stream}/facts", body)
+    BlockingClient(daemon.url).json(APPEND.request(stream), body)

@@ -14,6 +14,7 @@ from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
+from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
@@ -196,7 +197,7 @@ class SocketTests(TestCase):
 
         await changelog.pages(0, None, 0, lambda text: serials.append(json.loads(text)["serial"]))
         asking = BlockingClient(url)
-        told = await deferToThread(asking.get_json, "/v1/status")
+        told = await deferToThread(asking.json, STATUS.request())
         await deferToThread(asking.close)
 
         self.assertEqual([1, 2], serials)

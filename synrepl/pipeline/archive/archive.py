@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import msgspec
 
+from synrepl.http_api.routes import STATUS
 from synrepl.pipeline.archive.batches import ArchiveBatchWriter, At, now_ms
 from synrepl.pipeline.archive.cleanup import tidy
 from synrepl.pipeline.archive.commit import BatchOrigin
@@ -122,7 +123,7 @@ class _Job:
         """Read the manifests, remove leftovers of crashes, and return the writer of the next batches."""
         found = manifests(self._store)
         tidy(self._store, found, now_ms=now_ms())
-        status = self._daemon.get("/v1/status")
+        status = self._daemon.get(STATUS)
         before = found[-1] if found else None
         origin = BatchOrigin(history=status["history"], server_name=status["server_name"])
         if before is not None and before.history != origin.history:
@@ -140,10 +141,10 @@ class _Job:
 
     def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
         """Archive the remaining facts of the trimmed part of the log as the first batch."""
-        whole = self._daemon.extent(limit=1, compacted="true", reader=self._options["reader"])
+        whole = self._daemon.extent(limit=1, compacted=True, reader=self._options["reader"])
         if not whole["trimmed_upto"]:
             return
-        found = self._daemon.extent(upto=whole["trimmed_upto"], compacted="true")
+        found = self._daemon.extent(upto=whole["trimmed_upto"], compacted=True)
         self._writer.origin = msgspec.structs.replace(
             self._writer.origin, clock=self._quiet(found["serial"], status["streams"])
         )
@@ -211,11 +212,11 @@ class _Job:
 
         With Spark Connect the server would call the handler of micro-batches, without the state of this run.
         """
-        head = self._daemon.extent(limit=1, compacted="true")["head"]
+        head = self._daemon.extent(limit=1, compacted=True)["head"]
         while not stopped():
             due = time.monotonic() + every_seconds
             since = self._writer.serial
-            found = self._daemon.extent(since=since, limit=batch_facts, compacted="true")
+            found = self._daemon.extent(since=since, limit=batch_facts, compacted=True)
             upto = found["serial"] if follow else min(found["serial"], head)
             if upto > since:
                 rows = (

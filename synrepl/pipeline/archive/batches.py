@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import STATUS
 from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
 from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
@@ -105,7 +106,7 @@ class ArchiveBatchWriter:
         """Return the starts of epochs up to this epoch."""
         if self.before is not None and self.before.epoch == epoch:
             return self.before.epoch_starts
-        return msgspec.convert(self._daemon.get("/v1/status")["epoch_starts"], list[EpochStart])
+        return msgspec.convert(self._daemon.get(STATUS)["epoch_starts"], list[EpochStart])
 
     def merge(self) -> None:
         """Merge small batches if there are enough; from time to time, remove merged batches."""

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
+from synrepl.http_api.routes import DIGESTS
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.manifest import Manifest
 from synrepl.pipeline.audit.comparison import Comparison
@@ -40,7 +41,7 @@ def compare_with_daemon(
     `compared` are read. Raises `ConnectError` and `HttpError`.
     """
     end = manifests[-1]
-    response = client.get_json(f"/v1/digests?serials={end.last_serial}")
+    response = client.json(DIGESTS.request(serials=[end.last_serial]))
     if end.history and response["history"] != end.history:
         why = f"the archive has history {end.history}, the daemon's log has {response['history']}"
         found.add("other-history", why)
@@ -82,8 +83,8 @@ def compare_with_daemon(
 def _get_digests(client: BlockingClient, serials: Sequence[int]) -> dict[int, str | None]:
     theirs: dict[int, str | None] = {}
     for first in range(0, len(serials), AT_ONCE):
-        some = ",".join(map(str, serials[first : first + AT_ONCE]))
-        digests = client.get_json(f"/v1/digests?serials={some}")["digests"]
+        request = DIGESTS.request(serials=serials[first : first + AT_ONCE])
+        digests = client.json(request)["digests"]
         theirs.update((int(serial), digest) for serial, digest in digests.items())
     return theirs
 

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from synrepl.http_api.routes import LEASES, METRICS, STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError, NotADaemon
 
 __all__ = ["COUNTERS", "DaemonStatus", "ask", "counters"]
@@ -32,9 +33,9 @@ def ask(url: str, secret: str | None = None) -> DaemonStatus:
     client = BlockingClient(url, secret=secret)
     shown = _shown(url)
     try:
-        status = client.get_json("/v1/status")
-        leases = client.get_json("/v1/leases")["leases"]
-        response = client.get_stream("/metrics", accept="text/plain")
+        status = client.json(STATUS.request())
+        leases = client.json(LEASES.request())["leases"]
+        response = client.stream(METRICS.request(), accept="text/plain")
         gaps = counters(response.read().decode("utf-8", "replace"))
         if not isinstance(status, dict) or not all(isinstance(one, dict) for one in leases):
             raise NotADaemon(f"{shown} does not respond as a synrepl daemon")

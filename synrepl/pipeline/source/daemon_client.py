@@ -4,17 +4,17 @@ import http.client
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
 from synrepl.errors import ReplicationError
+from synrepl.http_api.route import HttpRequest, Route
+from synrepl.http_api.routes import ALLOCATED, ARROW, CHANGELOG, EXTENT
 from synrepl.http_client import BlockingClient, ConnectError, HttpError, read_secret
 from synrepl.pipeline.source.options import SourceOptions
 
 __all__ = ["SourceClient", "DataLoss", "SourceError"]
 
-ARROW: Final = "application/vnd.apache.arrow.stream"
 PAUSE_SECONDS: Final = 0.5
 
 T = TypeVar("T")
@@ -46,38 +46,32 @@ class SourceClient:
         self._pause = pause
         self._seconds = seconds
 
-    def get(self, path: str, *, reader: str | None = None, **query: Any) -> Any:
+    def get(self, route: Route, *, reader: str | None = None, **query: Any) -> Any:
         """Return the JSON response to a GET. Under the name `reader` the daemon retains later facts."""
-        return self._retry(lambda: self._client.get_json(_path(path, query), reader=reader))
+        return self._retry(lambda: self._client.json(_request(route, query), reader=reader or None))
 
-    def post(self, path: str, body: bytes) -> Any:
-        """Return the JSON response to a POST, which must be idempotent."""
-        return self._retry(lambda: self._client.post_json(path, body))
-
-    def put(self, path: str, body: bytes) -> Any:
-        """Return the JSON response to a PUT."""
-        return self._retry(lambda: self._client.put_json(path, body))
+    def send(self, request: HttpRequest, body: bytes) -> Any:
+        """Return the JSON response to a request with a body, which must be idempotent."""
+        return self._retry(lambda: self._client.json(request, body))
 
     def extent(self, **query: Any) -> Mapping[str, Any]:
-        """Return the response to ``GET /v1/extent`` for the selected facts."""
-        found: Mapping[str, Any] = self.get("/v1/extent", **self.selection(), **query)
+        """Return the extent of the selected facts."""
+        found: Mapping[str, Any] = self.get(EXTENT, **self.selection(), **query)
         return found
 
     def has_stream(self, stream: str) -> bool:
         """Whether the daemon has this stream."""
         try:
-            self.get(f"/v1/streams/{quote(stream, safe='')}/allocated")
+            self._retry(lambda: self._client.json(ALLOCATED.request(stream)))
         except SourceError as error:
             if error.code in ("unknown_stream", "not_found"):
                 return False
             raise
         return True
 
-    def selection(self) -> dict[str, str]:
+    def selection(self) -> dict[str, Any]:
         """Return the query parameters that select streams and writers."""
-        options = self._options
-        chosen = {"streams": options.streams, "writers": options.writers}
-        return {name: ",".join(sorted(names)) for name, names in chosen.items() if names is not None}
+        return {"streams": self._options.streams, "writers": self._options.writers}
 
     def facts(self, *, since: int, upto: int, **query: Any) -> Iterator[Any]:
         """Yield record batches of the selected facts with ``since < serial <= upto``.
@@ -103,8 +97,8 @@ class SourceClient:
                 self._pause(PAUSE_SECONDS)
 
     def _batches(self, **query: Any) -> Iterator[Any]:
-        response = self._client.get_stream(
-            _path("/v1/changelog", {**self.selection(), "checksum": "false", **query}), accept=ARROW
+        response = self._client.stream(
+            _request(CHANGELOG, {**self.selection(), "checksum": False, **query}), accept=ARROW
         )
         with pa.ipc.open_stream(response) as stream:
             for batch in stream:
@@ -143,6 +137,5 @@ class SourceClient:
         return SourceError(f"{url} does not respond: {error}")
 
 
-def _path(path: str, query: Mapping[str, Any]) -> str:
-    parameters = {name: value for name, value in query.items() if value is not None and value != ""}
-    return f"{path}?{urlencode(parameters)}" if parameters else path
+def _request(route: Route, query: Mapping[str, Any]) -> HttpRequest:
+    return route.request(**{name: value for name, value in query.items() if value != ""})

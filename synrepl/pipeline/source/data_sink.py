@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import APPEND_BATCH, PUT_FILE
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.options import SourceOptions
 
@@ -125,7 +126,7 @@ def stage(options: SourceOptions, batches: Iterable[Any]) -> StagedFacts:
     files, facts = [], 0
     for body, count in request_bodies(build_facts(lines, options), options.batch_facts):
         sha256 = hashlib.sha256(body).hexdigest()
-        daemon.put(f"/v1/files/sha256/{sha256}", body)
+        daemon.send(PUT_FILE.request(sha256), body)
         files.append(sha256)
         facts += count
     return StagedFacts(0 if context is None else context.partitionId(), tuple(files), facts)
@@ -140,7 +141,8 @@ def commit(
     for one in staged:
         for number, sha256 in enumerate(one.files):
             key = f"{query}/{batch}/{one.partition}/{number}"
-            daemon.post("/v1/facts", json.dumps({"staged": sha256, "idempotency_key": key}).encode())
+            body = json.dumps({"staged": sha256, "idempotency_key": key}).encode()
+            daemon.send(APPEND_BATCH.request(), body)
 
 
 class SinkBatchWriter(DataSourceArrowWriter):

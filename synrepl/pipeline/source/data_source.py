@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from synrepl.http_api.routes import DIGESTS
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import SinkBatchWriter, SinkStreamWriter, check_writable
 from synrepl.pipeline.source.offsets import Offset
@@ -138,8 +139,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the head of the log, for the progress of the query."""
         daemon = SourceClient(self._options)
-        head = daemon.extent(limit=1, compacted="true")["head"]
-        found = daemon.get("/v1/digests", serials=head)
+        head = daemon.extent(limit=1, compacted=True)["head"]
+        found = daemon.get(DIGESTS, serials=[head])
         return Offset(
             serial=head,
             epoch=found["epoch"],
@@ -149,7 +150,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Make the current head the end of this query."""
-        self._target = int(SourceClient(self._options).extent(limit=1, compacted="true")["head"])
+        self._target = int(SourceClient(self._options).extent(limit=1, compacted=True)["head"])
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch."""
@@ -227,10 +228,13 @@ def pickle_by_value() -> None:
     from pyspark import cloudpickle as pickling
 
     import synrepl.errors
+    import synrepl.http_api
     import synrepl.http_client
     import synrepl.pipeline.source
+    from synrepl.wire import text as text_of_peers
 
     by_value: Any = pickling
-    for module in (synrepl.pipeline.source, synrepl.http_client, synrepl.errors):
+    used = (synrepl.http_client, synrepl.http_api, synrepl.errors, text_of_peers)
+    for module in (synrepl.pipeline.source, *used):
         if module.__name__ not in by_value.list_registry_pickle_by_value():
             by_value.register_pickle_by_value(module)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
+from synrepl.http_api.routes import DIGESTS
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient
 from synrepl.pipeline.source.offsets import EARLIEST, LATEST, Clock, Offset
 from synrepl.pipeline.source.options import SourceOptions
@@ -139,10 +140,10 @@ class Planner:
         A binary search: commit times ascend, unless the clock of the daemon was set back.
         """
         low = trimmed_upto
-        high = max(trimmed_upto, self._daemon.extent(limit=1, compacted="true")["head"])
+        high = max(trimmed_upto, self._daemon.extent(limit=1, compacted=True)["head"])
         while low < high:
             middle = (low + high) // 2
-            found = self._daemon.extent(since=middle, limit=1, compacted="true")
+            found = self._daemon.extent(since=middle, limit=1, compacted=True)
             if not found["facts"] or found["committed_at_ms"] >= at_ms:
                 high = middle
             else:
@@ -151,13 +152,13 @@ class Planner:
 
     def _trimmed_upto(self) -> int:
         """Return the serial up to which the log was trimmed."""
-        return int(self._daemon.extent(limit=1, compacted="true")["trimmed_upto"])
+        return int(self._daemon.extent(limit=1, compacted=True)["trimmed_upto"])
 
     def _with_proof(self, offset: Offset) -> Offset:
         """Return the offset with its digest and history."""
         if offset.history and offset.digest is not None:
             return offset
-        found = self._daemon.get("/v1/digests", serials=offset.serial)
+        found = self._daemon.get(DIGESTS, serials=[offset.serial])
         return replace(
             offset,
             history=offset.history or found["history"],
@@ -172,7 +173,7 @@ class Planner:
                 epoch=start.epoch,
                 digest=start.digest,
                 history=start.history,
-                compacted="true" if compacted else None,
+                compacted=compacted or None,
                 # The lease of `reader` retains facts after this position. Tasks read later ones, so they do
                 # not set it.
                 reader=self._options.reader,
@@ -190,7 +191,7 @@ class Planner:
 
         Reads the facts of the writers from the daemon, once per query.
         """
-        head = self._daemon.extent(since=trimmed_upto, compacted="true")
+        head = self._daemon.extent(since=trimmed_upto, compacted=True)
         found: dict[str, dict[str, int]] = {}
         for stream, writers in clock.items():
             for writer, token in writers.items():
@@ -199,7 +200,7 @@ class Planner:
                     serial = 0
                 elif token != FROM_LATEST:
                     for batch in self._daemon.facts(
-                        since=trimmed_upto, upto=serial, compacted="true", streams=stream, writers=writer
+                        since=trimmed_upto, upto=serial, compacted=True, streams=[stream], writers=[writer]
                     ):
                         first = pc.index(pc.greater(batch["token"], token), True).as_py()
                         if first >= 0:
@@ -240,7 +241,7 @@ class Planner:
     def _digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         found: dict[int, str | None] = {}
         for first in range(0, len(serials), MAX_SERIALS):
-            some = ",".join(map(str, serials[first : first + MAX_SERIALS]))
-            digests = self._daemon.get("/v1/digests", serials=some)["digests"]
+            some = serials[first : first + MAX_SERIALS]
+            digests = self._daemon.get(DIGESTS, serials=some)["digests"]
             found.update((int(serial), digest) for serial, digest in digests.items())
         return found

@@ -133,7 +133,7 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
         upto=planned.upto,
         history=planned.history,
         digest=None if planned.compacted else planned.digest,
-        compacted="true" if planned.compacted else None,
+        compacted=planned.compacted or None,
     ):
         completeness.check(facts)
         selected = _within(facts, planned)

@@ -128,7 +128,7 @@ def _options(
         options["secretFile"] = secret_file
     # Checked here for a one-line error; Spark would report it later, in a long traceback.
     daemon = SourceClient(read_options(options))
-    daemon.extent(limit=1, compacted="true")
+    daemon.extent(limit=1, compacted=True)
     for stream in streams or ():
         if not daemon.has_stream(stream):
             raise ConfigError(f"{url} has no stream {stream!r}")

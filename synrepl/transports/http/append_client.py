@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from synrepl.errors import ReplicationError
+from synrepl.http_api.routes import APPEND
 from synrepl.ports.interfaces import Appended
 from synrepl.streams.jsontext import dumps
-from synrepl.transports.http.http_client import DaemonClient, decode_json, public_url
+from synrepl.transports.http.http_client import DaemonClient
 
 __all__ = ["HttpAppender"]
 
@@ -45,8 +46,9 @@ class HttpAppender(DaemonClient):
         timeout: float | None = None,
     ) -> Appended:
         """Append an encoded body. `timeout`, in seconds, is for this request alone."""
-        url = f"{self._base_url}/v1/streams/{quote(stream, safe='')}/facts"
+        request = APPEND.request(stream)
         if query:
-            url = f"{url}?{urlencode(query)}"
-        response = await self._http.fetch("POST", url, body, MAX_RESPONSE_BYTES, timeout=timeout)
-        return decode_json(Appended, response, public_url(url))
+            request = request._replace(target=f"{request.target}?{urlencode(query)}")
+        return await self._http.call(
+            self._base_url, request, Appended, body=body, max_bytes=MAX_RESPONSE_BYTES, timeout=timeout
+        )

@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable, Collection
 from inspect import isawaitable
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import msgspec
 
 from synrepl.errors import NotConnected
+from synrepl.http_api.routes import CHANGELOG, DIGESTS, STATUS
 from synrepl.transports.http.http_client import (
     DaemonClient,
     ResponseLines,
@@ -19,7 +19,7 @@ from synrepl.transports.http.messages import DigestsAnswer
 
 __all__ = ["ChangelogClient", "FirstAnswer"]
 
-MIB: Final = 1024 * 1024
+MAX_STATUS_BYTES: Final = 64 * 1024 * 1024
 
 
 class FirstAnswer(msgspec.Struct, frozen=True):
@@ -49,12 +49,7 @@ class ChangelogClient(DaemonClient):
         continue from there. Raises `AheadOfLog` or another `ReplicationError`; lines delivered before it are
         valid.
         """
-        query: dict[str, Any] = {"since": since, "wait": f"{wait:g}"}
-        if streams is not None:
-            query["streams"] = ",".join(sorted(streams))
-        if limit is not None:
-            query["limit"] = limit
-        url = f"{self._base_url}/v1/changelog?{urlencode(query)}"
+        url = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit).url(self._base_url)
         response = await self._http.open("GET", url, None, extra_seconds=wait)
         lines = ResponseLines()
         response.deliverBody(lines)
@@ -102,16 +97,24 @@ class ChangelogClient(DaemonClient):
         everything up to `upto`. Raises `NotConnected` after `silence` seconds (default: three heartbeats)
         without data, or another `ReplicationError`. `on_begin` is called before the first lines.
         """
-        query: dict[str, Any] = {"since": since, "follow": "true", "heartbeat": f"{heartbeat:g}"}
-        lists = {"streams": streams, "writers": writers}
-        query |= {name: ",".join(sorted(value)) for name, value in lists.items() if value is not None}
-        parameters = {"epoch": epoch, "digest": digest, "history": history, "upto": upto}
-        parameters["commands"] = commands
-        query |= {name: value for name, value in parameters.items() if value is not None}
-        flags = {"epoch_starts": epoch_starts, "receipts": receipts, "compacted": compacted}
-        flags |= {"checksum": checksum, "ephemeral": ephemeral}
-        query |= {name: "true" for name, is_set in flags.items() if is_set}
-        url = f"{self._base_url}/v1/changelog?{urlencode(query)}"
+        request = CHANGELOG.request(
+            since=since,
+            upto=upto,
+            follow=True,
+            heartbeat=heartbeat,
+            streams=streams,
+            writers=writers,
+            epoch=epoch,
+            digest=digest,
+            history=history,
+            commands=commands,
+            epoch_starts=epoch_starts or None,
+            receipts=receipts or None,
+            compacted=compacted or None,
+            ephemeral=ephemeral or None,
+            checksum=checksum or None,
+        )
+        url = request.url(self._base_url)
         response = await self._http.open("GET", url, None, extra_seconds=0.0)
         lines = ResponseLines()
         response.deliverBody(lines)
@@ -133,14 +136,12 @@ class ChangelogClient(DaemonClient):
 
     async def digests(self, serials: Collection[int]) -> DigestsAnswer:
         """Fetch the digests at these serials, at most 1,000."""
-        url = f"{self._base_url}/v1/digests?serials={','.join(map(str, serials))}"
-        return decode_json(DigestsAnswer, await self._http.fetch("GET", url, None, MIB), public_url(url))
+        return await self._http.call(self._base_url, DIGESTS.request(serials=serials), DigestsAnswer)
 
     async def status(self) -> dict[str, Any]:
         """Fetch the server's status."""
-        url = f"{self._base_url}/v1/status"
-        return decode_json(
-            dict[str, Any], await self._http.fetch("GET", url, None, 64 * MIB), public_url(url)
+        return await self._http.call(
+            self._base_url, STATUS.request(), dict[str, Any], max_bytes=MAX_STATUS_BYTES
         )
 
 

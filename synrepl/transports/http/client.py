@@ -8,11 +8,11 @@ import random
 import string
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote, urlencode
 
 import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
+from synrepl.http_api.routes import ALLOCATED, CATCH_UP
 from synrepl.ports.response_errors import (
     AheadOfLog,
     ApiResponseError,
@@ -85,16 +85,14 @@ class HttpCatchUp:
         base = mapped or self._base_url
         if base is None:
             raise NowhereToFetch(f"instance_map has no URL of {writer}")
-        base = base.rstrip("/")
         # Synapse's workers name the writer in Host; a proxy in front of one URL would not know that name.
         host = f"{writer}:80" if mapped else None
         # Synapse caches responses by this id, whatever the rest of the request.
         txn_id = "".join(random.choices(string.ascii_letters, k=10))
-        query = urlencode({"from_token": after, "upto_token": upto, "writer": writer})
-        path = f"/_synapse/replication/get_repl_stream_updates/{quote(stream, safe='')}/{txn_id}"
-        url = f"{base}{path}?{query}"
+        request = CATCH_UP.request(stream, txn_id, from_token=after, upto_token=upto, writer=writer)
+        url = request.url(base)
         try:
-            body = await self._http.fetch("GET", url, None, self._max_bytes, host=host)
+            body = await self._http.fetch(request.method, url, None, self._max_bytes, host=host)
         except ApiResponseError as error:
             error_type = NotConnected if error.retryable else RemoteProtocolError
             raise error_type(str(error)) from error
@@ -104,15 +102,14 @@ class HttpCatchUp:
         """Fetch the highest token of a stream from `base_url`; None if the server does not provide it."""
         if not self._has_allocated or self._base_url is None:
             return None
-        url = f"{self._base_url.rstrip('/')}/v1/streams/{quote(stream, safe='')}/allocated"
         try:
-            body = await self._http.fetch("GET", url, None, MIB)
+            found = await self._http.call(self._base_url, ALLOCATED.request(stream), _Allocated)
         except ApiResponseError as error:
             if error.status == 404 and error.code != "unknown_stream":
                 self._has_allocated = False  # not a synrepl daemon: do not request it again
                 return None
             raise
-        return decode_json(_Allocated, body, public_url(url)).allocated
+        return found.allocated
 
     async def stop(self) -> None:
         """Close the idle connections."""

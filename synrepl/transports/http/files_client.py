@@ -10,6 +10,7 @@ from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.routes import GET_FILE, PUT_FILE
 from synrepl.ports.response_errors import as_response_error
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import (
@@ -62,7 +63,7 @@ class HttpFiles:
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
         """Call `on_chunk` with the bytes from `offset` to the end; await its result before reading on."""
-        url = public_url(f"{self._base_url}/v1/files/sha256/{sha256}")
+        url = public_url(GET_FILE.request(sha256).url(self._base_url))
         response = await self._open(url, offset)
         chunks = _Chunks(self._reactor, self._silence)
         response.deliverBody(chunks)
@@ -100,7 +101,7 @@ class HttpFiles:
         self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
     ) -> None:
         """Upload a file; return once it is stored."""
-        url = public_url(f"{self._base_url}/v1/files/sha256/{sha256}?hops={hops}")
+        url = public_url(PUT_FILE.request(sha256, hops=hops).url(self._base_url))
         body = _Body(size, read)
         response = await self._await_response(
             self._request("PUT", url, self._credentials.headers, body), url, body

@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from twisted.python.url import URL
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.route import HttpRequest
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.transports.credentials import Credentials
@@ -110,6 +111,22 @@ class HttpClient:
         self._timeout = timeout
         self._client = client
         self._pool: Any = None
+
+    async def call(
+        self,
+        base_url: str,
+        request: HttpRequest,
+        answer: type[T],
+        *,
+        body: bytes | msgspec.Struct | None = None,
+        max_bytes: int = MIB,
+        timeout: float | None = None,
+    ) -> T:
+        """Send a request of a route to a daemon; return its decoded answer."""
+        url = request.url(base_url)
+        content = msgspec.json.encode(body) if isinstance(body, msgspec.Struct) else body
+        found = await self.fetch(request.method, url, content, max_bytes, timeout=timeout)
+        return decode_json(answer, found, public_url(url))
 
     async def fetch(
         self,

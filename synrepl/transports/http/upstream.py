@@ -2,13 +2,15 @@
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.routes import ACKNOWLEDGE, FORWARD_COMMANDS, JOIN, REPLICATION, SUBSCRIBE
 from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
@@ -30,7 +32,7 @@ from synrepl.streams.ndjson import decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.http.changelog_lines import decode_line
-from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
+from synrepl.transports.http.http_client import HttpClient, decode_json
 from synrepl.transports.http.messages import (
     AcceptedForwards,
     AckAnswer,
@@ -59,6 +61,8 @@ from synrepl.wire.native import (
 )
 
 __all__ = ["HttpConversation", "HttpUpstream"]
+
+T = TypeVar("T")
 
 MAX_RESPONSE_BYTES: Final = 1024 * 1024
 MAX_JOIN_BYTES: Final = 256 * 1024 * 1024
@@ -217,7 +221,7 @@ class HttpConversation:
 
     async def greet(self) -> None:
         """Fetch the upstream's identity and history."""
-        self.welcome = await self._request("GET", "/v1/replication", None, WelcomeBody)
+        self.welcome = await self._request(REPLICATION.request(), WelcomeBody)
 
     def join(self, request: JoinRequest) -> None:
         """Request a snapshot."""
@@ -239,21 +243,21 @@ class HttpConversation:
             self._enqueue(error)
 
     async def _request(
-        self, method: str, path: str, request: Any, response_type: Any, *, max_bytes: int = MAX_RESPONSE_BYTES
-    ) -> Any:
-        url = self._url + path
-        body = None if request is None else msgspec.json.encode(request)
+        self,
+        request: HttpRequest,
+        answer: type[T],
+        body: msgspec.Struct | None = None,
+        *,
+        max_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> T:
         try:
-            return decode_json(
-                response_type, await self._http.fetch(method, url, body, max_bytes), public_url(url)
-            )
+            return await self._http.call(self._url, request, answer, body=body, max_bytes=max_bytes)
         except ApiResponseError as error:
             raise _convert_error(error) from error
 
     async def _join(self, request: JoinRequest) -> None:
         body = JoinBody(name=self._name, join=request, registered=self._registered, address=self._address())
-        path = f"/v1/replicas/{self._uuid}/join"
-        response: JoinAnswer = await self._request("POST", path, body, JoinAnswer, max_bytes=MAX_JOIN_BYTES)
+        response = await self._request(JOIN.request(self._uuid), JoinAnswer, body, max_bytes=MAX_JOIN_BYTES)
         position, trimmed_upto = response.position, response.trimmed_upto
         self._enqueue(
             Joining(
@@ -291,9 +295,7 @@ class HttpConversation:
         body = SubscribeBody(
             name=self._name, subscription=request, registered=self._registered, address=self._address()
         )
-        response: SubscribeAnswer = await self._request(
-            "POST", f"/v1/replicas/{self._uuid}", body, SubscribeAnswer
-        )
+        response = await self._request(SUBSCRIBE.request(self._uuid), SubscribeAnswer, body)
         self._head = response.position.serial
         self._enqueue(Subscribed(body=response.position))
         self._enqueue(Peers(body=response.peers))
@@ -388,7 +390,7 @@ class HttpConversation:
         self._acknowledged = max(self._acknowledged, position.serial)
         body = AckBody(position.epoch, self._acknowledged)
         try:
-            response = await self._request("POST", f"/v1/replicas/{self._uuid}/ack", body, AckAnswer)
+            response = await self._request(ACKNOWLEDGE.request(self._uuid), AckAnswer, body)
         except RefusedByUpstream as error:
             self._enqueue(error)
         except ReplicationError as error:
@@ -416,7 +418,7 @@ class HttpConversation:
                 room -= len(line)
             request = ForwardedCommands(origin, some)
             # A failure ends the connection; the next one forwards these commands again.
-            accepted = await self._request("POST", "/v1/commands", request, AcceptedForwards)
+            accepted = await self._request(FORWARD_COMMANDS.request(), AcceptedForwards, request)
             self._enqueue(Taken(origin=origin, number=accepted.number, since=accepted.since))
         self._is_forwarding = False
 
