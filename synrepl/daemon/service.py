@@ -15,7 +15,7 @@ from synrepl.config import Settings
 from synrepl.config import settings as all_settings
 from synrepl.daemon.ingest import IngestServices
 from synrepl.daemon.replication import ReplicationServices
-from synrepl.daemon.write_forwarder import LazyWriteForwarder
+from synrepl.daemon.write_forwarder import make_write_forwarder
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ports.metrics import CommitMetrics, Metrics
 from synrepl.ports.tasks import Tasks
@@ -24,6 +24,7 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.roles import PRIMARY, REPLICA
+from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
@@ -77,7 +78,7 @@ class Daemon(Service):
         self.publisher: Publisher | None = None
         self.ingest: IngestServices
         self.replication: ReplicationServices | None = None
-        self.write_forwarder: LazyWriteForwarder | None = None
+        self.write_forwarder: WriteForwarder | None = None
         self._reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
@@ -191,7 +192,9 @@ class Daemon(Service):
         self.log.on_replaced(self._history_replaced)
         self.log.on_epoch_started(self._epoch_began)
         self.log.on_replaced(self.replication.files.rebuild)
-        self.write_forwarder = LazyWriteForwarder(self.log, self._reactor, self.replication, self.credentials)
+        self.write_forwarder = make_write_forwarder(
+            self.log, self._reactor, self.replication, self.credentials
+        )
         await self.replication.start()
         if self.replication.roles.role == PRIMARY:
             # Before the ports open: a bad source must stop the start.

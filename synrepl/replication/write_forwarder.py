@@ -15,7 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from synrepl.errors import ReplicationError
+from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.interfaces import Appended, IClock, ILog
 from synrepl.ports.response_errors import ApiResponseError, NeverSent, NotForwarded
 from synrepl.ports.tasks import Tasks
@@ -82,8 +82,9 @@ class WriteForwarder:
     """Forwards facts to the daemon at the URL that `primary_url` returns, with the client that `make_client`
     makes.
 
-    `is_active` tells whether this daemon forwards now: a promoted one does not. `has_file` waits, for some
-    seconds, until a file is stored locally. At most `max_pending_bytes` of facts wait for their responses.
+    `is_active` tells whether this daemon forwards now: a promoted one does not. `refusal` returns why
+    facts of a stream are not forwarded at all, or None. `has_file` waits, for some seconds, until a file is
+    stored locally. At most `max_pending_bytes` of facts wait for their responses.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class WriteForwarder:
         primary_url: Callable[[], str | None],
         *,
         is_active: Callable[[], bool] = lambda: True,
+        refusal: Callable[[str], StorageError | None] = lambda stream: None,
         has_file: Callable[[str, float], Awaitable[bool]] | None = None,
         max_pending_bytes: int = 64 * MIB,
         logger: Logger,
@@ -103,6 +105,7 @@ class WriteForwarder:
         self._make_client = make_client
         self._primary_url = primary_url
         self._is_active = is_active
+        self._refusal = refusal
         self._has_file = has_file
         self._max_pending_bytes = max_pending_bytes
         self._pending_bytes = 0
@@ -128,10 +131,12 @@ class WriteForwarder:
             await client[1].stop()
 
     async def forward(self, posted: PostedFacts, waiters: LogWaiters) -> Appended:
-        """Forward facts; return the primary's response once they are applied locally. Raises `NotForwarded`.
+        """Forward facts; return the primary's response once they are applied locally.
 
-        If the client disconnects, the facts are forwarded all the same.
+        If the client disconnects, the facts are forwarded all the same. Raises `NotForwarded`, or the
+        `refusal`.
         """
+        self._check(posted.stream)
         until = self._clock.seconds() + posted.timeout
         query = self._query(posted)
         key = str(uuid4()) if posted.key is None else posted.key
@@ -156,8 +161,9 @@ class WriteForwarder:
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
         """Forward facts (each the JSON array of its rows) without waiting until they are applied.
 
-        Raises `NotForwarded`.
+        Raises `NotForwarded` or the `refusal`.
         """
+        self._check(stream)
         key = str(uuid4())
         body = PostedFacts(stream=stream, facts=facts).body(key)
         via = [(b"via", self._log.uuid.encode())]
@@ -166,6 +172,10 @@ class WriteForwarder:
         )
         if isinstance(response, NotForwarded):
             raise response
+
+    def _check(self, stream: str) -> None:
+        if (refused := self._refusal(stream)) is not None:
+            raise refused
 
     # -- request to the primary ----------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ QUERIES = {
 USES = """
 import json, sys
 from pyspark.sql import SparkSession
+from synrepl.http_api.routes import APPEND
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.session import session
 from synrepl.pipeline.source.data_source import register

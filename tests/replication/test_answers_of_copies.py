@@ -10,7 +10,7 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.daemon.write_forwarder import LazyWriteForwarder
+from synrepl.daemon.write_forwarder import make_write_forwarder
 from synrepl.files import FileQueue, Files, FileStore
 from synrepl.ports.access import LOCAL
 from synrepl.storage import ImmediateThread
@@ -235,7 +235,7 @@ def writer_of(world: World, node: FakeNode, method: str, path: str, body: bytes,
     )
     world.done(Deferred.fromCoroutine(files.start()))
     copies: Any = SimpleNamespace(roles=node.roles, files=files)
-    passing = LazyWriteForwarder(node.log, world.clock, copies, Credentials())
+    passing = make_write_forwarder(node.log, world.clock, copies, Credentials())
     answer = ask(world, node, method, path, body, files=files, write_forwarder=passing, roles=node.roles)
     world.done(Deferred.fromCoroutine(files.stop()))
     if above.sent:

@@ -5,6 +5,7 @@ from typing import Final
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import UNSET
 
 from synrepl.ports.interfaces import Appended
 from synrepl.transports.http.api_error import ApiError
@@ -24,7 +25,7 @@ async def append(call: Call, body: AppendBody) -> Appended:
     forwarder = services.write_forwarder
     is_forwarded = forwarder is not None and forwarder.is_active
     posted = check_append(body)
-    if not is_forwarded:
+    if not is_forwarded and posted.writer is not UNSET:
         check_writer(posted, name, services.log.positions(name), services.instance)
     facts = await read_facts(stream, posted, services.clock)
     writer = posted.writer if isinstance(posted.writer, str) else None

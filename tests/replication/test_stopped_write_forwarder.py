@@ -7,15 +7,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from synrepl.daemon.write_forwarder import LazyWriteForwarder
-from synrepl.errors import NotConnected
+from synrepl.daemon.write_forwarder import make_write_forwarder
 from synrepl.replication.replica.replica import RESYNC
 from synrepl.replication.roles import ReadOnlyHere
-from synrepl.replication.write_forwarder import PostedFacts
+from synrepl.replication.write_forwarder import PostedFacts, WriteForwarder
 from tests.replication.worlds import World
 
 
-def stopped() -> LazyWriteForwarder:
+def stopped() -> WriteForwarder:
     """Of a replica with another log than its upstream's."""
     world = World()
     world.wrote(world.node("a"), 1)
@@ -25,9 +24,9 @@ def stopped() -> LazyWriteForwarder:
     node.upstream = "a"
     world.start(node)
     world.pass_(3)
-    copies: Any = SimpleNamespace(roles=node.roles)
+    copies: Any = SimpleNamespace(roles=node.roles, files=SimpleNamespace(wait_for=None))
     credentials: Any = None
-    return LazyWriteForwarder(node.log, Clock(), copies, credentials)
+    return make_write_forwarder(node.log, Clock(), copies, credentials)
 
 
 def failure_of(asked: Any) -> BaseException | None:
@@ -46,7 +45,7 @@ def test_a_write_to_a_stopped_replica_is_refused_at_once() -> None:
 
     assert isinstance(answered, ReadOnlyHere)
     assert ("stopped", False) == (answered.code, answered.retryable)
-    assert isinstance(told, NotConnected)
+    assert isinstance(told, ReadOnlyHere)
     for error in (answered, told):
         assert "nothing was stored" in str(error)
         assert RESYNC in str(error)
