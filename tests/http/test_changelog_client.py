@@ -16,7 +16,7 @@ from twisted.web.client import ResponseFailed, ResponseNeverReceived
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.history import EMPTY
-from synrepl.transports.http import http_client
+from synrepl.transports.http import response_body
 from synrepl.transports.http.client import (
     AheadOfLog,
     ApiResponseError,
@@ -29,7 +29,7 @@ from synrepl.transports.http.client import (
     OtherHistory,
     Trimmed,
 )
-from synrepl.transports.http.http_client import ResponseLines
+from synrepl.transports.http.response_body import BodyLines
 from tests.http.builders import SiteCase, receipt
 
 URL = "http://ada:pass@hs.example:9093"
@@ -275,15 +275,15 @@ class Misbehaving(SiteCase):
 class LinesTests(SynchronousTestCase):
     """What a server sends, cut into lines."""
 
-    def lines(self) -> tuple[ResponseLines, StringTransport]:
+    def lines(self) -> tuple[BodyLines, StringTransport]:
         """The receiver of a body, and its connection."""
-        lines, transport = ResponseLines(), StringTransport()
+        lines, transport = BodyLines(), StringTransport()
         lines.makeConnection(transport)
         return lines, transport
 
     def test_a_line_without_an_end_is_the_servers_fault(self) -> None:
         """It is told as what it is, and held no longer."""
-        self.patch(http_client, "MAX_LINE_BYTES", 1_000)
+        self.patch(response_body, "MAX_LINE_BYTES", 1_000)
         lines, transport = self.lines()
         for _ in range(11):
             lines.dataReceived(b"x" * 100)

@@ -13,7 +13,7 @@ from synrepl.ports.history import LogPosition
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import decode_facts, encode_fact
-from synrepl.transports.http.http_client import ResponseLines, collect_body
+from synrepl.transports.http.response_body import BodyLines, collect_body
 from synrepl.transports.http.upstream import _check
 
 BROKEN = [ConnectionLost(), ResponseFailed([Failure(ConnectionLost())])]
@@ -63,7 +63,7 @@ def test_a_body_is_bounded() -> None:
 @pytest.mark.parametrize("end", BROKEN)
 def test_lines_that_break_off_are_told(end: Exception) -> None:
     """After a whole line too: it may not have been the last."""
-    lines = ResponseLines()
+    lines = BodyLines()
     lines.makeConnection(StringTransport())
     lines.dataReceived(b"one\ntwo\n")
     lines.connectionLost(Failure(end))
@@ -76,7 +76,7 @@ def test_lines_that_break_off_are_told(end: Exception) -> None:
 def test_lines_come_to_their_proper_end() -> None:
     """But for one that is not whole."""
     for rest, is_whole in ((b"", True), (b"thr", False)):
-        lines = ResponseLines()
+        lines = BodyLines()
         lines.makeConnection(StringTransport())
         lines.dataReceived(b"one\n" + rest)
         lines.connectionLost(Failure(ResponseDone()))

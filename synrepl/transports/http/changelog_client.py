@@ -10,12 +10,11 @@ from synrepl.errors import NotConnected
 from synrepl.http_api.routes import CHANGELOG, DIGESTS, STATUS
 from synrepl.transports.http.http_client import (
     DaemonClient,
-    ResponseLines,
     decode_json,
-    iterate_lines,
     public_url,
 )
 from synrepl.transports.http.messages import DigestsAnswer
+from synrepl.transports.http.response_body import BodyLines, iterate_lines
 
 __all__ = ["ChangelogClient", "FirstAnswer"]
 
@@ -51,7 +50,7 @@ class ChangelogClient(DaemonClient):
         """
         url = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit).url(self._base_url)
         response = await self._http.open("GET", url, None, extra_seconds=wait)
-        lines = ResponseLines()
+        lines = BodyLines()
         response.deliverBody(lines)
         count = 0
         try:
@@ -116,7 +115,7 @@ class ChangelogClient(DaemonClient):
         )
         url = request.url(self._base_url)
         response = await self._http.open("GET", url, None, extra_seconds=0.0)
-        lines = ResponseLines()
+        lines = BodyLines()
         response.deliverBody(lines)
         silence = 3 * heartbeat if silence is None else silence
         try:

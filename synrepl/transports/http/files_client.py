@@ -1,11 +1,10 @@
 """Client of another daemon's files."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.protocol import Protocol, connectionDone
-from twisted.python.failure import Failure
 from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
@@ -13,28 +12,17 @@ from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.routes import GET_FILE, PUT_FILE
 from synrepl.ports.response_errors import as_response_error
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import (
-    MAX_ERROR_BYTES,
-    abort,
-    describe_error,
-    is_complete,
-    make_client,
-    public_url,
-    treq_url,
-    unreachable_message,
-)
+from synrepl.transports.http.http_client import MAX_ERROR_BYTES, DaemonClient, public_url
+from synrepl.transports.http.response_body import BodyChunks
 
 __all__ = ["HttpFiles"]
 
-MIB: Final = 1024 * 1024
-MAX_BUFFERED_BYTES: Final = MIB
-"""Bytes that wait for the disk at which reading from the connection pauses."""
 BLOCK: Final = 256 * 1024
 """Bytes per read."""
-MAX_FILE: Final = 16 * 1024 * MIB
+MAX_FILE: Final = 16 * 1024**3
 
 
-class HttpFiles:
+class HttpFiles(DaemonClient):
     """Client of the files of the daemon at `base_url`; an `IFetchFile`.
 
     A response may take `timeout` seconds to start (the server verifies a big file first), and then `silence`
@@ -52,27 +40,24 @@ class HttpFiles:
         max_bytes: int = MAX_FILE,
         client: Any = None,
     ) -> None:
-        self._reactor = reactor
-        self._base_url = base_url.rstrip("/")
-        self._credentials = Credentials.of(secret)
+        super().__init__(reactor, base_url, secret, timeout=timeout, client=client)
         self._timeout = timeout
         self._silence = silence
         self._max_bytes = max_bytes
-        self._client = client
-        self._pool: Any = None
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
         """Call `on_chunk` with the bytes from `offset` to the end; await its result before reading on."""
         url = public_url(GET_FILE.request(sha256).url(self._base_url))
-        response = await self._open(url, offset)
-        chunks = _Chunks(self._reactor, self._silence)
+        headers = {"range": [f"bytes={offset}-"]} if offset else {}
+        response = await self._respond(self._http.start("GET", url, headers, None), url, None)
+        chunks = BodyChunks()
         response.deliverBody(chunks)
         try:
             if response.code == 416 and offset:
                 # The local part is complete already; its checksum will be verified.
                 return
             if response.code not in {200, 206}:
-                raise as_response_error(response.code, await _refusal(chunks), url)
+                raise as_response_error(response.code, await self._refusal(chunks, url), url)
             skip = 0 if response.code == 206 else offset
             room = self._max_bytes - offset + skip
             if response.code == 206:
@@ -81,7 +66,7 @@ class HttpFiles:
                     raise RemoteProtocolError(
                         f"{url} sent {content_range or 'no range'} instead of the bytes from {offset}"
                     )
-            while (data := await chunks.next_chunk()) is not None:
+            while (data := await chunks.next_chunk(self._silence, self._reactor, url)) is not None:
                 room -= len(data)
                 if room < 0:
                     raise RemoteProtocolError(f"{url} sent more than {self._max_bytes} bytes")
@@ -89,13 +74,9 @@ class HttpFiles:
                 skip -= min(skip, len(data))
                 if selected:
                     await on_chunk(selected)
+            chunks.check_complete(url)
         finally:
             chunks.stop()
-        if chunks.is_silent:
-            raise NotConnected(f"{url} sent nothing for {self._silence:g} seconds")
-        if not chunks.is_complete:
-            assert chunks.end is not None
-            raise NotConnected(f"{url}: the response ended early: {describe_error(chunks.end.value)}")  # type: ignore[arg-type]
 
     async def send(
         self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
@@ -103,42 +84,16 @@ class HttpFiles:
         """Upload a file; return once it is stored."""
         url = public_url(PUT_FILE.request(sha256, hops=hops).url(self._base_url))
         body = _Body(size, read)
-        response = await self._await_response(
-            self._request("PUT", url, self._credentials.headers, body), url, body
-        )
-        chunks = _Chunks(self._reactor, self._silence)
+        response = await self._respond(self._http.start("PUT", url, {}, body), url, body)
+        chunks = BodyChunks()
         response.deliverBody(chunks)
         try:
             if response.code not in {200, 201}:
-                raise as_response_error(response.code, await _refusal(chunks), url)
+                raise as_response_error(response.code, await self._refusal(chunks, url), url)
         finally:
             chunks.stop()
 
-    async def stop(self) -> None:
-        """Close the idle connections."""
-        if self._pool is not None:
-            await self._pool.closeCachedConnections()
-
-    async def _open(self, url: str, offset: int) -> Any:
-        headers = self._credentials.headers
-        if offset:
-            headers["range"] = [f"bytes={offset}-"]
-        return await self._await_response(self._request("GET", url, headers, None), url, None)
-
-    def _request(self, method: str, url: str, headers: dict[str, list[str]], body: Any) -> "Deferred[Any]":
-        pending: Deferred[Any] = self._treq().request(
-            method,
-            treq_url(url),
-            headers=headers,
-            data=body,
-            # Redirects are not followed: they would send the secret to another host.
-            allow_redirects=False,
-            unbuffered=True,
-            reactor=self._reactor,
-        )
-        return pending
-
-    async def _await_response(self, pending: "Deferred[Any]", url: str, body: "_Body | None") -> Any:
+    async def _respond(self, pending: "Deferred[Any]", url: str, body: "_Body | None") -> Any:
         """Wait for the response. The timeout restarts while the server reads the request's body."""
         idle_timeout = _IdleTimeout(self._reactor, self._timeout, pending, body)
         try:
@@ -150,22 +105,19 @@ class HttpFiles:
         except ReplicationError:
             raise
         except Exception as error:
-            raise NotConnected(unreachable_message(self._credentials, url, error)) from error
+            raise self._http.unreachable(url, error) from error
         finally:
             idle_timeout.stop()
 
-    def _treq(self) -> Any:
-        if self._client is None:
-            self._client, self._pool = make_client(self._reactor, self._credentials)
-        return self._client
-
-
-async def _refusal(chunks: "_Chunks") -> bytes:
-    """Read the body of an error response, up to the limit."""
-    body = b""
-    while len(body) < MAX_ERROR_BYTES and (data := await chunks.next_chunk()) is not None:
-        body += data
-    return body
+    async def _refusal(self, chunks: BodyChunks, url: str) -> bytes:
+        """Read the body of an error response, up to the limit, or until the server is silent."""
+        body = b""
+        with suppress(NotConnected):
+            while len(body) < MAX_ERROR_BYTES and (
+                data := await chunks.next_chunk(self._silence, self._reactor, url)
+            ):
+                body += data
+        return body
 
 
 class _IdleTimeout:
@@ -233,81 +185,3 @@ class _Body:
         if self._sending is not None:
             self._sending.addErrback(lambda failure: failure.trap(CancelledError) and None)
             self._sending.cancel()
-
-
-class _Chunks(Protocol):
-    """A response body in chunks; pauses the connection while too many bytes are buffered.
-
-    `is_silent` is set if a read waits `silence` seconds for bytes.
-    """
-
-    def __init__(self, clock: Any, silence: float) -> None:
-        self.end: Failure | None = None
-        self.is_silent = False
-        self._clock = clock
-        self._silence = silence
-        self._timer: Any = None
-        self._buffered: list[bytes] = []
-        self._buffered_bytes = 0
-        self._is_paused = False
-        self._is_stopped = False
-        self._waiter: Deferred[None] | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the response ended properly."""
-        return self.end is not None and is_complete(self.end)
-
-    async def next_chunk(self) -> bytes | None:
-        """Return the bytes since the last call; None at the end."""
-        if not self._buffered and self.end is None and not self.is_silent:
-            # The timer runs only while a read waits: a slow disk pauses the sender, too.
-            self._timer = self._clock.callLater(self._silence, self._on_silence)
-            self._waiter = Deferred()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-                if self._timer.active():
-                    self._timer.cancel()
-        if not self._buffered:
-            return None
-        data = b"".join(self._buffered)
-        self._buffered.clear()
-        self._buffered_bytes = 0
-        if self._is_paused and self.end is None:
-            self._is_paused = False
-            assert self.transport is not None
-            self.transport.resumeProducing()  # type: ignore[attr-defined]
-        return data
-
-    def dataReceived(self, data: bytes) -> None:
-        if self._is_stopped:
-            return
-        self._buffered.append(data)
-        self._buffered_bytes += len(data)
-        if self._buffered_bytes > MAX_BUFFERED_BYTES and not self._is_paused:
-            self._is_paused = True
-            assert self.transport is not None
-            self.transport.pauseProducing()  # type: ignore[attr-defined]
-        self._wake()
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self.end = reason
-        self._wake()
-
-    def stop(self) -> None:
-        """Stop reading, and abort the response."""
-        self._is_stopped = True
-        self._buffered.clear()
-        if self.end is None:
-            abort(self.transport)
-
-    def _on_silence(self) -> None:
-        self.is_silent = True
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.called:
-            waiter.callback(None)

@@ -1,6 +1,5 @@
-"""HTTP client of a daemon: complete responses, and lines of endless ones."""
+"""HTTP client of a daemon."""
 
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -8,17 +7,15 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.error import ConnectError, ConnectingCancelledError, DNSLookupError
-from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from twisted.python.url import URL
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import HttpRequest
-from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.content_digest import HEADER, WANTED, content_digest, matches_digest
-from synrepl.wire.blocks import MAX_HELD
+from synrepl.transports.http.response_body import collect_body, describe_error
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
@@ -29,15 +26,9 @@ __all__ = [
     "MAX_ERROR_BYTES",
     "DaemonClient",
     "HttpClient",
-    "ResponseLines",
-    "abort",
-    "collect_body",
     "decode_json",
-    "iterate_lines",
-    "is_complete",
     "make_client",
     "public_url",
-    "describe_error",
     "treq_url",
     "unreachable_message",
 ]
@@ -45,12 +36,6 @@ __all__ = [
 T = TypeVar("T")
 
 MIB: Final = 1024 * 1024
-LINE_BYTES: Final = 64
-"""Memory that a queued line counts in addition to its text."""
-MAX_BUFFERED_BYTES: Final = MIB
-"""Bytes of queued lines at which reading from the connection pauses."""
-MAX_LINE_BYTES: Final = MAX_HELD
-"""Limit for a line, as for a block: one fact of the largest size, or all ephemeral facts."""
 MAX_ERROR_BYTES: Final = 64 * 1024
 
 
@@ -147,6 +132,27 @@ class HttpClient:
         """Return a response with status 200 whose body is not read yet."""
         return await self._within(self._timeout + extra_seconds, self._open(method, url, body), url)
 
+    def start(self, method: str, url: str, headers: dict[str, list[str]], body: Any) -> "Deferred[Any]":
+        """Send a request with these headers, and the secret; fires with the response, its body unread."""
+        if self._client is None:
+            self._client, self._pool = make_client(self._reactor, self._credentials)
+        started: Deferred[Any] = self._client.request(
+            method,
+            treq_url(url),
+            headers={**self._credentials.headers, **headers},
+            data=body,
+            # Redirects are not followed: they would send the secret to another host.
+            allow_redirects=False,
+            unbuffered=True,
+            reactor=self._reactor,
+        )
+        return started
+
+    def unreachable(self, url: str, error: Exception) -> NotConnected:
+        """Make the error for a request that failed so; `NeverSent` if it was not sent."""
+        kind = NeverSent if _is_never_sent(error) else NotConnected
+        return kind(unreachable_message(self._credentials, url, error))
+
     async def stop(self) -> None:
         """Close the idle connections."""
         if self._pool is not None:
@@ -158,22 +164,13 @@ class HttpClient:
         return await _verified_body(await self._open(method, url, body, host), max_bytes, public_url(url))
 
     async def _open(self, method: str, url: str, body: bytes | None, host: str | None = None) -> Any:
-        headers: dict[str, list[str]] = {**self._credentials.headers, WANTED: ["sha-256=1"]}
+        headers: dict[str, list[str]] = {WANTED: ["sha-256=1"]}
         if host is not None:
             headers["host"] = [host]
         if body is not None:
             headers["content-type"] = ["application/json"]
             headers[HEADER] = [content_digest(body)]
-        response = await self._treq().request(
-            method,
-            treq_url(url),
-            headers=headers,
-            data=body,
-            # Redirects are not followed: they would send the secret to another host.
-            allow_redirects=False,
-            unbuffered=True,
-            reactor=self._reactor,
-        )
+        response = await self.start(method, url, headers, body)
         if response.code != 200:
             body = await _verified_body(response, MAX_ERROR_BYTES, public_url(url))
             raise as_response_error(response.code, body, public_url(url))
@@ -190,13 +187,7 @@ class HttpClient:
         except TimedOut:
             raise NotConnected(f"{public_url(url)} has not answered within {seconds:g} seconds") from None
         except Exception as error:
-            kind = NeverSent if _is_never_sent(error) else NotConnected
-            raise kind(unreachable_message(self._credentials, url, error)) from error
-
-    def _treq(self) -> Any:
-        if self._client is None:
-            self._client, self._pool = make_client(self._reactor, self._credentials)
-        return self._client
+            raise self.unreachable(url, error) from error
 
 
 def _is_never_sent(error: Exception) -> bool:
@@ -248,177 +239,9 @@ def _tls_error(error: Exception) -> "SSL.Error | None":
     return tls_error if isinstance(tls_error, SSL.Error) else None
 
 
-def describe_error(error: Exception) -> str:
-    """Describe an error in one line; unwraps Twisted's lists of reasons."""
-    reasons = getattr(error, "reasons", None)
-    if reasons and isinstance(reasons[0], Failure):
-        return (
-            describe_error(reasons[0].value) if isinstance(reasons[0].value, Exception) else str(reasons[0])
-        )
-    return printable(" ".join(str(error).split()), limit=1_000) or type(error).__name__
-
-
 async def _verified_body(response: Any, max_bytes: int, url: str) -> bytes:
     """Read a body and verify its Content-Digest, if it has one."""
     body = await collect_body(response, max_bytes, url)
     if not matches_digest(body, response.headers.getRawHeaders(HEADER)):
         raise NotConnected(f"{url} sent a corrupted response: its Content-Digest does not match")
     return body
-
-
-async def collect_body(response: Any, max_bytes: int, url: str) -> bytes:
-    collecting = _Collector(max_bytes, url)
-    response.deliverBody(collecting)
-    return await collecting.done
-
-
-class _Collector(Protocol):
-    """Collects a body, up to a limit."""
-
-    def __init__(self, max_bytes: int, url: str) -> None:
-        self.done: Deferred[bytes] = Deferred(lambda _: self.abort())
-        self._room = max_bytes
-        self._max_bytes = max_bytes
-        self._url = url
-        self._parts: list[bytes] = []
-
-    def dataReceived(self, data: bytes) -> None:
-        self._room -= len(data)
-        if self._room >= 0:
-            self._parts.append(data)
-        elif not self.done.called:
-            self._parts.clear()
-            self.done.errback(RemoteProtocolError(f"{self._url} sent more than {self._max_bytes} bytes"))
-            self.abort()
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        if self.done.called:
-            return
-        if is_complete(reason):
-            self.done.callback(b"".join(self._parts))
-        else:
-            self.done.errback(reason)
-
-    def abort(self) -> None:
-        abort(self.transport)
-
-
-class ResponseLines(Protocol):
-    """Splits a body into lines; pauses the connection while too many of them are queued."""
-
-    def __init__(self) -> None:
-        self.end: Failure | None = None
-        self.rest: list[bytes] = []
-        self._rest_bytes = 0
-        self._is_too_long = False
-        self._lines: deque[bytes] = deque()
-        self._buffered = 0
-        self._is_paused = False
-        self._is_stopped = False
-        self._waiter: Deferred[None] | None = None
-
-    def dataReceived(self, data: bytes) -> None:
-        if self._is_stopped:
-            return
-        first, *others = data.split(b"\n")
-        self.rest.append(first)
-        self._rest_bytes += len(first)
-        if others:
-            *lines, last = b"".join(self.rest), *others
-            self._lines += lines
-            self._buffered += sum(map(len, lines)) + LINE_BYTES * len(lines)
-            self.rest, self._rest_bytes = [last] if last else [], len(last)
-        if self._buffered > MAX_BUFFERED_BYTES and not self._is_paused:
-            self._is_paused = True
-            assert self.transport is not None
-            self.transport.pauseProducing()  # type: ignore[attr-defined]
-        if self._rest_bytes > MAX_LINE_BYTES:
-            self._is_too_long, self._is_stopped = True, True
-            self.rest.clear()
-            abort(self.transport)
-        self._wake()
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self.end = reason
-        self._wake()
-
-    def pop_line(self) -> bytes | None:
-        """Return the next line; None if none is queued."""
-        if not self._lines:
-            return None
-        text = self._lines.popleft()
-        self._buffered -= len(text) + LINE_BYTES
-        if self._is_paused and self._buffered <= MAX_BUFFERED_BYTES // 2 and self.end is None:
-            self._is_paused = False
-            assert self.transport is not None
-            self.transport.resumeProducing()  # type: ignore[attr-defined]
-        return text
-
-    def pop_lines(self) -> list[bytes]:
-        """Return all queued lines."""
-        lines: list[bytes] = []
-        while (text := self.pop_line()) is not None:
-            lines.append(text)
-        return lines
-
-    async def wait(self) -> None:
-        """Wait for more lines or the end of the response."""
-        self._waiter = Deferred()
-        await self._waiter
-
-    async def wait_within(self, seconds: float, clock: IClock) -> bool:
-        """Wait like `wait`; False after so many seconds of silence."""
-        waiter: Deferred[None] = Deferred()
-        self._waiter = waiter
-        timer = clock.callLater(seconds, waiter.errback, TimedOut())
-        try:
-            await waiter
-        except TimedOut:
-            return False
-        finally:
-            if timer.active():
-                timer.cancel()
-        return True
-
-    def check_complete(self, url: str) -> None:
-        """Raises `NotConnected` unless the response is complete; `RemoteProtocolError` after a line over the
-        limit.
-        """
-        assert self.end is not None
-        if self._is_too_long:
-            raise RemoteProtocolError(f"{url} sent a line of more than {MAX_LINE_BYTES} bytes")
-        if not is_complete(self.end) or self.rest:
-            raise NotConnected(f"{url}: the response ended early: {describe_error(self.end.value)}")  # type: ignore[arg-type]
-
-    def stop(self) -> None:
-        """Stop reading, and abort the response."""
-        self._is_stopped = True
-        if self.end is None:
-            abort(self.transport)
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.called:
-            waiter.callback(None)
-
-
-async def iterate_lines(lines: ResponseLines, url: str) -> Any:
-    while True:
-        while (text := lines.pop_line()) is not None:
-            yield text
-        if lines.end is not None:
-            break
-        await lines.wait()
-    lines.check_complete(url)
-
-
-def is_complete(reason: Failure) -> bool:
-    from twisted.web.client import ResponseDone
-
-    return reason.check(ResponseDone) is not None
-
-
-def abort(transport: Any) -> None:
-    """Close a connection without flushing or reading the rest."""
-    if transport is not None:
-        getattr(transport, "abortConnection", transport.loseConnection)()
