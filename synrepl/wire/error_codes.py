@@ -191,7 +191,7 @@ _WAITS: Final = {
     ),
     "too_many_waiting": ErrorCode(503, "too many requests wait already", "retry", None, 1),
     "busy": ErrorCode(
-        503, "64 MiB of facts are being forwarded, or too many claims verified", "retry", None, 1
+        503, "64 MiB of facts are being forwarded, or too many claims verified", "retry", True, 1
     ),
     "replaced": ErrorCode(
         503, "a copy of another log replaced this one during the answer", "repeat the request", True, 1

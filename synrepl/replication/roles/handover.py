@@ -57,11 +57,11 @@ class HandOverBudget:
                     "the last hand-over of this daemon ended without a takeover;"
                     f" the next one may begin in {left:.0f} s: try again then"
                 )
-                raise CannotPromote("handed_over_lately", why, retryable=True)
+                raise CannotPromote("handed_over_lately", why)
             self._began = now
         elif now + seconds > self._began + MAX_SEALED_SECONDS:
             why = f"a hand-over takes {MAX_SEALED_SECONDS:g} seconds at most"
-            raise CannotPromote("handed_over_lately", why, retryable=True)
+            raise CannotPromote("handed_over_lately", why)
 
     def end(self) -> None:
         """End the hand-over: writes are accepted again."""
@@ -144,7 +144,7 @@ class HandOverHandler:
             raise CannotPromote("not_primary", f"this daemon is {self._role()}")
         if self.is_active and self._candidate and request.uuid and self._candidate != request.uuid:
             why = f"this daemon is already handing over to {printable(self._candidate)}"
-            raise CannotPromote("handing_over", why, retryable=True)
+            raise CannotPromote("handing_over", why)
 
     async def _verify(self, request: HandOver) -> None:
         """Raise `ClaimRefused` unless a replica of this log confirms that it is being promoted.
@@ -167,7 +167,7 @@ class HandOverHandler:
         else:
             # A replica of a replica has no lease at this daemon.
             raise ClaimRefused("unknown_replica", f"{where} has no copy of this log")
-        raise ClaimRefused("not_verified", why, retryable=True)
+        raise ClaimRefused("not_verified", why)
 
     async def _is_in_this_log(self, position: LogPosition) -> bool:
         """Whether a daemon at this position has a copy of this log."""
@@ -254,7 +254,7 @@ class HandOverCandidate:
             now = self._clock.seconds()
             if now >= until:
                 why = f"the primary is at serial {position.serial}, this copy at {self._log.serial}"
-                raise CannotPromote("behind", why, retryable=True)
+                raise CannotPromote("behind", why)
             if now - requested_at >= RENEW_SECONDS:
                 return False
             await deferLater(self._clock, 0.05)  # type: ignore[arg-type]
@@ -264,6 +264,6 @@ class HandOverCandidate:
             raise CannotPromote("files_missing", why, missing=missing)
         now = self._clock.seconds()
         if now >= until:
-            raise CannotPromote("behind", "checking the files took too long", retryable=True)
+            raise CannotPromote("behind", "checking the files took too long")
         # The hand-over may have ended meanwhile, and the primary accepted facts: compare again.
         return await self._request(primary, HANDOVER_SECONDS) == self._log.position

@@ -313,11 +313,11 @@ class RoleManager:
                 "not_a_replica", f"this daemon is {self.role}; only a replica can be promoted"
             )
         if self._is_promoting:
-            raise CannotPromote("promoting", "a promotion is in progress", retryable=True)
+            raise CannotPromote("promoting", "a promotion is in progress")
         if self._log.notes.get("filter") is not None:
             raise CannotPromote("filtered", "this copy has only some streams or writers")
         if not replica.is_whole:
-            raise CannotPromote("not_whole", "this copy was never complete", retryable=True)
+            raise CannotPromote("not_whole", "this copy was never complete")
         self._is_promoting = True
         try:
             old, followed = replica.primary, replica.upstream.where
@@ -325,7 +325,7 @@ class RoleManager:
                 await self._candidate.catch_up(old)
             async with self._changing:
                 if self.replica is not replica and not force:
-                    raise CannotPromote("moved", "another daemon became primary", retryable=True)
+                    raise CannotPromote("moved", "another daemon became primary")
                 return await self._begin_as_primary([old, followed])
         finally:
             # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
@@ -336,7 +336,7 @@ class RoleManager:
             raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
         async with self._changing:
             if self.role != FENCED:
-                raise CannotPromote("promoting", f"this daemon has become {self.role}", retryable=True)
+                raise CannotPromote("promoting", f"this daemon has become {self.role}")
             return await self._begin_as_primary([self._primary])
 
     async def _begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
@@ -445,7 +445,7 @@ class RoleManager:
         if claim.history != self._log.history:
             if self.replica is not None and not self.replica.is_whole:
                 # The claimant retries: this log may be a copy of that history by then.
-                raise ClaimRefused("not_whole", "this daemon has no complete copy yet", retryable=True)
+                raise ClaimRefused("not_whole", "this daemon has no complete copy yet")
             why = f"the claim is about the log {printable(claim.history)}, this daemon has another log"
             raise ClaimRefused("other_history", why)
         if not plausible_epoch(claim.epoch):
@@ -464,7 +464,7 @@ class RoleManager:
         """Return the claim as the claimed primary confirms it."""
         if not address:
             why = "cannot verify the claim: it has no address of the primary"
-            raise ClaimRefused("not_verified", why, retryable=True)
+            raise ClaimRefused("not_verified", why)
         status = await self._verifier.verify(
             address, trusted=trusted, epoch=claim.epoch, uuid=claim.uuid, is_far=is_far
         )
@@ -498,7 +498,7 @@ class RoleManager:
                 if self.role != PRIMARY:
                     epoch = self._store.seen_epoch
                     why = f"this daemon is {self.role}; its primary is {self.primary}, of epoch {epoch}"
-                    raise ClaimRefused("superseded", why, retryable=True)
+                    raise ClaimRefused("superseded", why)
             case ClaimVerdict.FOLLOW:
                 where, others = Address.parse(claim.address), self._previous_primaries(claim)
                 self._logger.info(

@@ -172,7 +172,7 @@ def _is_coherent(status: PeerStatus) -> bool:
 
 
 def _unverified(why: str) -> ClaimRefused:
-    return ClaimRefused("not_verified", why, retryable=True)
+    return ClaimRefused("not_verified", why)
 
 
 class _Queue:
@@ -191,7 +191,7 @@ class _Queue:
 
     async def run(self, address: Address, work: Callable[[], Awaitable[T]]) -> T:
         if self._length >= MAX_QUEUED:
-            raise ClaimRefused("busy", f"{MAX_QUEUED} claims are being verified already", retryable=True)
+            raise ClaimRefused("busy", f"{MAX_QUEUED} claims are being verified already")
         self._length += 1
         try:
             await self._lock.acquire()
