@@ -300,17 +300,13 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     assert a.log.position == b.log.position
 
 
-@pytest.mark.parametrize("without", ["", "_contest_claim", "_on_inquiry_response"])
-def test_a_replica_that_knows_a_later_primary_brings_both_together(
-    without: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two primaries of one epoch never heard of each other. Their go-between refuses the lower claim, says of
-    whom it knows, and can be asked: either is enough."""
+def two_primaries(uuids: str) -> tuple[World, Parted, FakeNode, FakeNode, FakeNode]:
+    """B and C were promoted into one epoch, parted from each other; D follows B. `uuids` are theirs."""
     parted = Parted()
     world = World(reaches=parted.reaches)
     a = world.node("a", can_reach=parted.reaches)
     b, c, d = (world.node(name, "a", start=False, can_reach=parted.reaches) for name in "bcd")
-    for node, uuid in ((b, "z"), (c, "y"), (d, "x")):
+    for node, uuid in zip((b, c, d), uuids, strict=True):
         node.engine._notes["uuid"] = uuid
         world.start(node)
     world.wrote(a, 4)
@@ -321,6 +317,16 @@ def test_a_replica_that_knows_a_later_primary_brings_both_together(
     world.promote(c, force=True)
     world.pass_(5)
     assert ["primary", "primary", "replica"] == roles(b, c, d)
+    return world, parted, b, c, d
+
+
+@pytest.mark.parametrize("without", ["", "_contest_claim", "_on_inquiry_response"])
+def test_a_replica_that_knows_a_later_primary_brings_both_together(
+    without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two primaries of one epoch never heard of each other. Their go-between refuses the lower claim, says of
+    whom it knows, and can be asked: either is enough."""
+    world, parted, b, c, d = two_primaries("zyx")
     assert "b -" == str(d.roles.primary)
     b.roles.unnotified.clear()
     c.roles.unnotified[:] = [Address("d")]
@@ -338,20 +344,7 @@ def test_a_replica_that_knows_a_later_primary_brings_both_together(
 @pytest.mark.parametrize("winner", ["b", "c"])
 def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str) -> None:
     """Replicas 200784: no daemon knows both, and one of them asks the replica of the other."""
-    parted = Parted()
-    world = World(reaches=parted.reaches)
-    a = world.node("a", can_reach=parted.reaches)
-    b, c, d = (world.node(name, "a", start=False, can_reach=parted.reaches) for name in "bcd")
-    for node in (b, c, d):
-        node.engine._notes["uuid"] = "z" if node.name == winner else f"y{node.name}"
-        world.start(node)
-    world.wrote(a, 4)
-    world.pass_(2)
-    parted.part(world, "c")
-    world.promote(b, force=True)
-    a.kill()
-    world.promote(c, force=True)
-    world.pass_(5)
+    world, parted, b, c, d = two_primaries("zyx" if winner == "b" else "yzx")
     for node in (b, c, d):
         record = RoleRecord(node.roles.role, node.log.epoch, node.log.uuid)
         known = () if node is not c else ("d",)
