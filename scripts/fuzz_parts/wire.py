@@ -141,7 +141,7 @@ class NativeTarget(Target):
         )
         answer = conversed(connection, clock, text, seed)
         events = 0
-        while events < 10_000 and connection._events:
+        while events < 10_000 and connection.events._events:
             connection.ready()
             events += 1
         return words(answer[0]), answer[1]

@@ -1,6 +1,5 @@
 """A replica's connection to its upstream, over TCP or any other Twisted endpoint."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from synrepl.replication.replica.conversation import (
 )
 from synrepl.streams.ndjson import decode_facts
 from synrepl.transports.credentials import Credentials
+from synrepl.transports.event_queue import EventQueue
 from synrepl.wire import native
 from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.commands import Error, Ping, Server
@@ -73,11 +73,7 @@ class UpstreamConnection(Protocol):
         self._timeout_seconds = keepalive.timeout_seconds
         self._reader = BlockReader()
         self._snapshot = SnapshotReader()
-        self._events: deque[tuple[int, Any]] = deque()
-        self._queued_bytes = 0
-        self._is_paused = False
-        self._error: Exception | None = None
-        self._waiter: Deferred[None] | None = None
+        self.events = EventQueue(MAX_QUEUED_BYTES, on_full=self._pause, on_room=self._resume)
         self._timer: Any = None
         self._received_at = clock.seconds()
         self.is_open = False
@@ -95,7 +91,7 @@ class UpstreamConnection(Protocol):
     def dataReceived(self, data: bytes) -> None:
         self._metrics.bytes_in.inc(len(data))
         self._received_at = self._clock.seconds()
-        if self._error is not None:
+        if self.events.error is not None:
             return
         violation: str | None = None
         try:
@@ -108,7 +104,7 @@ class UpstreamConnection(Protocol):
                 lines = []
                 event = self._event(item)
                 if event is not None:
-                    self._enqueue(len(item.data), event)
+                    self._enqueue(event, len(item.data))
             self._receive_lines(lines)
         except RemoteProtocolError as error:
             violation = error.why
@@ -149,7 +145,7 @@ class UpstreamConnection(Protocol):
                 if command.check != native.heartbeat_check(*fields):
                     raise RemoteProtocolError("corrupted HEARTBEAT: its check does not match")
             case native.Refused():
-                self._enqueue(0, RefusedByUpstream(_printable_refusal(command.body)))
+                self._enqueue(RefusedByUpstream(_printable_refusal(command.body)))
                 return
             case native.Welcome():
                 _check_welcome(command.body)
@@ -172,14 +168,14 @@ class UpstreamConnection(Protocol):
                 pass
             case _:
                 raise RemoteProtocolError(f"{type(command).__name__} is not valid for a replica")
-        self._enqueue(0, command)
+        self._enqueue(command)
 
     def _arm(self) -> None:
         delay = max(0.0, min(self.session.deadline() - self._clock.seconds(), self._timeout_seconds))
         self._timer = self._clock.callLater(delay, self._tick)
 
     def _tick(self) -> None:
-        if self._is_paused:
+        if self.events.is_full:
             self._received_at = self._clock.seconds()
             self.session.reading_paused()
         self._perform(self.session.tick())
@@ -198,57 +194,29 @@ class UpstreamConnection(Protocol):
             return None if snapshot is None else SnapshotFacts(snapshot)
         return _event(payload)
 
-    def _enqueue(self, size: int, event: Any) -> None:
-        size += EVENT_BYTES
-        self._events.append((size, event))
-        self._queued_bytes += size
-        if self._queued_bytes > MAX_QUEUED_BYTES and not self._is_paused:
-            self._is_paused = True
-            self.transport.pauseProducing()
-        self._wake()
+    def _enqueue(self, event: object, size: int = 0) -> None:
+        self.events.put(event, size + EVENT_BYTES)
 
-    def _dequeue(self) -> Any:
-        size, event = self._events.popleft()
-        self._queued_bytes -= size
-        if self._is_paused and self._queued_bytes <= MAX_QUEUED_BYTES // 2:
-            self._is_paused = False
-            if self.is_open:
-                self.transport.resumeProducing()
-        if isinstance(event, Exception):
-            raise event
-        return event
+    def _pause(self) -> None:
+        self.transport.pauseProducing()
+
+    def _resume(self) -> None:
+        if self.is_open:
+            self.transport.resumeProducing()
 
     def _finish(self, error: Exception) -> None:
-        if self._error is None:
-            self._error = error
+        if self.events.error is None:
             # Free incomplete blocks, which may be large.
             self._reader, self._snapshot = BlockReader(), SnapshotReader()
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.called:
-            waiter.callback(None)
-
-    async def _next(self) -> Any:
-        while not self._events:
-            if self._error is not None:
-                raise self._error
-            self._waiter = Deferred()
-            await self._waiter
-        return self._dequeue()
+        self.events.end(error)
 
     async def next(self) -> Event:
         """Wait for the next event."""
-        event: Event = await self._next()
-        return event
+        return await self.events.next()
 
     def ready(self) -> Event | None:
         """Return the next event if one is queued."""
-        if not self._events or isinstance(self._events[0][1], Exception):
-            return None
-        event: Event = self._dequeue()
-        return event
+        return self.events.ready()
 
     # -- requests and messages -------------------------------------------------------------------------------
 
@@ -279,7 +247,7 @@ class UpstreamConnection(Protocol):
             )
 
     async def _expect(self, expected: Any) -> Any:
-        event = await self._next()
+        event = await self.events.next()
         if not isinstance(event, expected):
             raise RemoteProtocolError(f"{type(event).__name__} received, {expected.__name__} expected")
         return event

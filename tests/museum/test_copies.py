@@ -111,7 +111,7 @@ def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.Monke
 
     def watched(connection: UpstreamConnection, data: bytes) -> None:
         receive(connection, data)
-        held.append(connection._queued_bytes)
+        held.append(connection.events.size)
 
     monkeypatch.setattr(UpstreamConnection, "dataReceived", watched)
     world.start(b)

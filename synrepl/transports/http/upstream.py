@@ -30,6 +30,7 @@ from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import decode_facts
 from synrepl.transports.credentials import Credentials
+from synrepl.transports.event_queue import EventQueue
 from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.http.changelog_lines import decode_line
 from synrepl.transports.http.http_client import HttpClient, decode_json
@@ -165,10 +166,8 @@ class HttpConversation:
         self._http = HttpClient(reactor, secret, TIMEOUT_SECONDS, client)
         self._changelog = ChangelogClient(reactor, url, secret, client=client)
         self._tasks = Tasks(self._logger, "upstream")
-        self._events: deque[Any] = deque()
-        self._waiter: Deferred[None] | None = None
+        self._events = EventQueue(MAX_QUEUED_EVENTS, on_full=self._pause, on_room=self._resume)
         self._room: Deferred[None] | None = None
-        self._is_closed = False
         self._acknowledged = 0
         self._to_acknowledge: LogPosition | None = None
         self._ack_timer: Any = None
@@ -180,42 +179,19 @@ class HttpConversation:
 
     async def next(self) -> Event:
         """Wait for the next event."""
-        while not self._events:
-            if self._is_closed:
-                raise NotConnected("the connection to the upstream is closed")
-            self._waiter = Deferred()
-            await self._waiter
-        return self._dequeue()
+        return await self._events.next()
 
     def ready(self) -> Event | None:
         """Return the next event if one is queued."""
-        if not self._events or isinstance(self._events[0], Exception):
-            return None
-        return self._dequeue()
+        return self._events.ready()
 
-    def _dequeue(self) -> Event:
-        event = self._events.popleft()
-        room, self._room = self._room, None
-        if room is not None and len(self._events) < MAX_QUEUED_EVENTS:
-            room.callback(None)
-        elif room is not None:
-            self._room = room
-        if isinstance(event, Exception):
-            raise event
-        typed: Event = event
-        return typed
-
-    def _enqueue(self, event: Any) -> None:
-        self._events.append(event)
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.callback(None)
-
-    def _wait_for_room(self) -> "Deferred[None] | None":
-        if len(self._events) < MAX_QUEUED_EVENTS:
-            return None
+    def _pause(self) -> None:
         self._room = Deferred()
-        return self._room
+
+    def _resume(self) -> None:
+        room, self._room = self._room, None
+        if room is not None:
+            room.callback(None)
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -238,9 +214,9 @@ class HttpConversation:
         try:
             await coroutine
         except ApiResponseError as error:
-            self._enqueue(_convert_error(error))
+            self._events.put(_convert_error(error))
         except ReplicationError as error:
-            self._enqueue(error)
+            self._events.put(error)
 
     async def _request(
         self,
@@ -259,7 +235,7 @@ class HttpConversation:
         body = JoinBody(name=self._name, join=request, registered=self._registered, address=self._address())
         response = await self._request(JOIN.request(self._uuid), JoinAnswer, body, max_bytes=MAX_JOIN_BYTES)
         position, trimmed_upto = response.position, response.trimmed_upto
-        self._enqueue(
+        self._events.put(
             Joining(
                 body=JoiningBody(
                     join=response.join,
@@ -273,7 +249,7 @@ class HttpConversation:
         )
         if response.snapshot is None:
             # The replica has all of the snapshot; the subscription brings newer facts.
-            self._enqueue(Joined(body=JoinedBody(position)))
+            self._events.put(Joined(body=JoinedBody(position)))
             return
         if response.after < position.serial:
             await self._changelog.follow(
@@ -288,8 +264,8 @@ class HttpConversation:
                 heartbeat=HEARTBEAT_SECONDS,
                 **_filter_parameters(request.filter),
             )
-        self._enqueue(SnapshotFacts(read_snapshot(response.snapshot.encode())))
-        self._enqueue(Joined(body=JoinedBody(position)))
+        self._events.put(SnapshotFacts(read_snapshot(response.snapshot.encode())))
+        self._events.put(Joined(body=JoinedBody(position)))
 
     async def _subscribe(self, request: Subscription) -> None:
         body = SubscribeBody(
@@ -297,8 +273,8 @@ class HttpConversation:
         )
         response = await self._request(SUBSCRIBE.request(self._uuid), SubscribeAnswer, body)
         self._head = response.position.serial
-        self._enqueue(Subscribed(body=response.position))
-        self._enqueue(Peers(body=response.peers))
+        self._events.put(Subscribed(body=response.position))
+        self._events.put(Peers(body=response.peers))
         self._acknowledged = request.position.serial
         self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_tick)
         await self._changelog.follow(
@@ -331,18 +307,18 @@ class HttpConversation:
                     self._enqueue_heartbeat(content)
                 case "held":
                     current = decode_json(list[msgspec.Raw], content, self._url)
-                    self._enqueue(Ephemeral(decode_facts(b"\n".join(map(bytes, current))), is_all=True))
+                    self._events.put(Ephemeral(decode_facts(b"\n".join(map(bytes, current))), is_all=True))
                 case "command":
-                    self._enqueue(Down(line=decode_json(str, content, self._url)))
+                    self._events.put(Down(line=decode_json(str, content, self._url)))
                 case "ephemeral":
-                    self._enqueue(Ephemeral(decode_facts(content)))
+                    self._events.put(Ephemeral(decode_facts(content)))
                 case _:
                     epoch_starts: list[EpochStart]
                     receipts: list[AppendReceipt]
                     epoch_starts, receipts = read_meta(line + b"\n")
-                    self._enqueue(SnapshotMeta(epoch_starts, receipts))
+                    self._events.put(SnapshotMeta(epoch_starts, receipts))
         self._enqueue_facts(facts)
-        return self._wait_for_room()
+        return self._room
 
     def _enqueue_facts(self, lines: list[bytes]) -> None:
         if lines:
@@ -350,13 +326,13 @@ class HttpConversation:
             facts = decode_facts(data)
             _check(facts, data)
             self._head = max(self._head, facts[-1].serial)
-            self._enqueue(Facts(facts))
+            self._events.put(Facts(facts))
 
     def _enqueue_heartbeat(self, content: bytes) -> None:
         beat = decode_json(_HeartbeatLine, content, self._url)
         self._head = max(self._head, beat.serial, beat.head)
         if beat.digest is not None:
-            self._enqueue(
+            self._events.put(
                 Heartbeat(
                     epoch=beat.epoch,
                     serial=beat.serial,
@@ -392,12 +368,12 @@ class HttpConversation:
         try:
             response = await self._request(ACKNOWLEDGE.request(self._uuid), AckAnswer, body)
         except RefusedByUpstream as error:
-            self._enqueue(error)
+            self._events.put(error)
         except ReplicationError as error:
             self._logger.debug("cannot acknowledge: {why}", why=str(error))
         else:
             self._head = max(self._head, response.serial)
-            self._enqueue(Peers(body=response.peers))
+            self._events.put(Peers(body=response.peers))
 
     # -- followers' commands -------------------------------------------------------------------------------
 
@@ -419,20 +395,17 @@ class HttpConversation:
             request = ForwardedCommands(origin, some)
             # A failure ends the connection; the next one forwards these commands again.
             accepted = await self._request(FORWARD_COMMANDS.request(), AcceptedForwards, request)
-            self._enqueue(Taken(origin=origin, number=accepted.number, since=accepted.since))
+            self._events.put(Taken(origin=origin, number=accepted.number, since=accepted.since))
         self._is_forwarding = False
 
     def close(self) -> None:
         """Close the connection."""
-        if self._is_closed:
+        if self._events.error is not None:
             return
-        self._is_closed = True
+        self._events.end(NotConnected("the connection to the upstream is closed"))
         if self._ack_timer is not None and self._ack_timer.active():
             self._ack_timer.cancel()
         self._tasks.cancel_all()
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.callback(None)
         ending = Tasks(self._logger, "upstream")
         ending.start(self._changelog.stop(), "closing connections")
         ending.start(self._http.stop(), "closing connections")

@@ -1,0 +1,82 @@
+"""Queue between a connection to an upstream and the replica that takes its events."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from synrepl.replication.replica import Event
+
+__all__ = ["EventQueue"]
+
+
+class EventQueue:
+    """Events in the order in which they were received, with backpressure.
+
+    `on_full` is called when their sizes exceed `limit`, `on_room` when they fall to half of it. An exception
+    among them is raised when its turn comes.
+    """
+
+    def __init__(self, limit: int, *, on_full: Callable[[], None], on_room: Callable[[], None]) -> None:
+        self.is_full = False
+        self.size = 0
+        self.error: Exception | None = None
+        """Raised after the last event; None while more can come."""
+        self._limit = limit
+        self._on_full = on_full
+        self._on_room = on_room
+        self._events: deque[tuple[int, Any]] = deque()
+        self._waiter: Deferred[None] | None = None
+
+    def put(self, event: object, size: int = 1) -> None:
+        """Add an event, or an exception, of this size."""
+        self._events.append((size, event))
+        self.size += size
+        if self.size > self._limit and not self.is_full:
+            self.is_full = True
+            self._on_full()
+        self._wake()
+
+    def end(self, error: Exception) -> None:
+        """Let no more events come: `error` is raised after the last one. The first call counts."""
+        if self.error is None:
+            self.error = error
+            # They refer to the connection, which would be part of a cycle.
+            self._on_full = self._on_room = _nothing
+        self._wake()
+
+    async def next(self) -> Event:
+        """Wait for the next event."""
+        while not self._events:
+            if self.error is not None:
+                raise self.error
+            self._waiter = Deferred()
+            await self._waiter
+        return self._take()
+
+    def ready(self) -> Event | None:
+        """Return the next event if there is one now, and it is no exception."""
+        if not self._events or isinstance(self._events[0][1], Exception):
+            return None
+        return self._take()
+
+    def _take(self) -> Event:
+        size, event = self._events.popleft()
+        self.size -= size
+        if self.is_full and self.size <= self._limit // 2:
+            self.is_full = False
+            self._on_room()
+        if isinstance(event, Exception):
+            raise event
+        taken: Event = event
+        return taken
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.called:
+            waiter.callback(None)
+
+
+def _nothing() -> None:
+    pass
