@@ -245,4 +245,4 @@ def test_the_manual_has_every_refusal() -> None:
 
     assert sorted(REFUSALS) == sorted(re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
     for kind in REFUSALS.values():
-        assert f"{kind.means[0].upper()}{kind.means[1:]}; " in text
+        assert f"{kind.means[0].upper()}{kind.means[1:]}. " in text

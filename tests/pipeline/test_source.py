@@ -158,7 +158,7 @@ class TestBatch:
             ({"startingOffsets": "99999999"}, "ahead_of_log"),
             ({"streams": "nope"}, "unknown_stream"),
             ({"startingOffsets": json.dumps({**OFFSET, "history": "other"})}, "other_history"),
-            ({"startingOffsets": json.dumps(OFFSET)}, "serial 5 has another digest"),
+            ({"startingOffsets": json.dumps(OFFSET)}, "the histories differ at serial 5"),
             ({"url": "http://127.0.0.1:1", "retrySeconds": "0"}, "does not respond"),
         ):
             with pytest.raises(Exception) as caught:  # noqa: PT011  # Spark's own, of many kinds

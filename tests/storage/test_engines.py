@@ -549,7 +549,7 @@ class SQLiteTests(OverSQLite, Contract):
         """The operator needs the number of the process to end."""
         self.again().open()
 
-        self.assertIn(f"process {os.getpid()} has", str(self.refused()))
+        self.assertIn(f"process {os.getpid()} uses", str(self.refused()))
 
     def test_the_lock_of_a_killed_process_is_free(self) -> None:
         """Nobody should have to remove a lock file at night."""
@@ -566,7 +566,7 @@ class SQLiteTests(OverSQLite, Contract):
         with child:
             assert child.stdout is not None
             self.assertEqual(b"open\n", child.stdout.readline())
-            self.assertIn(f"process {child.pid} has", str(self.refused()))
+            self.assertIn(f"process {child.pid} uses", str(self.refused()))
             child.kill()
 
         self.assertEqual(2, self.again().open().boots)
