@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from synrepl.errors import LocalProtocolError, ReplicationError, RowError
 from synrepl.replication.follower import events
-from synrepl.replication.follower.catchup import MissedFacts
+from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.events import Action, Report, Reported, StreamEvent
 from synrepl.replication.follower.facts import PendingFacts
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS, GapRepair, StreamGaps
@@ -216,7 +216,10 @@ class StreamMachine:
         if seconds is not None:
             self._block(StreamState.BACKING_OFF, events.Pause(seconds))
         else:
-            self._skip(self.gaps.finish())  # the facts cannot be fetched: continue without them
+            step = self.gaps.finish()  # the facts cannot be fetched: continue without them
+            if not isinstance(event.error, NowhereToFetch):
+                self._history.position_unchecked(step.writer)
+            self._skip(step)
 
     def _pause_over(self, event: events.PauseOver) -> None:
         self._unblock()

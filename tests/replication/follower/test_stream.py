@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.errors import GapError, LocalProtocolError, ReplicationError, RowError
+from synrepl.errors import GapError, LocalProtocolError, NotConnected, ReplicationError, RowError
 from synrepl.replication.follower.apply_queue import MAX_WAITING_BYTES
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.events import (
@@ -31,6 +31,7 @@ from synrepl.replication.follower.events import (
     StreamEvent,
     Wake,
 )
+from synrepl.replication.follower.gaps import MAX_ATTEMPTS
 from synrepl.replication.follower.mode import ApplyPolicy, StreamHistory
 from synrepl.replication.follower.positions import AppliedPositions
 from synrepl.replication.follower.reorder import QUIET_SECONDS
@@ -445,3 +446,18 @@ class TestActions:
 
         assert machine.feed(position(25, 35)) == [Fetch(W, 30, 35)]
         assert machine.feed(FetchFailed(NowhereToFetch("nowhere"))) == [at(35), ADVANCED]
+
+    def test_late_facts_that_could_not_be_fetched_are_fetched_with_the_next_position(self) -> None:
+        """Broker 313938: their writer was down for three attempts, and its late fact was never applied."""
+        machine = live(policy=UNORDERED, strategy=SHARED)
+        machine.hears(position(30, 30), MissedFacts(facts=[], upto=30, limited=False), row(35))
+        machine.feed(DISCONNECTED)
+        machine.feed(Connected(SHARED, decode))
+        failed = FetchFailed(NotConnected("refused"))
+        assert machine.feed(position(35, 35)) == [Fetch(W, 30, 35)]
+        for _ in range(MAX_ATTEMPTS - 1):
+            assert isinstance(machine.feed(failed)[-1], Pause)
+            machine.feed(PAUSE_OVER)
+        assert machine.feed(failed)[1:] == [at(35), ADVANCED]
+
+        assert machine.feed(position(35, 35)) == [Fetch(W, 30, 35)]
