@@ -30,6 +30,9 @@ WORLDS: Final = {"workers": Simulation, "broker": BrokerSimulation, "replicas": 
 SEEDS_EACH: Final = 16
 """So many seeds are run by one process."""
 
+REPORT_EVERY: Final = 1_000
+"""After so many seeds a line tells how far it is, where there is no terminal for a progress bar."""
+
 
 class Outcome(NamedTuple):
     """One seed: its CPU seconds, and the broken promise, if any."""
@@ -84,8 +87,12 @@ def main() -> int:
     broken: list[Outcome] = []
     console = Console(stderr=True)
     ended = outcomes(tasks, options.jobs)
-    for outcome in track(ended, "seeds", len(tasks), console=console, disable=not console.is_terminal):
+    progress = track(ended, "seeds", len(tasks), console=console, disable=not console.is_terminal)
+    for number, outcome in enumerate(progress, 1):
         seconds[outcome.world] += outcome.seconds
+        if number % REPORT_EVERY == 0 and not console.is_terminal:
+            average = sum(seconds.values()) / number
+            console.print(f"{number:,} of {len(tasks):,} seeds, {average:.3f} CPU seconds each")
         if outcome.broken:
             broken.append(outcome)
             console.print(f"{outcome.world} {outcome.seed}: {outcome.broken}", markup=False)
