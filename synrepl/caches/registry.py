@@ -94,7 +94,10 @@ class CacheRegistry:
         if cache.name in self._caches:
             raise ConfigError(f"there are two caches named {cache.name}")
         if self.vintage.is_alias(cache.name) and cache.name not in self.vintage.reaches(cache.name):
-            raise ConfigError(f"{cache.name} is an alias: no change would reach a cache of this name")
+            raise ConfigError(
+                f"{cache.name} is an alias in the caches stream, so a cache of this name would never be"
+                " invalidated; rename it"
+            )
         self._caches[cache.name] = cache
 
     # -- dropping entries ------------------------------------------------------------------------------

@@ -377,7 +377,7 @@ class Daemon(Service):
             self._logger.warn("{warning}", warning=warning)
         later = [one.flag for one in all_settings() if _differs(one.name, self.settings, fresh)]
         self._logger.info(
-            "reloaded secrets, keys, certificates and log files{later}",
+            "reloaded secrets, keys and certificates; reopened log files{later}",
             later=f"; a restart is needed for --{', --'.join(later)}" if later else "",
         )
 

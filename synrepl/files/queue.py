@@ -250,7 +250,7 @@ class FileQueue:
                     database.execute("INSERT OR IGNORE INTO unnamed VALUES (?, ?)", (sha256, now_ms))
 
     def garbage(self, before_ms: int, limit: int) -> list[str]:
-        """Stored files that have had no name since this time."""
+        """Up to `limit` stored files that no fact has named since `before_ms` or earlier."""
         with self._tables.reading("list garbage") as database:
             rows = (
                 ()

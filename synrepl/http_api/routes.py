@@ -194,14 +194,14 @@ CATCH_UP: Final = Route(
     "row.updates",
     "GET",
     "/_synapse/replication/get_repl_stream_updates/{stream}/{txn_id}",
-    "Read the rows that a follower missed, as Synapse's own processes answer it.",
+    "Read the rows that a follower missed, in the form that Synapse's own processes use.",
     query=(
         Parameter("from_token", SynapseToken(), "the rows after this token"),
         Parameter("upto_token", SynapseToken(), "the last token"),
         Parameter(
             "writer",
             InstanceName(),
-            "the writer; the one that `Host` names, or else this instance",
+            "the writer; default: the writer named in `Host`, else this instance",
         ),
         *_READ_YOUR_WRITES,
     ),
@@ -229,7 +229,9 @@ CHANGELOG: Final = Route(
     query=(
         *_SELECTION,
         Parameter("wait", Seconds(highest=MAX_WAIT), "with no fact after `since`: how long to wait for one"),
-        Parameter("checksum", Flag(None), "add a checksum to each fact; by default with a filter"),
+        Parameter(
+            "checksum", Flag(None), "add a checksum to each fact; default: true when there is a filter"
+        ),
         Parameter("epoch_starts", Flag(), "epoch starts, as separate lines"),
         Parameter("receipts", Flag(), "receipts of appends with an idempotency key, as separate lines"),
         Parameter("follow", Flag(), "keep the answer open, and write facts as they are committed"),
@@ -412,7 +414,7 @@ FORWARD_COMMANDS: Final = Route(
     "command.forward",
     "POST",
     "/v1/commands",
-    "Take commands that a replica forwards from its followers; each number once.",
+    "Take commands that a replica forwards from its followers; each command is executed once, by number.",
     right="replicate",
     max_body=8 * MIB,
     examples=(
@@ -481,7 +483,8 @@ ADD_LEASE: Final = Route(
     "admin.add_lease",
     "POST",
     "/v1/leases",
-    "Retain facts from now on for a replica that will come; a dropped replica is admitted again.",
+    "Retain facts from now on for a replica that will join later;"
+    " a dropped replica can be admitted again this way.",
     right="administer",
     errors=("known", "too_many"),
     max_body=64 * KIB,
@@ -552,7 +555,7 @@ CLAIM: Final = Route(
     "admin.claim",
     "POST",
     "/v1/claim",
-    "Take note that another daemon is primary since an epoch: a request between daemons.",
+    "Accept that another daemon became primary in a later epoch: a request between daemons.",
     right="administer",
     errors=(
         *("busy", "not_whole", "other_history", "epoch_too_far"),

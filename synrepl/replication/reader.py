@@ -329,7 +329,10 @@ class Reader:
         )
 
     async def _read_page(self, backlog: Backlog, step: PageStep | None) -> None:
-        """Read one page from the log: by token up to the backlog's starting serial, then by serial."""
+        """Do one step of a backlog.
+
+        Read a page by token, find the serial to go on from, or read a page by serial.
+        """
         facts: Sequence[Fact] = ()
         try:
             if step is not None:

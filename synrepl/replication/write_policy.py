@@ -92,7 +92,7 @@ class WritePolicy:
         self.own = frozenset(own)
 
     def gives_ids(self, stream: str) -> bool:
-        """Whether the log allocates this stream's ids although other processes receive them."""
+        """Whether this daemon publishes the stream to other processes with ids from its own log."""
         return stream not in self._tables and any(stream == name for name, _ in self.own)
 
     def refusal(self, log: ILog, stream: str, writer: str) -> str:

@@ -26,7 +26,10 @@ def check_follow(facts: Sequence[Fact], serial: int, digest: str) -> None:
             raise StorageError(op="commit", why=f"serial {fact.serial} cannot follow {expected - 1}")
     # The digests of the rest were chained to the first when they were made.
     if verify(facts[:1], digest) is not None:
-        raise StorageError(op="commit", why=f"these facts do not follow serial {serial}")
+        raise StorageError(
+            op="commit",
+            why=f"the digest of serial {serial + 1} does not follow from the log's digest at serial {serial}",
+        )
 
 
 def check_ascend(facts: Sequence[Fact], serial: int, upto: int) -> None:
@@ -46,10 +49,17 @@ def check_epoch_start(epoch_start: EpochStart, position: LogPosition) -> None:
         raise StorageError(
             op="begin_epoch", why=f"epoch {epoch_start.epoch} cannot follow epoch {position.epoch}"
         )
-    if (epoch_start.serial, epoch_start.digest) != (position.serial, position.digest):
+    if epoch_start.serial != position.serial:
         raise StorageError(
             op="begin_epoch",
-            why=f"it starts after serial {epoch_start.serial}, the log ends at {position.serial}",
+            why=f"the new epoch would start after serial {epoch_start.serial}, but the log ends at"
+            f" {position.serial}",
+        )
+    if epoch_start.digest != position.digest:
+        raise StorageError(
+            op="begin_epoch",
+            why=f"the new epoch starts after serial {position.serial}, but with another digest than the"
+            " log's there",
         )
 
 

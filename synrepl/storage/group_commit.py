@@ -205,7 +205,7 @@ def build_group(
 
 
 class _AssignedFilter:
-    """Decides which assigned facts to store in one stream that is unordered or `any_writer`.
+    """Decides which facts that arrive with a token are stored, in a stream that is unordered or `any_writer`.
 
     `rows_at_token` reads the committed facts under a token; beyond token `highest` there are none. `formed`
     are the facts of this group so far.

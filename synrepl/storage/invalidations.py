@@ -65,8 +65,9 @@ class InvalidationWriter:
     def within(self, transaction: ITransaction) -> Iterator[Changes]:
         """Collect the invalidations of the block, and write them to the same transaction at its end.
 
-        They take as few rows as possible, each with its own id. After the commit the own caches are
-        invalidated; after a rollback nothing is. Raises what reserving ids raises (`MultiWriterIdGenerator`).
+        The invalidations take as few rows as possible, each with its own id. After the commit this process's
+        own caches are invalidated; after a rollback, none are. Raises what reserving ids raises
+        (`MultiWriterIdGenerator`).
         """
         changes = Changes()
         yield changes

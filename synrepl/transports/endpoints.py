@@ -61,9 +61,9 @@ def server_endpoint(reactor: Any, description: str) -> IStreamServerEndpoint:
 
 
 def client_endpoint(reactor: Any, description: str, files: "TlsFiles | None" = None) -> IStreamClientEndpoint:
-    """Make the endpoint to connect to, with these `files` for ``tls:`` unless the string names others.
+    """Parse `description` into a client endpoint.
 
-    Raises like `server_endpoint`.
+    A ``tls:`` endpoint uses `files` unless `description` names its own. Raises like `server_endpoint`.
     """
     kind, words, named = split(description)
     if kind != TLS:

@@ -44,8 +44,8 @@ REFUSALS: Final = {
     "other_epoch": ErrorCode(
         409,
         "the replica knows a later epoch: another daemon was promoted",
-        "a reader retries: this daemon may learn of the promotion",
-        False,
+        "retry: this daemon may learn of the promotion",
+        True,
     ),
     "fork": ErrorCode(
         409,
@@ -66,7 +66,7 @@ REFUSALS: Final = {
     "no_rights": ErrorCode(
         403,
         "the replica did not prove that it has a key, or its key lacks a right or a stream",
-        "the message names the right or the stream, for `keys_file`",
+        "the message names the right or the stream to add in `keys_file`",
         False,
     ),
     "filtered": ErrorCode(
@@ -113,7 +113,9 @@ _REQUESTS: Final = {
         403, "without a secret: `Host` is not a name of this daemon", "add the name to `allowed_hosts`"
     ),
     "foreign_origin": ErrorCode(403, "without a secret: a web page of another site made the request"),
-    "content_type": ErrorCode(415, "a JSON body has another content type, as that of a form on a web page"),
+    "content_type": ErrorCode(
+        415, "a JSON body has another content type, such as that of a form on a web page"
+    ),
     "not_found": ErrorCode(404, "no such URL, or this daemon lacks the part that would answer"),
     "method_not_allowed": ErrorCode(405, "the URL has other methods", "`Allow` lists them"),
     "not_acceptable": ErrorCode(
@@ -146,7 +148,7 @@ _WRITES: Final = {
     "disk_full": ErrorCode(507, "the disk is full; the file was not stored"),
     "not_primary": ErrorCode(
         409,
-        "a replica takes no batches, and hands nothing over",
+        "a replica does not accept `POST /v1/facts`, and cannot hand over",
         "ask the primary; post each stream by itself",
     ),
     "replica": ErrorCode(503, "this daemon is a replica, and writes nothing itself", "", True, 1),
@@ -185,13 +187,13 @@ _WAITS: Final = {
     "not_here_yet": ErrorCode(
         504,
         "the serial was not reached in time; posted facts are stored at the primary, but not here yet",
-        "read with `min_serial`; the answer has `serial`, and `at`, the log's serial",
+        "read with `min_serial`; `serial` is that of the last fact, or the requested one; `at` is this log's",
         None,
         1,
     ),
     "too_many_waiting": ErrorCode(503, "too many requests wait already", "retry", None, 1),
     "busy": ErrorCode(
-        503, "64 MiB of facts are being forwarded, or too many claims verified", "retry", True, 1
+        503, "64 MiB of facts are being forwarded, or too many claims are being verified", "retry", True, 1
     ),
     "replaced": ErrorCode(
         503, "a copy of another log replaced this one during the answer", "repeat the request", True, 1
@@ -203,7 +205,7 @@ _WAITS: Final = {
     ),
     "internal": ErrorCode(500, "a fault of the daemon", "see its log"),
 }
-"""What may be otherwise later."""
+"""Why an answer is not available now, and faults of the daemon."""
 
 _ROLES: Final = {
     "not_a_replica": ErrorCode(409, "only a replica can be promoted", retryable=False),
@@ -213,12 +215,16 @@ _ROLES: Final = {
     "behind": ErrorCode(409, "this copy did not catch up with the primary in time", retryable=True),
     "files_missing": ErrorCode(
         409,
-        "files are `missing` from this copy, a list of names and checksums",
+        "this copy lacks files, listed in `missing` with names and checksums",
         "promote with `force`",
         False,
     ),
     "handover_refused": ErrorCode(409, "the primary refuses to hand over; the message says why"),
-    "handed_over_lately": ErrorCode(409, "a hand-over ended without a takeover just now", retryable=True),
+    "handed_over_lately": ErrorCode(
+        409,
+        "a hand-over ended without a takeover just now, or this one would take longer than 60 seconds",
+        retryable=True,
+    ),
     "fenced": ErrorCode(
         409, "this daemon is fenced: another one is primary", "it is promoted only with `force`", False
     ),

@@ -149,7 +149,10 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class JoiningBody(msgspec.Struct, frozen=True, kw_only=True):
-    """JOINING: the snapshot's `position`, and how far the log is trimmed. It starts after serial `after`."""
+    """JOINING: the snapshot's `position`, and how far the log is trimmed.
+
+    The snapshot starts after serial `after`.
+    """
 
     join: str
     history: str

@@ -11,7 +11,7 @@ import pytest
 
 from tests.service.processes import TWISTD, Daemon, Process
 
-RELOADED = "reloaded secrets, keys, certificates and log files"
+RELOADED = "reloaded secrets, keys and certificates; reopened log files"
 
 
 def status(daemon: Daemon, secret: str) -> int:

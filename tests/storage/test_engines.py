@@ -228,7 +228,7 @@ class Contract(Case):
         with self.assertRaises(StorageError) as caught:
             engine.commit(other[1:], [])
 
-        self.assertIn("these facts do not follow serial 1", str(caught.exception))
+        self.assertIn("the digest of serial 2 does not follow", str(caught.exception))
         self.assertFalse(caught.exception.retryable)
         self.assertEqual(1, engine.head().serial)
 

@@ -173,7 +173,7 @@ class SinkStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SourceOptions) -> None:
         if options.query is None:
             raise ConfigError(
-                "a streaming write needs the option query: a name that stays the same across restarts"
+                "a streaming write needs the option `query`, a name that stays the same across restarts"
             )
         self._options = options
         self._query = options.query

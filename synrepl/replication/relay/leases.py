@@ -278,7 +278,7 @@ class Leases:
             elif used >= WARN_AT and lease.uuid not in self._warned:
                 self._warned.add(lease.uuid)
                 self._logger.warn(
-                    "the lease of {name} is {share} % used: {why}",
+                    "the lease of {name} has used {share}% of its limit: {why}",
                     name=lease.name,
                     share=int(used * 100),
                     why=self._why_ended(lease),

@@ -388,7 +388,7 @@ class Replica:
             self._must_join = refusal.code
             if not self._resync_on_fork and not self._is_resync_requested:
                 await self._wait_for_resync(WAYS_OUT[refusal.code])
-        elif not refusal.retryable and refusal.code != "other_epoch":
+        elif not refusal.retryable:
             # An operator may fix the cause at the upstream: retry, but seldom.
             self._backoff.exhaust()
 

@@ -60,7 +60,10 @@ class HandOverBudget:
                 raise CannotPromote("handed_over_lately", why)
             self._began = now
         elif now + seconds > self._began + MAX_SEALED_SECONDS:
-            why = f"a hand-over takes {MAX_SEALED_SECONDS:g} seconds at most"
+            why = (
+                f"a hand-over takes {MAX_SEALED_SECONDS:g} seconds at most, and this one would take longer:"
+                " try again after it has ended"
+            )
             raise CannotPromote("handed_over_lately", why)
 
     def end(self) -> None:

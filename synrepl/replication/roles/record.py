@@ -1,4 +1,4 @@
-"""A daemon's role as it is stored through a restart."""
+"""A daemon's role, as stored on disk so that it survives a restart."""
 
 import msgspec
 

@@ -1,8 +1,8 @@
 """Problems with a stream's ids in the database, and their repair.
 
-The same examination serves the start of every generator and ``synrepl doctor``. A problem that cannot have
-lost anything is repaired with one warning. One that may have lost history is reported, and ids continue above
-all that any reader has seen, so that no token ever stands for two facts.
+Every generator runs these checks when it starts, as does ``synrepl doctor``. A problem that cannot have lost
+facts is repaired with one warning. One that may have lost facts is reported, and ids continue above all that
+any reader has seen, so that no token ever stands for two facts.
 """
 
 from collections.abc import Mapping

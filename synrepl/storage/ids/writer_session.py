@@ -113,9 +113,9 @@ class WriterSession:
         if not await self._wait_until(self._has_predecessor_ended, until):
             raise StorageError(
                 op="start",
-                why=f"transactions that began before the previous {self.instance} ended are still running,"
-                " and may be its own",
-                hint="wait, or end the oldest ones in pg_stat_activity",
+                why=f"transactions that began before this start are still running; some may be those of the"
+                f" previous {self.instance}, which may still commit facts",
+                hint="wait, or end them with pg_terminate_backend; pg_stat_activity lists them",
                 retryable=True,
             )
         self.is_held = True

@@ -39,10 +39,10 @@ class SourceTable(msgspec.Struct, frozen=True, kw_only=True):
 class TableStream(msgspec.Struct, frozen=True, kw_only=True):
     """A table-backed stream. `ids` tells how far it is complete.
 
-    With `from_first` a new log reads its history too. `default_writer` is the writer of rows in tables
-    without a writer column. With `for_catch_up` live facts come from another source, and only missed ones are
-    read from the tables. `only` are the writers whose facts come from the tables, while those of others come
-    from another source; empty means all writers.
+    With `from_first` a new log also reads the rows already in the tables. `default_writer` is the writer of
+    rows in tables without a writer column. With `for_catch_up` live facts come from another source, and only
+    missed ones are read from the tables. `only` are the writers whose facts come from the tables, while those
+    of others come from another source; empty means all writers.
     """
 
     stream: str

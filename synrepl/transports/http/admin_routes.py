@@ -59,7 +59,7 @@ class ClaimAnswer(msgspec.Struct, frozen=True):
 
 
 class LeaseBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The name of a replica that will come, and its uuid if it is known."""
+    """The name of a replica that will join later, and its uuid if it is known."""
 
     name: str
     uuid: str = ""
@@ -120,7 +120,7 @@ async def list_leases(call: Call) -> LeasesAnswer:
 
 
 async def add_lease(call: Call, body: LeaseBody) -> LeaseAnswer:
-    """Retain facts from now on for a replica that will come.
+    """Retain facts from now on for a replica that will join later.
 
     A dropped replica is admitted again.
     """

@@ -28,10 +28,7 @@ async def check(log: ILog, query: ChangelogQuery) -> None:
         return
     if mismatch.code == "trimmed":
         raise trimmed_error(log, query.since)
-    # Another daemon may have taken over, unknown to this one so far: a later epoch is retryable.
-    is_retryable = mismatch.code == "other_epoch"
-    code = CODES.get(mismatch.code, mismatch.code)
-    raise _refusal(log, code, mismatch.message, retryable=is_retryable)
+    raise _refusal(log, CODES.get(mismatch.code, mismatch.code), mismatch.message)
 
 
 def trimmed_error(log: ILog, since: int) -> ApiError:
@@ -44,5 +41,5 @@ def trimmed_error(log: ILog, since: int) -> ApiError:
     return _refusal(log, "trimmed", why, trimmed_upto=trimmed_upto)
 
 
-def _refusal(log: ILog, code: str, message: str, *, retryable: bool = False, **extra: Any) -> ApiError:
-    return ApiError(code, message, serial=log.serial, epoch=log.epoch, retryable=retryable, **extra)
+def _refusal(log: ILog, code: str, message: str, **extra: Any) -> ApiError:
+    return ApiError(code, message, serial=log.serial, epoch=log.epoch, **extra)
