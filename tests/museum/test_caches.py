@@ -7,9 +7,10 @@ from tests.caches.test_registry import entries, row, with_caches
 
 
 def test_a_purged_room_is_forgotten_as_a_group() -> None:
-    """Case 18, Synapse #11521: a room was purged and joined again. Caches of its events stayed, it broke.
+    """Case 18, Synapse #11521: a room was purged and joined again. Caches of its events stayed, and the room
+    broke.
 
-    Here: one row names the group, and every cache that a purge concerns drops the room. Others stay.
+    Here: one row stands for the whole group of caches, and each of them drops the room. Others stay.
     """
     registry = with_caches(
         new_registry(),
@@ -30,7 +31,7 @@ def test_a_purged_room_is_forgotten_as_a_group() -> None:
 
 
 def test_a_key_of_the_wrong_shape_is_caught() -> None:
-    """Case 19, Synapse #13863: an invalidation had a key of another shape. It dropped nothing, for ever.
+    """Case 19, Synapse #13863: an invalidation had a key of another shape, and never dropped anything.
 
     Here: such a key empties the cache and is counted, and lint names cache and key.
     """

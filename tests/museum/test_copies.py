@@ -19,9 +19,11 @@ from tests.storage.builders import DISK_FULL, LogCase, rows
 
 
 def test_a_lease_that_was_created_again_hides_no_gap() -> None:
-    """Case 25, Debezium DBZ-5739: a slot was dropped and created again. The reader skipped facts in silence.
+    """Case 25, Debezium DBZ-5739: a slot was dropped and created again. The reader skipped facts without an
+    error.
 
-    Here: a reader says where it stands. If its facts are gone, it is refused, whatever lease has its name.
+    Here: a reader states its position. If its facts are gone, it is refused, even if a lease of its name
+    exists.
     """
     world = World()
     a = world.node("a")
@@ -49,9 +51,10 @@ async def _digest(node: FakeNode, serial: int) -> str:
 
 
 def test_nothing_is_lost_between_snapshot_and_tail() -> None:
-    """Case 26, synchdb #256: the slot was created after the snapshot. What came in between was lost.
+    """Case 26, synchdb #256: the slot was created after the snapshot. Facts committed in between were lost.
 
-    Here: the lease stands before the snapshot is taken. Facts written and trimmed meanwhile are in the copy.
+    Here: the lease is created before the snapshot is taken. Facts written and trimmed meanwhile are in the
+    copy.
     """
     world = World()
     a = world.node("a")
@@ -76,9 +79,10 @@ def test_nothing_is_lost_between_snapshot_and_tail() -> None:
 
 
 def test_a_useless_position_pins_no_facts() -> None:
-    """Case 27, Tarantool #13209: a replica named a position that no log had. It pinned all logs from then on.
+    """Case 27, Tarantool #13209: a replica named a position that no log had. It kept all logs from being
+    trimmed from then on.
 
-    Here: the lease of a reader that must join anew ends with the refusal.
+    Here: a reader that is refused and must join again loses its lease.
     """
     world = World()
     a = world.node("a")
@@ -99,7 +103,8 @@ def test_a_useless_position_pins_no_facts() -> None:
 def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 28, Tarantool #5536: a replica read faster than its disk could write, and ran out of memory.
 
-    Here: what it holds is bounded, as is what the primary holds for it. It gets there when writes are slower.
+    Here: the memory for received facts is bounded, at the replica and at the primary. The replica catches up
+    once writes slow down.
     """
     world = World()
     a = world.node("a", ring_bytes=10_000)
@@ -158,7 +163,7 @@ class TailTests(LogCase):
 
 
 def test_an_idle_replica_is_listed() -> None:
-    """Case 30, devpi #1124: a replica that had everything vanished from the status page.
+    """Case 30, devpi #1124: a fully caught-up replica disappeared from the status page.
 
     Here: it is listed as idle, and as lost once it is gone.
     """

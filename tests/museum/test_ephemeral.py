@@ -9,10 +9,11 @@ from tests.replication.test_serve_strategy import client
 
 
 def test_typing_that_restarts_lower_is_a_new_life() -> None:
-    """Case 21, Synapse #4127 and #17252: after a restart tokens of typing were lower. Rows were dropped.
+    """Case 21, Synapse #4127 and #17252: after a restart, tokens of the typing stream started again lower.
+    Rows were dropped.
 
-    Here: the follower takes the lower position and every row of the new life. A wait for a token of the
-    old life is refused, it does not hang.
+    Here: the follower takes the lower position and every row after the restart. A wait for a token from
+    before the restart fails at once instead of hanging.
     """
     story = Story(CURRENT, "typing").hears(
         "POSITION typing master 40 40", 'RDATA typing master 41 ["!r",["@a:hs"]]'
@@ -30,10 +31,11 @@ def test_typing_that_restarts_lower_is_a_new_life() -> None:
 
 
 def test_users_stay_online_while_their_worker_lives() -> None:
-    """Case 22, Synapse 2026 (USER_SYNC): it is sent at changes only. Users of a silent process stayed online.
+    """Case 22, Synapse 2026 (USER_SYNC): USER_SYNC is sent only on changes. Users of a silent process stayed
+    online.
 
-    Here: any sign of life of a worker keeps its users online. They end when it has been silent for the
-    time that is documented.
+    Here: any sign of life of a worker keeps its users online. They go offline after the worker has been
+    silent for the documented time.
     """
     one = Cluster()
     seen: list[tuple[str, bool]] = []

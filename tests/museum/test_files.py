@@ -13,10 +13,10 @@ class PoisonTests(FilesCase):
     """A replica that fetches its files one at a time."""
 
     def test_one_poisonous_file_holds_up_nothing(self) -> None:
-        """Case 31, devpi #447 and #489: one file that could not be had stopped a replica for good.
+        """Case 31, devpi #447 and #489: one file that could not be fetched stopped a replica permanently.
 
-        Here: all others arrive, wrong bytes are never kept, and status names the file. When the file is
-        right again it arrives too.
+        Here: all others arrive, wrong bytes are never kept, and status names the file. When the file is right
+        again, it arrives too.
         """
         good = [self.upstream_has(b"%d" % number) for number in range(20)]
         poison = checksum(b"right")
@@ -45,7 +45,7 @@ class BodyTests(RelayCase):
     def test_a_large_body_passes_through_a_replica_whole(self) -> None:
         """Case 32, devpi #1102: after a change of the client library, a relayed body was cut off at 64 KB.
 
-        Here: every byte of it reaches the primary, however it arrives in pieces.
+        Here: every byte of it reaches the primary, however it is split in transit.
         """
         facts: list[list[Any]] = [[receipt(f"@{'u' * 900}{number}:hs")] for number in range(300)]
         body = json.dumps({"facts": facts}).encode()

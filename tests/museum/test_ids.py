@@ -11,7 +11,8 @@ class IdTests(IdCase):
     """On SQLite; tests/storage/ids runs the same on PostgreSQL."""
 
     def test_the_first_id_of_a_new_writer_is_not_announced_early(self) -> None:
-        """Case 9, Synapse #16473: a new writer announced its first id before that was written.
+        """Case 9, Synapse #16473: a new writer announced its first id before the row with that id was
+        written.
 
         Here: its position stays below the id until the transaction is over.
         """
@@ -32,9 +33,10 @@ class IdTests(IdCase):
         self.wait(session.stop())
 
     def test_a_removed_writer_holds_nothing_back(self) -> None:
-        """Case 10, Synapse #8374: the writer with the lowest position was removed, and held the minimum.
+        """Case 10, Synapse #8374: the writer with the lowest position was removed, and kept the linear
+        position from advancing.
 
-        Here: the minimum moves on over it, and what it wrote stays.
+        Here: the linear position passes the removed writer; its rows stay.
         """
         self.row("gone", 3)
         self.set_position("gone", 3)
@@ -50,8 +52,8 @@ class IdTests(IdCase):
     def test_a_token_from_the_future_is_not_waited_for(self) -> None:
         """Case 11, Synapse #17386: after a rollback clients held tokens that did not exist yet. Syncs hung.
 
-        Here: such a wait is refused at once, with the highest token. A start that knows what readers have
-        seen reports lost history, and never gives a seen id again.
+        Here: a wait for a token above all allocated ones fails at once, and names the highest. If told what
+        readers have seen, a starting generator reports lost history and never reuses a seen id.
         """
         story = Waiting()
         story.begin("ada", master=99)
@@ -66,9 +68,9 @@ class IdTests(IdCase):
         self.assertEqual([51], self.write_facts(generator))
 
     def test_a_sequence_32_behind_its_positions_heals(self) -> None:
-        """Case 12, Synapse #18544: after a switch-over and back, positions stood 32 above the sequence.
+        """Case 12, Synapse #18544: after a switch-over and back, positions were 32 above the sequence.
 
-        Synapse refused to start. Here: the sequence is set forward, with one finding that says so.
+        Synapse refused to start. Here: the sequence is advanced, and one problem is reported.
         """
         self.write_facts(self.started("A", ["A", "B"]), 3)
         self.set_position("A", 4 + 32)
@@ -81,9 +83,10 @@ class IdTests(IdCase):
         self.assertEqual([37], self.write_facts(generator))
 
     def test_a_sequence_that_was_never_called_starts_right(self) -> None:
-        """Case 13, Synapse #18712: `START WITH 2` and `last_value` 2 before the first call were mixed up.
+        """Case 13, Synapse #18712: a never-called sequence with `START WITH 2` was taken for one that had
+        given out 2.
 
-        Here: an empty stream starts without a finding, and gives the id that the sequence begins with.
+        Here: an empty stream starts without a warning, and gives the id that the sequence begins with.
         """
         self.set_sequence(2, is_called=False)
 
@@ -93,9 +96,10 @@ class IdTests(IdCase):
         self.assertEqual([2], self.write_facts(generator))
 
     def test_a_stream_ported_with_one_row_starts(self) -> None:
-        """Case 14, Synapse #19671: a port with exactly one row left a sequence that stopped the start.
+        """Case 14, Synapse #19671: porting a table with one row from SQLite to PostgreSQL left a sequence
+        that prevented startup.
 
-        Here: it starts, and the next id is above the row.
+        Here: the generator starts, and the next id is above the row's id.
         """
         self.row("master", 2)
         self.set_sequence(2, is_called=False)
@@ -106,9 +110,10 @@ class IdTests(IdCase):
         self.assertEqual([3], self.write_facts(generator))
 
     def test_an_idle_writer_does_not_pin_the_minimum(self) -> None:
-        """Case 15, Synapse #8499: a writer that wrote nothing held back the position of the whole stream.
+        """Case 15, Synapse #8499: a writer that wrote nothing kept the position of the whole stream from
+        advancing.
 
-        Here: it moves on with the others within 5 seconds.
+        Here: its position advances with the others within 5 seconds.
         """
         writers = {name: self.generator(name, ["A", "B"]) for name in "AB"}
         for name, generator in writers.items():

@@ -35,7 +35,7 @@ def test_old_and_new_row_formats_live_in_one_cluster() -> None:
 def test_a_peer_that_accepts_and_drops_is_tried_less_often() -> None:
     """Case 24, Synapse #4749: each accepted connection reset the delay. The client tried in a tight loop.
 
-    Here: a connection is good only after its first POSITION is applied, until then the back-off grows.
+    Here: a connection is good only after its first POSITION is applied; until then the backoff grows.
     """
     story = Story(CURRENT, "to_device")
 
@@ -48,9 +48,9 @@ def test_a_peer_that_accepts_and_drops_is_tried_less_often() -> None:
 
 
 def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
-    """Case 33, Synapse (need N11): by its code, a CA file can be set and still no certificate is checked.
+    """Case 33, Synapse: from reading the code: even with a CA file set, certificates are not checked.
 
-    Here: a server with a certificate of the right CA for another name is refused, with a reason in a line.
+    Here: a server with a certificate of the right CA for another name is refused, with a one-line reason.
     """
     authority = Authority(tmp_path, "ours")
     cert_file, key_file = authority.sign("other.example")

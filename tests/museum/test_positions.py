@@ -15,9 +15,10 @@ from tests.replication.test_serve_strategy import append, client
 
 
 def test_a_position_does_not_overtake_queued_rows() -> None:
-    """Case 4, Synapse #16639: POSITION was compared while rows before it were queued, and caused a fetch.
+    """Case 4, Synapse #16639: POSITION was handled before rows queued ahead of it, which caused a needless
+    fetch.
 
-    Here: the follower takes both in order: no extra fetch, and no row is applied twice.
+    Here: the follower handles both in order: no extra fetch, and no row is applied twice.
     """
     story = Story(CURRENT, "push_rules")
     applied: list[int] = []
@@ -54,9 +55,9 @@ def test_a_position_does_not_overtake_queued_rows() -> None:
 def test_a_position_is_fetched_for_only_if_it_shows_a_gap(
     position: str, asked: list[tuple[int, int]], reached: int
 ) -> None:
-    """Case 5, Synapse #16555 and #16560: a POSITION that told nothing new caused a fetch in every worker.
+    """Case 5, Synapse #16555 and #16560: a POSITION without news caused a fetch in every worker.
 
-    Here: all five cases of previous and new token against the current one are a table.
+    Here: a table test covers all five relations of the previous and the new token to the current one.
     """
     positions = MemoryPositions()
     positions.save({"to_device": {"master": 10}})
@@ -72,9 +73,10 @@ class TokenTests(SiteCase):
     """Rows of one token, in pages."""
 
     def test_a_page_limit_never_splits_a_token(self) -> None:
-        """Case 6, Synapse #7286 and #15349: a page limit cut the rows of one token. The rest was never read.
+        """Case 6, Synapse #7286 and #15349: a page limit split the rows of one token. The rest was never
+        read.
 
-        Here: for every limit, pages read one after the other give each token whole, and all of them once.
+        Here: for every limit, successive pages have every token exactly once, with all its rows.
         """
         sizes = [3, 1, 4, 1, 5]
         for size in sizes:
@@ -93,9 +95,9 @@ class TokenTests(SiteCase):
 
 
 def test_a_follower_far_behind_converges_while_writes_go_on() -> None:
-    """Case 7, Synapse #4963: a worker more than 10,000 rows behind was cut off each time it connected.
+    """Case 7, Synapse #4963: a worker more than 10,000 rows behind was disconnected each time it connected.
 
-    Here: it gets all of them, in order, while new ones are written; nobody cuts it off.
+    Here: it gets all of them, in order, while new ones are written, and is never disconnected.
     """
     one = Cluster(ring_bytes=50_000)
     for start in range(0, 11_000, 1000):
@@ -114,8 +116,8 @@ def test_a_follower_far_behind_converges_while_writes_go_on() -> None:
 def test_a_row_one_byte_too_long_stops_nobody() -> None:
     """Case 8, Synapse #6327: a row beyond the limit of a line raised an error and stopped the stream.
 
-    Here: a row at the limit is sent. One byte more becomes a POSITION, which makes followers fetch it.
-    The rows behind it follow.
+    Here: a row at the limit is sent. A row one byte longer is replaced by a POSITION, which makes followers
+    fetch it. The rows after it follow.
     """
     one = Cluster()
     peer = raw_client(one.network, "daemon", "raw")

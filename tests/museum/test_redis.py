@@ -9,7 +9,7 @@ from tests.replication.test_broker import REPLICATE, Story
 def test_replicate_waits_for_the_subscription() -> None:
     """Case 1, Synapse #7427: REPLICATE was sent before Redis had confirmed SUBSCRIBE. Answers were missed.
 
-    Here: a process asks only once it can hear, so no POSITION is missed.
+    Here: a process sends REPLICATE only after SUBSCRIBE is confirmed, so it misses no POSITION.
     """
     story = Story(up=False)
     story.peer.publisher_up()
@@ -24,7 +24,8 @@ def test_replicate_waits_for_the_subscription() -> None:
 
 
 def test_a_writer_that_reconnects_announces_its_positions() -> None:
-    """Case 2, Synapse #7482: the main process reconnected to Redis without a restart, and nobody asked again.
+    """Case 2, Synapse #7482: the main process reconnected to Redis without a restart, and REPLICATE was not
+    sent again.
 
     Here: a writer announces its positions by itself after each reconnect, so the others see the gap.
     """
@@ -43,9 +44,9 @@ def test_a_writer_that_reconnects_announces_its_positions() -> None:
 
 @pytest.mark.parametrize(("role", "sign"), [("publisher", "mute"), ("subscriber", "deaf")])
 def test_each_of_two_connections_is_monitored(role: str, sign: str) -> None:
-    """Case 3, Synapse #9010: the sending socket was dead and the receiving one alive. Nobody noticed.
+    """Case 3, Synapse #9010: the sending socket was dead and the receiving one alive. This was not detected.
 
-    Here: each connection has its own timeout. A silent one is replaced within 15 seconds, the other stays.
+    Here: each connection has its own timeout. A silent one is replaced within 15 seconds; the other stays.
     """
 
     async def story(world: World) -> None:
@@ -70,7 +71,7 @@ def test_each_of_two_connections_is_monitored(role: str, sign: str) -> None:
 def test_positions_of_caches_are_not_echoed() -> None:
     """Case 20, Synapse #16557: every worker echoed each POSITION of the caches stream. Traffic multiplied.
 
-    Here: a process tells positions of its own writers only, whatever it hears.
+    Here: a process announces positions of its own writers only, whatever it receives.
     """
     story = Story(writes=[("to_device", "us")])
 
