@@ -360,6 +360,24 @@ def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str
     assert ["primary", "fenced"] == roles(first, second)
 
 
+def test_a_fenced_primary_notifies_its_replicas() -> None:
+    """One that joined just before the promotion is unknown to the new primary."""
+    world = World()
+    a = world.node("a")
+    b, c = world.node("b", "a"), world.node("c", "a")
+    world.pass_(3)
+    world.wrote(a, 5)
+    b.roles._daemons._local = list
+    record = RoleRecord("replica", 1, a.log.uuid, "a -")
+    world.done(Deferred.fromCoroutine(b.roles._store.save(record)))
+    world.promote(b)
+    world.pass_(5)
+
+    assert ["fenced", "primary", "replica"] == roles(a, b, c)
+    assert "b -" == str(c.roles.primary)
+    assert a.roles.unnotified == []
+
+
 def test_a_resync_waits_for_the_fencing_that_is_being_saved() -> None:
     """Replicas 303682: the record still named the fenced daemon itself, and after a restart it followed the
     upstream of its settings, which followed it."""

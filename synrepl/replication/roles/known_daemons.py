@@ -29,9 +29,9 @@ class KnownDaemons:
         record = self._store.load()
         return [] if record is None else [Address.parse(text) for text in record.knows]
 
-    def all(self, *newest: Address) -> list[Address]:
-        """These addresses and all known ones, without this daemon's."""
-        return self.others([*newest, *self.remembered(), *self._local()])
+    def all(self, *newest: Address, primary: Address | None = None) -> list[Address]:
+        """These addresses and all known ones, without this daemon's and the primary's."""
+        return self.others([*newest, *self.remembered(), *self._local()], primary=primary)
 
     def others(self, addresses: Sequence[Address], *, primary: Address | None = None) -> list[Address]:
         """These addresses, without this daemon's and the primary's."""

@@ -512,7 +512,9 @@ class RoleManager:
                 await self._store.save(record)
                 self._become_fenced(record)
             case ClaimVerdict.FENCE:
-                others = self._previous_primaries(claim)
+                # Its replicas as well: one that joined just now is unknown to the new primary.
+                previous = self._previous_primaries(claim)
+                others = self._daemons.all(*previous, primary=Address.parse(claim.address))
                 record = self._record_of(claim, FENCED, others)
                 # Fence first: no fact may be accepted while the record is being saved.
                 self._become_fenced(record)
