@@ -83,7 +83,7 @@ def test_what_cannot_be_written_is_told_before_it_is_tried() -> None:
         check_writable(options, schema("row"), overwrite=False)
     with pytest.raises(ConfigError, match="can only be appended"):
         check_writable(options, schema("row", "stream"), overwrite=True)
-    with pytest.raises(ConfigError, match="needs the option query"):
+    with pytest.raises(ConfigError, match="needs the option `query`"):
         SinkStreamWriter(options)
     check_writable(OPTIONS, schema("row"), overwrite=False)
 
