@@ -110,7 +110,7 @@ def _sources(found: dict[str, Any]) -> list[RenderableType]:
         table = Table("source", "", "lag in rows", "lag in seconds", "gaps", "lost", "writes")
         table.columns[0].no_wrap = True
         for one in [*sources, *found.get("following", [])]:
-            is_up = one.get("hearing", one.get("connected"))
+            is_up = one.get("subscribed", one.get("connected"))
             writes = ", ".join(dict.fromkeys(pair["stream"] for pair in one.get("writes", []))) or "nothing"
             table.add_row(
                 one.get("address", one.get("endpoint", "")),

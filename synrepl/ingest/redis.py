@@ -81,12 +81,12 @@ class RedisSource(Source):
         state = self.link.state()
         if self.clock.seconds() - max(state.since, self.began) < PATIENCE_SECONDS:
             return None
-        if not state.hearing:
+        if not state.subscribed:
             return (
                 f"cannot receive from Redis at {state.address}: {state.why or 'no answer yet'}",
                 state.since,
             )
-        if not state.speaking:
+        if not state.publishing:
             return f"cannot publish to Redis at {state.address}: {state.why}", state.since
         return None
 

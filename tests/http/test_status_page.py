@@ -83,7 +83,7 @@ def status(**changed: Any) -> dict[str, Any]:
             {"epoch": 2, "serial": 900, "digest": "d", "at_ms": (NOW - 60) * 1000, "why": "promoted"}
             | {"stream": "", "token": 0}
         ],
-        "untold": [],
+        "unnotified": [],
         "files": {
             "rule": "eager",
             "stored": 3,

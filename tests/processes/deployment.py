@@ -107,7 +107,9 @@ class Deployment:
 
         def is_up() -> bool:
             had = redis_of(url)
-            return bool(had["hearing"] and had["speaking"] and had["is_writing"] == bool(self.writes[name]))
+            return bool(
+                had["subscribed"] and had["publishing"] and had["is_writing"] == bool(self.writes[name])
+            )
 
         eventually(is_up, f"{name} on the channel")
 

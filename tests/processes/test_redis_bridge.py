@@ -137,7 +137,7 @@ def test_who_follows_over_tcp_is_heard_on_redis(tmp_path: Path, redis: RedisServ
         beta = stack.enter_context(on_redis(tmp_path, redis, "beta", writes="receipts"))
         newest = stack.enter_context(on_redis(tmp_path, redis, "newest", "--dialect", "1.163"))
         for daemon in (beta, newest):
-            eventually(lambda: redis_of(daemon.url)["speaking"], "a daemon that speaks")  # noqa: B023
+            eventually(lambda: redis_of(daemon.url)["publishing"], "a daemon that speaks")  # noqa: B023
         legacy = stack.enter_context(
             RawReader(
                 beta.follow, "NAME old", "REPLICATE events NOW", "USER_SYNC @ada:hs start 1490197670513"
@@ -204,7 +204,7 @@ def test_a_server_that_is_up_is_told_to_each_follower_once(tmp_path: Path, redis
         beta = stack.enter_context(on_redis(tmp_path, redis, "beta", writes="receipts"))
         other = stack.enter_context(on_redis(tmp_path, redis, "other"))
         wait_until_writing(beta)
-        eventually(lambda: redis_of(other.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(other.url)["subscribed"], "a daemon that hears")
         readers = [
             stack.enter_context(RawReader(at.follow, f"NAME {name}", "PING 1", "REPLICATE "))
             for at, name in ((beta, "one"), (beta, "two"), (other, "three"))
@@ -359,7 +359,7 @@ def test_nonsense_on_the_channel_harms_nothing(tmp_path: Path, redis: RedisServe
         speaker = stack.enter_context(Speaker(redis))
         daemon = stack.enter_context(on_redis(tmp_path, redis, "observer"))
         tail = stack.enter_context(Tail(daemon, "current", cwd=tmp_path))
-        eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")
         tail.wait_until_live()
         begun = redis_of(daemon.url)
         # Without these rows would not be looked at.
@@ -424,7 +424,7 @@ def test_a_row_that_is_too_long_for_a_line_arrives(tmp_path: Path, redis: RedisS
         beta = stack.enter_context(on_redis(tmp_path, redis, "beta", "--config", str(tmp_path / "beta.yaml")))
         tail = stack.enter_context(Tail(beta, "current", cwd=tmp_path))
         wait_until_writing(alpha)
-        eventually(lambda: redis_of(beta.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(beta.url)["subscribed"], "a daemon that hears")
         tail.wait_until_live()
         with Asker(alpha.url) as asker:
             asker.post("to_device", [[["@short:a"]]])
@@ -472,7 +472,7 @@ def test_a_legacy_follower_gets_what_several_writers_tell_out_of_order(
     with ExitStack() as stack:
         speaker = stack.enter_context(Speaker(redis))
         daemon = stack.enter_context(on_redis(tmp_path, redis, "observer"))
-        eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")
         tail = stack.enter_context(Tail(daemon, "legacy", "--from", "earliest", cwd=tmp_path))
         tail.wait_for_line('"server"')
         for stream in ("events", "caches"):
@@ -502,7 +502,7 @@ def test_a_legacy_follower_that_comes_back_gets_what_came_late(tmp_path: Path, r
     with ExitStack() as stack:
         speaker = stack.enter_context(Speaker(redis))
         daemon = stack.enter_context(on_redis(tmp_path, redis, "observer"))
-        eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")
         state = ("--state", str(tmp_path / "state"))
         for stream in ("events", "caches"):
             speaker.say(*(f"POSITION {stream} {writer} 1 1" for writer in ("w1", "w2")))
@@ -537,7 +537,7 @@ def test_a_legacy_worker_is_pushed_what_came_late(tmp_path: Path, redis: RedisSe
     with ExitStack() as stack:
         speaker = stack.enter_context(Speaker(redis))
         daemon = stack.enter_context(on_redis(tmp_path, redis, "observer"))
-        eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")
         expected = set()
         for stream in ("events", "caches"):
             speaker.say(*(f"POSITION {stream} {writer} 1 1" for writer in ("w1", "w2")))
@@ -573,7 +573,7 @@ def test_what_was_said_while_deaf_is_not_taken_for_an_echo_later(tmp_path: Path,
         reader.wait_for(b"REMOTE_SERVER_UP far.away")
         eventually(lambda: listener.payloads("REMOTE_SERVER_UP"), "what the follower said, on Redis")
         eventually(lambda: redis_of(beta.url)["reconnects"] == 1, "a daemon that hears again")
-        eventually(lambda: redis_of(beta.url)["hearing"], "a daemon that hears again")
+        eventually(lambda: redis_of(beta.url)["subscribed"], "a daemon that hears again")
 
         speaker.say("REMOTE_SERVER_UP far.away")
         post(beta, "receipts", range(1, 2))

@@ -37,7 +37,7 @@ def test_a_gap_of_a_worker_without_an_address_is_read_from_its_table(tmp_path: P
         on_redis(tmp_path, redis, "watcher", "--config", str(config)) as daemon,
         Speaker(redis) as speaker,
     ):
-        eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")
         speaker.say(
             "POSITION caches w1 5 5", 'RDATA caches w1 7 ["get_7",["a"],1]', "POSITION caches w1 2399 2399"
         )

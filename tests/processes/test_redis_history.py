@@ -18,7 +18,7 @@ def post(daemon: Daemon, *numbers: int) -> None:
 def test_a_writer_that_lost_its_log_begins_a_new_epoch(tmp_path: Path) -> None:
     """Its new facts have tokens that were used before: they are not taken for what is known."""
     with RedisServer() as redis, on_redis(tmp_path, redis, "watcher") as watcher:
-        eventually(lambda: redis_of(watcher.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(watcher.url)["subscribed"], "a daemon that hears")
         with on_redis(tmp_path, redis, "alpha", writes="receipts") as alpha:
             wait_until_writing(alpha)
             post(alpha, 1, 2, 3, 4)

@@ -41,7 +41,7 @@ def redis() -> Iterator[RedisServer]:
 def daemon(tmp_path: Path, redis: RedisServer) -> Iterator[Daemon]:
     """A daemon without anybody to ask."""
     with on_redis(tmp_path, redis, "observer") as daemon:
-        eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")
         yield daemon
 
 
@@ -65,7 +65,7 @@ def test_metrics_tell_what_a_deployment_writes(tmp_path: Path, redis: RedisServe
         on_redis(tmp_path, redis, "observer", server=RECORDED) as daemon,
         Speaker(redis) as speaker,
     ):
-        eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")
         speaker.publish((message.channel, message.payload) for message in messages)
         eventually(lambda: len(kept(daemon.url)) >= len(told.kept()), "all facts")
 

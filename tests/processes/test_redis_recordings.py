@@ -118,7 +118,7 @@ def test_a_recording_is_in_the_log_fact_by_fact(tmp_path: Path, redis: RedisServ
         Speaker(redis) as speaker,
         Listener(redis) as listener,
     ):
-        eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")
+        eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")
         publish(speaker, messages)
 
         told = Told(messages)
@@ -158,7 +158,7 @@ def test_followers_of_every_release_get_a_recording(tmp_path: Path, redis: Redis
                 on_redis(tmp_path, redis, f"observer-{dialect}", "--dialect", dialect, server=SERVER)
             )
             tails.append(stack.enter_context(Tail(daemon, dialect, cwd=tmp_path)))
-            eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")  # noqa: B023
+            eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")  # noqa: B023
             tails[-1].wait_until_live()
         publish(stack.enter_context(Speaker(redis)), messages)
 
@@ -200,7 +200,7 @@ def test_a_recording_through_kills_is_complete_at_rest(tmp_path: Path, redis: Re
         def start() -> Daemon:
             begun = on_redis(tmp_path, redis, "observer", "--config", str(config), server=SERVER)
             try:
-                eventually(lambda: redis_of(begun.url)["hearing"], "a daemon that hears")
+                eventually(lambda: redis_of(begun.url)["subscribed"], "a daemon that hears")
             except BaseException:
                 begun.kill()
                 raise
@@ -295,7 +295,7 @@ def test_a_gap_in_backfill_longer_than_a_page_is_fetched_whole(tmp_path: Path, r
             yaml.safe_dump({"instance_map": {writer: peers.url}, "secret_file": str(tmp_path / "secret")})
         )
         with on_redis(tmp_path, redis, "observer", "--config", str(config), server=SERVER) as daemon:
-            eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")
+            eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")
             speaker.say(f"POSITION backfill {writer} 1 1", f"POSITION backfill {writer} {highest} {highest}")
             eventually(lambda: metric(daemon.url, "synrepl_gaps_repaired_total"), "a repaired gap")
 

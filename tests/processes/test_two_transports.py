@@ -57,7 +57,7 @@ class World:
     def is_live(self) -> bool:
         """Whether both ways are open."""
         found = status(self.reader.url)
-        return bool(found["redis"]["hearing"]) and all(one["connected"] for one in found["following"])
+        return bool(found["redis"]["subscribed"]) and all(one["connected"] for one in found["following"])
 
     def post(self, count: int) -> None:
         """Facts of two streams, several a request."""
@@ -116,7 +116,7 @@ def test_either_is_enough(world: World) -> None:
     world.post(FACTS)
     world.settle()
     fetched = metric(world.reader.url, "synrepl_catch_up_requests_total", direction="out")
-    assert not redis_of(world.reader.url)["hearing"]
+    assert not redis_of(world.reader.url)["subscribed"]
 
     world.redis.start()
     eventually(world.is_live, "a reader that hears both")

@@ -89,9 +89,11 @@ class LinkContract(Contract):
         self.assertEqual(FederationAck(instance="w1", token=5), member.commands[-2])
         self.assertLess(len(member.batches), 700, "what comes in one read is one batch")
         self.assertLessEqual({"hearing", "speaking"}, set(member.told))
-        self.assertEqual((True, True, 0, ""), (state.hearing, state.speaking, state.reconnects, state.why))
+        self.assertEqual(
+            (True, True, 0, ""), (state.subscribed, state.publishing, state.reconnects, state.why)
+        )
         self.assertEqual(world.address.public, state.address)
-        self.assertIs(False, link.state().hearing)
+        self.assertIs(False, link.state().subscribed)
 
     @story
     async def test_hearing_means_that_nothing_more_is_missed(self, world: World) -> None:
@@ -203,7 +205,7 @@ class LinkContract(Contract):
 
         self.assertEqual([2], member.tokens)
         self.assertLessEqual({"deaf", "mute"}, set(member.told))
-        self.assertEqual((False, False), (state.hearing, state.speaking))
+        self.assertEqual((False, False), (state.subscribed, state.publishing))
         self.assertTrue(state.why)
 
     @story

@@ -1219,7 +1219,7 @@ class OverHttp:
 
 @pytest.mark.parametrize("is_known_later", [False, True])
 def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later: bool) -> None:
-    """The replica follows it natively; its HTTP address comes from its lease. It stayed untold for ever."""
+    """The replica follows it natively; its HTTP address comes from its lease. It was never notified."""
     world = World()
     a, b, _ = world.chain()
     known: list[Address] = []

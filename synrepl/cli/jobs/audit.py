@@ -69,8 +69,8 @@ def _result_lines(done: Any) -> Iterator[str]:
             "" if finding.first_token is None else f" tokens {finding.first_token} to {finding.last_token}"
         )
         yield f"{finding.what}: {of}{tokens}{': ' if of or tokens else ''}{finding.sentence}"
-    if done.untold:
-        yield f"and {done.untold} more"
+    if done.omitted:
+        yield f"and {done.omitted} more"
     looked = (
         f"{done.facts:,} facts, {done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in"
         f" {counted(done.files, 'file')} of {counted(done.batches, 'batch', 'batches')},"

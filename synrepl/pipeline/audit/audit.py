@@ -68,7 +68,7 @@ def audit(
                 client.close()
     return AuditResult(
         findings=found.listed(),
-        untold=found.untold,
+        omitted=found.omitted,
         batches=len(manifests),
         files=len(seen),
         bytes=sum(one.bytes for one in seen.values()),

@@ -55,10 +55,10 @@ class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings and the extent of an audit. `untold` counts findings beyond the limit."""
+    """The findings and the extent of an audit. `omitted` counts findings beyond the limit."""
 
     findings: list[AuditFinding]
-    untold: int
+    omitted: int
     batches: int
     files: int
     bytes: int
@@ -78,7 +78,7 @@ class AuditFindings:
     """The findings so far."""
 
     def __init__(self) -> None:
-        self.untold = 0
+        self.omitted = 0
         self._found: list[AuditFinding] = []
         self._counts: dict[str, int] = {}
 
@@ -97,7 +97,7 @@ class AuditFindings:
         assert what in CODES, what
         self._counts[what] = self._counts.get(what, 0) + 1
         if self._counts[what] > AT_MOST:
-            self.untold += 1
+            self.omitted += 1
             return
         self._found.append(
             AuditFinding(

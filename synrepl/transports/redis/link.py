@@ -40,8 +40,8 @@ class RedisState(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     address: str
-    hearing: bool
-    speaking: bool
+    subscribed: bool
+    publishing: bool
     since: float
     reconnects: int
     messages_refused: int
@@ -157,8 +157,8 @@ class RedisLink:
         halves = (self._subscriber, self._publisher)
         return RedisState(
             address=self.address.public,
-            hearing=self._subscriber.current is not None,
-            speaking=self._publisher.current is not None,
+            subscribed=self._subscriber.current is not None,
+            publishing=self._publisher.current is not None,
             since=self._since,
             reconnects=self._reconnects,
             messages_refused=self._refused,

@@ -77,7 +77,7 @@ def log(status: Mapping[str, Any], now: float) -> Markup:
         ("history", short(status.get("history") or "")),
         ("address", address(status.get("address"))),
         ("primary", address(status.get("primary")) if role != "primary" else None),
-        ("not notified yet", ", ".join(map(address, status.get("untold") or ()))),
+        ("not notified yet", ", ".join(map(address, status.get("unnotified") or ()))),
     ]
     return section("This daemon", facts(rows))
 

@@ -22,7 +22,7 @@ def heard_from(status: Mapping[str, Any]) -> Markup:
 
 
 def _source(entry: Mapping[str, Any]) -> tuple[object, ...]:
-    is_up = entry.get("hearing", entry.get("connected"))
+    is_up = entry.get("subscribed", entry.get("connected"))
     return (
         entry.get("address", entry.get("endpoint")),
         mark("live", "good") if is_up else mark(f"down: {entry['why']}", "bad"),
