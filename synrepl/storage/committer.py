@@ -1,7 +1,7 @@
 """Committer: the one writer of a log. It commits queued appends in groups, and excludes all other writes."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -145,10 +145,11 @@ class Committer:
         await self._exclude()
         self._include()
 
-    def exclusive(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Deferred[T]":
-        """Run this while no other write runs: appends wait.
+    def exclusive(self, work: Callable[[], Awaitable[T]]) -> "Deferred[T]":
+        """Run this while no other write runs, and the head is certain: appends wait.
 
-        Once started it runs to its end even if the caller is cancelled, so that the log knows its position.
+        Raises a `StorageError` if the outcome of the last commit stays unknown. Once started it runs to its
+        end even if the caller is cancelled, so that the log knows its position.
         """
 
         async def run() -> T:
@@ -156,6 +157,11 @@ class Committer:
             try:
                 if result.called:
                     raise StorageError(op="write", why="the caller was cancelled", retryable=True)
+                if (
+                    self._uncertain_commit is not None
+                    and (error := await self._resolve_uncertain_commit()) is not None
+                ):
+                    raise error
                 if self.lost is not None:
                     raise self.lost
                 if self._uncertain_write is not None:

@@ -549,9 +549,11 @@ class Log:
         """The approximate size in bytes of the facts beyond this serial."""
         return self._reads.run("size", partial(self._engine.size, after), thread=self._writing)
 
-    def snapshot(self) -> Awaitable[LogSnapshot]:
-        """Everything the log has besides facts, as of one moment between two commits."""
-        return self._reads.run("snapshot", self._engine.snapshot, thread=self._writing)
+    def snapshot(self) -> "Deferred[LogSnapshot]":
+        """Everything the log has besides facts, as of its head: between two commits, both certain."""
+        return self._committer.exclusive(
+            partial(self._reads.run, "snapshot", self._engine.snapshot, thread=self._writing)
+        )
 
     def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
         """The facts of an ephemeral stream beyond token `after` that are in memory, in order of token."""

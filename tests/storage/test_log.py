@@ -1,12 +1,14 @@
 """The log: group commit, idempotency, failures, overload, and its life."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent
 
 from synrepl.config import settings
 from synrepl.errors import StorageError
+from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import Appended
 from synrepl.storage import KeyReused, Log, MemoryEngine, SQLiteEngine
 from synrepl.storage.append_errors import LogLost
@@ -394,6 +396,48 @@ class FailureTests(LogCase):
 
         self.assertEqual(Appended(1, 1, [1]), self.append(log, "events", "w1", A))
 
+    def test_a_snapshot_is_never_ahead_of_the_log(self) -> None:
+        """A replica that joins reads its facts from the log: beyond the head there are none."""
+        log = self.start()
+        self.lose_track(log)
+
+        async def take() -> tuple[LogPosition, LogPosition]:
+            snapshot = await log.snapshot()
+            return snapshot.position, log.position
+
+        taken = Deferred.fromCoroutine(take())
+        self.clock.pump([0.1] * 3)
+
+        position, head = self.successResultOf(taken)
+        self.assertEqual((head, 1), (position, position.serial))
+
+    def test_an_epoch_begins_after_an_unknown_outcome(self) -> None:
+        """Watchers see the fact that was kept, once, and the epoch begins after it."""
+        log = self.start()
+        self.lose_track(log)
+
+        began = Deferred.fromCoroutine(log.next_epoch("for a test"))
+        self.clock.pump([0.1] * 3)
+
+        self.assertEqual(1, self.successResultOf(began).serial)
+        self.assertEqual(([1], 1, 2), (self.seen, log.serial, log.epoch))
+        self.assertEqual(Appended(2, 2, [2]), self.append(log, "events", "w1", B))
+
+    def test_nothing_is_written_while_an_outcome_is_unknown(self) -> None:
+        """An epoch that began now would begin before a fact, or after it."""
+        log = self.start()
+        self.lose_track(log, silent=3)
+
+        began = Deferred.fromCoroutine(log.next_epoch("for a test"))
+
+        self.assertTrue(self.failure_after(began, 0.2).retryable)
+
+    def lose_track(self, log: Log, *, silent: int = 2) -> None:
+        """Commit a fact and lose the database until it is unknown whether it was kept."""
+        self.engine.fail_next(DISK_FULL, kept=True, silent=silent)
+        self.failure_after(log.append("events", "w1", [A]), 0.2)
+        self.assertEqual(0, log.serial)
+
     def test_a_commit_that_was_never_tried_leaves_no_doubt(self) -> None:
         """With no connection to begin with, nothing can have been kept, whatever can be asked now."""
         log = self.start()
@@ -466,7 +510,7 @@ class FailureTests(LogCase):
 
         self.assertEqual(0, log.head_age())
 
-    def failure_after(self, append: "Deferred[Appended]", seconds: float) -> StorageError:
+    def failure_after(self, append: "Deferred[Any]", seconds: float) -> StorageError:
         self.clock.pump([0.1] * round(seconds / 0.1))
         error = self.failureResultOf(append, StorageError).value
         assert isinstance(error, StorageError)

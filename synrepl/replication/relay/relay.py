@@ -419,7 +419,7 @@ class Relay:
         self.connection.send(Joined(body=JoinedBody(self.sent)))
 
     async def _send_snapshot_facts(self, snapshot: LogSnapshot) -> bool:
-        """Send the facts of a snapshot. False if some were trimmed meanwhile."""
+        """Send the facts of a snapshot. False if some were trimmed, or the log was replaced, meanwhile."""
         feed = Feed(
             self._log,
             None,
@@ -434,7 +434,7 @@ class Relay:
             if page is None or self._log.trimmed_upto != snapshot.trimmed_upto:
                 return False
             self.connection.write(facts_block("facts", page.facts))
-        return True
+        return step is Stop.DONE
 
     def _refuse_trimmed(self) -> None:
         """Refuse a replica whose lease ended while it was being served: the facts read now may have gaps."""

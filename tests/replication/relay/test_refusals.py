@@ -1,6 +1,8 @@
 """Everything that a primary cannot do for a replica, and what becomes of it."""
 
+import msgspec
 import pytest
+from twisted.internet.defer import succeed
 
 from synrepl.ports.access import Access
 from synrepl.replication import feed as feed_module
@@ -372,6 +374,24 @@ def test_a_lease_that_ends_in_the_middle_of_a_snapshot_is_told(monkeypatch: pyte
 
     assert "trimmed" == raw.refusal()["code"]
     assert [] == raw.lines("JOINED")
+
+
+def test_a_snapshot_beyond_the_log_is_never_a_whole_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filtered copy would miss the facts that cannot be read, and never know."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 10)
+    raw, _ = known(world, a)
+    snapshot = world.done(a.log.snapshot())
+    position = msgspec.structs.replace(snapshot.position, serial=11)
+    ahead = msgspec.structs.replace(snapshot, position=position)
+    monkeypatch.setattr(a.log, "snapshot", lambda: succeed(ahead))
+
+    raw.tell("JOIN", JoinRequest(filter=Filter.of(streams=("events",))))
+    world.pass_(0.5)
+
+    assert [] == raw.lines("JOINED")
+    assert "trimmed" == raw.refusal()["code"]
 
 
 @pytest.mark.parametrize("wanted", [Filter(), Filter.of(streams=["events", "receipts"])])
