@@ -85,23 +85,25 @@ events, and returns actions. `StreamExecutor` (`executor.py` beside it) performs
 subscribers, invalidates caches, fetches missing facts and waits."""
 
 FOLLOWER_STATES: Final = """\
-While a stream is blocked, what arrives is queued. Once nothing blocks it, it continues with the rest of a
-page or a burst, then with an open gap, then with the queue, and may be blocked again in the same step: the
-diagram leaves these steps out, the table has them."""
+In every state except `DISCONNECTED` and `LIVE` the stream is blocked: rows and positions that arrive are
+queued. Once nothing blocks it, it continues with the rest of a page or a burst, then with an open gap, then
+with the queue, and may be blocked again in the same step: the diagram leaves these steps out, the table has
+them."""
 
 FOLLOWER_POSITIONS: Final = """\
-`AppliedPositions` (`positions.py`) owns the position of each writer. It advances after a fact was applied and
-its caches were invalidated, or when a POSITION shows that nothing is missing. Before it advances over facts
-that were not applied, everything that they could invalidate is dropped ([G4](guarantees.md)). What a POSITION
-shows depends on the mode of the connection (`modes.py`):
+`AppliedPositions` (`positions.py`) owns the position of each writer. A position advances after a fact was
+applied and the fact's caches were invalidated, or when a POSITION shows that nothing is missing. Before it
+advances over facts that were not applied, everything that they could invalidate is dropped
+([G4](guarantees.md)). What a POSITION shows depends on the mode of the connection (`modes.py`):
 
 * **Push**, before 1.13: the server pushes the missed facts, then sends POSITION.
 * **Pull**, since 1.13: the server announces the position of each writer; the follower fetches what it missed.
-* **Shared**, on Redis: as pull, but every writer announces its own position, and may fall back at any time.
+* **Shared**, on Redis: as pull, but every writer announces its own position, which may fall at any time.
 
-The order of the facts (`order.py`) decides which ones are repetitions. A fact of an **ordered** stream is
-one if its token is not above the position. Where rows name no writer, or facts are **unordered**, the
-follower remembers the last facts. A burst that **descends** is sorted before it is applied (`reorder.py`)."""
+The order of the facts (`order.py`) decides which ones are repetitions. A fact of an **ordered** stream is a
+repetition if its token is not above the position. Where rows name no writer, or facts are **unordered**, the
+follower remembers the last facts and drops those that come again. A burst that **descends** is sorted before
+it is applied (`reorder.py`)."""
 
 SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
 

@@ -52,9 +52,9 @@ def cached(options: Options) -> Iterator[Result]:
     yield Result("plain function, known", len(asked) / plain, "calls/s")
     yield Result("coroutine function, known", len(asked) / coroutine, "calls/s")
     yield Result("functools.lru_cache, known", len(asked) / library, "calls/s")
-    yield Result("plain / look-up in a dict", plain / bare, "x")
-    yield Result("plain / functools.lru_cache", plain / library, "x")
-    yield Result("coroutine / functools.lru_cache", coroutine / library, "x")
+    yield Result("look-up in a dict / plain", plain / bare, "x")
+    yield Result("functools.lru_cache / plain", plain / library, "x")
+    yield Result("functools.lru_cache / coroutine", coroutine / library, "x")
 
 
 def invalidation(options: Options) -> Iterator[Result]:
@@ -69,7 +69,7 @@ def invalidation(options: Options) -> Iterator[Result]:
     )
     yield Result("plain names", rows / plain, "rows/s")
     yield Result(f"{ALIAS} of {USERS} users", rows // USERS / alias, "rows/s")
-    yield Result("plain name / pop from a dict", plain / bare, "x")
+    yield Result("pop from a dict / plain name", plain / bare, "x")
     yield Result(f"{ALIAS} of {USERS} users / plain name", alias / (rows // USERS) / (plain / rows), "x")
 
 

@@ -21,9 +21,9 @@ def redis(options: Options) -> Iterator[Result]:
     bare, follower, whole = (max(one[position] for one in rounds) for position in range(len(pairs)))
     yield Result("bare pub/sub", bare, "rows/s")
     yield Result("bare publisher, our follower applying typed rows", follower, "rows/s")
-    yield Result("bare / that", bare / follower, "x")
+    yield Result("bare / with our follower", bare / follower, "x")
     yield Result("our publisher from its log, our follower", whole, "rows/s")
-    yield Result("bare / that", bare / whole, "x")
+    yield Result("bare / both ours", bare / whole, "x")
 
 
 def _run(server: RedisServer, rows: int, publisher: str, subscriber: str) -> float:

@@ -1,4 +1,4 @@
-"""The pipeline: from the daemon into columns, and the jobs, beside DuckDB on the same files."""
+"""The pipeline: from the daemon into columns, and the jobs, takes, compared with DuckDB on the same files."""
 
 import http.client
 import tempfile
@@ -35,9 +35,9 @@ def pipeline(options: Options) -> Iterator[Result]:
         yield Result(f"{job}: the first in a process takes", two[f"{job} cold"] / two[job], "x")
         alone = two["start"] + two["first query"] + two[f"{job} cold"]
         share = (two["start"] + two["first query"]) / alone
-        yield Result(f"{job}: starting, of all of a run", share * 100, "%")
+        yield Result(f"{job}: share of a run that is starting", share * 100, "%")
         if peer:
-            yield Result(f"{job}: beside DuckDB on the same files", two[job] / peer, "x")
+            yield Result(f"{job}: takes, compared with DuckDB on the same files", two[job] / peer, "x")
 
 
 def _jobs(running: DaemonProcess, folder: str, cores: int) -> dict[str, float]:

@@ -57,17 +57,17 @@ def _relay(primary: DaemonProcess, rows: int, live: int) -> Iterator[Result]:
     yield Result("relay from the log to 1 replica", rows / one["seconds"], "rows/s")
     ten = part("relay_readers", *where, "--replicas", REPLICAS)
     sent = REPLICAS * rows / ten["seconds"]
-    yield Result(f"relay from the log to {REPLICAS} replicas, all of them", sent, "rows/s")
+    yield Result(f"relay from the log to {REPLICAS} replicas, in total", sent, "rows/s")
     found = part("relay_readers", *where, "--replicas", REPLICAS, "--live", live)
     sent = REPLICAS * live / found["seconds"]
-    yield Result(f"relay of what is posted to {REPLICAS} replicas, all of them", sent, "rows/s")
+    yield Result(f"live relay of posted facts to {REPLICAS} replicas, in total", sent, "rows/s")
 
 
 def _relayed(primary: DaemonProcess, replica: DaemonProcess, count: int) -> Iterator[Result]:
     _until(lambda: _status(replica)["upstream"]["state"] == "live")
     direct, relayed = _median_ms(primary, count), _median_ms(replica, count)
     yield Result("a write at the primary, p50", direct, "ms")
-    yield Result("a write at a replica, answered once it is there, p50", relayed, "ms")
+    yield Result("a write at a replica, answered once the replica has it, p50", relayed, "ms")
     yield Result("relayed / direct", relayed / direct, "x")
 
 

@@ -18,7 +18,9 @@ class Cache:
 
     def __init__(self, *, name: str, max_entries: int, tree: bool, streams: frozenset[str]) -> None:
         if max_entries < 0:
-            raise ConfigError(f"cache {name} cannot hold {max_entries} entries; use 0 for none")
+            raise ConfigError(
+                f"cache {name}: max_entries must be at least 0, not {max_entries}; with 0 nothing is cached"
+            )
         self.name = name
         self.max_entries = max_entries
         self.streams = streams

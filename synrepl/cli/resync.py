@@ -35,8 +35,8 @@ def resync(url: str, secret_file: Path | None, yes: bool, wait: float, as_json: 
     """Discard the facts that only the daemon at URL has, and make it a copy of its primary again.
 
     For a replica that has stopped because its log forked from its upstream's, and for a former primary
-    (fenced). The discarded facts are first written to a file next to its database, and the file is named. The
-    command asks for confirmation on a terminal, and requires --yes without one.
+    (fenced). The discarded facts are first written to a file next to the daemon's database, and the command
+    prints the file's path. It asks for confirmation on a terminal, and requires --yes without one.
     """
     client = connect(url, secret_file, timeout=30.0)
     try:

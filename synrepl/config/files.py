@@ -72,7 +72,7 @@ def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
             raise ConfigError(f"{where}: expected a name, a secret, and optionally rights and streams")
         name, secret, rights, streams = [*words, "", ""][:4]
         if name in keys:
-            raise ConfigError(f"{where}: this name already has a key; remove one of them")
+            raise ConfigError(f"{where}: an earlier line has the same name; remove one of the two lines")
         if not (name.isprintable() and secret.isascii() and secret.isprintable()):
             raise ConfigError(f"{where}: a name must be printable, and a secret printable ASCII")
         if any(secret == one.secret != CERTIFICATE for one in keys.values()):

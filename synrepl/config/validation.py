@@ -105,7 +105,10 @@ def requires_certificates(description: str) -> bool:
 
 
 def _check_open(built: ValidSettings) -> None:
-    """Refuse a listener beyond this machine without a guard, unless `insecure` allows it."""
+    """Refuse a listener that other machines can reach without a secret, a key or a certificate.
+
+    The setting `insecure` allows it.
+    """
     if built.insecure:
         return
     for_replicas = built.dialect is not None and serving(built.dialect).is_replica

@@ -164,12 +164,15 @@ def dialect(value: Any) -> Dialect | None:
     """Parse a dialect; None means auto."""
     if value == "auto":
         return None
+    given = text(value)
     try:
-        return Dialect.parse(text(value))
+        return Dialect.parse(given)
     except ConfigError as error:
-        hint = suggest(str(value), ("auto", "legacy", "middle", "current", "native"))
+        if re.fullmatch(r"0\.[\d.]+", given):
+            raise ConfigError(f"cannot be {given}: {error}") from error
+        hint = suggest(given, ("auto", "legacy", "middle", "current", "native"))
         raise ConfigError(
-            f"must be auto, legacy, middle, current, native or a release such as 1.83{hint}: {error}"
+            f"must be auto, legacy, middle, current, native or a release such as 1.83, not {given!r}{hint}"
         ) from error
 
 
@@ -248,8 +251,8 @@ def _instance_url(name: str, where: Any) -> str:
         return _synapse_url(name, where)
     if not isinstance(where, str) or not re.match(r"https?://[^/\s]", where):
         raise ConfigError(
-            f"has {where!r} for {name}, which is neither an HTTP address such as http://localhost:9101"
-            " nor a table of host, port and tls"
+            f"must give {name} an HTTP address such as http://localhost:9101"
+            f" or a table of host, port and tls, not {where!r}"
         )
     return where
 

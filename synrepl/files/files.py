@@ -324,7 +324,11 @@ class Files:
             partial(context.queue.mark_lost, sha256, context.now_ms(), fetches=context.rule != "none")
         )
         if name is None:
-            context.logger.warn("files: {sha256} (without a name): {why}", sha256=sha256, why=why)
+            context.logger.warn(
+                "files: {sha256} is lost: {why}; no name refers to it, so that it is not fetched again",
+                sha256=sha256,
+                why=why,
+            )
         elif context.rule == "none":
             context.logger.error(
                 "files: {name} ({sha256}) is lost: {why}; upload it again",

@@ -70,9 +70,9 @@ class Holdings:
         return ""
 
     def describe(self, seen: Collection[str] | None = None) -> str:
-        """What is held, in words; empty if everything is held.
+        """What this copy holds, in words; empty if it holds everything.
 
-        Only streams that may be `seen` are named (None: all).
+        Of the streams, only those in `seen` are named: those that the peer may see (None: all).
         """
         has = self.filter
         if has.is_open:

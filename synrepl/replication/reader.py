@@ -159,7 +159,7 @@ class Reader:
         self.pump()
 
     def push_from(self, stream: Stream[Any], token: int | None) -> None:
-        """Send this stream's facts after `token` (None: none), then its POSITION, then go live."""
+        """Send this stream's facts after `token` (None: no facts), then its POSITION, then go live."""
         name = stream.name
         if self._live is not None:
             self._live.filter = _without(name, self._live.filter)

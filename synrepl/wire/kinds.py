@@ -157,7 +157,11 @@ class Either(FieldKind):
 
 
 class Rest(FieldKind):
-    """Free text to the end of the line. If `optional`, it is None if even the space before it is missing."""
+    """Free text to the end of the line.
+
+    If `optional`, the value is None when the line ends without the space before the text, and empty when it
+    ends with that space.
+    """
 
     takes_rest = True
     grammar = "<{name}...>"

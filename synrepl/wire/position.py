@@ -16,7 +16,10 @@ Natural64 = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """A position in a history. Logs with the same epoch, serial and digest have the same facts before it."""
+    """A position in a history.
+
+    If two logs have had the same epoch, serial and digest, their facts up to that serial are the same.
+    """
 
     epoch: Natural64
     serial: Natural64

@@ -348,7 +348,7 @@ def test_functions_that_cannot_be_cached_are_rejected() -> None:
         registry.cached()(any_names)
     with pytest.raises(ConfigError, match="right above `def`"):
         registry.cached()(staticmethod(any_number))
-    with pytest.raises(ConfigError, match="cannot hold -1 entries"):
+    with pytest.raises(ConfigError, match="must be at least 0, not -1"):
         registry.cached(max_entries=-1)(len)
     with pytest.raises(ConfigError, match="collection of names, not the text 'caches'"):
         registry.cached(streams="caches")

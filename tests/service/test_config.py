@@ -138,7 +138,7 @@ def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("r1 hush", "this name already has a key"),
+        ("r1 hush", "an earlier line has the same name"),
         ("r2 abc", "another key has the same secret"),
         ("hush", "expected a name, a secret"),
         ("r2 hush read a extra", "expected a name, a secret"),
@@ -289,7 +289,7 @@ def test_what_makes_no_sense_is_told_in_one_line(arguments: list[str], said: str
         ("listen: [", "line 1: not YAML"),
         ("- a\n", "expected `key: value` lines"),
         ("insecure: 'yes'\n", "insecure in .* must be true or false"),
-        ("instance_map: {w1: nonsense}\n", "neither an HTTP address"),
+        ("instance_map: {w1: nonsense}\n", "must give w1 an HTTP address"),
         ("instance_map: {w1: {path: /run/w1.sock}}\n", "Unix socket '/run/w1.sock' for w1.* HTTP over TCP"),
         ("instance_map: {w1: {host: localhost}}\n", "w1, which is not a table of host, port"),
         (

@@ -27,7 +27,7 @@ class StreamState(enum.Enum):
     DISCONNECTED = "there is no connection"
     LIVE = "rows and positions are processed as they arrive"
     APPLYING = "a subscriber or a cache is busy with a fact, or failed and is called again"
-    INVALIDATING = "everything that skipped facts could invalidate is dropped"
+    INVALIDATING = "everything that the skipped facts could invalidate is dropped"
     FETCHING = "a page of missing facts was requested"
     BACKING_OFF = "a request failed and is repeated after a pause"
 

@@ -358,7 +358,10 @@ class MultiWriterIdGenerator:
     # -- storing the position ------------------------------------------------------------------------------
 
     def _save_soon(self) -> None:
-        """Store the announced token now, or, during a store, once for all changes up to its end."""
+        """Start to store the announced token.
+
+        A store that is already running repeats until it has stored the newest one.
+        """
         if self.stream.writers and not self._is_saving:
             ensureDeferred(self._save()).addErrback(
                 lambda failure: self._logger.warn(

@@ -129,7 +129,9 @@ class _Allocated(msgspec.Struct):
 def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
     response = decode_json(_UpdatesAnswer, body, url)
     if response.limited and after <= upto and response.upto_token == after:
-        raise RemoteProtocolError(f"{url} announces more rows after {after}, and gave none")
+        raise RemoteProtocolError(
+            f"{url} answered that there are more rows after token {after}, but sent none"
+        )
     facts: list[tuple[int, list[bytes]]] = []
     for token, row in response.updates:
         if facts and facts[-1][0] == token:
