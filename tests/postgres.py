@@ -5,7 +5,7 @@ from functools import cache
 import psycopg
 
 from synrepl.streams.facts import Fact
-from synrepl.testing.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 __all__ = ["kept_facts", "new_database", "shared_server"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.bench_parts.measuring import Options, Result, part
-from synrepl.testing.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 __all__ = ["ids"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from scripts.bench_parts.measuring import ROOT, Options, Result
-from synrepl.testing.redis import RedisServer
+from tests.servers.redis import RedisServer
 
 __all__ = ["redis"]
 

@@ -13,7 +13,6 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster
-from synrepl.testing.replicas import KEEPALIVE
 from synrepl.transports.native import UpstreamConnection
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.blocks import BlockReader
@@ -21,6 +20,7 @@ from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialec
 from synrepl.wire.grammar import BROKER
 from synrepl.wire.session import Close, Deliver, Session, Warn
 from tests.captures import GOLDEN, said
+from tests.replication.nodes import KEEPALIVE
 from tests.replication.test_broker import Story
 from tests.replication.worlds import World
 

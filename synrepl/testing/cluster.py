@@ -1,9 +1,8 @@
 """A daemon and its workers in memory, built from the real parts."""
 
-import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
@@ -14,7 +13,7 @@ from synrepl.errors import NotConnected, ReplicationError
 from synrepl.ports.interfaces import Appended, ICaches, IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import sleep
-from synrepl.replication.follower.catchup import ICatchUp, MissedFacts
+from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
@@ -30,10 +29,6 @@ from synrepl.transports.http.row_pages import read_page
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, MIDDLE, Dialect
 from synrepl.wire.session import AUTO
-
-if TYPE_CHECKING:
-    from synrepl.testing.fake_redis import FakeRedis
-    from synrepl.testing.redis_daemon import OnFakeRedis
 
 __all__ = ["Cluster", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions", "kill_follower"]
 
@@ -54,10 +49,7 @@ class MemoryPositions:
 class FakeDaemon:
     """The real log and publisher, with a disk in memory, behind a `Network`.
 
-    It listens at two addresses: `name` detects the dialect, ``<name>-middle`` speaks the middle one. With a
-    `redis` it joins the channel as the process `instance`: it publishes the streams of `writes`, stores all
-    other streams in its log, and fetches missing facts from `peers`. `redis_side` holds its Redis parts until
-    the next `kill`.
+    It listens at two addresses: `name` detects the dialect, ``<name>-middle`` speaks the middle one.
     """
 
     def __init__(
@@ -69,18 +61,9 @@ class FakeDaemon:
         disk_delay: Callable[[], float] = lambda: 0.0005,
         ring_bytes: int = 8 * 1024 * 1024,
         instance: str = "master",
-        redis: "FakeRedis | None" = None,
-        writes: Sequence[str] = (),
-        peers: Mapping[str, ICatchUp] | None = None,
-        chance: random.Random | None = None,
     ) -> None:
         self.name = name
         self.instance = instance
-        self.redis = redis
-        self.writes = tuple(writes)
-        self.peers = peers if peers is not None else {}
-        self.chance = chance or random.Random(1)
-        self.redis_side: OnFakeRedis | None = None
         self.addresses: dict[str, Dialect | None] = {name: AUTO, f"{name}-middle": MIDDLE}
         self.engine = MemoryEngine()
         self.table = table if table is not None else StreamTable.default()
@@ -118,21 +101,13 @@ class FakeDaemon:
             self._threads[1],
             clock,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
-            unordered=[stream.name for stream in self.table if not stream.ordered] if self.redis else (),
-            any_writer=[stream.name for stream in self.table if stream.any_writer] if self.redis else (),
-            append_refusal=self._refuses,
             logger=Logger(),
+            **self._log_options(),
         )
         await self.log.start()
         self.publisher = Publisher(
             self.log, self.table, clock, self.metrics, instance=self.instance, ring_bytes=self._ring_bytes
         )
-        if self.redis is not None:
-            # Imported on use: it needs the Redis libraries, which install a reactor.
-            from synrepl.testing.redis_daemon import OnFakeRedis
-
-            self.redis_side = OnFakeRedis(self, self.redis)
-            self.redis_side.start()
         self._factories = []
         for address, dialect in self.addresses.items():
             factory = PublisherFactory(
@@ -142,22 +117,15 @@ class FakeDaemon:
             self._factories.append(factory)
         self.is_running = True
 
-    def history_lost(self, stream: str) -> None:
-        """Disconnect followers: they hold facts that the log has discarded."""
-        for factory in self._factories:
-            factory.close(f"history of {stream} was lost, a new epoch has begun")
-
-    def _refuses(self, stream: str, writer: str) -> str:
-        return "" if self.redis_side is None else self.redis_side.refusal(stream, writer)
+    def _log_options(self) -> dict[str, Any]:
+        """Further arguments of the log."""
+        return {}
 
     def kill(self) -> None:
         """Kill the daemon as SIGKILL does: only committed facts remain."""
         self.is_running = False
         for address in self.addresses:
             self._network.stop_listening(address)
-        if self.redis_side is not None:
-            self.redis_side.kill()
-            self.redis_side = None
         self.publisher.stop()
         for thread in self._threads:
             Deferred.fromCoroutine(thread.stop())

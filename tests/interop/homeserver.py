@@ -23,9 +23,9 @@ from typing import Any, Final, Self
 
 import psycopg
 
-from synrepl.testing.postgres import PostgresServer
-from synrepl.testing.redis import RedisServer
 from tests.interop.harness import free_port, peer_python
+from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer
 
 MAIN: Final = "master"
 """The main process, as the streams call it."""

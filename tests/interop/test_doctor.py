@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from synrepl.cli import main
-from synrepl.testing.postgres import PostgresServer
 from tests.interop.harness import PEERS, peer_python
 from tests.postgres import shared_server
+from tests.servers.postgres import PostgresServer
 
 RECEIPT = (
     "INSERT INTO receipts_linearized (stream_id, instance_name, room_id, receipt_type, user_id, event_id,"

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import pytest
 
-from synrepl.testing.redis import RedisServer
 from tests.interop.drive import DRIVEN, Driver, Driving, drive
 from tests.interop.harness import Program, free_port, peer_python
 from tests.interop.homeserver import MAIN, PERSISTER, PROCESSES, WORKER, Homeserver, trouble_in
 from tests.interop.observer import Observer
 from tests.interop.recorder import Fact, Recorder, canonical, table
+from tests.servers.redis import RedisServer
 
 SERVER_NAME: Final = "hs.test"
 EPHEMERAL: Final = frozenset({"typing", "presence", "presence_federation", "federation"})

@@ -23,12 +23,12 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from synrepl import IdStream, IdTable, InvalidationWriter, MultiWriterIdGenerator, transact
-from synrepl.testing.redis import RedisServer
 from tests.interop.client import Client, Refused
 from tests.interop.harness import free_port, peer_python
 from tests.interop.homeserver import MAIN, PERSISTER, PROCESSES, WORKER, Homeserver, trouble_in
 from tests.interop.observer import Observer
 from tests.interop.recorder import Recorder
+from tests.servers.redis import RedisServer
 
 SERVER_NAME: Final = "hs.test"
 OURS: Final = "synrepl1"

@@ -9,9 +9,9 @@ from synrepl.errors import StorageError
 from synrepl.storage import MemoryEngine
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
-from synrepl.testing.replicas import FakeNode
 from synrepl.transports.native import MAX_QUEUED_BYTES, UpstreamConnection
 from synrepl.wire.position import LogPosition
+from tests.replication.nodes import FakeNode
 from tests.replication.relay.test_refusals import PINNED, known, trim
 from tests.replication.relay.test_sending import MOST
 from tests.replication.worlds import World

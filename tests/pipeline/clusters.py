@@ -20,8 +20,8 @@ from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
 
 from synrepl.pipeline.java import find_java
-from synrepl.testing.owned_process import OwnedProcess
 from tests.processes.loading import size
+from tests.servers.owned_process import OwnedProcess
 
 __all__ = ["QUICK", "QUICK_JAVA", "connect_server", "run_python", "standalone_cluster"]
 

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import hiredis
 
-from synrepl.testing.redis import RedisServer
 from tests.processes.loading import Recorder, Refused, Unanswered
+from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
 
 __all__ = [

@@ -10,9 +10,9 @@ from typing import Any, Final, Self
 
 import yaml
 
-from synrepl.testing.redis import RedisServer
 from tests.processes.channel import Fact, Kept, described, eventually, metric, on_redis, redis_of
 from tests.processes.loading import PATIENCE_SECONDS, Asker, Refused, Unanswered
+from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
 
 __all__ = ["Deployment", "Load", "rows_of"]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from synrepl.streams.digest import EMPTY, verify
-from synrepl.testing.postgres import PostgresServer
 from tests.processes.loading import Asker, Refused, changelog, made_rows
 from tests.processes.test_storage_trouble import cannot_start
+from tests.servers.postgres import PostgresServer
 from tests.service.processes import TWISTD, Daemon
 
 

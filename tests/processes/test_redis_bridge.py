@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import pytest
 
-from synrepl.testing.redis import RedisServer
 from tests.processes.channel import (
     SERVER,
     Fact,
@@ -30,6 +29,7 @@ from tests.processes.channel import (
 )
 from tests.processes.deployment import rows_of
 from tests.processes.loading import LONG, Asker, RawReader, Refused, report, size
+from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
 
 IDLE_SECONDS: Final = 10.0

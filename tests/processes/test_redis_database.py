@@ -4,8 +4,8 @@ import json
 import sqlite3
 from pathlib import Path
 
-from synrepl.testing.redis import RedisServer
 from tests.processes.channel import Speaker, eventually, kept, metric, on_redis, redis_of, status
+from tests.servers.redis import RedisServer
 
 CACHES = {
     "stream": "caches",

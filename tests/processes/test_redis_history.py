@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from synrepl.testing.redis import RedisServer
 from tests.processes.channel import eventually, kept, on_redis, redis_of, status, wait_until_writing
 from tests.processes.deployment import rows_of
 from tests.processes.loading import Asker
+from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
 
 

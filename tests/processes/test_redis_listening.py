@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pytest
 
-from synrepl.testing.redis import RedisServer
 from tests.processes.channel import (
     SERVER,
     Listener,
@@ -25,6 +24,7 @@ from tests.processes.deployment import rows_of
 from tests.processes.loading import Asker, Refused
 from tests.processes.recordings import SERVER as RECORDED
 from tests.processes.recordings import Told, recording
+from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon, Process
 
 STUCK_SECONDS: Final = 15.0

@@ -11,7 +11,6 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from synrepl.testing.redis import RedisServer
 from tests.processes.channel import (
     BY_ALL,
     SECRET,
@@ -30,6 +29,7 @@ from tests.processes.channel import (
 )
 from tests.processes.loading import report, size
 from tests.processes.recordings import SERVER, Message, Peers, Told, recording, said_by
+from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
 
 COLD_START: Final = "cold_start"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from synrepl.testing.redis import RedisServer
 from tests.processes.channel import (
     Fact,
     Listener,
@@ -23,6 +22,7 @@ from tests.processes.channel import (
     status,
     wait_until_writing,
 )
+from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
 
 FACTS = 200

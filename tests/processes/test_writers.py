@@ -21,7 +21,6 @@ import pytest
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.writers import WriterState, read_writers
 from synrepl.streams.digest import EMPTY, verify
-from synrepl.testing.postgres import PostgresServer
 from tests.processes.loading import (
     LONG,
     PATIENCE_SECONDS,
@@ -36,6 +35,7 @@ from tests.processes.loading import (
     size,
 )
 from tests.processes.receipts_writer import STREAM, WRITERS
+from tests.servers.postgres import PostgresServer
 from tests.service.processes import Daemon, Process
 
 KILLS = size(6, 120)

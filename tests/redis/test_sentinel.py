@@ -5,9 +5,9 @@ With fake ones; tests/trial/redis has a real failover.
 
 from typing import Any
 
-from synrepl.testing.fake_redis import FakeRedis
 from synrepl.testing.network import MemoryEndpoint
 from synrepl.transports.redis.address import RedisAddress
+from tests.redis.fake_redis import FakeRedis
 from tests.redis.worlds import FakeWorld, Recorder, World, stopped
 
 

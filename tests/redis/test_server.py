@@ -11,11 +11,11 @@ from pathlib import Path
 import hiredis
 import pytest
 
-from synrepl.testing.redis import RedisServer, SentinelServer, find_redis_servers
+from tests.servers.redis import RedisServer, SentinelServer, find_redis_servers
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN = (
-    "import os; from synrepl.testing.redis import RedisServer;"
+    "import os; from tests.servers.redis import RedisServer;"
     "server = RedisServer(); server.start();"
     "print(server.pid, server.socket, flush=True);"
 )

@@ -10,13 +10,13 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from synrepl.ports.metrics import Metrics
-from synrepl.testing.fake_redis import FakeRedis
 from synrepl.testing.network import Network
 from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.commands import Rdata
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
+from tests.redis.fake_redis import FakeRedis
 
 __all__ = ["SERVER", "FakeWorld", "Recorder", "Story", "World", "rdata", "refusal", "stopped"]
 

@@ -15,7 +15,6 @@ from synrepl.files import FileQueue, Files, FileStore
 from synrepl.ports.access import LOCAL
 from synrepl.storage import ImmediateThread
 from synrepl.testing.raw_peer import raw_client
-from synrepl.testing.replicas import FakeNode
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.server import make_site
 from synrepl.transports.http.services import Services
@@ -24,6 +23,7 @@ from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 from synrepl.wire.filter import ALL, Filter
 from tests.files.builders import checksum
 from tests.http.builders import CATCH_UP, Answer, Talk
+from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "howto" / "replicas.md"

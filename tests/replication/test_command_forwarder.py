@@ -8,7 +8,6 @@ from prometheus_client import generate_latest
 from synrepl.errors import RemoteProtocolError
 from synrepl.replication.command_forwarder import MAX_QUEUED, WINDOW, command_of, line_of
 from synrepl.replication.federation_acks import PRESENT_SECONDS
-from synrepl.testing.replicas import FakeNode
 from synrepl.wire.commands import (
     ClearUserSync,
     FederationAck,
@@ -19,6 +18,7 @@ from synrepl.wire.commands import (
     UserSync,
 )
 from synrepl.wire.native import Greeting
+from tests.replication.nodes import FakeNode
 from tests.replication.worlds import RawReplica, World
 
 KINDS = (UserSync, ClearUserSync, FederationAck, RemovePusher, RemoteServerUp, UserIp, LockReleased)

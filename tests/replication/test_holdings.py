@@ -6,9 +6,9 @@ import pytest
 
 from synrepl.replication.serve_strategy import serving
 from synrepl.testing.raw_peer import RawPeer, raw_client
-from synrepl.testing.replicas import FakeNode
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
 from synrepl.wire.filter import Filter
+from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 
 

@@ -27,8 +27,8 @@ from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL
 from synrepl.replication.roles.interfaces import PeerStatus
 from synrepl.replication.roles.record import RoleRecord
 from synrepl.replication.roles.verification import common_serial, parse_peer_address
-from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
+from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 from tests.simulation.replicas import copied
 

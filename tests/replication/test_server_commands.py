@@ -10,10 +10,10 @@ from synrepl.ingest.server_commands import MAX_WAITING, ServerCommands
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryEndpoint
-from synrepl.testing.replicas import FakeNode
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.commands import FederationAck, InvalidateCache, RemoteServerUp, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
+from tests.replication.nodes import FakeNode
 from tests.replication.test_command_forwarder import heard_at, worker
 from tests.replication.worlds import World
 

@@ -12,10 +12,10 @@ from twisted.python.failure import Failure
 from synrepl.ports.interfaces import Appended
 from synrepl.replication.relay.proof import REPLICA, nonce, proof
 from synrepl.testing.network import Network
-from synrepl.testing.replicas import FakeNode
 from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.native import ChallengeBody, Greeting, Proof, Subscription, WelcomeBody
 from synrepl.wire.position import LogPosition
+from tests.replication.nodes import FakeNode
 
 __all__ = ["RawReplica", "World"]
 

@@ -17,10 +17,11 @@ from synrepl.replication.follower.strategy import following
 from synrepl.streams import digest, jsontext
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
-from synrepl.testing.cluster import DirectCatchUp, FakeDaemon, FakeWorker, MemoryPositions
-from synrepl.testing.fake_redis import FakeRedis
+from synrepl.testing.cluster import DirectCatchUp, FakeWorker, MemoryPositions
 from synrepl.testing.network import BUFFER_BYTES, Network
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect
+from tests.redis.daemon import RedisDaemon
+from tests.redis.fake_redis import FakeRedis
 from tests.simulation.fake_synapse import FakeSynapse, SynapseDatabase
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
@@ -75,7 +76,7 @@ class _Life(msgspec.Struct):
 class _Slot:
     """A worker over all its lives."""
 
-    def __init__(self, name: str, dialect: Dialect, daemon: FakeDaemon) -> None:
+    def __init__(self, name: str, dialect: Dialect, daemon: RedisDaemon) -> None:
         self.name = name
         self.dialect = dialect
         self.daemon = daemon
@@ -115,7 +116,7 @@ class BrokerSimulation(SeededRun):
         chance = self.chance
         self.table = StreamTable.default()
         self._has_begun = False
-        self._full_disks: list[FakeDaemon] = []
+        self._full_disks: list[RedisDaemon] = []
         slow = chance.choice([0.002, 0.02, 0.2])
         self.crumbles = slow < 0.1 and chance.random() < 0.4
         self.network = Network(
@@ -166,18 +167,17 @@ class BrokerSimulation(SeededRun):
         self._gaps: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.clashes = 0
 
-    def _daemon(self, name: str) -> FakeDaemon:
+    def _daemon(self, name: str) -> RedisDaemon:
         writes = _DAEMONS[name]
         if writes and self.daemons_write_caches:
             writes = (*writes, "caches")
-        return FakeDaemon(
+        return RedisDaemon(
             self.network,
+            self.redis,
             name=name,
-            instance=name,
             table=self.table,
             disk_delay=lambda: self.chance.uniform(0.0002, 0.01),
             ring_bytes=self.chance.choice([300, 2_000, 8_000_000]),
-            redis=self.redis,
             writes=writes,
             peers=self.peers,
             chance=self.chance,
@@ -250,7 +250,7 @@ class BrokerSimulation(SeededRun):
             at = (words[0], words[1])
             self.told[at] = max(int(token[0]), self.told.get(at, 0))
 
-    def _start_daemon(self, daemon: FakeDaemon) -> None:
+    def _start_daemon(self, daemon: RedisDaemon) -> None:
         self._note(f"{daemon.name} starts")
         self.reasons += 1
         daemon.start()
@@ -426,7 +426,7 @@ class BrokerSimulation(SeededRun):
         slot.worker.kill()
         self._start_worker(slot)
 
-    def _note_gaps(self, daemon: FakeDaemon) -> None:
+    def _note_gaps(self, daemon: RedisDaemon) -> None:
         value = daemon.metrics.registry.get_sample_value
         for name in ("detected", "repaired", "lost"):
             self._gaps[daemon.name][name] += int(value(f"synrepl_gaps_{name}_total") or 0)
@@ -566,7 +566,7 @@ class BrokerSimulation(SeededRun):
     def _place(self, stream: str, writer: str, token: int, rows: bytes) -> _Place:
         return (stream, "" if self.table[stream].any_writer else writer, token, rows)
 
-    def _check_log(self, daemon: FakeDaemon, required: set[_Place], allowed: set[_Place]) -> None:
+    def _check_log(self, daemon: RedisDaemon, required: set[_Place], allowed: set[_Place]) -> None:
         facts = daemon.engine.facts
         if [fact.serial for fact in facts] != list(range(1, len(facts) + 1)):
             self._fail(f"G5: serials of {daemon.name} are not dense")

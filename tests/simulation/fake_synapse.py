@@ -17,11 +17,11 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.streams.catalog import TYPING
 from synrepl.streams.table import StreamTable
-from synrepl.testing.fake_redis import FakeRedis
-from synrepl.testing.redis_daemon import link_to
 from synrepl.wire.commands import Position, Rdata, Replicate
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
+from tests.redis.daemon import link_to
+from tests.redis.fake_redis import FakeRedis
 
 __all__ = ["FakeSynapse", "SynapseDatabase"]
 

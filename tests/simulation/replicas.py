@@ -29,10 +29,10 @@ from synrepl.replication.roles import Claim, HandOver, PeerStatus
 from synrepl.storage.memory import MemoryEngine
 from synrepl.streams.facts import Fact
 from synrepl.testing.network import MemoryLink, Network
-from synrepl.testing.replica_truth import Content, Histories, content
-from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Subscription
+from tests.replication.nodes import FakeNode
+from tests.simulation.histories import Content, Histories, content
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
 __all__ = ["AIMS", "ReplicaSimulation", "copied"]

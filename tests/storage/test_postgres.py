@@ -23,9 +23,9 @@ from synrepl.storage.postgres import PostgresEngine
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
-from synrepl.testing.postgres import PostgresServer
 from synrepl.wire.filter import Filter
 from tests.postgres import kept_facts, new_database, shared_server
+from tests.servers.postgres import PostgresServer
 from tests.storage.builders import LogCase, facts_after, rows
 
 ROOT = Path(__file__).parents[2]

@@ -12,11 +12,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from synrepl.testing.postgres import PostgresServer, find_binaries
+from tests.servers.postgres import PostgresServer, find_binaries
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN = (
-    "import os; from synrepl.testing.postgres import PostgresServer;"
+    "import os; from tests.servers.postgres import PostgresServer;"
     "server = PostgresServer(); server.start();"
     "print(server.pid, server.url.partition('host=')[2], flush=True);"
 )

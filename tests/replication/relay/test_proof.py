@@ -5,10 +5,10 @@ import pytest
 from twisted.logger import capturedLogs, formatEvent
 
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, proof, proves
-from synrepl.testing.replicas import FakeNode
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.native import ChallengeBody, Greeting, Proof
+from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 
 NONCES = ("theirs", "ours")

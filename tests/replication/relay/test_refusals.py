@@ -9,10 +9,10 @@ from synrepl.replication import feed as feed_module
 from synrepl.replication.relay import REFUSALS, LeaseTerms
 from synrepl.replication.relay.leases import MAX_LEASES
 from synrepl.replication.retention import keys_of
-from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Greeting, JoinRequest, Proof, Subscription, WelcomeBody
 from synrepl.wire.position import LogPosition
+from tests.replication.nodes import FakeNode
 from tests.replication.worlds import RawReplica, World
 
 PINNED = "raw-uuid"

@@ -5,10 +5,10 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from synrepl.replication import feed as feed_module
-from synrepl.testing.replicas import KEEPALIVE
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Greeting, Proof, WelcomeBody
 from synrepl.wire.position import LogPosition
+from tests.replication.nodes import KEEPALIVE
 from tests.replication.worlds import RawReplica, World
 
 MOST = 2 * 1024 * 1024

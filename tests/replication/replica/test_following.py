@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 from synrepl.errors import StorageError
 from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.retention import keys_of
-from synrepl.testing.replicas import FakeNode
+from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 
 DISK_FULL = StorageError(op="commit", why="the disk is full", retryable=True)

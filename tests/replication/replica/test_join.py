@@ -13,10 +13,10 @@ from synrepl.replication.replica import join as joining_module
 from synrepl.replication.retention import keys_of
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
-from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import JoinedBody, JoinRequest
 from synrepl.wire.position import LogPosition
+from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 
 FACTS = 40

@@ -7,7 +7,7 @@ from twisted.internet.protocol import Factory, Protocol
 
 from synrepl.replication.addresses import Address
 from synrepl.replication.replica import IConversation, IUpstream
-from synrepl.testing.replicas import FakeNode
+from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 
 

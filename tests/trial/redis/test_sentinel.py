@@ -1,8 +1,8 @@
 """Redis behind a real Sentinel: the new master is found after a failover."""
 
-from synrepl.testing.redis import RedisServer, SentinelServer
 from synrepl.transports.redis.address import RedisAddress
 from tests.redis.worlds import Recorder, rdata, stopped
+from tests.servers.redis import RedisServer, SentinelServer
 from tests.trial.redis.worlds import RedisCase
 from tests.trial.waiting import eventually
 

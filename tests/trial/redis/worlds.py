@@ -9,10 +9,10 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from synrepl.testing.redis import RedisServer
 from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
 from tests.redis.worlds import Story, World
+from tests.servers.redis import RedisServer
 from tests.trial.waiting import eventually
 
 __all__ = ["RealWorld", "RedisCase"]

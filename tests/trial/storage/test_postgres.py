@@ -15,8 +15,8 @@ from synrepl.ports.interfaces import Appended
 from synrepl.storage import Log, ReactorThread, postgres
 from synrepl.storage.postgres import PostgresEngine
 from synrepl.streams.digest import EMPTY, verify
-from synrepl.testing.postgres import PostgresServer
 from tests.postgres import kept_facts
+from tests.servers.postgres import PostgresServer
 from tests.storage.builders import rows
 from tests.trial.waiting import Counter
 

@@ -12,8 +12,8 @@ from twisted.trial.unittest import TestCase
 
 from synrepl.storage.threads import ReactorThread
 from synrepl.storage.wakeups import Wakeups
-from synrepl.testing.postgres import PostgresServer
 from tests.postgres import shared_server
+from tests.servers.postgres import PostgresServer
 from tests.trial.waiting import Counter, eventually
 
 CHANNEL = 'synrepl "things"'

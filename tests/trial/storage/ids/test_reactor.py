@@ -12,8 +12,8 @@ from twisted.trial.unittest import TestCase
 
 from synrepl.storage.ids import IdStream, IdTable, MultiWriterIdGenerator, transact
 from synrepl.storage.ids.database import IdDatabase
-from synrepl.testing.postgres import PostgresServer
 from tests.postgres import shared_server
+from tests.servers.postgres import PostgresServer
 from tests.trial.waiting import eventually
 
 STREAM = IdStream(name="things", sequence="things_sequence", tables=(IdTable(name="things"),), writers=("A",))

@@ -1,32 +1,30 @@
-"""The Redis side of a `FakeDaemon`, built from the real parts.
+"""A `FakeDaemon` on a Redis channel, built from the real parts.
 
 Importing this installs a reactor, because importing txredisapi does.
 """
 
 import random
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import NotConnected
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
 from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NowhereToFetch
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.ingester import Ingester, LogPositions
-from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import StreamWrite, WritePolicy
-from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
-from synrepl.testing.fake_redis import FakeRedis
+from synrepl.testing import FakeDaemon, Network
 from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.dialect import NEWEST
+from tests.redis.fake_redis import FakeRedis
 
-__all__ = ["OnFakeRedis", "PeersCatchUp", "link_to"]
+__all__ = ["RedisDaemon", "link_to"]
 
 FETCH_SECONDS: Final = 2.0
 
@@ -74,25 +72,56 @@ class PeersCatchUp:
         return missed
 
 
-class RedisJoin(Protocol):
-    """The parts of the daemon that joins the channel."""
+class RedisDaemon(FakeDaemon):
+    """A `FakeDaemon` that joins a channel as the process `name`.
 
-    name: str
-    instance: str
-    table: StreamTable
-    writes: tuple[str, ...]
-    peers: Mapping[str, ICatchUp]
-    chance: random.Random
-    metrics: Metrics
-    log: Log
-    publisher: Publisher
+    It publishes the streams of `writes`, stores all other streams in its log, and fetches missing facts from
+    `peers`, by the name of their writer. `redis_side` holds its Redis parts until the next `kill`.
+    """
 
-    @property
-    def clock(self) -> Any:
-        """The clock."""
+    def __init__(
+        self,
+        network: Network,
+        redis: FakeRedis,
+        *,
+        name: str,
+        writes: Sequence[str],
+        peers: Mapping[str, ICatchUp],
+        chance: random.Random,
+        **options: Any,
+    ) -> None:
+        super().__init__(network, name=name, instance=name, **options)
+        self.writes = tuple(writes)
+        self.peers = peers
+        self.chance = chance
+        self.redis_side: OnFakeRedis | None = None
+        self._redis = redis
+
+    async def _start(self) -> None:
+        await super()._start()
+        self.redis_side = OnFakeRedis(self, self._redis)
+        self.redis_side.start()
+
+    def _log_options(self) -> dict[str, Any]:
+        return {
+            "unordered": [stream.name for stream in self.table if not stream.ordered],
+            "any_writer": [stream.name for stream in self.table if stream.any_writer],
+            "append_refusal": self._refuses,
+        }
 
     def history_lost(self, stream: str) -> None:
-        """The log has begun a new epoch."""
+        """Disconnect followers: they hold facts that the log has discarded."""
+        for factory in self._factories:
+            factory.close(f"history of {stream} was lost, a new epoch has begun")
+
+    def _refuses(self, stream: str, writer: str) -> str:
+        return "" if self.redis_side is None else self.redis_side.refusal(stream, writer)
+
+    def kill(self) -> None:
+        if self.redis_side is not None:
+            self.redis_side.kill()
+            self.redis_side = None
+        super().kill()
 
 
 class OnFakeRedis:
@@ -101,7 +130,7 @@ class OnFakeRedis:
     `events` are those of its follower, without positions.
     """
 
-    def __init__(self, daemon: RedisJoin, redis: FakeRedis) -> None:
+    def __init__(self, daemon: RedisDaemon, redis: FakeRedis) -> None:
         self.daemon = daemon
         self.redis = redis
         self.lost: list[str] = []

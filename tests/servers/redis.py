@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import hiredis
 
-from synrepl.testing.owned_process import OwnedProcess, OwnServer
+from tests.servers.owned_process import OwnedProcess, OwnServer
 
 __all__ = ["RedisServer", "SentinelServer", "find_redis_servers"]
 
@@ -67,7 +67,7 @@ class RedisServer(OwnServer):
         self.port = port if port is not None else _free_port()
         """The port on 127.0.0.1."""
         # A socket path has at most about 100 bytes; a temporary directory can be longer.
-        short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108  # mkdtemp makes a private directory
+        short = "/tmp" if Path("/tmp").is_dir() else None  # mkdtemp makes a private directory
         self._is_home_ours = directory is None
         self._home = (
             Path(tempfile.mkdtemp(prefix="synrepl-redis-", dir=short))

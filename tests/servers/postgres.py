@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from synrepl.testing.owned_process import OwnedProcess, OwnServer
+from tests.servers.owned_process import OwnedProcess, OwnServer
 
 __all__ = ["PostgresServer", "find_binaries"]
 
@@ -66,7 +66,7 @@ class PostgresServer(OwnServer):
         self._durable = durable
         self._account = _account()
         # A socket path has at most about 100 bytes; a temporary directory can be longer.
-        short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108  # mkdtemp makes a private directory
+        short = "/tmp" if Path("/tmp").is_dir() else None  # mkdtemp makes a private directory
         self._home = Path(tempfile.mkdtemp(prefix="synrepl-pg-", dir=short))
         self._data = Path(directory).absolute() if directory is not None else self._home / "data"
         super().__init__(self._home / "log")

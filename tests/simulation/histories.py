@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
-from synrepl.testing.replicas import FakeNode
+from tests.replication.nodes import FakeNode
 
 __all__ = ["Content", "Histories", "content"]
 
