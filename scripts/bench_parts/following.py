@@ -15,8 +15,7 @@ from scripts.bench_parts.measuring import EVENT, Options, Result, best, peer
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
-from synrepl.streams.catalog import EVENTS
-from synrepl.streams.catalog.events import Event
+from synrepl.streams.catalog import EVENTS, Event
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.dialect import CURRENT
 

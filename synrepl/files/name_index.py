@@ -10,7 +10,7 @@ from synrepl.files.context import FilesContext, Wakeup
 from synrepl.files.records import LogProgress, NamedFile
 from synrepl.ports.interfaces import ILog
 from synrepl.streams import jsontext
-from synrepl.streams.catalog.files import FILES
+from synrepl.streams.catalog import FILES
 from synrepl.streams.facts import Fact
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.filter import Filter

@@ -1,0 +1,543 @@
+"""The stream catalog: the streams of Synapse and of synrepl itself."""
+
+from collections.abc import Hashable
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+from synrepl.streams import jsontext
+from synrepl.streams.stream import Bool, BoolSpelling, Gone, Since, Stream, row
+
+__all__ = [
+    "ACCOUNT_DATA",
+    "ALL",
+    "BACKFILL",
+    "CACHES",
+    "DEVICE_LISTS",
+    "EVENTS",
+    "FEDERATION",
+    "FILES",
+    "GROUPS",
+    "PRESENCE",
+    "PRESENCE_FEDERATION",
+    "PROFILE_UPDATES",
+    "PUBLIC_ROOMS",
+    "PUSHERS",
+    "PUSH_RULES",
+    "QUARANTINED_MEDIA",
+    "RECEIPTS",
+    "STICKY_EVENTS",
+    "TAG_ACCOUNT_DATA",
+    "THREAD_SUBSCRIPTIONS",
+    "TO_DEVICE",
+    "TYPING",
+    "UN_PARTIAL_STATED_EVENT",
+    "UN_PARTIAL_STATED_ROOM",
+    "USER_SIGNATURE",
+    "AccountData",
+    "Backfilled",
+    "CacheInvalidation",
+    "DeviceList",
+    "Event",
+    "Federation",
+    "File",
+    "Group",
+    "Presence",
+    "PresenceFederation",
+    "ProfileUpdate",
+    "PublicRoom",
+    "PushRules",
+    "Pusher",
+    "QuarantinedMedia",
+    "Receipt",
+    "State",
+    "StateAll",
+    "StickyEvent",
+    "TagAccountData",
+    "ThreadSubscription",
+    "ToDevice",
+    "Typing",
+    "UnPartialStatedEvent",
+    "UnPartialStatedRoom",
+    "UserSignature",
+]
+
+
+# Events of rooms, and changes of their current state.
+@row(tag="ev", flat_until="0.99.4")
+class Event:
+    """An event was persisted."""
+
+    event_id: str
+    room_id: str
+    type: str
+    state_key: str | None
+    redacts: str | None
+    relates_to: Annotated[str | None, Since("0.99.5", default=None)]
+    membership: Annotated[str | None, Since("1.23", default=None)]
+    rejected: Annotated[Bool, Since("1.23", default=False)]
+    outlier: Annotated[Bool, Since("1.64", default=False)]
+
+
+@row(tag="state", since="0.99.4")
+class State:
+    """An entry of a room's current state changed, or was removed if `event_id` is null."""
+
+    room_id: str
+    type: str
+    state_key: str
+    event_id: str | None
+
+
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
+@row(tag="state-all", since="1.67")
+class StateAll:
+    """Much of a room's current state changed: read all of it again."""
+
+    room_id: str
+
+
+def _event_key(row: Event | State | StateAll) -> tuple[Hashable, ...]:
+    match row:
+        case Event():
+            return ("ev", row.event_id)
+        case State():
+            return ("state", row.room_id, row.type, row.state_key)
+        case StateAll():
+            return ("state-all", row.room_id)
+
+
+def _is_gone(row: Event | State | StateAll) -> bool:
+    return isinstance(row, State) and row.event_id is None
+
+
+EVENTS: Stream[Event | State | StateAll] = Stream(
+    "events", Event | State | StateAll, key=_event_key, tombstone=_is_gone
+)
+
+
+# Backfill: old events fetched from other servers.
+@row
+class Backfilled:
+    """An event that is older than the known events of its room."""
+
+    event_id: str
+    room_id: str
+    type: str
+    state_key: str | None
+    redacts: str | None
+    relates_to: Annotated[str | None, Since("0.99.5", default=None)]
+
+
+# Real masters send the tokens of one burst in descending order (docs/reference/peers.md#tokens).
+BACKFILL = Stream("backfill", Backfilled, key="event_id", descends=True)
+
+
+# Presence of users.
+@row
+class Presence:
+    """The current presence of a user. Times are in milliseconds."""
+
+    user_id: str
+    state: str
+    last_active_ts: int
+    last_federation_update_ts: int
+    last_user_sync_ts: int
+    status_msg: str | None
+    currently_active: Bool
+
+
+PRESENCE = Stream("presence", Presence, key="user_id", ephemeral=True)
+
+
+# The queue of presence for other servers.
+@row
+class PresenceFederation:
+    """A server to send the presence of a user to."""
+
+    destination: str
+    user_id: str
+
+
+# A queue in the writer's memory: after a restart tokens begin at zero again (docs/reference/peers.md#tokens).
+PRESENCE_FEDERATION = Stream(
+    "presence_federation",
+    PresenceFederation,
+    key=("destination", "user_id"),
+    monotonic=False,
+    ephemeral=True,
+    since="1.33",
+)
+
+
+# Typing users of rooms.
+@row
+class Typing:
+    """All users who are now typing in a room."""
+
+    room_id: str
+    user_ids: list[str]
+
+
+# Typing is not stored: after a restart of the writer tokens begin at zero again
+# (docs/reference/peers.md#tokens).
+TYPING = Stream("typing", Typing, key="room_id", monotonic=False, ephemeral=True)
+
+
+# Read receipts.
+@row
+class Receipt:
+    """A user has read a room, or a thread of it, up to an event."""
+
+    room_id: str
+    receipt_type: str
+    user_id: str
+    event_id: str
+    # The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
+    thread_id: Annotated[str | None, Since("1.67", default=None)]
+    data: dict[str, Any]
+
+
+RECEIPTS = Stream("receipts", Receipt, key=("room_id", "receipt_type", "user_id", "thread_id"))
+
+
+# Changes of push rules.
+@row
+class PushRules:
+    """The push rules of a user changed."""
+
+    user_id: str
+
+
+PUSH_RULES = Stream("push_rules", PushRules, key="user_id", any_writer=True)
+
+
+# Pushers: the recipients of push notifications.
+@row
+class Pusher:
+    """A pusher was set or deleted. Push keys may contain spaces."""
+
+    user_id: str
+    app_id: str
+    pushkey: str
+    deleted: Bool
+
+
+PUSHERS = Stream(
+    "pushers",
+    Pusher,
+    key=("user_id", "app_id", "pushkey"),
+    any_writer=True,
+    tombstone=lambda row: row.deleted,
+)
+
+
+# Invalidations of caches.
+@row
+class CacheInvalidation:
+    """A request to drop an entry of a cache, or all of them if `keys` is null.
+
+    The empty list is an ordinary key: that of a cache without arguments.
+    """
+
+    cache_func: str
+    keys: list[str] | None
+    invalidation_ts: int | None
+
+
+def _cache_key(row: CacheInvalidation) -> tuple[Hashable, ...]:
+    return (row.cache_func, jsontext.dumps(row.keys).decode("ascii"))
+
+
+# Real masters send rows ahead of their position, and then again (docs/reference/peers.md#tokens).
+CACHES = Stream("caches", CacheInvalidation, key=_cache_key, ordered=False)
+
+
+# Rooms in the public directory (until 1.41).
+def _is_public(visibility: bool | int | str) -> bool:
+    return visibility == "public" if isinstance(visibility, str) else bool(visibility)
+
+
+@row
+class PublicRoom:
+    """A room was added to the directory, or removed from it."""
+
+    room_id: str
+    # Masters on SQLite write numbers (docs/reference/peers.md#json); the words are those of the
+    # client-server API.
+    visibility: Annotated[
+        bool, BoolSpelling(accepts=bool | Literal[0, 1, "public", "private"], read=_is_public)
+    ]
+    appservice_id: str | None
+    network_id: str | None
+
+
+PUBLIC_ROOMS = Stream(
+    "public_rooms", PublicRoom, key=("room_id", "appservice_id", "network_id"), until="1.41"
+)
+
+
+# Changes of users' devices.
+@row
+class DeviceList:
+    """The devices of a user changed.
+
+    Up to 1.66 `user_id` is called ``entity``, and may also be the name of a server to notify.
+    """
+
+    user_id: str
+    # The exact release of both is unknown: after 1.66, and not after 1.163
+    # (docs/reference/peers.md#row-shapes).
+    is_signature: Annotated[Bool, Since("1.67", default=False)]
+    hosts_calculated: Annotated[Bool, Since("1.67", default=False)]
+
+
+DEVICE_LISTS = Stream(
+    "device_lists",
+    DeviceList,
+    key="user_id",
+    any_writer=True,
+    gone=[Gone("destination", after="user_id", until="1.13", default=None, type=str | None, kept=True)],
+)
+
+
+# Recipients of new to-device messages.
+@row
+class ToDevice:
+    """There are messages for a local user, or for another server."""
+
+    entity: str
+
+
+TO_DEVICE = Stream("to_device", ToDevice, key="entity", any_writer=True)
+
+
+# The queue of federation senders.
+@row
+class Federation:
+    """An item for other servers: its type (``p``, ``pd``, ``k``, ``d``...) and its content."""
+
+    type: str
+    data: dict[str, Any]
+
+
+# A queue in the master's memory: after a restart tokens begin at zero again (docs/reference/peers.md#tokens).
+# No row replaces another.
+FEDERATION = Stream("federation", Federation, key=None, monotonic=False, ephemeral=True)
+
+
+# Users' tags of rooms (until 1.67; then part of account_data).
+@row
+class TagAccountData:
+    """The tags of a room changed. Masters write `data` as a string of JSON."""
+
+    user_id: str
+    room_id: str
+    data: str | dict[str, Any]
+
+
+TAG_ACCOUNT_DATA = Stream("tag_account_data", TagAccountData, key=("user_id", "room_id"), until="1.67")
+
+
+# Account data of users, global or for one room.
+@row
+class AccountData:
+    """Account data changed; `room_id` is null for global data."""
+
+    user_id: str
+    room_id: str | None
+    data_type: str
+
+
+ACCOUNT_DATA = Stream(
+    "account_data",
+    AccountData,
+    key=("user_id", "room_id", "data_type"),
+    any_writer=True,
+    gone=[Gone("data", after="data_type", until="1.7", default=None, kept=True)],
+)
+
+
+# Memberships of groups (from 0.24 until 1.61).
+@row
+class Group:
+    """The membership of a user in a group changed."""
+
+    group_id: str
+    user_id: str
+    type: str
+    content: dict[str, Any]
+
+
+GROUPS = Stream("groups", Group, key=("group_id", "user_id"), since="0.24", until="1.61")
+
+
+# Signatures of other users' keys (from 1.6 until 1.67; then part of device_lists).
+@row
+class UserSignature:
+    """A user signed keys of other users."""
+
+    user_id: str
+
+
+USER_SIGNATURE = Stream("user_signature", UserSignature, key="user_id", since="1.6", until="1.67")
+
+
+# Changes of profiles, and of the users who see them.
+@row
+class ProfileUpdate:
+    """A user changed fields of the profile, or joined or left a room (`action`)."""
+
+    user_id: str
+    action: str
+    affected_fields: list[str] | None
+
+
+def _profile_key(row: ProfileUpdate) -> tuple[Hashable, ...]:
+    # With the fields: a new avatar does not replace an earlier change of the name.
+    return (row.user_id, row.action, jsontext.dumps(row.affected_fields).decode("ascii"))
+
+
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
+PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_profile_key, any_writer=True, since="1.67")
+
+
+# Sticky events of rooms.
+@row
+class StickyEvent:
+    """An event became sticky."""
+
+    room_id: str
+    event_id: str
+
+
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
+STICKY_EVENTS = Stream(
+    "sticky_events", StickyEvent, key=("room_id", "event_id"), any_writer=True, since="1.67"
+)
+
+
+# Subscriptions to threads.
+@row
+class ThreadSubscription:
+    """A user subscribed to a thread, or unsubscribed; `event_id` is the root of the thread."""
+
+    user_id: str
+    room_id: str
+    event_id: str
+
+
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
+THREAD_SUBSCRIPTIONS = Stream(
+    "thread_subscriptions",
+    ThreadSubscription,
+    key=("user_id", "room_id", "event_id"),
+    any_writer=True,
+    since="1.67",
+)
+
+
+# Rooms whose state became complete.
+@row
+class UnPartialStatedRoom:
+    """A room that was joined with partial state now has full state."""
+
+    room_id: str
+
+
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
+UN_PARTIAL_STATED_ROOM = Stream("un_partial_stated_room", UnPartialStatedRoom, key="room_id", since="1.67")
+
+
+# Events whose state became complete.
+@row
+class UnPartialStatedEvent:
+    """An event with partial state now has full state, which may change whether it is rejected."""
+
+    event_id: str
+    rejection_status_changed: Bool
+
+
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
+UN_PARTIAL_STATED_EVENT = Stream(
+    "un_partial_stated_event", UnPartialStatedEvent, key="event_id", since="1.67"
+)
+
+
+# Quarantined media.
+@row
+class QuarantinedMedia:
+    """Media was quarantined or released; `origin` is null for local media."""
+
+    origin: str | None
+    media_id: str
+    quarantined: Bool
+
+
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
+QUARANTINED_MEDIA = Stream(
+    "quarantined_media", QuarantinedMedia, key=("origin", "media_id"), any_writer=True, since="1.67"
+)
+
+
+# Files of the file store: their names, checksums and sizes.
+
+MAX_FILE_NAME: Final = 1_024
+"""Characters of the name of a file."""
+
+Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
+Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+@row
+class File:
+    """A file was created, modified or deleted.
+
+    `sha256` and `size` (in bytes) describe its content; both are null for a deleted file. ``create`` and
+    ``modify`` have the same effect: the name now has this content.
+    """
+
+    action: Literal["create", "modify", "delete"]
+    name: str
+    sha256: Checksum | None
+    size: Size | None
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_FILE_NAME:
+            raise ValueError(f"a name has 1 to {MAX_FILE_NAME} characters")
+        has = self.sha256 is not None, self.size is not None
+        if has != (self.action != "delete",) * 2:
+            raise ValueError("a file has a sha256 and a size; a deleted one has neither")
+
+
+# A stream of synrepl, since the native dialect: peers that speak a release of Synapse do not receive it.
+FILES = Stream("files", File, key="name", tombstone=lambda row: row.action == "delete", since="999.0")
+
+
+# In the order in which masters announce their positions.
+ALL: tuple[Stream[Any], ...] = (
+    EVENTS,
+    BACKFILL,
+    PRESENCE,
+    PRESENCE_FEDERATION,
+    TYPING,
+    RECEIPTS,
+    PUSH_RULES,
+    PUSHERS,
+    CACHES,
+    PUBLIC_ROOMS,
+    DEVICE_LISTS,
+    TO_DEVICE,
+    FEDERATION,
+    TAG_ACCOUNT_DATA,
+    ACCOUNT_DATA,
+    GROUPS,
+    USER_SIGNATURE,
+    PROFILE_UPDATES,
+    STICKY_EVENTS,
+    THREAD_SUBSCRIPTIONS,
+    UN_PARTIAL_STATED_ROOM,
+    UN_PARTIAL_STATED_EVENT,
+    QUARANTINED_MEDIA,
+    FILES,
+)
