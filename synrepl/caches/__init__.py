@@ -5,13 +5,12 @@ Pure: no network, no clock, no reactor.
 
 from synrepl.caches.cached import Cached, CachedCoroutine, CachedFunction
 from synrepl.caches.changes import Changes
-from synrepl.caches.computation import IWaiter
 from synrepl.caches.counters import CacheInfo
+from synrepl.caches.entries import IWaiter
 from synrepl.caches.lint import CacheWarning, lint
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Drop, Invalidation, Unreadable, Vintage
-from synrepl.caches.vintages.release_1_0 import LEGACY
-from synrepl.caches.vintages.release_1_163 import NEWEST
+from synrepl.caches.vintages import LEGACY, NEWEST
 
 __all__ = [
     "LEGACY",

@@ -5,11 +5,12 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
+import msgspec
+
 from synrepl.caches.arguments import Arguments
 from synrepl.caches.cache import Cache
 from synrepl.caches.calls import AsyncCalls, Calls, Plan
-from synrepl.caches.computation import IWaiter
-from synrepl.caches.entries import Entries
+from synrepl.caches.entries import Entries, IWaiter
 from synrepl.errors import ConfigError
 
 __all__ = ["Cached", "CachedCoroutine", "CachedFunction", "CacheSettings"]
@@ -69,13 +70,8 @@ class Cached:
 
     def _become_method(self) -> None:
         self._is_method = True
-        self._plan = Plan(
-            name=self._plan.name,
-            function=self._plan.function,
-            arguments=Arguments(self._plan.function, is_method=True),
-            waiter=self._plan.waiter,
-            abandoned=self._plan.abandoned,
-        )
+        arguments = Arguments(self._plan.function, is_method=True)
+        self._plan = msgspec.structs.replace(self._plan, arguments=arguments)
         self._cache.set_arguments(self._plan.arguments)
 
     def _entries_of(self, instance: object) -> Entries:

@@ -4,9 +4,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
+import msgspec
+
 from synrepl.caches.arguments import Arguments
-from synrepl.caches.computation import AGAIN, IWaiter
-from synrepl.caches.entries import MISSING, Entries, Key
+from synrepl.caches.entries import AGAIN, MISSING, Entries, IWaiter, Key
 
 __all__ = ["AsyncCalls", "Calls", "Plan"]
 
@@ -14,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Plan:
+class Plan(msgspec.Struct, kw_only=True):
     """The function to call on a miss, and how; shared by all instances of a class.
 
     `waiter` creates an object that a caller awaits while another computes the value. An exception of type
@@ -22,23 +23,15 @@ class Plan:
     computation failed.
     """
 
-    __slots__ = ("name", "function", "arguments", "full", "waiter", "abandoned")
+    name: str
+    function: Callable[..., Any]
+    arguments: Arguments
+    waiter: Callable[[], IWaiter]
+    abandoned: tuple[type[BaseException], ...]
+    full: int = -1
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        function: Callable[..., Any],
-        arguments: Arguments,
-        waiter: Callable[[], IWaiter],
-        abandoned: tuple[type[BaseException], ...],
-    ) -> None:
-        self.name = name
-        self.function = function
-        self.arguments = arguments
-        self.full = arguments.full
-        self.waiter = waiter
-        self.abandoned = abandoned
+    def __post_init__(self) -> None:
+        self.full = self.arguments.full
 
 
 class BaseCalls(Generic[P, T]):

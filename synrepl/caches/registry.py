@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from synrepl.caches.cache import Cache
 from synrepl.caches.cached import CachedCoroutine, CachedFunction, CacheSettings
-from synrepl.caches.computation import IWaiter
 from synrepl.caches.counters import CacheInfo, NameCounts
+from synrepl.caches.entries import IWaiter
 from synrepl.caches.vintage import Invalidation, Vintage
-from synrepl.caches.vintages.release_1_163 import NEWEST
+from synrepl.caches.vintages import NEWEST
 from synrepl.errors import ConfigError
 
 __all__ = ["CacheRegistry"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from synrepl.caches import CacheRegistry
 from synrepl.caches.vintage import Vintage
-from synrepl.caches.vintages.release_1_163 import NEWEST
+from synrepl.caches.vintages import NEWEST
 
 
 class Waiter:

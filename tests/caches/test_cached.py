@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from synrepl.caches import CacheRegistry, IWaiter
-from synrepl.caches.vintages.release_1_163 import NEWEST
+from synrepl.caches.vintages import NEWEST
 from synrepl.errors import ConfigError
 from tests.caches.fakes import Caller, Waiter, new_registry
 

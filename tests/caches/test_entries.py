@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.caches.cache import Cache
-from synrepl.caches.computation import Computation
-from synrepl.caches.entries import MISSING, Entries, Key, Shape
+from synrepl.caches.entries import MISSING, Computation, Entries, Key, Shape
 
 
 def filled(*keys: Key, tree: bool = False, max_entries: int = 10) -> Entries:

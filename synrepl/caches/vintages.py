@@ -1,11 +1,15 @@
-"""The vintage of Synapse 1.163: aliases for room state, purged history, deleted rooms; event implications."""
+"""The vintages of Synapse releases.
+
+`NEWEST` is that of 1.163: aliases for room state, purged history, deleted rooms; event implications. `LEGACY`
+is that of 1.0, which has no aliases for purged history and deleted rooms.
+"""
 
 from collections.abc import Iterator
 
 from synrepl.caches.vintage import PACKED, Drop, Unreadable, Vintage, pack, unpack
 from synrepl.streams.catalog import Backfilled, Event, State, StateAll
 
-__all__ = ["NEWEST"]
+__all__ = ["LEGACY", "NEWEST"]
 
 NEWEST = Vintage("NEWEST")
 
@@ -248,3 +252,22 @@ def events(row: Event | Backfilled | State | StateAll) -> Iterator[Drop]:
 
 
 NEWEST.seal()
+
+
+# -- 1.0 ----------------------------------------------------------------------------------------------
+
+
+LEGACY = Vintage("LEGACY")
+
+
+@LEGACY.alias("cs_cache_fake")
+def legacy_current_state(room_id: str, *changed: str) -> Iterator[Drop]:
+    """The state of a room changed, including the membership of `changed`."""
+    for server in sorted({user.partition(":")[2] for user in changed}):
+        yield "is_host_joined", (room_id, server)
+        yield "was_host_joined", (room_id, server)
+    for cache in ("get_users_in_room", "get_room_summary", "get_current_state_ids"):
+        yield cache, (room_id,)
+
+
+LEGACY.seal()

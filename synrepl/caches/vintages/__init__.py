@@ -1,1 +1,0 @@
-"""The vintages of Synapse releases, one file each."""
