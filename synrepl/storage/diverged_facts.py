@@ -9,8 +9,7 @@ from typing import BinaryIO
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IThread
 from synrepl.storage.private_files import create_private, sync_directory
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import encode_facts
+from synrepl.streams.facts import Fact, encode_facts
 
 __all__ = ["DivergedFacts"]
 

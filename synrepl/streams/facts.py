@@ -1,10 +1,17 @@
-"""Facts: the rows under one token, as the log keeps them."""
+"""Facts: the rows under one token, as the log keeps them, and their form as lines of JSON (NDJSON).
 
+That form is used in the HTTP changelog, in blocks between daemons and in files.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
-__all__ = ["NO_ROWS", "Fact"]
+from synrepl.errors import RemoteProtocolError
+
+__all__ = ["NO_ROWS", "Fact", "decode_facts", "encode_fact", "encode_facts"]
 
 NO_ROWS: Final = b"[]"
 """The rows of a fact that only certifies the position of its writer."""
@@ -31,3 +38,67 @@ class Fact(msgspec.Struct, frozen=True):
     rows: bytes
     committed_at_ms: int
     digest: str
+
+
+class _Line(msgspec.Struct):
+    serial: int
+    epoch: int
+    stream: str
+    writer: str
+    prev_token: int
+    token: int
+    rows: msgspec.Raw
+    committed_at_ms: int
+    digest: str
+
+
+_decoder: Final = msgspec.json.Decoder(_Line)
+
+
+@lru_cache(maxsize=1024)
+def _quoted(name: str) -> bytes:
+    return msgspec.json.encode(name)
+
+
+def encode_fact(fact: Fact) -> bytes:
+    """Encode a fact as one line of JSON, with its line end."""
+    return (
+        b'{"serial":%d,"epoch":%d,"stream":%b,"writer":%b,"prev_token":%d,"token":%d,"rows":%b,'
+        b'"committed_at_ms":%d,"digest":"%b"}\n'
+    ) % (
+        fact.serial,
+        fact.epoch,
+        _quoted(fact.stream),
+        _quoted(fact.writer),
+        fact.prev_token,
+        fact.token,
+        fact.rows,
+        fact.committed_at_ms,
+        fact.digest.encode(),
+    )
+
+
+def encode_facts(facts: Iterable[Fact]) -> bytes:
+    """Encode facts as lines of JSON."""
+    return b"".join(map(encode_fact, facts))
+
+
+def decode_facts(data: bytes) -> list[Fact]:
+    """Decode lines of JSON to facts. Raises RemoteProtocolError if a line is not a fact."""
+    try:
+        return [
+            Fact(
+                line.serial,
+                line.epoch,
+                line.stream,
+                line.writer,
+                line.prev_token,
+                line.token,
+                bytes(line.rows),
+                line.committed_at_ms,
+                line.digest,
+            )
+            for line in _decoder.decode_lines(data)
+        ]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"a line is not a fact: {error}") from error

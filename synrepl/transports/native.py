@@ -27,7 +27,7 @@ from synrepl.replication.replica.conversation import (
     SnapshotFacts,
     SnapshotMeta,
 )
-from synrepl.streams.ndjson import decode_facts
+from synrepl.streams.facts import decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
 from synrepl.wire import native

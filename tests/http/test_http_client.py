@@ -11,8 +11,7 @@ from twisted.web.client import ResponseDone, ResponseFailed
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.history import LogPosition
 from synrepl.streams.digest import checksum
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import decode_facts, encode_fact
+from synrepl.streams.facts import Fact, decode_facts, encode_fact
 from synrepl.transports.http.response_body import BodyLines, collect_body
 from synrepl.transports.http.upstream import _check
 

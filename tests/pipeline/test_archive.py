@@ -21,8 +21,7 @@ from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, w
 from synrepl.pipeline.store import Store, lock_archive
 from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY, verify
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import decode_facts
+from synrepl.streams.facts import Fact, decode_facts
 from tests.pipeline.archives import archive as write_archive
 from tests.pipeline.archives import chained, counted_by_the_manual
 from tests.pipeline.kills import ArchiveProcess

@@ -9,8 +9,7 @@ from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.snapshot.compact import compact
 from synrepl.pipeline.store import Store
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import decode_facts
+from synrepl.streams.facts import Fact, decode_facts
 from tests.processes.replicas import Cluster, fill
 from tests.service.processes import TWISTD, Daemon, Process
 

@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import decode_facts
+from synrepl.streams.facts import Fact, decode_facts
 from tests.service.processes import ROOT
 
 __all__ = [

@@ -16,8 +16,7 @@ import msgspec
 from synrepl.storage import SQLiteEngine
 from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
 from synrepl.streams.digest import EMPTY, verify
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import decode_facts
+from synrepl.streams.facts import Fact, decode_facts
 from tests.processes.channel import eventually, status
 from tests.processes.loading import (
     PATIENCE_SECONDS,

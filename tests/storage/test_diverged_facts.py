@@ -11,8 +11,7 @@ from twisted.python.failure import Failure
 from synrepl.errors import StorageError
 from synrepl.storage.diverged_facts import DivergedFacts
 from synrepl.storage.threads import ImmediateThread
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import decode_facts
+from synrepl.streams.facts import Fact, decode_facts
 from tests.storage.builders import facts_after
 
 FACTS = facts_after(None, ("events", "w", 0, 1), ("events", "w", 1, 2), ("events", "w", 2, 3), epoch=4)

@@ -7,8 +7,7 @@ from typing import Final
 import msgspec
 
 from synrepl.html.humanize import at, counted, number, printable, rate, share, shortened, size, span
-from synrepl.html.markup import Markup, details, element, facts, join, mark
-from synrepl.html.theme import LOOK
+from synrepl.html.markup import LOOK, Markup, details, element, facts, join, mark
 from synrepl.pipeline.report.charts import Picture, colors_css
 from synrepl.pipeline.report.measurement import Coverage, Measurements
 from synrepl.pipeline.report.tables import Table, as_html, folded, named, silent_writers

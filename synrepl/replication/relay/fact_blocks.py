@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import encode_fact
+from synrepl.streams.facts import Fact, encode_fact
 from synrepl.wire.blocks import encode_blocks
 from synrepl.wire.filter import ALL, Filter
 

@@ -25,7 +25,7 @@ from synrepl.replication.relay.refusals import refusal
 from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
 from synrepl.replication.relay.snapshot_start import make_welcome, start_snapshot
 from synrepl.replication.ring import RingGroup
-from synrepl.streams.ndjson import encode_fact
+from synrepl.streams.facts import encode_fact
 from synrepl.wire.blocks import encode_block
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL, Filter

@@ -14,8 +14,7 @@ import msgspec
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import AppendReceipt, EpochStart
 from synrepl.streams.digest import checksum
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import encode_fact
+from synrepl.streams.facts import Fact, encode_fact
 from synrepl.wire.filter import Filter
 
 __all__ = [

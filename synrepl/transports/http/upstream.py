@@ -27,8 +27,7 @@ from synrepl.replication.replica import (
     SnapshotMeta,
 )
 from synrepl.streams.digest import checksum
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import decode_facts
+from synrepl.streams.facts import Fact, decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
 from synrepl.transports.http.changelog_client import ChangelogClient

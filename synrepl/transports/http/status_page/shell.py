@@ -5,7 +5,7 @@ from hashlib import sha256
 from html import escape
 from typing import Final
 
-from synrepl.html.theme import LOOK
+from synrepl.html.markup import LOOK
 
 __all__ = ["POLICY", "shell"]
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import decode_facts, encode_fact, encode_facts
+from synrepl.streams.facts import Fact, decode_facts, encode_fact, encode_facts
 
 numbers = st.integers(-(2**63), 2**63 - 1)
 names = st.text(min_size=1)
