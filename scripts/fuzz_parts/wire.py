@@ -10,17 +10,17 @@ from twisted.internet.task import Clock
 from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, conversed, pieces, words
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.addresses import Address
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
-from synrepl.testing import Cluster
-from synrepl.transports.native import UpstreamConnection
+from synrepl.testing import Cluster, MemoryEndpoint, Network
+from synrepl.transports.native import NativeConversation, NativeUpstream
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.blocks import BlockReader
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BROKER
 from synrepl.wire.session import Close, Deliver, Session, Warn
 from tests.captures import GOLDEN, said
-from tests.replication.nodes import KEEPALIVE
 from tests.replication.test_broker import Story
 from tests.replication.worlds import World
 
@@ -136,13 +136,16 @@ class NativeTarget(Target):
     def _upstream(text: bytes, seed: int) -> object:
         """A replica hears it."""
         clock = Clock()
-        connection = UpstreamConnection(
-            clock, Metrics(CollectorRegistry()), name="b", expected_server=None, keepalive=KEEPALIVE
-        )
+        nowhere = MemoryEndpoint(Network(clock), "b", "a")
+        connection = NativeUpstream(
+            nowhere, clock, Metrics(CollectorRegistry()), where=Address(native="a")
+        ).build("b")
+        conversation = NativeConversation(connection, Metrics(CollectorRegistry()))
+        connection._make_owner = lambda _: conversation
         answer = conversed(connection, clock, text, seed)
         events = 0
-        while events < 10_000 and connection.events._events:
-            connection.ready()
+        while events < 10_000 and conversation.events._events:
+            conversation.ready()
             events += 1
         return words(answer[0]), answer[1]
 

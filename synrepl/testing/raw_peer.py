@@ -6,6 +6,7 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
 from synrepl.testing.network import Network
+from synrepl.wire.codec import LineBuffer
 
 __all__ = ["RawPeer", "raw_client", "raw_server"]
 
@@ -18,14 +19,13 @@ class RawPeer(Protocol):
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.is_connected = False
-        self._rest = b""
+        self._lines = LineBuffer()
 
     def connectionMade(self) -> None:
         self.is_connected = True
 
     def dataReceived(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self.heard += [line.decode() for line in lines]
+        self.heard += [line.decode() for line in self._lines.feed(data)]
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.is_connected = False

@@ -6,14 +6,14 @@ from typing import Any, Final
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
-from twisted.internet.interfaces import IAddress, IStreamClientEndpoint
-from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.protocol import Factory
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from synrepl.errors import LocalProtocolError, NotConnected, RemoteProtocolError
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
@@ -28,6 +28,7 @@ from synrepl.replication.replica.conversation import (
     SnapshotMeta,
 )
 from synrepl.streams.facts import decode_facts
+from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
 from synrepl.wire import native
@@ -35,10 +36,11 @@ from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
-from synrepl.wire.session import KEEPALIVE, MAX_TEXT, Close, Deliver, Keepalive, Send, Session
+from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.session import KEEPALIVE, MAX_TEXT, Keepalive, Session
 from synrepl.wire.text import printable
 
-__all__ = ["NativeUpstream", "UpstreamConnection"]
+__all__ = ["NativeConversation", "NativeUpstream"]
 
 CONNECT_SECONDS: Final = 30.0
 """Timeout for connecting, and for the handshake."""
@@ -50,94 +52,38 @@ EVENT_BYTES: Final = 500
 """Memory that a queued event counts in addition to its block; many have none."""
 
 
-class UpstreamConnection(Protocol):
-    """One connection (`replica.IConversation`)."""
+class NativeConversation(ConnectionOwner):
+    """A replica's end of a connection to its upstream (`replica.IConversation`)."""
 
-    transport: Any
     _logger = Logger()
 
-    def __init__(
-        self, clock: IClock, metrics: Metrics, *, name: str, expected_server: str | None, keepalive: Keepalive
-    ) -> None:
+    def __init__(self, connection: ReplicationProtocol, metrics: Metrics) -> None:
         self.welcome: native.WelcomeBody
-        self.session = Session(
-            CLIENT,
-            NATIVE,
-            name=name,
-            seconds=clock.seconds,
-            expected_server=expected_server,
-            keepalive=keepalive,
+        self.events = EventQueue(
+            MAX_QUEUED_BYTES, on_full=connection.pause_reading, on_room=connection.resume_reading
         )
-        self._clock = clock
+        self._connection = connection
         self._metrics = metrics
-        self._timeout_seconds = keepalive.timeout_seconds
-        self._reader = BlockReader()
         self._snapshot = SnapshotReader()
-        self.events = EventQueue(MAX_QUEUED_BYTES, on_full=self._pause, on_room=self._resume)
-        self._timer: Any = None
-        self._received_at = clock.seconds()
-        self.is_open = False
 
-    # -- called by Twisted ---------------------------------------------------------------------------------
+    # -- called by the connection ----------------------------------------------------------------------------
 
-    def connectionMade(self) -> None:
-        self.is_open = True
-        self._metrics.connections.inc()
-        if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
-            set_no_delay(True)
-        self._perform(self.session.connected())
-        self._arm()
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
+        for command in commands:
+            self._receive(command)
 
-    def dataReceived(self, data: bytes) -> None:
-        self._metrics.bytes_in.inc(len(data))
-        self._received_at = self._clock.seconds()
-        if self.events.error is not None:
-            return
-        violation: str | None = None
-        try:
-            lines: list[bytes] = []
-            for item in self._reader.feed(data):
-                if isinstance(item, bytes):
-                    lines.append(item)
-                    continue
-                self._receive_lines(lines)
-                lines = []
-                event = self._event(item)
-                if event is not None:
-                    self._enqueue(event, len(item.data))
-            self._receive_lines(lines)
-        except RemoteProtocolError as error:
-            violation = error.why
-        if violation is not None:
-            # A new error: the traceback of the first one would keep the whole block in memory.
-            self._perform(self.session.fail(violation))
-            self._finish(RemoteProtocolError(violation))
+    def block(self, payload: Payload) -> None:
+        event = self._event(payload)
+        if event is not None:
+            self._enqueue(event, len(payload.data))
 
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        if self.is_open:
-            self.is_open = False
-            self._metrics.connections.dec()
-        self.session.closed = True
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._finish(NotConnected(f"the connection was lost: {reason.getErrorMessage()}"))
+    def failed(self, why: str) -> None:
+        self._end(RemoteProtocolError(why))
 
-    def _receive_lines(self, lines: Sequence[bytes]) -> None:
-        self._perform(self.session.receive(lines))
+    def lost(self, why: str) -> None:
+        self._end(NotConnected(f"the connection was lost: {why}"))
 
-    def _perform(self, actions: Any) -> None:
-        for action in actions:
-            match action:
-                case Send(data):
-                    self._write(data)
-                case Deliver(commands):
-                    for command in commands:
-                        self._command(command)
-                case Close(why):
-                    self._finish(RemoteProtocolError(why))
-                    self.close()
-
-    def _command(self, command: Any) -> None:
+    def _receive(self, command: Any) -> None:
         match command:
             case native.Heartbeat():
                 position = command.position
@@ -152,7 +98,8 @@ class UpstreamConnection(Protocol):
             case native.Peers():
                 _check_printable(*command.body)
             case Error():
-                self._finish(NotConnected(f"ERROR from the upstream: {command.text}"))
+                self._end(NotConnected(f"ERROR from the upstream: {command.text}"))
+                self.close()
                 return
             case Ping() | Server():
                 return
@@ -170,21 +117,6 @@ class UpstreamConnection(Protocol):
                 raise RemoteProtocolError(f"{type(command).__name__} is not valid for a replica")
         self._enqueue(command)
 
-    def _arm(self) -> None:
-        delay = max(0.0, min(self.session.deadline() - self._clock.seconds(), self._timeout_seconds))
-        self._timer = self._clock.callLater(delay, self._tick)
-
-    def _tick(self) -> None:
-        if self.events.is_full:
-            self._received_at = self._clock.seconds()
-            self.session.reading_paused()
-        self._perform(self.session.tick())
-        if self._clock.seconds() - self._received_at >= self._timeout_seconds:
-            self._finish(NotConnected(f"the upstream was silent for {self._timeout_seconds:g} seconds"))
-            self.transport.abortConnection()
-        if not self.session.closed:
-            self._arm()
-
     # -- events --------------------------------------------------------------------------------------------
 
     def _event(self, payload: Payload) -> Event | None:
@@ -197,17 +129,9 @@ class UpstreamConnection(Protocol):
     def _enqueue(self, event: object, size: int = 0) -> None:
         self.events.put(event, size + EVENT_BYTES)
 
-    def _pause(self) -> None:
-        self.transport.pauseProducing()
-
-    def _resume(self) -> None:
-        if self.is_open:
-            self.transport.resumeProducing()
-
-    def _finish(self, error: Exception) -> None:
-        if self.events.error is None:
-            # Free incomplete blocks, which may be large.
-            self._reader, self._snapshot = BlockReader(), SnapshotReader()
+    def _end(self, error: Exception) -> None:
+        # Free an incomplete snapshot, which may be large.
+        self._snapshot = SnapshotReader()
         self.events.end(error)
 
     async def next(self) -> Event:
@@ -262,23 +186,22 @@ class UpstreamConnection(Protocol):
 
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
         """Report that everything up to this position is stored durably."""
-        if not self.session.closed:
+        if not self._connection.session.closed:
             self.send(native.Ack(epoch=position.epoch, serial=position.serial, at_ms=at_ms))
 
     def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
         """Forward followers' commands; one that does not fit into a line is dropped."""
-        if self.session.closed:
+        session = self._connection.session
+        if session.closed:
             return
         lines: list[bytes] = []
         for number, line in commands:
             try:
-                lines.append(
-                    self.session.encode([native.Up(origin=origin, number=number, line=line.decode())])
-                )
+                lines.append(session.encode([native.Up(origin=origin, number=number, line=line.decode())]))
             except LocalProtocolError as error:
                 self._metrics.commands_dropped.labels(line.partition(b" ")[0].decode()).inc()
                 self._logger.warn("cannot forward a command to the upstream: {why}", why=error.why)
-        self._write(b"".join(lines))
+        self._connection.write(b"".join(lines))
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """Fetch the upstream's digests at these serials."""
@@ -291,26 +214,22 @@ class UpstreamConnection(Protocol):
 
     def send(self, command: Command) -> None:
         """Send one command."""
-        if self.session.closed:
+        if self._connection.session.closed:
             raise NotConnected("the connection to the upstream is closed")
         try:
-            self._write(self.session.encode([command]))
+            self._connection.send(command)
         except LocalProtocolError as error:
             raise RemoteProtocolError(f"cannot send {command.NAME} to the upstream: {error.why}") from error
 
-    def _write(self, data: bytes) -> None:
-        self._metrics.bytes_out.inc(len(data))
-        self.transport.write(data)
-
     def close(self) -> None:
         """Close the connection."""
-        self.session.closed = True
-        if self.is_open:
-            self.transport.abortConnection()
+        self._connection.abort()
 
 
 class NativeUpstream:
     """An upstream that speaks the native protocol (`replica.IUpstream`)."""
+
+    _logger = Logger()
 
     def __init__(
         self,
@@ -335,21 +254,25 @@ class NativeUpstream:
         self._address = address
         self._keepalive = keepalive
 
-    async def connect(self, uuid: str, name: str) -> UpstreamConnection:
+    async def connect(self, uuid: str, name: str) -> NativeConversation:
         """Connect, and perform the handshake."""
-        factory = _Factory(self, name)
+        factory = Factory.forProtocol(lambda: self.build(name))
+        factory.noisy = False
         connecting: Deferred[Any] = self._endpoint.connect(factory)
         connecting.addTimeout(CONNECT_SECONDS, self._clock)  # type: ignore[arg-type]
         try:
-            connection: UpstreamConnection = await connecting
+            connection: ReplicationProtocol = await connecting
         except TimedOut:
             raise NotConnected(f"{self.where}: no connection within {CONNECT_SECONDS:g} s") from None
         except CancelledError:
             raise
         except Exception as error:
             raise NotConnected(f"{self.where} cannot be reached: {error}") from error
+        conversation = connection.owner
+        if not isinstance(conversation, NativeConversation):
+            raise NotConnected(f"{self.where}: the connection was lost at once")
         greeting: Deferred[None] = Deferred.fromCoroutine(
-            connection.greet(
+            conversation.greet(
                 uuid, name, self._credentials.secret, self._address(), registered=self._registered
             )
         )
@@ -357,37 +280,33 @@ class NativeUpstream:
         try:
             await greeting
         except TimedOut:
-            connection.close()
+            conversation.close()
             raise NotConnected(
                 f"{self.where}: no handshake within {CONNECT_SECONDS:g} s; is the peer a synrepl daemon?"
             ) from None
         except BaseException:
-            connection.close()
+            conversation.close()
             raise
-        return connection
+        return conversation
 
-    def build(self, name: str) -> UpstreamConnection:
-        """Make the protocol of a new connection."""
-        return UpstreamConnection(
-            self._clock,
-            self._metrics,
+    def build(self, name: str) -> ReplicationProtocol:
+        """Make the protocol of a new connection; its owner is the conversation."""
+        session = Session(
+            CLIENT,
+            NATIVE,
             name=name,
+            seconds=self._clock.seconds,
             expected_server=self._expected_server,
             keepalive=self._keepalive,
         )
-
-
-class _Factory(Factory):
-    noisy = False
-
-    def __init__(self, upstream: NativeUpstream, name: str) -> None:
-        self._upstream = upstream
-        self._name = name
-
-    def buildProtocol(self, addr: IAddress | None) -> UpstreamConnection:
-        connection = self._upstream.build(self._name)
-        connection.factory = self
-        return connection
+        return ReplicationProtocol(
+            session,
+            lambda connection: NativeConversation(connection, self._metrics),
+            self._clock,
+            self._metrics,
+            logger=LimitedLogger(self._logger, self._clock),
+            framing=BlockReader,
+        )
 
 
 def _event(payload: Payload) -> Event:

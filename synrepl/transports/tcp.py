@@ -1,32 +1,26 @@
 """Replication over TCP or any other Twisted endpoint."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet import defer
-from twisted.internet.interfaces import IAddress, IPushProducer, IStreamClientEndpoint
-from twisted.internet.protocol import Factory, ReconnectingClientFactory, connectionDone
-from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.internet.interfaces import IAddress, IStreamClientEndpoint
+from twisted.internet.protocol import Factory, Protocol, ReconnectingClientFactory, connectionDone
 from twisted.logger import Logger
-from twisted.protocols.basic import LineOnlyReceiver
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
-from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.access import LOCAL, Access, Keyring, Right
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.ports.time import Timer
 from synrepl.replication.publisher import FollowerSession, Publisher
 from synrepl.replication.serve_strategy import serving
-from synrepl.transports.credentials import certified_name, is_local
-from synrepl.wire.codec import MAX_LENGTH, LineBuffer
+from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, Send, Session
+from synrepl.wire.session import KEEPALIVE, Keepalive, Session
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
@@ -35,16 +29,7 @@ if TYPE_CHECKING:
     from synrepl.replication.relay import ReplicaRegistry
     from synrepl.replication.relay.relay import Relay
 
-__all__ = ["MAX_CONNECTIONS", "ConnectionOwner", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
-
-ABORT_SECONDS: Final = 25.0
-"""Time between our close and the abort of the connection, for a peer that does not read the rest."""
-
-STALLED_SECONDS: Final = 300.0
-"""A client that sends commands without reading the responses is paused, and closed after this time. While it
-is paused, its silence does not prove that it is dead.
-"""
-
+__all__ = ["MAX_CONNECTIONS", "FollowerFactory", "PublisherFactory"]
 
 MAX_CONNECTIONS: Final = 10_000
 """Limit of connections per listener: far more than the largest deployment has workers, and few enough to
@@ -52,237 +37,7 @@ leave file descriptors and memory (some 3 kB each) for the rest of the daemon.
 """
 
 
-class ConnectionOwner(Protocol):
-    """Endpoint of a connection: a `Follower`, or a server's `FollowerSession` or `Relay`."""
-
-    def dialect_known(self, dialect: Dialect) -> None: ...
-
-    def received(self, commands: Sequence[Command | RdataRun]) -> None: ...
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def lost(self, why: str) -> None: ...
-
-
-@implementer(IPushProducer)
-class ReplicationProtocol(LineOnlyReceiver):
-    """Passes lines between a transport and a `Session`, which implements the protocol, on both sides."""
-
-    delimiter = b"\n"
-    MAX_LENGTH = MAX_LENGTH
-    transport: Any  # an ITransport and IConsumer; of most endpoints also an ITCPTransport
-    _logger = Logger()
-
-    def __init__(
-        self,
-        session: Session,
-        make_owner: Callable[["ReplicationProtocol"], ConnectionOwner],
-        clock: IClock,
-        metrics: Metrics,
-        *,
-        logger: LimitedLogger,
-        on_established: Callable[[], None] | None = None,
-        on_lost: Callable[["ReplicationProtocol", Failure], None] | None = None,
-    ) -> None:
-        self.session = session
-        self.access: Access | None = LOCAL
-        """Rights of a client; None if its certificate is not registered as a key."""
-        self.logger = logger
-        """For messages about a peer's behavior; shared by all connections of a listener."""
-        self._make_owner = make_owner
-        self._clock = clock
-        self._metrics = metrics
-        self._on_established = on_established
-        self._on_lost = on_lost
-        self._lines = LineBuffer()
-        # Whether the incomplete line, so far, is ASCII without CR.
-        self._is_rest_clean = True
-        self._owner: ConnectionOwner | None = None
-        self._is_dialect_reported = False
-        self._is_reading = True
-        self._paused_at = 0.0
-        self._close_reason = "connection lost"
-        self._timer = Timer(clock, self._tick)
-        self._abort_timer: Timer | None = None
-
-    # -- called by Twisted ---------------------------------------------------------------------------------
-
-    def connectionMade(self) -> None:
-        self._metrics.connections.inc()
-        # Rows are small writes. Nagle's algorithm would delay each of them by tens of milliseconds.
-        if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
-            set_no_delay(True)
-        self.transport.registerProducer(self, True)
-        self._perform(self.session.connected())
-        self._owner = self._make_owner(self)
-        self._report_dialect()
-        self._arm()
-
-    def dataReceived(self, data: bytes) -> None:
-        """Give all received lines to the session at once, unless a subclass overrides `lineReceived`.
-
-        `LineOnlyReceiver` would call a method per line, which alone costs more than reading a row.
-        """
-        self._metrics.bytes_in.inc(len(data))
-        lines, too_long = self._lines.feed(data)
-        if getattr(self.lineReceived, "__func__", None) is ReplicationProtocol.lineReceived:
-            clean = data.isascii() and b"\r" not in data
-            self._perform(self.session.receive(lines, clean=clean and self._is_rest_clean))
-            self._is_rest_clean = clean and (bool(lines) or self._is_rest_clean)
-        else:
-            for line in lines:
-                if self.session.closed:
-                    return
-                self.lineReceived(line)
-        if too_long:
-            self._perform(self.session.line_too_long())
-
-    def lineReceived(self, line: bytes) -> None:
-        """Give one line to the session. A subclass that overrides this sees each line, and reads rows at
-        about a ninth of the speed.
-        """
-        self._perform(self.session.receive([line]))
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._metrics.connections.dec()
-        self.session.closed = True
-        self._timer.stop()
-        if self._abort_timer is not None:
-            self._abort_timer.stop()
-        if self._owner is not None:
-            why = self._close_reason if self._close_reason != "connection lost" else reason.getErrorMessage()
-            self._owner.lost(why)
-        if self._on_lost is not None:
-            self._on_lost(self, reason)
-
-    def pauseProducing(self) -> None:
-        if self._owner is not None:
-            self._owner.pause()
-
-    def resumeProducing(self) -> None:
-        if self._owner is not None:
-            self._owner.resume()
-
-    def stopProducing(self) -> None:
-        self.transport.loseConnection()
-
-    # -- called by the owner (`reader.ReaderConnection`, `engine.FollowerConnection`) ----------------------
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the peer is on this machine."""
-        return is_local(self.transport.getPeer())
-
-    @property
-    def certified_name(self) -> str | None:
-        """The common name of the peer's TLS certificate; None without a certificate."""
-        return certified_name(self.transport)
-
-    def write(self, data: bytes) -> None:
-        """Send encoded lines."""
-        if not self.session.closed:
-            self.session.sent()
-            self._metrics.bytes_out.inc(len(data))
-            self.transport.write(data)
-
-    def send(self, command: Command) -> None:
-        """Send one command. Raises `LocalProtocolError` if this side must not send it now."""
-        self.write(self.session.encode([command]))
-
-    def fail(self, why: str) -> None:
-        """Send ERROR, then close."""
-        self._perform(self.session.fail(why))
-
-    def close(self) -> None:
-        """Flush written data, then close without ERROR."""
-        self._close_reason = "closed by this process"
-        self._disconnect()
-
-    def authenticated(self) -> None:
-        """Record that the peer, a replica, has authenticated."""
-        self.session.authenticated()
-
-    def established(self) -> None:
-        """Record that the first POSITION was applied: the connection works."""
-        if self._on_established is not None:
-            self._on_established()
-
-    def pause_reading(self) -> None:
-        """Stop reading from the peer."""
-        self._is_reading = False
-        self._paused_at = self._clock.seconds()
-        self.transport.pauseProducing()
-
-    def resume_reading(self) -> None:
-        """Read from the peer again."""
-        self._is_reading = True
-        if not self.session.closed:
-            self.transport.resumeProducing()
-
-    # -- actions of the session ----------------------------------------------------------------------------
-
-    def _perform(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            match action:
-                case Send(data):
-                    self._metrics.bytes_out.inc(len(data))
-                    self.transport.write(data)
-                case Deliver(commands):
-                    self._deliver(commands)
-                case Close(why):
-                    self._metrics.errors_sent.inc()
-                    self.logger.warn("closing {peer}: {why}", peer=self._peer(), why=why)
-                    self._close_reason = why
-                    self._disconnect()
-
-    def _deliver(self, commands: Sequence[Command | RdataRun]) -> None:
-        self._report_dialect()
-        if self._owner is None or not commands:
-            return
-        self._metrics.count_commands(commands)
-        try:
-            self._owner.received(commands)
-        except RemoteProtocolError as error:
-            self._perform(self.session.fail(error.why))
-        except LocalProtocolError as error:
-            self._logger.failure("protocol error of this process; the connection is closed")
-            self._perform(self.session.fail(f"internal error: {error.why}"))
-
-    def _report_dialect(self) -> None:
-        if not self._is_dialect_reported and self._owner is not None and self.session.dialect is not None:
-            self._is_dialect_reported = True
-            self._owner.dialect_known(self.session.dialect)
-
-    def _arm(self) -> None:
-        delay = max(0.0, self.session.deadline() - self._clock.seconds())
-        self._timer.restart(delay)
-
-    def _tick(self) -> None:
-        if not self._is_reading:
-            self.session.reading_paused()
-            if self.session.side is SERVER and self._clock.seconds() - self._paused_at >= STALLED_SECONDS:
-                self.fail(f"the responses to your commands were not read for {STALLED_SECONDS:g} seconds")
-        self._perform(self.session.tick())
-        if not self.session.closed:
-            self._arm()
-
-    def _disconnect(self) -> None:
-        self.session.closed = True
-        self.transport.unregisterProducer()
-        self.transport.loseConnection()
-        # Once: it may be closed again after it was lost.
-        if self._abort_timer is None:
-            self._abort_timer = Timer(self._clock, self.transport.abortConnection)
-            self._abort_timer.start(ABORT_SECONDS)
-
-    def _peer(self) -> str:
-        name = self.session.peer_name
-        return f"{name} at {self.transport.getPeer()}" if name else str(self.transport.getPeer())
-
-
-class _ServerSide:
+class _ServerSide(ConnectionOwner):
     """Server side of a connection: a follower's session, or a relay once the peer identifies as a replica."""
 
     def __init__(
@@ -377,7 +132,7 @@ class PublisherFactory(Factory):
         self._keepalive = keepalive
         self.protocols: set[ReplicationProtocol] = set()
 
-    def buildProtocol(self, addr: IAddress | None) -> TwistedProtocol:
+    def buildProtocol(self, addr: IAddress | None) -> Protocol:
         if len(self.protocols) >= self._max_connections:
             return self._reject(addr)
         session = Session(
@@ -434,7 +189,7 @@ class PublisherFactory(Factory):
         self._limited_logger.stop()
 
 
-class _RejectedConnection(TwistedProtocol):
+class _RejectedConnection(Protocol):
     """A connection beyond the limit: sends ERROR and closes."""
 
     transport: Any
@@ -453,8 +208,11 @@ class _RejectedConnection(TwistedProtocol):
         """Do nothing: the connection was never registered."""
 
 
-class _ClientSide:
-    """Client side of a connection: delivers commands to a follower."""
+class _ClientSide(ConnectionOwner):
+    """Client side of a connection: delivers commands to a follower.
+
+    A follower sends too little to need backpressure.
+    """
 
     def __init__(self, follower: "Follower", protocol: ReplicationProtocol) -> None:
         self._follower = follower
@@ -465,12 +223,6 @@ class _ClientSide:
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         self._follower.engine.received(commands)
-
-    def pause(self) -> None:
-        """Do nothing: a follower sends too little to need backpressure."""
-
-    def resume(self) -> None:
-        """Do nothing: see `pause`."""
 
     def lost(self, why: str) -> None:
         self._follower.engine.disconnected(why)

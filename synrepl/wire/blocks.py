@@ -1,12 +1,14 @@
 """Blocks: a line that announces a length and a checksum, then that many bytes."""
 
+from collections.abc import Iterator
 from hashlib import sha256
+from itertools import groupby
 from typing import Any, Final, cast
 
 import msgspec
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.wire.codec import MAX_LENGTH, codec_of
+from synrepl.wire.codec import MAX_LENGTH, LineBuffer, codec_of
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, SERVER
 from synrepl.wire.native import Block
@@ -96,7 +98,7 @@ class BlockReader:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._buffer = LineBuffer()
         self._block: Block | None = None
         self._data = bytearray()
         self._checksum: Any = None
@@ -112,36 +114,28 @@ class BlockReader:
             at = self._lines(data, at, found) if self._block is None else self._part(data, at, found)
         return found
 
+    def runs(self, data: bytes) -> Iterator[list[bytes] | Payload]:
+        """Yield what `feed` returns, with adjacent lines as one run."""
+        for kind, items in groupby(self.feed(data), type):
+            if kind is Payload:
+                yield from cast("Iterator[Payload]", items)
+            else:
+                yield cast("list[bytes]", list(items))
+
     def _lines(self, data: bytes, at: int, found: list[bytes | Payload]) -> int:
         """Read lines up to the next block announcement, or all of them; return the end position."""
-        if self._rest:
-            end = data.find(b"\n", at)
-            if end < 0:
-                self._keep(self._rest + data[at:])
-                return len(data)
-            line, self._rest = self._rest + data[at:end], b""
+        if self._buffer.size or data.startswith(_HEAD, at):
+            end = data.find(b"\n", at) + 1
+        else:
+            end = data.find(_NEXT, at) + 1
+        end = end or len(data)
+        for line in self._buffer.feed(data[at:end]):
             self._line(line, found)
-            return end + 1
-        if data.startswith(_HEAD, at):
-            end = data.find(b"\n", at)
-            if end < 0:
-                self._keep(data[at:])
-                return len(data)
-            self._line(data[at:end], found)
-            return end + 1
-        head = data.find(_NEXT, at) + 1
-        *lines, rest = data[at : head or len(data)].split(b"\n")
-        found += filter(None, lines)
-        if not head:
-            self._keep(rest)
-        return head or len(data)
-
-    def _keep(self, rest: bytes) -> None:
-        if len(rest) > MAX_LENGTH:
-            raise RemoteProtocolError(f"a line has at most {MAX_LENGTH} bytes")
-        self._rest = rest
+        return end
 
     def _line(self, line: bytes, found: list[bytes | Payload]) -> None:
+        if len(line) > MAX_LENGTH:
+            raise RemoteProtocolError(f"a line has at most {MAX_LENGTH} bytes")
         if not line.startswith(_HEAD):
             if line:
                 found.append(line)

@@ -98,27 +98,35 @@ class Codec:
 
 
 class LineBuffer:
-    """Splits received bytes into lines at every LF, at any chunk boundaries.
+    """Splits received bytes into lines at every LF, at any chunk boundaries. Work is linear in the bytes.
 
-    Buffers at most one unfinished line of at most `MAX_LENGTH` bytes.
+    A line without an end is returned as it is once it has more than `max_length` bytes: it is too long.
     """
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, max_length: int = MAX_LENGTH) -> None:
+        self.size = 0
+        """Bytes of the line that is not complete yet."""
+        self._max_length = max_length
+        self._parts: list[bytes] = []
 
-    def feed(self, data: bytes) -> tuple[list[bytes], bool]:
-        """Return the lines that are now complete, and whether a line that is too long follows.
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that are now complete."""
+        lines = data.split(b"\n")
+        if len(lines) > 1:
+            if self._parts:
+                lines[0] = b"".join([*self._parts, lines[0]])
+            data = lines.pop()
+            self._parts, self.size = [], 0
+        else:
+            lines = []
+        if data:
+            self._parts.append(data)
+            self.size += len(data)
+        if self.size > self._max_length:
+            lines.append(b"".join(self._parts))
+            self._parts, self.size = [], 0
+        return lines
 
-        After such a line the rest of the input is dropped.
-        """
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        # Find the long line only if there is one: a chunk has tens of kilobytes.
-        if lines and max(map(len, lines)) > MAX_LENGTH:
-            first = next(position for position, line in enumerate(lines) if len(line) > MAX_LENGTH)
-            self._rest = b""
-            return lines[:first], True
-        if len(self._rest) > MAX_LENGTH:
-            self._rest = b""
-            return lines, True
-        return lines, False
+    def runs(self, data: bytes) -> tuple[list[bytes]]:
+        """Return the complete lines as one run."""
+        return (self.feed(data),)

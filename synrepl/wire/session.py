@@ -122,7 +122,8 @@ class Session:
         self._seconds = seconds
         self._expected_server = expected_server
         self._keepalive = keepalive
-        self._peer_pings = False
+        # Every daemon sends PING; other peers have to show it.
+        self._peer_pings = side is not SERVER and dialect is not AUTO and _is_for_replicas(dialect)
         self._is_introduced = side is not SERVER
         self._must_authenticate = side is SERVER and dialect is not AUTO and _is_for_replicas(dialect)
         self._last_sent = self._last_received = self._started = seconds()
@@ -138,15 +139,15 @@ class Session:
         hello = Server(server_name=self._name) if self.side is SERVER else Name(name=self._name)
         return [Send(self.encode([hello, self._ping()]))]
 
-    def receive(self, lines: Sequence[bytes], *, clean: bool = False) -> list[Action]:
-        """Process received lines. If `clean`, they are known to be ASCII without CR and are not checked."""
+    def receive(self, lines: Sequence[bytes]) -> list[Action]:
+        """Process received lines."""
         if self.closed or not lines:
             return []
         self._last_received = self._seconds()
         if self.side is BROKER:
-            return self._receive_shared(lines, clean=clean)
+            return self._receive_shared(lines)
         commands: list[Command | RdataRun] = []
-        good, why = (len(lines), "") if clean else _good_lines(lines)
+        good, why = _good_lines(lines)
         try:
             self._read(lines[:good], commands)
             if why:
@@ -154,10 +155,6 @@ class Session:
         except RemoteProtocolError as error:
             return [Deliver(commands), *self.fail(error.why)]
         return [Deliver(commands)] if commands else []
-
-    def line_too_long(self) -> list[Action]:
-        """Fail, as the peer sent more bytes without a line end than a line may have."""
-        return self.fail(f"Line length exceeded: a line has at most {MAX_LENGTH} bytes")
 
     def tick(self) -> list[Action]:
         """Do what is due: PING, or time out. Call it at `deadline()` or later, at any frequency."""
@@ -175,8 +172,8 @@ class Session:
             return [Send(self.encode([self._ping()]))]
         return []
 
-    def reading_paused(self) -> None:
-        """Restart the timeout: the driver paused reading, so the peer's silence proves nothing."""
+    def restart_timeout(self) -> None:
+        """Restart the timeout: a part of a message arrived, or the driver paused reading."""
         self._last_received = self._seconds()
 
     def deadline(self) -> float:
@@ -229,10 +226,11 @@ class Session:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def _receive_shared(self, messages: Sequence[bytes], *, clean: bool) -> list[Action]:
+    def _receive_shared(self, messages: Sequence[bytes]) -> list[Action]:
         """Process messages of a shared channel. An invalid one does not affect the others."""
         commands: list[Command | RdataRun] = []
-        if clean:
+        joined = b"".join(messages)
+        if _is_clean(joined) and b"\n" not in joined:
             try:
                 self._read(messages, commands)
             except RemoteProtocolError:
@@ -338,9 +336,19 @@ def _one_line(text: str) -> str:
     return printable(" ".join(text.split()), limit=MAX_TEXT)
 
 
+def _is_clean(text: bytes) -> bool:
+    """Whether this is ASCII without CR, as rows nearly always are: none of its lines need be checked."""
+    return text.isascii() and b"\r" not in text
+
+
 def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:
     """Count the valid lines at the start, and explain what is wrong with the next one."""
+    joined = b"".join(lines)
+    if _is_clean(joined) and (len(joined) <= MAX_LENGTH or max(map(len, lines)) <= MAX_LENGTH):
+        return len(lines), ""
     for position, line in enumerate(lines):
+        if len(line) > MAX_LENGTH:
+            return position, f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
         if line.endswith(b"\r"):
             return position, "a line ends with LF alone, not with CR LF"
         try:

@@ -290,7 +290,7 @@ class LinesTests(SynchronousTestCase):
         lines.connectionLost(Failure(ResponseFailed([])))
 
         self.assertTrue(transport.disconnecting or transport.disconnected)
-        self.assertEqual([], lines.rest)
+        self.assertEqual(0, lines._buffer.size)
         with self.assertRaisesRegex(RemoteProtocolError, "a line of more than 1000 bytes"):
             lines.check_complete(URL)
 

@@ -9,7 +9,8 @@ from synrepl.errors import StorageError
 from synrepl.storage import MemoryEngine
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
-from synrepl.transports.native import MAX_QUEUED_BYTES, UpstreamConnection
+from synrepl.transports.native import MAX_QUEUED_BYTES, NativeConversation
+from synrepl.wire.blocks import Payload
 from synrepl.wire.position import LogPosition
 from tests.replication.nodes import FakeNode
 from tests.replication.relay.test_refusals import PINNED, known, trim
@@ -112,13 +113,13 @@ def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.Monke
     slow = [0.0005]
     b = world.node("b", "a", start=False, disk_delay=lambda: slow[0])
     held: list[int] = []
-    receive = UpstreamConnection.dataReceived
+    block = NativeConversation.block
 
-    def watched(connection: UpstreamConnection, data: bytes) -> None:
-        receive(connection, data)
-        held.append(connection.events.size)
+    def watched(conversation: NativeConversation, payload: Payload) -> None:
+        block(conversation, payload)
+        held.append(conversation.events.size)
 
-    monkeypatch.setattr(UpstreamConnection, "dataReceived", watched)
+    monkeypatch.setattr(NativeConversation, "block", watched)
     world.start(b)
     slow[0] = 0.3
     for _ in range(40):

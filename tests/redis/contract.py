@@ -136,9 +136,9 @@ class LinkContract(Contract):
         link = world.link(member)
         receive = link._session.receive
 
-        def recording(messages: Sequence[bytes], *, clean: bool = False) -> Any:
+        def recording(messages: Sequence[bytes]) -> Any:
             seen.extend(messages)
-            return receive(messages, clean=clean)
+            return receive(messages)
 
         link._session.receive = recording  # type: ignore[method-assign,assignment]
         link.start()

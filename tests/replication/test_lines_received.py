@@ -8,7 +8,8 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing import MemoryEndpoint, Network, RawPeer, raw_server
-from synrepl.transports.tcp import FollowerFactory, ReplicationProtocol
+from synrepl.transports.connection import ReplicationProtocol
+from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.dialect import CURRENT
 
 TABLE = StreamTable.default()

@@ -8,7 +8,7 @@ import pytest
 from synrepl.replication.federation_acks import RECONNECT_SECONDS
 from synrepl.replication.presence import EXPIRY_SECONDS, SyncingUser
 from synrepl.testing import Cluster, RawPeer, raw_client
-from synrepl.transports.tcp import STALLED_SECONDS
+from synrepl.transports.connection import STALLED_SECONDS
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.commands import LockReleased, UserIp
 

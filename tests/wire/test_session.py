@@ -318,7 +318,7 @@ class TestKeepalive:
         session = client(time=time)
         session.receive([b"PING 1"])
         time.now += 100
-        session.reading_paused()
+        session.restart_timeout()
         session.tick()
 
         assert not session.closed
@@ -395,10 +395,15 @@ def test_blank_lines_are_ignored() -> None:
 
 
 def test_the_error_for_a_long_line_names_the_limit() -> None:
-    """16,384 bytes, on every release."""
-    assert (
-        error_text(server().line_too_long()) == f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
-    )
+    """16,384 bytes, on every release. The lines before it are delivered."""
+    session = server()
+    longest = b"NAME " + b"x" * (MAX_LENGTH - 5)
+    assert delivered(session.receive([longest, b"PING 1"]))[1:] == [Ping(text="1")]
+
+    found, *actions = session.receive([b"PING 2", longest + b"x"])
+
+    assert delivered([found]) == [Ping(text="2")]
+    assert error_text(actions) == f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
 
 
 def test_an_error_of_the_peer_is_delivered_and_the_connection_kept() -> None:
@@ -443,7 +448,7 @@ def test_rows_in_a_run_are_delivered_in_order_between_other_commands() -> None:
         b"RDATA caches w 9 [9]",
     ]
 
-    assert delivered(session.receive(lines, clean=True)) == [
+    assert delivered(session.receive(lines)) == [
         Rdata(stream="events", instance="w", token=1, row=b"[1]"),
         Rdata(stream="events", instance="w", token=2, row=b"[2]"),
         Position(stream="events", instance="w", prev_token=2, token=5),
@@ -500,10 +505,7 @@ def test_nothing_that_a_peer_sends_makes_a_session_raise(
 
     for start, end in pairwise(places):
         chunk = data[start:end]
-        whole, too_long = lines.feed(chunk)
-        actions = session.receive(whole, clean=chunk.isascii() and b"\r" not in chunk)
-        assert not too_long
-        for action in actions:
+        for action in (actions := session.receive(lines.feed(chunk))):
             if isinstance(action, Close):
                 closes += 1
                 error_text(actions)
@@ -525,10 +527,11 @@ class TestSharedChannel:
 
         assert ([], [], math.inf) == (session.connected(), session.tick(), session.deadline())
 
-    @pytest.mark.parametrize("clean", [True, False])
-    def test_an_invalid_message_does_not_affect_others(self, clean: bool) -> None:
+    @pytest.mark.parametrize("user", ["ada", "\u00e4"])
+    def test_an_invalid_message_does_not_affect_others(self, user: str) -> None:
         """As in real processes: it is logged, and the messages around it are delivered."""
-        good = [b"REPLICATE ", b"", b"NEW_ACTIVE_TASK a", b'RDATA typing w 3 ["!r:hs",[]]']
+        row = f'RDATA typing w 3 ["!r:hs",["@{user}:hs"]]'.encode()
+        good = [b"REPLICATE ", b"", b"NEW_ACTIVE_TASK a", row]
         bad = [
             b"replicate ",
             b" REPLICATE",
@@ -540,7 +543,7 @@ class TestSharedChannel:
         ]
         messages = [message for pair in zip(bad, [*good, *good], strict=False) for message in pair]
 
-        actions = self.channel().receive(messages, clean=clean)
+        actions = self.channel().receive(messages)
 
         assert len(bad) == sum(isinstance(action, Warn) for action in actions)
         assert ["REPLICATE", "NEW_ACTIVE_TASK", "RDATA", "REPLICATE", "NEW_ACTIVE_TASK"] == [

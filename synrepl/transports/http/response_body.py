@@ -12,6 +12,7 @@ from twisted.python.failure import Failure
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.wire.blocks import MAX_HELD
+from synrepl.wire.codec import LineBuffer
 from synrepl.wire.text import printable
 
 __all__ = ["BodyChunks", "BodyLines", "collect_body", "describe_error", "is_complete", "iterate_lines"]
@@ -132,26 +133,19 @@ class BodyLines(_PacedBody):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rest: list[bytes] = []
-        self._rest_bytes = 0
+        self._buffer = LineBuffer(MAX_LINE_BYTES)
         self._is_too_long = False
         self._lines: deque[bytes] = deque()
 
     def _queue(self, data: bytes) -> int:
-        first, *others = data.split(b"\n")
-        self.rest.append(first)
-        self._rest_bytes += len(first)
-        size = 0
-        if others:
-            *lines, last = b"".join(self.rest), *others
-            self._lines += lines
-            size = sum(map(len, lines)) + LINE_BYTES * len(lines)
-            self.rest, self._rest_bytes = [last] if last else [], len(last)
-        if self._rest_bytes > MAX_LINE_BYTES:
+        lines = self._buffer.feed(data)
+        size = sum(map(len, lines))
+        if size > MAX_LINE_BYTES and max(map(len, lines)) > MAX_LINE_BYTES:
             self._is_too_long, self._is_stopped = True, True
-            self.rest.clear()
             _abort(self.transport)
-        return size
+            return 0
+        self._lines += lines
+        return size + LINE_BYTES * len(lines)
 
     def pop_line(self) -> bytes | None:
         """Return the next line; None if none is queued."""
@@ -175,7 +169,7 @@ class BodyLines(_PacedBody):
         if self._is_too_long:
             raise RemoteProtocolError(f"{url} sent a line of more than {MAX_LINE_BYTES} bytes")
         super().check_complete(url)
-        if self.rest:
+        if self._buffer.size:
             assert self.end is not None
             raise _broken_off(url, self.end)
 

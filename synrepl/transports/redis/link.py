@@ -176,9 +176,7 @@ class RedisLink:
 
     def on_messages(self, messages: Sequence[bytes]) -> None:
         """Handle all messages of one read in one call, which makes reading rows fast."""
-        joined = b"".join(messages)
-        clean = joined.isascii() and b"\r" not in joined and b"\n" not in joined
-        for action in self._session.receive(messages, clean=clean):
+        for action in self._session.receive(messages):
             match action:
                 case Deliver(commands):
                     if not self._deliver(commands):

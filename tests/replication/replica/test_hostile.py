@@ -4,16 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
-from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.ports.metrics import Metrics
 from synrepl.testing import raw_server
-from synrepl.transports.native import UpstreamConnection
 from synrepl.wire.native import heartbeat_check
-from synrepl.wire.session import KEEPALIVE
+from tests.replication.replica.test_conversation import connected
 from tests.replication.worlds import World
 
 ESC = "\x1b[2J\n\u202e"
@@ -81,11 +76,7 @@ def test_nothing_of_it_reaches_status_or_log_raw(lines: list[str]) -> None:
 
 def test_heartbeats_that_nobody_takes_stop_the_reading() -> None:
     """Only the bytes of blocks were counted, and a HEARTBEAT has none."""
-    connection = UpstreamConnection(
-        Clock(), Metrics(CollectorRegistry()), name="b", expected_server=None, keepalive=KEEPALIVE
-    )
-    transport = StringTransport()
-    connection.makeConnection(transport)
+    connection, conversation, transport = connected()
     check = heartbeat_check(1, 5, "d", 5, 1)
     connection.dataReceived(b"HEARTBEAT 1 5 d 5 1 %b\n" % check.encode() * 100)
     assert "producing" == transport.producerState
@@ -93,7 +84,7 @@ def test_heartbeats_that_nobody_takes_stop_the_reading() -> None:
     connection.dataReceived(b"HEARTBEAT 1 5 d 5 1 %b\n" % check.encode() * 50_000)
     assert "paused" == transport.producerState
     taken = 0
-    while connection.ready() is not None:
+    while conversation.ready() is not None:
         taken += 1
 
     assert 50_100 == taken
