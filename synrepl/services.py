@@ -48,7 +48,7 @@ class RedisService(Service):
     ) -> None:
         # Not at the top: a worker that follows over TCP does not need these in memory.
         from synrepl.replication.broker import BrokerPeer
-        from synrepl.transports.redis import RedisLink
+        from synrepl.transports.redis.link import RedisLink
 
         self._follower = follower
         self._peer = BrokerPeer(clock=reactor, follower=follower)

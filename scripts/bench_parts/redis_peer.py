@@ -123,8 +123,8 @@ def publisher(url: str, rows: int) -> None:
     from synrepl.replication.publisher import Publisher
     from synrepl.storage import ImmediateThread, Log, MemoryEngine
     from synrepl.streams.table import StreamTable
-    from synrepl.transports.redis import RedisLink
     from synrepl.transports.redis.address import RedisAddress
+    from synrepl.transports.redis.link import RedisLink
 
     log = Log(MemoryEngine(), ImmediateThread(), ImmediateThread(), reactor, ephemeral=[], logger=Logger())
     metrics = Metrics(CollectorRegistry())

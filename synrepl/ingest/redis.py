@@ -13,7 +13,7 @@ from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy
-from synrepl.transports.redis import RedisLink
+from synrepl.transports.redis.link import RedisLink
 
 __all__ = ["RedisSource"]
 

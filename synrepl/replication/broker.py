@@ -6,7 +6,7 @@ and answers REPLICATE with their positions (docs/reference/peers.md#redis-channe
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from twisted.logger import Logger
@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from synrepl.errors import LocalProtocolError, NotConnected
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
+from synrepl.replication.connection import Connection
 from synrepl.replication.echoes import Echoes
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.strategy import SHARED
@@ -24,7 +25,7 @@ from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["PROBE_SECONDS", "Broker", "BrokerPeer", "NameConflict"]
+__all__ = ["PROBE_SECONDS", "BrokerPeer", "NameConflict"]
 
 PROBE_SECONDS: Final = 1.0
 """How long to listen for another process with our name before publishing under it."""
@@ -40,28 +41,6 @@ lost if its sender loses its connection; a removed writer never responds.
 MAX_NAME: Final = 255
 MAX_WRITERS: Final = 10_000
 """Names of writers come from the channel."""
-
-
-class Broker(Protocol):
-    """This process's connections to the broker."""
-
-    def write(self, data: bytes) -> None:
-        """Publish each of these lines."""
-
-    def send(self, command: Command) -> None:
-        """Publish one command on its channel. Raises LocalProtocolError."""
-
-    def fail(self, why: str) -> None:
-        """Reconnect, and log the reason."""
-
-    def established(self) -> None:
-        """The connections work: reset the reconnect backoff."""
-
-    def pause_reading(self) -> None:
-        """Stop reading from the broker."""
-
-    def resume_reading(self) -> None:
-        """Read from the broker again."""
 
 
 class NameConflict(msgspec.Struct, frozen=True):
@@ -84,11 +63,13 @@ class BrokerPeer:
     `publisher`'s log; others never are, so no received fact is published again. Commands of the publisher's
     followers go to the channel; commands from the channel go to the followers.
 
-    It is the member of the broker's link (`IRedisMember`), and the connection of both the follower and the
-    reader. Set `broker` before the first callback. `rng` is for delays that must differ between processes.
+    It is the member of the broker's link, and the connection of both the follower and the reader. The link
+    calls it in the reactor's thread, and not after its own `stop`. Set `broker` before the first callback.
+    `rng` is for delays that must differ between processes.
     """
 
-    broker: Broker
+    broker: Connection
+    """This process's connections to the broker."""
     _logger = Logger()
 
     def __init__(
@@ -168,14 +149,14 @@ class BrokerPeer:
         self._publish()
 
     def publisher_down(self, why: str) -> None:
-        """The publisher's connection was lost, and possibly the last messages with it."""
+        """The publisher's connection was lost, and possibly the last messages with it. Ends a `pause` too."""
         self.is_publisher_up = False
         self._is_paused = False
         self._logger.warn("cannot publish on the channel: {why}", why=why)
         self._stop_publishing()
 
     def unreachable(self, why: str) -> None:
-        """A connection attempt failed; it is retried."""
+        """A connection attempt failed; it is retried. Each of the two connections reports its own."""
         if why != self._last_error:
             # Log each reason once: attempts repeat every few seconds.
             self._last_error = why
@@ -184,7 +165,7 @@ class BrokerPeer:
             self._follower.engine.unreachable(why)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """Handle messages from the channel, our own echoes included."""
+        """Handle messages from the channel in its order, our own echoes included."""
         accepted: list[Command | RdataRun] = []
         for command in commands:
             if isinstance(command, (Rdata, RdataRun, Position)):

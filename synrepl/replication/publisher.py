@@ -12,11 +12,12 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_forwarder import CommandReceiver
+from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.log_waiters import LogWaiters
-from synrepl.replication.reader import Reader, ReaderConnection
+from synrepl.replication.reader import Reader
 from synrepl.replication.ring import Ring
 from synrepl.replication.serve_strategy import ServeStrategy, serving
 from synrepl.streams import jsontext
@@ -50,7 +51,7 @@ class FollowerSession:
     room, the session stops reading the connection.
     """
 
-    def __init__(self, publisher: "Publisher", connection: ReaderConnection, access: Access) -> None:
+    def __init__(self, publisher: "Publisher", connection: Connection, access: Access) -> None:
         self.access = access
         self.name = ""
         self.dialect: Dialect | None = None
@@ -229,7 +230,7 @@ class Publisher:
 
     # -- followers -----------------------------------------------------------------------------------------
 
-    def attach(self, connection: ReaderConnection, access: Access = LOCAL) -> FollowerSession:
+    def attach(self, connection: Connection, access: Access = LOCAL) -> FollowerSession:
         """Register a connected follower. Its transport calls `FollowerSession.dialect_known` later."""
         follower = FollowerSession(self, connection, access)
         self.followers.append(follower)
@@ -242,7 +243,7 @@ class Publisher:
 
     def make_reader(
         self,
-        connection: ReaderConnection,
+        connection: Connection,
         dialect: Dialect,
         strategy: ServeStrategy,
         streams: frozenset[str] | None = None,
@@ -261,7 +262,7 @@ class Publisher:
         return Reader(self, connection, encoder, linear=not strategy.pulls, scope=scope)
 
     def join_broker(
-        self, connection: ReaderConnection, writes: Collection[tuple[str, str]], dialect: Dialect
+        self, connection: Connection, writes: Collection[tuple[str, str]], dialect: Dialect
     ) -> Reader:
         """Make a reader that publishes only these streams and writers on a shared channel."""
         encoder = Encoder(

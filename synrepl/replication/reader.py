@@ -8,6 +8,7 @@ from twisted.logger import Logger
 
 from synrepl.ports.interfaces import ILog
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.feed import PAGE_ROWS, EphemeralMode, EphemeralStep, Feed, PageStep, Step, Stop
 from synrepl.replication.log_pages import read_page
@@ -18,31 +19,12 @@ from synrepl.wire.commands import Position
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 
-__all__ = ["Backlog", "ReaderConnection", "Reader", "ReaderSource"]
+__all__ = ["Backlog", "Reader", "ReaderSource"]
 
 MAX_COMMANDS: Final = 1_000
 """Broadcast commands buffered for a reader whose transport is full. The oldest are dropped: delivery is best
 effort.
 """
-
-
-class ReaderConnection(Protocol):
-    """A reader's connection to its follower."""
-
-    def write(self, data: bytes) -> None:
-        """Send these bytes. May call `Reader.pause` before it returns."""
-
-    def send(self, command: Command) -> None:
-        """Send one command."""
-
-    def fail(self, why: str) -> None:
-        """Send ERROR, then close."""
-
-    def pause_reading(self) -> None:
-        """Stop reading from the peer."""
-
-    def resume_reading(self) -> None:
-        """Read from the peer again."""
 
 
 class ReaderSource(Protocol):
@@ -113,7 +95,7 @@ class Reader:
     def __init__(
         self,
         source: ReaderSource,
-        connection: ReaderConnection,
+        connection: Connection,
         encoder: Encoder,
         *,
         linear: bool,

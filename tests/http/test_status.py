@@ -21,6 +21,9 @@ class FullConnection:
     def fail(self, why: str) -> None:
         """It never does."""
 
+    def established(self) -> None:
+        """It is."""
+
     def pause_reading(self) -> None:
         """It says nothing."""
 

@@ -19,8 +19,8 @@ from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.replication.write_policy import StreamWrite, WritePolicy
 from synrepl.streams.table import StreamTable
 from synrepl.testing import FakeDaemon, Network
-from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
+from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.dialect import NEWEST
 from tests.redis.fake_redis import FakeRedis
 

@@ -11,8 +11,8 @@ from twisted.logger import ILogObserver, globalLogPublisher
 from zope.interface import implementer
 
 from synrepl.errors import LocalProtocolError
-from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
+from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Server
 from tests.redis.contract import USER_IP, ClosedContract, FakeCase, FlowContract, LinkContract, OpenContract
 from tests.redis.worlds import SERVER, FakeWorld, Recorder, World, rdata, refusal, stopped

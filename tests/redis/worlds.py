@@ -11,8 +11,8 @@ from twisted.python.failure import Failure
 
 from synrepl.ports.metrics import Metrics
 from synrepl.testing.network import Network
-from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
+from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Rdata
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun

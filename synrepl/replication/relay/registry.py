@@ -14,7 +14,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.holdings import held
-from synrepl.replication.relay.interfaces import RelayFeed
+from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.refusals import refusal
 from synrepl.wire.filter import Filter
@@ -71,7 +71,7 @@ class ReplicaRegistry:
     def __init__(
         self,
         log: ILog,
-        feed: RelayFeed,
+        publisher: Publisher,
         clock: IClock,
         *,
         instance: str,
@@ -88,7 +88,7 @@ class ReplicaRegistry:
         on_higher_epoch: Callable[[int, str, str, bool], None] = lambda epoch, name, address, trusted: None,
     ) -> None:
         self.log = log
-        self.feed = feed
+        self.publisher = publisher
         self.clock = clock
         self.instance = instance
         self.server_name = server_name
@@ -105,7 +105,7 @@ class ReplicaRegistry:
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
         self.leases = Leases(log, clock, terms or LeaseTerms(), present=self.present)
-        feed.on_broadcast(self._on_relayed)
+        publisher.on_broadcast(self._on_relayed)
         log.on_replaced(self.leases.reload)
 
     # -- connections ---------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class ReplicaRegistry:
                 return
             for relay in list(self.connected):
                 if relay is not source and not relay.send_down(line):
-                    self.feed.metrics.commands_dropped.labels(command.NAME).inc()
+                    self.publisher.metrics.commands_dropped.labels(command.NAME).inc()
 
     # -- admission -----------------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class ReplicaRegistry:
             "serial": lease.serial,
             "sent": relay.sent.serial if relay is not None else None,
             "lag_rows": lag_rows,
-            "lag_seconds": round(self.feed.lag_seconds_at(lease.serial), 3) if lag_rows else 0.0,
+            "lag_seconds": round(self.publisher.lag_seconds_at(lease.serial), 3) if lag_rows else 0.0,
             "seen": None if lease.seen_ms is None else lease.seen_ms / 1000,
             "address": lease.address,
             "why": lease.reason or (relay.why if relay is not None else ""),

@@ -10,6 +10,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Right, access_of
 from synrepl.ports.history import BEGINNING, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.replication.connection import Connection
 from synrepl.replication.feed import (
     EphemeralMode,
     EphemeralStep,
@@ -19,9 +20,9 @@ from synrepl.replication.feed import (
 )
 from synrepl.replication.log_pages import read_page
 from synrepl.replication.relay.fact_blocks import OPEN, BlockEncoder, facts_block
-from synrepl.replication.relay.interfaces import IReplicaRegistry
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.relay.refusals import refusal
+from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
 from synrepl.replication.relay.snapshot_start import make_welcome, start_snapshot
 from synrepl.replication.ring import RingGroup
@@ -77,8 +78,8 @@ REQUESTS: Final = (Hello, Auth, Join, Subscribe, Digests)
 """Commands with a response: they wait while the transport has no room for it."""
 
 
-class RelayConnection(Protocol):
-    """The part of a connection that a relay uses. `logger` logs lines that the peer can cause."""
+class RelayConnection(Connection, Protocol):
+    """A connection to a replica. `logger` logs lines that the peer can cause."""
 
     logger: LimitedLogger
 
@@ -90,26 +91,11 @@ class RelayConnection(Protocol):
     def certified_name(self) -> str | None:
         """The common name of the replica's TLS certificate; None without a certificate."""
 
-    def write(self, data: bytes) -> None:
-        """Send these bytes. May call back `Relay.pause` before it returns."""
-
-    def send(self, command: Command) -> None:
-        """Send one command."""
-
-    def fail(self, why: str) -> None:
-        """Send ERROR, then close."""
-
     def close(self) -> None:
         """Close, once all written bytes are sent."""
 
     def authenticated(self) -> None:
         """Note that the replica has completed the handshake."""
-
-    def pause_reading(self) -> None:
-        """Stop reading from the peer."""
-
-    def resume_reading(self) -> None:
-        """Read from the peer again."""
 
 
 class Relay:
@@ -120,7 +106,7 @@ class Relay:
     response has to wait, the connection is not read.
     """
 
-    def __init__(self, registry: IReplicaRegistry, connection: RelayConnection) -> None:
+    def __init__(self, registry: ReplicaRegistry, connection: RelayConnection) -> None:
         self.connection = connection
         self._logger = connection.logger
         self.uuid = ""
@@ -500,7 +486,7 @@ class Relay:
         """Pass on a command that a follower of the replica sent up."""
         if not self.is_known:
             raise RemoteProtocolError("UP is not valid before WELCOME")
-        number, since = self._registry.feed.command_receiver.receive(
+        number, since = self._registry.publisher.command_receiver.receive(
             command.origin,
             [(command.number, command.line.encode())],
             source=self,
@@ -518,7 +504,7 @@ class Relay:
         sends_ephemeral = is_subscribed and self._supports("ephemeral")
         self._feed = Feed(
             self._log,
-            self._registry.feed.ring,
+            self._registry.publisher.ring,
             after=after,
             epoch=epoch,
             filter=self._filter,
@@ -550,7 +536,7 @@ class Relay:
                     self._refuse_trimmed()
                 case Stop.WAIT if not upto_head:
                     self.state = "live"
-                    await self._registry.feed.waiters.next_group(ephemeral=self._supports("ephemeral"))
+                    await self._registry.publisher.waiters.next_group(ephemeral=self._supports("ephemeral"))
                 case _:
                     return
 

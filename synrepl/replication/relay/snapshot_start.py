@@ -4,8 +4,8 @@ import msgspec
 
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.interfaces import ILog
-from synrepl.replication.relay.interfaces import IReplicaRegistry
 from synrepl.replication.relay.proof import nonce
+from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.wire.native import OWN_CAPABILITIES, JoinRequest, WelcomeBody
 
 __all__ = ["SnapshotStart", "make_welcome", "start_snapshot"]
@@ -23,7 +23,7 @@ class SnapshotStart(msgspec.Struct, frozen=True):
 
 
 async def start_snapshot(
-    registry: IReplicaRegistry, uuid: str, name: str, request: JoinRequest, *, registered: bool, address: str
+    registry: ReplicaRegistry, uuid: str, name: str, request: JoinRequest, *, registered: bool, address: str
 ) -> SnapshotStart:
     """Take a snapshot for this replica, or find where its interrupted copy resumes.
 
@@ -63,7 +63,7 @@ async def _can_resume(log: ILog, join: str, position: LogPosition) -> bool:
     return position.serial == 0 or await log.digest_at(position.serial) == position.digest
 
 
-def make_welcome(registry: IReplicaRegistry, *, proof: str) -> WelcomeBody:
+def make_welcome(registry: ReplicaRegistry, *, proof: str) -> WelcomeBody:
     """Return this daemon's identity, role, history and position, for WELCOME."""
     log = registry.log
     return WelcomeBody(

@@ -1,7 +1,7 @@
 """One attempt to connect to Redis."""
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twisted.internet import defer, error
 from twisted.internet.defer import Deferred
@@ -26,8 +26,10 @@ from synrepl.transports.redis.errors import (
     describe_failure,
     host_and_port,
 )
-from synrepl.transports.redis.interfaces import IRedisLink
 from synrepl.transports.tls import ClientTls, TlsFiles
+
+if TYPE_CHECKING:
+    from synrepl.transports.redis.link import RedisLink
 
 __all__ = ["Attempt"]
 
@@ -44,7 +46,7 @@ class Attempt:
 
     _logger = Logger()
 
-    def __init__(self, link: IRedisLink, on_open: Callable[[RedisConnection], None]) -> None:
+    def __init__(self, link: "RedisLink", on_open: Callable[[RedisConnection], None]) -> None:
         self._link = link
         self._on_open = on_open
         self._current: RedisConnection | None = None

@@ -4,7 +4,7 @@ Only this module imports txredisapi, which installs a reactor: import it late.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 import txredisapi
@@ -17,7 +17,9 @@ from zope.interface import implementer
 
 from synrepl.ports.time import Timer
 from synrepl.transports.redis.errors import WITHOUT_A_WORD, RedisRefused, describe_failure, explain
-from synrepl.transports.redis.interfaces import IRedisLink
+
+if TYPE_CHECKING:
+    from synrepl.transports.redis.link import RedisLink
 
 __all__ = ["RedisConnection", "Lost", "PublisherConnection", "SubscriberConnection"]
 
@@ -36,7 +38,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
 
     transport: Any
 
-    def __init__(self, link: IRedisLink) -> None:
+    def __init__(self, link: "RedisLink") -> None:
         super().__init__()
         self.closed = False
         self.why = ""
@@ -173,7 +175,7 @@ class SubscriberConnection(RedisConnection):
 
     role = "subscriber"
 
-    def __init__(self, link: IRedisLink) -> None:
+    def __init__(self, link: "RedisLink") -> None:
         super().__init__(link)
         self._unconfirmed = len(link.channels)
         self._all_confirmed: Deferred[None] = Deferred()
@@ -234,7 +236,7 @@ class PublisherConnection(RedisConnection):
 
     role = "publisher"
 
-    def __init__(self, link: IRedisLink) -> None:
+    def __init__(self, link: "RedisLink") -> None:
         super().__init__(link)
         self._pending_replies = 0
         self._is_closing = False

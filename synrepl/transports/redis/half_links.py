@@ -1,6 +1,6 @@
 """The two halves of a link: each keeps a connection, one to subscribe and one to publish."""
 
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
@@ -9,7 +9,9 @@ from twisted.python.failure import Failure
 from synrepl.ports.time import Backoff, Timer, doubling
 from synrepl.transports.redis.attempt import Attempt
 from synrepl.transports.redis.connections import PublisherConnection, RedisConnection, SubscriberConnection
-from synrepl.transports.redis.interfaces import IRedisLink
+
+if TYPE_CHECKING:
+    from synrepl.transports.redis.link import RedisLink
 
 __all__ = ["SubscriberLink", "PublisherLink"]
 
@@ -30,7 +32,7 @@ class HalfLink(Generic[Working]):
     resets only after a connection was stable, not when a socket opens.
     """
 
-    def __init__(self, link: IRedisLink, connection_type: type[Working]) -> None:
+    def __init__(self, link: "RedisLink", connection_type: type[Working]) -> None:
         self.current: Working | None = None
         """The connection, if it is established."""
         self.why = ""
@@ -164,7 +166,7 @@ class HalfLink(Generic[Working]):
 class SubscriberLink(HalfLink[SubscriberConnection]):
     """Keeps the subscriber's connection."""
 
-    def __init__(self, link: IRedisLink) -> None:
+    def __init__(self, link: "RedisLink") -> None:
         super().__init__(link, SubscriberConnection)
 
     def report_up(self) -> None:
@@ -188,7 +190,7 @@ class SubscriberLink(HalfLink[SubscriberConnection]):
 class PublisherLink(HalfLink[PublisherConnection]):
     """Keeps the publisher's connection."""
 
-    def __init__(self, link: IRedisLink) -> None:
+    def __init__(self, link: "RedisLink") -> None:
         super().__init__(link, PublisherConnection)
 
     def report_up(self) -> None:

@@ -13,9 +13,9 @@ from twisted.logger import Logger
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker import BrokerPeer
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.half_links import PublisherLink, SubscriberLink
-from synrepl.transports.redis.interfaces import IRedisMember
 from synrepl.transports.redis.sentinel import Sentinels
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, Command
@@ -63,7 +63,7 @@ class RedisLink:
         self,
         reactor: Any,
         address: RedisAddress,
-        member: IRedisMember,
+        member: BrokerPeer,
         *,
         server_name: str,
         instance: str,

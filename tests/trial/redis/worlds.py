@@ -9,8 +9,8 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
+from synrepl.transports.redis.link import RedisLink
 from tests.redis.worlds import Story, World
 from tests.servers.redis import RedisServer
 from tests.trial.waiting import eventually
