@@ -38,7 +38,8 @@ is paused, its silence does not prove that it is dead.
 class ConnectionOwner:
     """Endpoint of a connection: a follower, a server, or a replica's conversation with its upstream.
 
-    `received` and `block` may raise `RemoteProtocolError`: it is sent to the peer, and the connection closes.
+    This class itself ignores everything. `received` and `block` may raise `RemoteProtocolError`: it is sent
+    to the peer, and the connection closes.
     """
 
     def dialect_known(self, dialect: Dialect) -> None:
@@ -46,11 +47,9 @@ class ConnectionOwner:
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Handle received commands, in order."""
-        raise NotImplementedError
 
     def block(self, payload: Payload) -> None:
         """Handle a received block."""
-        raise NotImplementedError
 
     def pause(self) -> None:
         """Stop sending: the transport's buffer is full."""
@@ -98,8 +97,8 @@ class ReplicationProtocol(LineOnlyReceiver):
         """Rights of a client; None if its certificate is not registered as a key."""
         self.logger = logger
         """For messages about a peer's behavior; shared by all connections of a listener."""
-        self.owner: ConnectionOwner | None = None
-        """None before the connection is made, and after it is lost."""
+        self.owner = ConnectionOwner()
+        """The endpoint, from when the connection is made until it is lost."""
         self._make_owner = make_owner
         self._clock = clock
         self._metrics = metrics
@@ -139,8 +138,10 @@ class ReplicationProtocol(LineOnlyReceiver):
         violation = ""
         try:
             for run in self._framing.runs(data):
+                if self.session.closed:
+                    return
                 if isinstance(run, Payload):
-                    self._deliver_block(run)
+                    self.owner.block(run)
                 elif getattr(self.lineReceived, "__func__", None) is ReplicationProtocol.lineReceived:
                     self._perform(self.session.receive(run))
                 else:
@@ -170,19 +171,16 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._timer.stop()
         if self._abort_timer is not None:
             self._abort_timer.stop()
-        owner, self.owner = self.owner, None
-        if owner is not None:
-            owner.lost(self._close_reason or reason.getErrorMessage())
+        owner, self.owner = self.owner, ConnectionOwner()
+        owner.lost(self._close_reason or reason.getErrorMessage())
         if self._on_lost is not None:
             self._on_lost(self, reason)
 
     def pauseProducing(self) -> None:
-        if self.owner is not None:
-            self.owner.pause()
+        self.owner.pause()
 
     def resumeProducing(self) -> None:
-        if self.owner is not None:
-            self.owner.resume()
+        self.owner.resume()
 
     def stopProducing(self) -> None:
         self.transport.loseConnection()
@@ -262,16 +260,11 @@ class ReplicationProtocol(LineOnlyReceiver):
                     self.logger.warn("closing {peer}: {why}", peer=self._peer(), why=why)
                     self._close_reason = why
                     self._disconnect()
-                    if self.owner is not None:
-                        self.owner.failed(why)
-
-    def _deliver_block(self, payload: Payload) -> None:
-        if self.owner is not None and not self.session.closed:
-            self.owner.block(payload)
+                    self.owner.failed(why)
 
     def _deliver(self, commands: Sequence[Command | RdataRun]) -> None:
         self._report_dialect()
-        if self.owner is None or not commands:
+        if not commands:
             return
         self._metrics.count_commands(commands)
         try:
@@ -283,7 +276,7 @@ class ReplicationProtocol(LineOnlyReceiver):
             self._perform(self.session.fail(f"internal error: {error.why}"))
 
     def _report_dialect(self) -> None:
-        if not self._is_dialect_reported and self.owner is not None and self.session.dialect is not None:
+        if not self._is_dialect_reported and self.session.dialect is not None:
             self._is_dialect_reported = True
             self.owner.dialect_known(self.session.dialect)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -91,7 +90,7 @@ class NativeConversation(ConnectionOwner):
                 if command.check != native.heartbeat_check(*fields):
                     raise RemoteProtocolError("corrupted HEARTBEAT: its check does not match")
             case native.Refused():
-                self._enqueue(RefusedByUpstream(_printable_refusal(command.body)))
+                self._enqueue(RefusedByUpstream(command.body))
                 return
             case native.Welcome():
                 _check_welcome(command.body)
@@ -320,16 +319,6 @@ def _event(payload: Payload) -> Event:
         case "meta":
             return SnapshotMeta(*read_meta(payload.data))
     raise RemoteProtocolError(f"unknown block type {printable(payload.kind)}")
-
-
-def _printable_refusal(refused: native.Refusal) -> native.Refusal:
-    """Make a refusal printable: it appears in the status and in the log."""
-    return msgspec.structs.replace(
-        refused,
-        code=printable(refused.code),
-        message=printable(refused.message, limit=MAX_TEXT),
-        moved_to=printable(refused.moved_to, limit=MAX_TEXT),
-    )
 
 
 def _check_welcome(welcome: native.WelcomeBody) -> None:

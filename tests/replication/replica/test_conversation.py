@@ -158,4 +158,4 @@ def test_nothing_is_left_of_a_conversation_that_was_closed() -> None:
 
     assert [] == clock.getDelayedCalls()
     assert isinstance(conversation.events.error, NotConnected)
-    assert connection.owner is None
+    assert connection.owner is not conversation
