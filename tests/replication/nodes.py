@@ -22,7 +22,7 @@ from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import Leases, LeaseTerms, ReplicaRegistry
-from synrepl.replication.replica import Replica
+from synrepl.replication.replica import IUpstream, Replica
 from synrepl.replication.roles import PRIMARY, REPLICA, Claim, HandOver, PeerStatus, RoleManager
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
@@ -193,19 +193,23 @@ class FakeNode:
         self.is_running = True
         self.roles.start()
 
-    def _follow(self, where: Address | None) -> Replica:
+    def make_upstream(self, where: Address | None) -> IUpstream:
+        """Make the upstream at this address (None: the configured one) for a replica."""
         address = where.native if where is not None else (self.upstream or "")
+        return NativeUpstream(
+            MemoryEndpoint(self._network, self.name, address),
+            self.clock,
+            self.metrics,
+            where=Address(address),
+            secret=self._secret,
+            address=lambda: self.name,
+            keepalive=KEEPALIVE,
+        )
+
+    def _follow(self, where: Address | None) -> Replica:
         return Replica(
             self.log,
-            NativeUpstream(
-                MemoryEndpoint(self._network, self.name, address),
-                self.clock,
-                self.metrics,
-                where=Address(address),
-                secret=self._secret,
-                address=lambda: self.name,
-                keepalive=KEEPALIVE,
-            ),
+            self.make_upstream(where),
             self.clock,
             name=self.name,
             ephemeral=self.ephemeral,

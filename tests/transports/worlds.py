@@ -1,0 +1,262 @@
+"""A server, and one reader of its log behind each transport, on one network and one clock."""
+
+from io import BytesIO
+from typing import Any, Final
+
+from treq.client import HTTPClient
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.task import Clock, Cooperator
+from twisted.web.client import URI, Agent, FileBodyProducer, HTTPConnectionPool
+from twisted.web.iweb import IAgentEndpointFactory
+from zope.interface import implementer
+
+from synrepl.replication.addresses import Address
+from synrepl.replication.follower.follower_event import FollowerEvent
+from synrepl.replication.replica import IUpstream
+from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositions, Network
+from synrepl.testing.cluster import DirectCatchUp
+from synrepl.testing.fake_redis import FakeRedis
+from synrepl.testing.network import MemoryLink
+from synrepl.testing.replicas import KEEPALIVE, FakeNode
+from synrepl.transports.http.server import make_site
+from synrepl.transports.http.services import Services
+from synrepl.transports.http.upstream import HttpUpstream
+
+__all__ = ["HttpWorld", "NativeWorld", "RedisWorld", "TcpWorld", "TransportWorld"]
+
+STREAM: Final = "to_device"
+
+
+class TransportWorld:
+    """`server` writes, `reader` reads; `start` lets the reader connect.
+
+    `malformed` is what no server sends, with a part of the reason that the reader states. `too_long` is more
+    than the reader takes as one message. A reader that `has_history` also gets what is older than itself.
+    """
+
+    has_history = True
+
+    malformed: tuple[bytes, str]
+    too_long: tuple[bytes, str]
+
+    def __init__(self, **network: Any) -> None:
+        self.clock = Clock()
+        self.network = Network(self.clock, **network)
+        self.written = 0
+        self.server: Any
+        self.reader: Any
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock.pump([0.001] * round(seconds * 1000))
+
+    def write(self, count: int = 1, *, size: int = 1) -> None:
+        """Commit facts of one row each, so many characters long."""
+        rows = [[[f"@u{self.written + number}{'x' * size}"]] for number in range(count)]
+        self.written += count
+        done: list[Any] = []
+        self.server.append(STREAM, rows).addBoth(done.append)
+        for _ in range(100):
+            if not done:
+                self.wait(0.001)
+        assert done, "the facts were not committed"
+
+    def start(self) -> None:
+        """Let the reader connect and catch up."""
+        self.reader.start()
+        self.wait(3)
+
+    def stop(self) -> None:
+        """Stop the reader, then the server."""
+        self.reader.kill()
+        self.server.kill()
+
+    def tokens(self) -> list[int]:
+        """The tokens that the reader has, in its order."""
+        return [fact.token for fact in self.reader.engine.facts if fact.rows != b"[]"]
+
+    def expected(self) -> list[int]:
+        """All tokens that were written."""
+        return [fact.token for fact in self.server.engine.facts]
+
+    def names(self) -> list[str]:
+        """The names of those that are connected, as the server knows them."""
+        raise NotImplementedError
+
+    def why(self) -> str:
+        """Why the last connection ended, as the reader states it."""
+        raise NotImplementedError
+
+    def links(self) -> list[MemoryLink]:
+        """The connections on which the reader receives facts."""
+        return self.network.links_of("reader")
+
+    def outgoing(self) -> list[MemoryLink]:
+        """The connections on which the server sends facts."""
+        return self.links()
+
+    def inject(self, data: bytes) -> None:
+        """Send these bytes to the reader."""
+        for link in self.links():
+            link.server.write(data)
+
+
+class TcpWorld(TransportWorld):
+    """A follower over lines."""
+
+    malformed = (b"FOO bar\n", "invalid command")
+    too_long = (b"x" * 20_000, "Line length exceeded: a line has at most 16384 bytes")
+
+    def __init__(self, **network: Any) -> None:
+        super().__init__(**network)
+        self.server = FakeDaemon(self.network)
+        self.server.start()
+        self.wait(0.1)
+        self.reader = FakeWorker(
+            self.network, self.server, name="reader", positions=MemoryPositions(), start="earliest"
+        )
+
+    def tokens(self) -> list[int]:
+        return [updates.token for updates in self.reader.applied]
+
+    def names(self) -> list[str]:
+        return [follower.name for follower in self.server.publisher.followers]
+
+    def why(self) -> str:
+        return _last_reason(self.reader.events)
+
+    def stop(self) -> None:
+        self.reader.stop()
+        self.wait(0.01)
+        self.server.kill()
+
+
+class RedisWorld(TransportWorld):
+    """A process on the channel of a homeserver; the server is another one."""
+
+    has_history = False
+
+    malformed = (b"?what\r\n", "the server is not Redis")
+    too_long = (b"$99999999999999999999\r\n", "the server is not Redis")
+
+    def __init__(self, **network: Any) -> None:
+        super().__init__(**network)
+        self.redis = FakeRedis(self.network)
+        self.server = FakeDaemon(
+            self.network, name="server", instance="server", redis=self.redis, writes=[STREAM]
+        )
+        self.server.start()
+        self.wait(3)
+        catch_up = DirectCatchUp(self.server, self.clock, lambda: 0.001)
+        self.reader = FakeDaemon(
+            self.network, name="reader", instance="reader", redis=self.redis, peers={"server": catch_up}
+        )
+
+    def write(self, count: int = 1, *, size: int = 1) -> None:
+        rows = [[[f"@u{self.written + number}{'x' * size}"]] for number in range(count)]
+        self.written += count
+        self.server.append(STREAM, rows, writer="server")
+        self.wait(0.1)
+
+    def names(self) -> list[str]:
+        return sorted(one.name for one in self.redis.connections)
+
+    def why(self) -> str:
+        return _last_reason(self.reader.redis_side.events)
+
+    def links(self) -> list[MemoryLink]:
+        subscribers = [one.transport for one in self.redis.of("reader:subscriber")]
+        return [link for link in super().links() if link.server in subscribers]
+
+    def outgoing(self) -> list[MemoryLink]:
+        return self.network.links_of("server")
+
+
+class NativeWorld(TransportWorld):
+    """A replica on the native wire."""
+
+    malformed = (b"FOO bar\n", "invalid command")
+    too_long = (b"x" * 20_000, "a line has at most 16384 bytes")
+
+    def __init__(self, **network: Any) -> None:
+        super().__init__(**network)
+        self.nodes: dict[str, FakeNode] = {}
+        self.server = FakeNode(self.network, self.nodes, name="server")
+        self.server.start()
+        self.wait(0.1)
+        self.reader = self.make_reader()
+
+    def make_reader(self) -> FakeNode:
+        """Make the replica."""
+        return FakeNode(self.network, self.nodes, name="reader", upstream="server")
+
+    def names(self) -> list[str]:
+        return [relay.name for relay in self.server.relays.connected]
+
+    def why(self) -> str:
+        return str(self.reader.replica.why)
+
+
+@implementer(IAgentEndpointFactory)
+class Endpoints:
+    """Connects an HTTP client to an address of the network."""
+
+    def __init__(self, network: Network, client: str, address: str) -> None:
+        self._endpoint = MemoryEndpoint(network, client, address)
+
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
+        return self._endpoint
+
+
+class HttpNode(FakeNode):
+    """A replica that follows over HTTP."""
+
+    def make_upstream(self, where: Address | None) -> IUpstream:
+        # Bodies are sent on this clock, not on that of the global reactor.
+        cooperator = Cooperator(scheduler=lambda work: self.clock.callLater(0.001, work))
+        endpoints = Endpoints(self._network, self.name, "site")
+        client = HTTPClient(
+            Agent.usingEndpointFactory(
+                self.clock, endpoints, HTTPConnectionPool(self.clock, persistent=False)
+            ),
+            data_to_body_producer=lambda data: FileBodyProducer(BytesIO(data), cooperator),
+        )
+        return HttpUpstream(
+            self.clock,
+            where=Address(http="http://localhost:9093"),
+            client=client,
+            silence=KEEPALIVE.timeout_seconds,
+        )
+
+
+class HttpWorld(NativeWorld):
+    """A replica over HTTP."""
+
+    malformed = (b"zz\r\n", "the response ended early")
+    too_long = (b"4000\r\n" + b"x" * 0x4000 + b"\r\n", "a line of more than 10000 bytes")
+
+    def __init__(self, **network: Any) -> None:
+        super().__init__(**network)
+        server = self.server
+        services = Services(
+            log=server.log,
+            publisher=server.publisher,
+            table=server.table,
+            metrics=server.metrics,
+            clock=self.clock,
+            instance="server",
+            server_name="hs",
+            roles=server.roles,
+            relays=server.relays,
+        )
+        self.network.listen("site", make_site(services))
+
+    def make_reader(self) -> FakeNode:
+        return HttpNode(self.network, self.nodes, name="reader", upstream="server")
+
+    def names(self) -> list[str]:
+        return [lease["name"] for lease in self.server.relays.status() if lease["state"] == "live"]
+
+
+def _last_reason(events: list[FollowerEvent]) -> str:
+    return [event.text for event in events if event.kind == "disconnected"][-1]
