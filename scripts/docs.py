@@ -1,12 +1,14 @@
-"""Writes the pages of the manual that derive from declarations in the code."""
+"""Writes the pages of the manual and the example configuration that derive from declarations in the code."""
 
 import argparse
 import inspect
+import json
 import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Final
 
 import click
@@ -20,7 +22,7 @@ from scripts.lib.http_reference import http_reference  # noqa: E402  # after the
 from scripts.lib.museum import cases  # noqa: E402
 from synrepl.cli.errors import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
-from synrepl.config import render_table  # noqa: E402
+from synrepl.config import settings as declared_settings  # noqa: E402
 from synrepl.ports.metrics import Metrics  # noqa: E402
 from synrepl.replication.follower.mode import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
@@ -307,15 +309,32 @@ def _next(state: StreamState, event: type) -> str:
 
 def settings() -> str:
     """Every setting."""
+    rows = []
+    for one in declared_settings():
+        flag = {"file": "", "switch": f"`--{one.flag}`"}.get(one.kind, f"`--{one.flag} {one.metavar}`")
+        rows.append((flag, f"`{one.name}`", f"`{one.default_text}`", one.help))
     return _page(
         [
             "# The settings",
             "",
             SETTINGS,
             "",
-            render_table().rstrip(),
+            *_table(("flag", "key in the file", "default", ""), rows),
         ]
     )
+
+
+def example_settings() -> str:
+    """The example of a configuration file: every setting with its default, or an example as a comment."""
+    lines = [
+        "# Every setting, with its default. Use it with:  twistd -n synrepl --config this-file.yaml",
+        "# Flags have the same names, with - for _. A flag on the command line overrides this file.",
+    ]
+    for one in declared_settings():
+        lines += ["", *(f"# {line}" for line in wrap(one.help, 108, break_on_hyphens=False))]
+        default = one.default if isinstance(one.default, str) else json.dumps(one.default, default=dict)
+        lines.append(f"#{one.name}: {one.example}" if one.example else f"{one.name}: {default}")
+    return "\n".join(lines) + "\n"
 
 
 def metrics() -> str:
@@ -480,6 +499,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/http.md": http,
     "explanation/follower.md": follower,
     "explanation/museum.md": museum,
+    "../contrib/config.example.yaml": example_settings,
 }
 
 

@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import sys
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +19,7 @@ from zope.interface import implementer
 
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError, suggest
+from synrepl.ports.settings import Setting
 
 if TYPE_CHECKING:
     from synrepl.daemon.service import Daemon
@@ -52,23 +55,10 @@ class Options(usage.Options):
 
     def __init__(self) -> None:
         super().__init__()
-        self.listen: list[str] = []
-        self.follow: list[str] = []
         self.settings: Settings | None = None
         self._flags: dict[str, Any] = {}
+        self._lists: dict[str, list[str]] = defaultdict(list)
         self._file: Path | None = None
-
-    def opt_listen(self, endpoint: str) -> None:
-        """Add a listener."""
-        self.listen.append(endpoint)
-
-    def opt_follow(self, endpoint: str) -> None:
-        """Add a server to follow."""
-        self.follow.append(endpoint)
-
-    opt_listen.__doc__, opt_follow.__doc__ = (
-        f"{one.help} [default: {one.default_text}]" for one in settings() if one.kind == "list"
-    )
 
     def __setitem__(self, name: str, value: Any) -> None:
         # Twisted keeps the last of several values without a warning.
@@ -97,15 +87,12 @@ class Options(usage.Options):
             raise usage.UsageError(f"unexpected argument {extra[0]!r}: options begin with --")
 
     def postOptions(self) -> None:
-        flags: dict[str, Any] = {}
+        flags: dict[str, Any] = dict(self._lists)
         for one in settings():
             if one.kind == "value" and self[one.flag] is not None:
                 flags[one.name] = self[one.flag]
             elif one.kind == "switch" and self[one.flag]:
                 flags[one.name] = True
-        for name in ("listen", "follow"):
-            if given := getattr(self, name):
-                flags[name] = given
         self._flags = flags
         # Absolute: a detached daemon has another working directory when it reads the file again.
         self._file = Path(self["config"]).absolute() if self["config"] else None
@@ -117,6 +104,21 @@ class Options(usage.Options):
     def read(self) -> Settings:
         """Read the settings from the flags and the current file. Raises `ConfigError`."""
         return Settings.build(self._flags, file=self._file)
+
+
+def _repeatable(one: Setting) -> Callable[[Options, str], None]:
+    """Return the method of `Options` that adds a value to a list."""
+
+    def add(self: Options, value: str) -> None:
+        self._lists[one.name].append(value)
+
+    add.__doc__ = f"{one.help} [default: {one.default_text}]"
+    return add
+
+
+for _one in settings():
+    if _one.kind == "list":
+        setattr(Options, f"opt_{_one.name}", _repeatable(_one))
 
 
 def makeService(options: Options) -> IService:

@@ -15,6 +15,7 @@ from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, MemoryEndpoint, Network
 from synrepl.transports.native import NativeConversation, NativeUpstream
+from synrepl.transports.settings import UpstreamSettings
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.blocks import BlockReader
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
@@ -138,7 +139,7 @@ class NativeTarget(Target):
         clock = Clock()
         nowhere = MemoryEndpoint(Network(clock), "b", "a")
         connection = NativeUpstream(
-            nowhere, clock, Metrics(CollectorRegistry()), where=Address(native="a")
+            nowhere, clock, Metrics(CollectorRegistry()), UpstreamSettings(), where=Address(native="a")
         ).build("b")
         conversation = NativeConversation(connection, Metrics(CollectorRegistry()))
         connection._make_owner = lambda _: conversation

@@ -232,7 +232,8 @@ def complaints(root: Path) -> Iterator[Complaint]:
     for number, line in enumerate(settings.read_text("utf-8").split("\n"), 1):
         for text in re.findall(r'"((?:synrepl|tests|scripts)[/.][\w./*-]+)"', line):
             path = text if "/" in text else text.removesuffix(".*").replace(".", "/")
-            if not (tree.has_file(path, settings) or tree.has_file(f"{path}.py", settings)):
+            module = path.rpartition("/")[0]  # of a name in a module
+            if not any(tree.has_file(one, settings) for one in (path, f"{path}.py", f"{module}.py")):
                 yield Complaint(settings, number, f"{text} does not exist")
     yield from shared_names(tree)
 

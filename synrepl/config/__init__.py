@@ -5,7 +5,7 @@ overrides the default. An invalid setting raises a one-line `ConfigError` that n
 value.
 """
 
-from synrepl.config.settings import Setting, Settings, render_table, settings
+from synrepl.config.settings import Settings, settings
 from synrepl.config.validation import is_loopback
 
-__all__ = ["Setting", "Settings", "is_loopback", "render_table", "settings"]
+__all__ = ["Settings", "is_loopback", "settings"]

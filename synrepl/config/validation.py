@@ -1,64 +1,19 @@
 """Validation of settings that depend on each other. A listener for other machines needs a guard."""
 
-from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from synrepl.errors import ConfigError
 from synrepl.replication.serve_strategy import serving
 from synrepl.transports.endpoints import split
 
 if TYPE_CHECKING:
-    from synrepl.wire.dialect import Dialect
+    from synrepl.config.settings import Settings
 
-__all__ = ["ValidSettings", "is_loopback", "validate"]
-
-
-class ValidSettings(Protocol):
-    """The settings that depend on each other; `settings.Settings` implements it."""
-
-    @property
-    def certificate_file(self) -> Path | None: ...
-    @property
-    def private_key_file(self) -> Path | None: ...
-    @property
-    def dialect(self) -> "Dialect | None": ...
-    @property
-    def follow(self) -> Sequence[str]: ...
-    @property
-    def http(self) -> str: ...
-    @property
-    def insecure(self) -> bool: ...
-    @property
-    def instance_map(self) -> Mapping[str, str]: ...
-    @property
-    def instance_name(self) -> str: ...
-    @property
-    def listen(self) -> Sequence[str]: ...
-    @property
-    def ping_seconds(self) -> float: ...
-    @property
-    def redis(self) -> object: ...
-    @property
-    def redis_writes(self) -> Sequence[Any]: ...
-    @property
-    def keys(self) -> Sequence[Any]: ...
-    @property
-    def secret(self) -> str | None: ...
-    @property
-    def table_streams(self) -> Sequence[Any]: ...
-    @property
-    def timeout_seconds(self) -> float: ...
-    @property
-    def upstream(self) -> str | None: ...
-    @property
-    def upstream_streams(self) -> Sequence[str] | None: ...
-    @property
-    def upstream_writers(self) -> Sequence[str] | None: ...
+__all__ = ["is_loopback", "validate"]
 
 
-def validate(built: ValidSettings) -> None:
+def validate(built: "Settings") -> None:
     """Raise `ConfigError` if the settings contradict each other."""
     _check_open(built)
     _check_name(built)
@@ -104,7 +59,7 @@ def requires_certificates(description: str) -> bool:
     return kind == "tls" and "trustRoots" in named
 
 
-def _check_open(built: ValidSettings) -> None:
+def _check_open(built: "Settings") -> None:
     """Refuse a listener that other machines can reach without a secret, a key or a certificate.
 
     The setting `insecure` allows it.
@@ -128,13 +83,13 @@ def _check_open(built: ValidSettings) -> None:
         )
 
 
-def _check_upstream(built: ValidSettings) -> None:
+def _check_upstream(built: "Settings") -> None:
     """Refuse settings of a replica without an upstream."""
     if built.upstream is None and (built.upstream_streams or built.upstream_writers):
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
 
 
-def _check_name(built: ValidSettings) -> None:
+def _check_name(built: "Settings") -> None:
     """Refuse to publish on Redis under the name of another writer: readers would drop facts of both."""
     if not built.redis_writes:
         return

@@ -14,7 +14,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
-    from synrepl.ingest import SourceManager
+    from synrepl.ingest.source_manager import SourceManager
     from synrepl.replication.write_policy import WritePolicy
     from synrepl.storage.ids.writers import WriterState
     from synrepl.storage.tables.layout import TableStream
@@ -157,7 +157,7 @@ class IngestServices:
         """Connect to Redis and to the servers that the settings name."""
         if self._write_policy is None:
             return
-        from synrepl.ingest import SourceManager
+        from synrepl.ingest.source_manager import SourceManager
 
         self.sources = SourceManager(
             self._settings,

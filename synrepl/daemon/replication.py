@@ -18,15 +18,13 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay import LeaseTerms, ReplicaRegistry
+from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.roles import PRIMARY, REPLICA, Claim, HandOver, PeerStatus, ReadOnlyHere, RoleManager
 from synrepl.storage import DivergedFacts, Log, ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import client_endpoint
-from synrepl.wire.filter import Filter
-from synrepl.wire.session import Keepalive
 
 if TYPE_CHECKING:
     from synrepl.replication.replica import IUpstream, Replica
@@ -107,11 +105,8 @@ class ReplicationServices:
             log,
             publisher,
             reactor,
-            instance=settings.instance_name,
-            server_name=settings.server_name,
+            settings,
             keys=keys,
-            terms=_terms(settings),
-            heartbeat_seconds=settings.heartbeat_seconds,
             role=lambda: self.roles.role,
             not_ready_reason=self._why_not_ready,
             address=lambda: str(address()),
@@ -129,7 +124,7 @@ class ReplicationServices:
         self.retention = Retention(
             log,
             reactor,
-            retain_seconds=settings.retain_seconds,
+            settings,
             keys=keys_of(table),
             lowest=self.relays.leases.lowest,
         )
@@ -137,7 +132,7 @@ class ReplicationServices:
     @property
     def name(self) -> str:
         """The name of this daemon on its upstream's list of replicas."""
-        return self._settings.replica_name or f"{self._settings.instance_name}-{self._log.uuid[:8]}"
+        return self._settings.name_of(self._log.uuid)
 
     @property
     def replica(self) -> "Replica | None":
@@ -181,7 +176,7 @@ class ReplicationServices:
             ReactorThread(self._reactor, "files"),
             self._reactor,
             fetch=None,
-            rule="lazy" if settings.fetch_files == "lazy" else "eager",
+            rule=settings.fetch_files,
             refusal=lambda: self.roles.file_refusal(),  # noqa: PLW0108  # roles are created later
             logger=Logger(namespace="synrepl.files"),
         )
@@ -219,15 +214,12 @@ class ReplicationServices:
         # Imported on use, as all that only some daemons need.
         from synrepl.replication.replica import Replica
 
-        settings = self._settings
         return Replica(
             self._log,
             self._upstream(where),
             self._reactor,
-            name=self.name,
+            self._settings,
             ephemeral=self._ephemeral,
-            query=Filter.of(streams=settings.upstream_streams, writers=settings.upstream_writers),
-            resync_on_fork=settings.resync_on_fork,
             keep_leftovers=self._diverged_facts.keep,
             jitter=_jitter,
             on_primary_moved=self.roles.on_primary_moved,
@@ -268,12 +260,10 @@ class ReplicationServices:
 
             return HttpUpstream(
                 self._reactor,
+                settings,
                 where=where,
                 secret=self._credentials,
-                expected_server=settings.server_name,
-                registered=not settings.anonymous,
                 address=lambda: str(self._address()),
-                silence=settings.timeout_seconds,
                 origin=self.commands.origin,
             )
         from synrepl.transports.native import NativeUpstream
@@ -282,12 +272,10 @@ class ReplicationServices:
             client_endpoint(self._reactor, where.native, self._credentials.files),
             self._reactor,
             self._metrics,
+            settings,
             where=where,
             secret=self._credentials,
-            expected_server=settings.server_name,
-            registered=not settings.anonymous,
             address=lambda: str(self._address()),
-            keepalive=Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds),
         )
 
     @staticmethod
@@ -446,13 +434,3 @@ def _jitter() -> float:
     import random
 
     return random.uniform(0.7, 1.3)
-
-
-def _terms(settings: Settings) -> LeaseTerms:
-    default = LeaseTerms()
-    seconds = settings.lease_seconds
-    return LeaseTerms(
-        anonymous_seconds=seconds or default.anonymous_seconds,
-        registered_seconds=seconds or default.registered_seconds,
-        bytes=settings.lease_bytes,
-    )

@@ -34,7 +34,6 @@ from synrepl.transports.http.services import Services
 from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 from synrepl.wire.dialect import NEWEST
-from synrepl.wire.session import Keepalive
 
 if TYPE_CHECKING:
     from synrepl.transports.http.request import ApiSite
@@ -284,7 +283,6 @@ class Daemon(Service):
         assert self.log is not None
         assert self.publisher is not None
         assert self.replication is not None
-        keepalive = Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds)
         most = connection_limit(len(settings.listen) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
@@ -293,7 +291,7 @@ class Daemon(Service):
                 dialect=settings.dialect,
                 clock=self._reactor,
                 metrics=self.metrics,
-                keepalive=keepalive,
+                keepalive=settings.keepalive,
                 relays=self._relays,
                 keys=self.keyring,
                 max_connections=most,
@@ -313,29 +311,18 @@ class Daemon(Service):
                 table=self.table,
                 metrics=self.metrics,
                 clock=self._reactor,
-                instance=settings.instance_name,
-                server_name=settings.server_name,
+                settings=settings,
                 ingest=self.ingest,
                 replication=self.replication,
-                dialect=settings.dialect,
                 files=self.replication.files,
                 write_forwarder=self.write_forwarder,
                 roles=self.replication.roles,
                 relays=self.replication.relays,
-                refuses_stale=settings.refuse_stale_reads,
             ),
             keys=self.keyring,
-            hosts=self._hosts(),
-            max_body=settings.max_body_bytes,
-            max_file=settings.max_file_bytes,
         )
         port = await self._open(settings.http, LimitedFactory(site, most, self._reactor))
         self._logger.info("http: listening at {address}", address=_address(port))
-
-    def _hosts(self) -> list[str]:
-        """Names with dots by which clients may reach this daemon over HTTP."""
-        advertised = [self.settings.advertise] if self.settings.advertise else []
-        return [*(self.settings.allowed_hosts or ()), *advertised]
 
     def _relays(self) -> ReplicaRegistry:
         assert self.replication is not None

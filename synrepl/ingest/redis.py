@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.config import Settings
+from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
@@ -28,7 +28,7 @@ class RedisSource(Source):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: IngestSettings,
         reactor: Any,
         follower: Follower,
         *,

@@ -4,8 +4,8 @@ from typing import Any
 
 from twisted.internet.interfaces import IStreamClientEndpoint
 
-from synrepl.config import Settings
 from synrepl.ingest.server_commands import ServerCommands
+from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
@@ -14,7 +14,6 @@ from synrepl.replication.publisher import Publisher
 from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.dialect import CURRENT
-from synrepl.wire.session import Keepalive
 
 __all__ = ["ServerSource"]
 
@@ -28,7 +27,7 @@ class ServerSource(Source):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: IngestSettings,
         reactor: Any,
         follower: Follower,
         *,
@@ -47,7 +46,7 @@ class ServerSource(Source):
             expected_server=settings.server_name,
             clock=reactor,
             metrics=metrics,
-            keepalive=Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds),
+            keepalive=settings.keepalive,
         )
         follower.on_event(self._on_event)
         self._commands: ServerCommands | None = None

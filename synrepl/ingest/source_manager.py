@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.config import Settings
 from synrepl.errors import ConfigError
 from synrepl.ingest.database_catchup import DatabaseCatchUp
 from synrepl.ingest.server import ServerSource
+from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import Problem
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
@@ -40,7 +40,7 @@ class SourceManager:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: IngestSettings,
         reactor: Any,
         *,
         log: Log,

@@ -9,6 +9,7 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock, ILog, KeysOf
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
+from synrepl.replication.settings import RetentionSettings
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
@@ -34,8 +35,8 @@ class Retention:
         self,
         log: ILog,
         clock: IClock,
+        settings: RetentionSettings,
         *,
-        retain_seconds: float,
         keys: KeysOf,
         lowest: Callable[[], int | None],
         check_seconds: float = CHECK_SECONDS,
@@ -43,10 +44,10 @@ class Retention:
         self.trimmed = 0
         self._log = log
         self._clock = clock
-        self._retain_seconds = retain_seconds
+        self._retain_seconds = settings.retain_seconds
         self._keys = keys
         self._lowest = lowest
-        self._check_seconds = min(check_seconds, retain_seconds)
+        self._check_seconds = min(check_seconds, settings.retain_seconds)
         self._tasks = Tasks(self._logger, "retention")
 
     def start(self) -> None:

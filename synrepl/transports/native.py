@@ -30,13 +30,14 @@ from synrepl.streams.facts import decode_facts
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
+from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire import native
 from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.session import KEEPALIVE, MAX_TEXT, Keepalive, Session
+from synrepl.wire.session import MAX_TEXT, Session
 from synrepl.wire.text import printable
 
 __all__ = ["NativeConversation", "NativeUpstream"]
@@ -235,23 +236,19 @@ class NativeUpstream:
         endpoint: IStreamClientEndpoint,
         clock: IClock,
         metrics: Metrics,
+        settings: UpstreamSettings,
         *,
         where: Address,
         secret: str | Credentials | None = None,
-        expected_server: str | None = None,
-        registered: bool = True,
         address: Callable[[], str] = lambda: "",
-        keepalive: Keepalive = KEEPALIVE,
     ) -> None:
         self.where = where
         self._endpoint = endpoint
         self._clock = clock
         self._metrics = metrics
         self._credentials = Credentials.of(secret)
-        self._expected_server = expected_server
-        self._registered = registered
+        self._settings = settings
         self._address = address
-        self._keepalive = keepalive
 
     async def connect(self, uuid: str, name: str) -> NativeConversation:
         """Connect, and perform the handshake."""
@@ -272,7 +269,7 @@ class NativeUpstream:
             raise NotConnected(f"{self.where}: the connection was lost at once")
         greeting: Deferred[None] = Deferred.fromCoroutine(
             conversation.greet(
-                uuid, name, self._credentials.secret, self._address(), registered=self._registered
+                uuid, name, self._credentials.secret, self._address(), registered=not self._settings.anonymous
             )
         )
         greeting.addTimeout(CONNECT_SECONDS, self._clock)  # type: ignore[arg-type]
@@ -295,8 +292,8 @@ class NativeUpstream:
             NATIVE,
             name=name,
             seconds=self._clock.seconds,
-            expected_server=self._expected_server,
-            keepalive=self._keepalive,
+            expected_server=self._settings.server_name,
+            keepalive=self._settings.keepalive,
         )
         return ReplicationProtocol(
             session,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -25,14 +26,15 @@ from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import make_site
 from synrepl.transports.http.services import Services
+from synrepl.transports.settings import ApiSettings
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""
 
 BROKEN = StorageError(op="commit", why="the disk is full", retryable=True)
 
-OF_SITE = {"keys", "hosts", "max_body", "max_file"}
-"""Options of the site; all others are services."""
+SETTINGS = {field.name for field in fields(ApiSettings)}
+"""Options that are settings; all others but the keys are services."""
 
 CATCH_UP = "/_synapse/replication/get_repl_stream_updates"
 
@@ -156,20 +158,18 @@ class SiteCase(SynchronousTestCase):
 
     def make_site(self, *, secret: str | None = None, **options: Any) -> Any:
         """A site with these options."""
-        if secret is not None:
-            options["keys"] = Keyring(secret)
-        of_site = {name: options.pop(name) for name in OF_SITE & options.keys()}
+        keys = options.pop("keys", None if secret is None else Keyring(secret))
+        settings = {name: options.pop(name) for name in SETTINGS & options.keys()}
         services = Services(
             log=self.log,
             publisher=self.publisher,
             table=self.table,
             metrics=self.metrics,
             clock=self.clock,
-            instance=self.instance,
-            server_name="hs.example",
+            settings=ApiSettings(instance_name=self.instance, server_name="hs.example", **settings),
             **options,
         )
-        return make_site(services, **of_site)
+        return make_site(services, keys=keys)
 
     def talk(self, peer: str = "127.0.0.1") -> Talk:
         """A new connection."""

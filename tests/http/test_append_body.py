@@ -159,7 +159,7 @@ class BodyTests(SiteCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.site = self.make_site(max_body=1_000)
+        self.site = self.make_site(max_body_bytes=1_000)
 
     def test_a_long_body_is_refused_before_it_comes(self) -> None:
         """The header says all: nothing of it need be received."""

@@ -106,7 +106,7 @@ class PutTests(FilesSiteCase):
 
     def test_too_much_is_refused_before_it_comes(self) -> None:
         """A bound of its own, as files are bigger than facts."""
-        self.site = self.make_site(files=self.files, max_body=10, max_file=len(DATA))
+        self.site = self.make_site(files=self.files, max_body_bytes=10, max_file_bytes=len(DATA))
         self.assertEqual(201, self.put(DATA).status)
 
         self.assertEqual(413, self.put(DATA + b"!").status)

@@ -154,7 +154,7 @@ class CrossSiteRequests(SiteCase):
 
     def test_other_names_can_be_allowed(self) -> None:
         """Behind a name of one's own."""
-        self.site = self.make_site(hosts=["Log.example.org"])
+        self.site = self.make_site(allowed_hosts=("Log.example.org",))
 
         self.assertEqual(200, self.get("/v1/status", "Host: log.example.org:9093").status)
         self.assertEqual(403, self.get("/v1/status", "Host: other.example.org").status)

@@ -17,15 +17,18 @@ from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.relay.leases import MAX_ANONYMOUS
 from synrepl.replication.replica import Replica
 from synrepl.replication.roles import Claim, HandOver, PeerStatus, RoleManager
+from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.replication.status import NO_REPLICATION, SHOWN
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
+from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire.commands import FederationAck, RemoteServerUp
-from synrepl.wire.filter import Filter
 from synrepl.wire.native import Subscription
 from tests.http.builders import Answer, SiteCase, receipt, typing
 
 HERE = Address(http="http://hs.example:9093")
+HS = UpstreamSettings(server_name="hs.example")
+PARIS = CopySettings(replica_name="paris")
 CLAIM = {"epoch": 2, "uuid": "z", "address": "- http://other:9093", "history": "", "name": "other"}
 
 
@@ -99,8 +102,7 @@ class CopiesCase(SiteCase):
             self.log,
             self.publisher,
             self.clock,
-            instance="master",
-            server_name="hs.example",
+            RelaySettings(server_name="hs.example"),
             role=lambda: self.roles.role,
             address=lambda: str(HERE),
         )
@@ -278,7 +280,7 @@ class ReplicaTests(CopiesCase):
     def test_a_stale_copy_answers_no_reads_if_it_is_told_to(self) -> None:
         """Writes and status go on."""
         self.receipts(1)
-        self.site = self.make_site(replication=Stale(), refuses_stale=True)
+        self.site = self.make_site(replication=Stale(), refuse_stale_reads=True)
         paths = ("/v1/changelog", "/v1/streams/receipts/rows")
 
         refused = [self.get(path) for path in paths]
@@ -379,7 +381,7 @@ class BoundsTests(CopiesCase):
 class FollowingOverHttpTests(CopiesCase):
     """A whole replica against the site, without a socket."""
 
-    def replica(self, **options: Any) -> tuple[Replica, Log]:
+    def replica(self, settings: CopySettings = PARIS, **options: Any) -> tuple[Replica, Log]:
         """A replica that has begun."""
         thread = ImmediateThread()
         log = Log(MemoryEngine(), thread, thread, self.clock, ephemeral=self.ephemeral, logger=Logger())
@@ -387,8 +389,8 @@ class FollowingOverHttpTests(CopiesCase):
         self.client = StubTreq(self.site.resource)
         commands = options.get("commands")
         origin = None if commands is None else commands.origin
-        upstream = HttpUpstream(self.clock, where=HERE, client=self.client, origin=origin)
-        made = Replica(log, upstream, self.clock, name="paris", ephemeral=self.ephemeral, **options)
+        upstream = HttpUpstream(self.clock, HS, where=HERE, client=self.client, origin=origin)
+        made = Replica(log, upstream, self.clock, settings, ephemeral=self.ephemeral, **options)
         self.addCleanup(made.stop)
         made.start()
         self.pass_(3)
@@ -423,7 +425,7 @@ class FollowingOverHttpTests(CopiesCase):
         """And stands where the primary stands."""
         self.post("push_rules", [["@ada:hs"]])
         self.receipts(5)
-        replica, log = self.replica(query=Filter.of(streams=("push_rules",)))
+        replica, log = self.replica(CopySettings(replica_name="paris", upstream_streams=("push_rules",)))
         self.receipts(3)
         self.post("push_rules", [["@bob:hs"]])
         self.pass_(3)
@@ -522,7 +524,9 @@ class AcknowledgingTests(CopiesCase):
         still there."""
         self.receipts(9)
         client = RecordingClient(self.site)
-        conversation = self.wait(HttpUpstream(self.clock, where=HERE, client=client).connect("u-1", "paris"))
+        conversation = self.wait(
+            HttpUpstream(self.clock, HS, where=HERE, client=client).connect("u-1", "paris")
+        )
         self.addCleanup(conversation.close)
         place = LogPosition(1, 6, self.wait(self.log.digest_at(6)))
         conversation.subscribe(Subscription(history=self.log.history, position=place))

@@ -110,7 +110,7 @@ class CatchUpTests(SiteCase):
 
     def test_host_names_the_writer(self) -> None:
         """That is how real workers, which share one address here, say whose rows they want."""
-        self.site = self.make_site(hosts=["proxy.example"])
+        self.site = self.make_site(allowed_hosts=("proxy.example",))
         self.receipts(1)
         self.receipts(1, writer="stream_writer1")
 

@@ -11,11 +11,11 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgent
 from zope.interface import implementer
 
-from synrepl.config.values import upstream
 from synrepl.errors import ConfigError
 from synrepl.http_client import BlockingClient, NotADaemon
 from synrepl.transports.http.files_client import HttpFiles
 from synrepl.transports.http.http_client import HttpClient
+from synrepl.transports.settings import parse_upstream as upstream
 
 SHA256 = "a" * 64
 

@@ -1,6 +1,7 @@
 """In-memory daemons that are replicas of each other, built from the real parts."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,9 +22,10 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay import Leases, LeaseTerms, ReplicaRegistry
+from synrepl.replication.relay import Leases, ReplicaRegistry
 from synrepl.replication.replica import IUpstream, Replica
 from synrepl.replication.roles import PRIMARY, REPLICA, Claim, HandOver, PeerStatus, RoleManager
+from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.threads import DelayedThread
@@ -33,8 +35,8 @@ from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.http.replica_routes import describe_log
 from synrepl.transports.native import NativeUpstream
+from synrepl.transports.settings import UpstreamSettings
 from synrepl.transports.tcp import PublisherFactory
-from synrepl.wire.filter import Filter
 from synrepl.wire.session import AUTO, Keepalive
 
 __all__ = ["FakeNode"]
@@ -46,12 +48,18 @@ RESPONSE_SECONDS: Final = 5.0
 KEEPALIVE: Final = Keepalive(ping_seconds=2.0, timeout_seconds=8.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings(CopySettings, RelaySettings, UpstreamSettings):
+    """The settings of a `FakeNode`."""
+
+
 class FakeNode:
     """A daemon with an in-memory disk, on a `Network`: a primary, or a replica of another node.
 
     It listens under its `name`, which is also its address. `nodes` holds all nodes by name and replaces HTTP:
     nodes send each other requests through it, as long as `can_reach` allows it; each way takes
-    `request_delay`. `strangers` are the statuses of addresses that answer nothing else.
+    `request_delay`. `strangers` are the statuses of addresses that answer nothing else. `settings` are fields
+    of `NodeSettings`.
     """
 
     def __init__(
@@ -61,10 +69,7 @@ class FakeNode:
         *,
         name: str,
         upstream: str | None = None,
-        query: Filter | None = None,
-        resync_on_fork: bool = False,
         secret: str | None = None,
-        terms: LeaseTerms | None = None,
         table: StreamTable | None = None,
         disk_delay: Callable[[], float] = lambda: 0.0005,
         jitter: Callable[[], float] = lambda: 1.0,
@@ -73,6 +78,7 @@ class FakeNode:
         request_delay: Callable[[], float] = lambda: 0.01,
         strangers: Mapping[str, PeerStatus] | None = None,
         role_changed: Callable[["FakeNode"], None] = lambda node: None,
+        **settings: Any,
     ) -> None:
         self.name = name
         self.upstream = upstream
@@ -90,10 +96,15 @@ class FakeNode:
         self.clock: Any = network.clock
         self._network = network
         self._nodes = nodes
-        self._query = query
-        self._resync_on_fork = resync_on_fork
         self._secret = secret
-        self._terms = terms
+        self.settings = NodeSettings(
+            server_name="hs",
+            instance_name=name,
+            replica_name=name,
+            ping_seconds=KEEPALIVE.ping_seconds,
+            timeout_seconds=KEEPALIVE.timeout_seconds,
+            **settings,
+        )
         self._disk_delay = disk_delay
         self._jitter = jitter
         self._ring_bytes = ring_bytes
@@ -155,10 +166,8 @@ class FakeNode:
             self.log,
             self.publisher,
             clock,
-            instance=self.name,
-            server_name="hs",
+            self.settings,
             keys=Keyring(self._secret),
-            terms=self._terms,
             role=lambda: self.roles.role,
             not_ready_reason=self._not_ready,
             address=lambda: self.name,
@@ -169,7 +178,7 @@ class FakeNode:
         )
         self._factory = PublisherFactory(
             self.publisher,
-            server_name="hs",
+            server_name=self.settings.server_name,
             dialect=AUTO,
             clock=clock,
             metrics=self.metrics,
@@ -200,10 +209,10 @@ class FakeNode:
             MemoryEndpoint(self._network, self.name, address),
             self.clock,
             self.metrics,
+            self.settings,
             where=Address(address),
             secret=self._secret,
             address=lambda: self.name,
-            keepalive=KEEPALIVE,
         )
 
     def _follow(self, where: Address | None) -> Replica:
@@ -211,10 +220,8 @@ class FakeNode:
             self.log,
             self.make_upstream(where),
             self.clock,
-            name=self.name,
+            self.settings,
             ephemeral=self.ephemeral,
-            query=self._query,
-            resync_on_fork=self._resync_on_fork,
             keep_leftovers=self._keep_leftovers,
             jitter=self._jitter,
             on_primary_moved=self.roles.on_primary_moved,

@@ -18,9 +18,10 @@ from synrepl.testing.raw_peer import raw_client
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.server import make_site
 from synrepl.transports.http.services import Services
+from synrepl.transports.settings import ApiSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
-from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.filter import ALL
 from tests.files.builders import checksum
 from tests.http.builders import CATCH_UP, Answer, Talk
 from tests.replication.nodes import FakeNode
@@ -54,7 +55,7 @@ WAYS_OUT = {"stopped": "synrepl resync", "fenced": "synrepl resync"}
 def filtered(world: World) -> FakeNode:
     """A copy that lacks the stream that is asked for."""
     _primary(world)
-    node = world.node("d", "a", query=Filter.of(streams=("push_rules",)))
+    node = world.node("d", "a", upstream_streams=("push_rules",))
     world.pass_(3)
     return node
 
@@ -170,8 +171,7 @@ def ask(world: World, node: FakeNode, method: str, path: str, body: bytes = b"",
             table=node.table,
             metrics=node.metrics,
             clock=world.clock,
-            instance="master",
-            server_name="hs",
+            settings=ApiSettings(server_name="hs"),
             **options,
         )
     )

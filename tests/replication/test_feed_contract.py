@@ -9,6 +9,7 @@ from twisted.logger import Logger
 from synrepl.ports.history import BEGINNING, LogPosition
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.relay import ReplicaRegistry
+from synrepl.replication.settings import RelaySettings
 from synrepl.wire.blocks import BlockReader
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
@@ -326,8 +327,7 @@ class RelayTests(FeedContract, SiteCase):
             self.log,
             self.publisher,
             self.clock,
-            instance="master",
-            server_name="hs.example",
+            RelaySettings(server_name="hs.example"),
         )
         self.addCleanup(self.registry.halt)
 

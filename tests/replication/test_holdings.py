@@ -7,7 +7,6 @@ import pytest
 from synrepl.replication.serve_strategy import serving
 from synrepl.testing.raw_peer import RawPeer, raw_client
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
-from synrepl.wire.filter import Filter
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 
@@ -22,14 +21,16 @@ def follower(world: World, node: FakeNode, *lines: str) -> RawPeer:
     return peer
 
 
-def filtered(**wanted: tuple[str, ...]) -> tuple[World, FakeNode, FakeNode]:
+def filtered(
+    *, streams: tuple[str, ...] | None = None, writers: tuple[str, ...] | None = None
+) -> tuple[World, FakeNode, FakeNode]:
     """A primary with facts of two streams by two writers, and a copy of some of that."""
     world = World()
     a = world.node("a")
     world.wrote(a, 2)
     world.wrote(a, 3, stream="push_rules")
     world.done(a.append("push_rules", [[["@late"]]], writer="other"))
-    d = world.node("d", "a", query=Filter.of(**wanted))
+    d = world.node("d", "a", upstream_streams=streams, upstream_writers=writers)
     world.pass_(3)
     return world, a, d
 

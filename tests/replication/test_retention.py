@@ -9,6 +9,7 @@ from twisted.internet.task import Clock
 from synrepl.ports.history import LogPosition
 from synrepl.replication import retention as retention_module
 from synrepl.replication.retention import Retention
+from synrepl.replication.settings import RetentionSettings
 from synrepl.streams.facts import Fact
 
 
@@ -41,7 +42,7 @@ class Story:
         self.retention = Retention(
             self.log,  # type: ignore[arg-type]  # as much of a log as is asked
             self.clock,
-            retain_seconds=10,
+            RetentionSettings(retain_seconds=10),
             keys=lambda stream, rows: None,
             lowest=lambda: self.held.pop(0) if len(self.held) > 1 else self.held[0],
         )

@@ -20,7 +20,6 @@ from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.access import LOCAL
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication import feed as feed_module
-from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.relay import leases as leases_module
 from synrepl.replication.replica import join as joining_module
 from synrepl.replication.replica import replica as replica_module
@@ -29,7 +28,6 @@ from synrepl.replication.roles import Claim, HandOver, PeerStatus
 from synrepl.storage.memory import MemoryEngine
 from synrepl.streams.facts import Fact
 from synrepl.testing.network import MemoryLink, Network
-from synrepl.wire.filter import Filter
 from synrepl.wire.native import Subscription
 from tests.replication.nodes import FakeNode
 from tests.simulation.histories import Content, Histories, content
@@ -170,7 +168,7 @@ class ReplicaSimulation(SeededRun):
         self._aim_until = 0.0
         self._is_striking = False
         self._is_peace = False
-        terms = LeaseTerms(registered_seconds=chance.choice([1.5, 6.0, 1_000.0]))
+        lease_seconds = chance.choice([1.5, 6.0, 1_000.0])
         wants = chance.choice([["events"], ["events", "typing"], ["receipts", "to_device"]])
         for name, upstream in (("a", None), ("b", "a"), ("c", "b"), ("d", "a")):
             if name == "d" and chance.random() < 0.4:
@@ -180,9 +178,9 @@ class ReplicaSimulation(SeededRun):
                 self.nodes,
                 name=name,
                 upstream=upstream,
-                query=Filter.of(streams=wants) if name == "d" else None,
+                upstream_streams=tuple(wants) if name == "d" else None,
                 resync_on_fork=chance.random() < 0.2,
-                terms=terms,
+                lease_seconds=lease_seconds,
                 disk_delay=lambda: self.chance.uniform(0.0002, 0.004),
                 jitter=lambda: self.chance.uniform(0.7, 1.3),
                 ring_bytes=chance.choice([500, 20_000, 8_000_000]),

@@ -1,6 +1,7 @@
 """A server, and one reader of its log behind each transport, on one network and one clock."""
 
 from io import BytesIO
+from random import Random
 from typing import Any, Final
 
 from treq.client import HTTPClient
@@ -15,12 +16,14 @@ from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.replica import IUpstream
 from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositions, Network
 from synrepl.testing.cluster import DirectCatchUp
-from synrepl.testing.fake_redis import FakeRedis
 from synrepl.testing.network import MemoryLink
-from synrepl.testing.replicas import KEEPALIVE, FakeNode
 from synrepl.transports.http.server import make_site
 from synrepl.transports.http.services import Services
 from synrepl.transports.http.upstream import HttpUpstream
+from synrepl.transports.settings import ApiSettings
+from tests.redis.daemon import RedisDaemon
+from tests.redis.fake_redis import FakeRedis
+from tests.replication.nodes import FakeNode
 
 __all__ = ["HttpWorld", "NativeWorld", "RedisWorld", "TcpWorld", "TransportWorld"]
 
@@ -142,14 +145,14 @@ class RedisWorld(TransportWorld):
     def __init__(self, **network: Any) -> None:
         super().__init__(**network)
         self.redis = FakeRedis(self.network)
-        self.server = FakeDaemon(
-            self.network, name="server", instance="server", redis=self.redis, writes=[STREAM]
+        self.server = RedisDaemon(
+            self.network, self.redis, name="server", writes=[STREAM], peers={}, chance=Random(1)
         )
         self.server.start()
         self.wait(3)
         catch_up = DirectCatchUp(self.server, self.clock, lambda: 0.001)
-        self.reader = FakeDaemon(
-            self.network, name="reader", instance="reader", redis=self.redis, peers={"server": catch_up}
+        self.reader = RedisDaemon(
+            self.network, self.redis, name="reader", writes=(), peers={"server": catch_up}, chance=Random(2)
         )
 
     def write(self, count: int = 1, *, size: int = 1) -> None:
@@ -222,10 +225,7 @@ class HttpNode(FakeNode):
             data_to_body_producer=lambda data: FileBodyProducer(BytesIO(data), cooperator),
         )
         return HttpUpstream(
-            self.clock,
-            where=Address(http="http://localhost:9093"),
-            client=client,
-            silence=KEEPALIVE.timeout_seconds,
+            self.clock, self.settings, where=Address(http="http://localhost:9093"), client=client
         )
 
 
@@ -244,8 +244,7 @@ class HttpWorld(NativeWorld):
             table=server.table,
             metrics=server.metrics,
             clock=self.clock,
-            instance="server",
-            server_name="hs",
+            settings=ApiSettings(instance_name="server", server_name="hs"),
             roles=server.roles,
             relays=server.relays,
         )

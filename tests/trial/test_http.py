@@ -22,6 +22,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.http.client import ChangelogClient, HttpAppender, HttpCatchUp
 from synrepl.transports.http.server import make_site
 from synrepl.transports.http.services import Services
+from synrepl.transports.settings import ApiSettings
 from tests.trial.worlds import running_log
 
 ROW = ["!room:hs.example", "m.read", "@ada:hs.example", "$event", None, {"ts": 1}]
@@ -75,10 +76,8 @@ class SocketTests(TestCase):
                 table=table,
                 metrics=metrics,
                 clock=clock,
-                instance="master",
-                server_name="hs.example",
-            ),
-            max_body=100_000,
+                settings=ApiSettings(server_name="hs.example", max_body_bytes=100_000),
+            )
         )
         port: Any = clock.listenTCP(0, self.site, interface="127.0.0.1")
         self.addCleanup(port.stopListening)

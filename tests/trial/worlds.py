@@ -23,6 +23,7 @@ from synrepl.streams.catalog import PUSH_RULES
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import make_site
 from synrepl.transports.http.services import Services
+from synrepl.transports.settings import ApiSettings
 
 __all__ = ["World", "running_log"]
 
@@ -65,8 +66,7 @@ class World(TestCase):
                 table=table,
                 metrics=metrics,
                 clock=self.clock,
-                instance="master",
-                server_name="hs.example",
+                settings=ApiSettings(server_name="hs.example"),
             )
         )
         port: Any = self.clock.listenTCP(0, site, interface="127.0.0.1")

@@ -3,7 +3,7 @@
 `relay` and `snapshot_start` are imported when the first replica connects: most daemons have none.
 """
 
-from synrepl.replication.relay.leases import Leases, LeaseTerms
+from synrepl.replication.relay.leases import Leases
 from synrepl.replication.relay.refusals import REFUSALS
 from synrepl.replication.relay.registry import RELAY_STATES, REPLICA_STATES, ReplicaRegistry
 
@@ -11,7 +11,6 @@ __all__ = [
     "REFUSALS",
     "RELAY_STATES",
     "REPLICA_STATES",
-    "LeaseTerms",
     "Leases",
     "ReplicaRegistry",
 ]

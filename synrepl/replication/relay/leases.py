@@ -12,9 +12,10 @@ from synrepl.ports.history import Lease
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
+from synrepl.replication.settings import RelaySettings
 from synrepl.wire.text import MAX_NAME, is_address, printable
 
-__all__ = ["MAX_ANONYMOUS", "MAX_ENDED", "MAX_LEASES", "LeaseTerms", "Leases"]
+__all__ = ["MAX_ANONYMOUS", "MAX_ENDED", "MAX_LEASES", "Leases"]
 
 MAX_ANONYMOUS: Final = 1_000
 """The most active leases of anonymous readers. The rest of `MAX_LEASES` is reserved for replicas."""
@@ -41,18 +42,6 @@ DROPPED: Final = "dropped by an operator"
 END_SOME: Final = "wait until some end, or end them with `synrepl leases drop NAME`"
 
 
-class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a disconnected reader's lease: seconds of absence and bytes of the log."""
-
-    anonymous_seconds: float = 3600.0
-    registered_seconds: float = 7 * 24 * 3600.0
-    bytes: int = 1024 * 1024 * 1024
-
-    def seconds(self, lease: Lease) -> float:
-        """The longest absence of this reader."""
-        return self.registered_seconds if lease.registered else self.anonymous_seconds
-
-
 class Leases:
     """The leases of a log: creates, advances, warns of and ends them.
 
@@ -64,9 +53,9 @@ class Leases:
     _logger = Logger()
 
     def __init__(
-        self, log: ILog, clock: IClock, terms: LeaseTerms, *, present: Callable[[], Collection[str]]
+        self, log: ILog, clock: IClock, settings: RelaySettings, *, present: Callable[[], Collection[str]]
     ) -> None:
-        self.terms = terms
+        self._settings = settings
         self._log = log
         self._clock = clock
         self._present = present
@@ -83,8 +72,8 @@ class Leases:
         self._is_stopped = False
         self._save_timer = Timer(clock, self._save)
         self._check_timer = Timer(clock, self._check)
-        self._check_seconds = min(CHECK_SECONDS, terms.anonymous_seconds, terms.registered_seconds)
-        shortest = min(terms.anonymous_seconds, terms.registered_seconds)
+        shortest = settings.allowed_seconds(registered=False)
+        self._check_seconds = min(CHECK_SECONDS, shortest)
         self._touch_save_seconds = min(TOUCH_SAVE_SECONDS, shortest / 10)
         self._touched: set[str] = set()
         self._saved_at = clock.seconds()
@@ -135,6 +124,10 @@ class Leases:
                 (lease.address, lease.uuid) for lease in self._leases.values() if _serves(lease)
             )
         return self._addresses
+
+    def allowed_seconds(self, lease: Lease) -> float:
+        """The longest absence of this reader."""
+        return self._settings.allowed_seconds(registered=lease.registered)
 
     def all(self) -> list[Lease]:
         """Every lease, also ended ones, those that retain most of the log first."""
@@ -249,7 +242,9 @@ class Leases:
         if lease.ended_ms is not None:
             return 1.0
         absent = 0.0 if lease.uuid in present else self._absent_seconds(lease)
-        return max(absent / self.terms.seconds(lease), self.held_bytes(lease.uuid) / self.terms.bytes)
+        return max(
+            absent / self.allowed_seconds(lease), self.held_bytes(lease.uuid) / self._settings.lease_bytes
+        )
 
     def _absent_seconds(self, lease: Lease) -> float:
         last = lease.made_ms if lease.seen_ms is None else lease.seen_ms
@@ -308,9 +303,9 @@ class Leases:
 
     def _why_ended(self, lease: Lease) -> str:
         held = self.held_bytes(lease.uuid)
-        if held / self.terms.bytes >= self._absent_seconds(lease) / self.terms.seconds(lease):
-            return f"it retains about {held} bytes of the log, the maximum is {self.terms.bytes}"
-        absent, allowed = self._absent_seconds(lease), self.terms.seconds(lease)
+        if held / self._settings.lease_bytes >= self._absent_seconds(lease) / self.allowed_seconds(lease):
+            return f"it retains about {held} bytes of the log, the maximum is {self._settings.lease_bytes}"
+        absent, allowed = self._absent_seconds(lease), self.allowed_seconds(lease)
         return f"no contact for {absent:.0f} seconds, the maximum is {allowed:.0f}"
 
     def _forget_old(self, lease: Lease) -> None:

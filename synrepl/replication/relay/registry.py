@@ -15,14 +15,16 @@ from synrepl.replication.admission import ReaderPosition, history_mismatch, posi
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.holdings import held
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay.leases import Leases, LeaseTerms
+from synrepl.replication.relay.leases import Leases
 from synrepl.replication.relay.refusals import refusal
+from synrepl.replication.settings import RelaySettings
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import Refusal, Subscription
 from synrepl.wire.text import identity_error
 
 if TYPE_CHECKING:
+    from synrepl.replication.publisher import Publisher
     from synrepl.replication.relay.relay import Relay, RelayConnection
 
 __all__ = ["RELAY_STATES", "REPLICA_STATES", "ReplicaRegistry"]
@@ -73,12 +75,9 @@ class ReplicaRegistry:
         log: ILog,
         publisher: Publisher,
         clock: IClock,
+        settings: RelaySettings,
         *,
-        instance: str,
-        server_name: str,
         keys: Keyring | None = None,
-        terms: LeaseTerms | None = None,
-        heartbeat_seconds: float = 1.0,
         role: Callable[[], str] = lambda: "primary",
         not_ready_reason: Callable[[], str] = lambda: "",
         address: Callable[[], str] = lambda: "",
@@ -90,10 +89,8 @@ class ReplicaRegistry:
         self.log = log
         self.publisher = publisher
         self.clock = clock
-        self.instance = instance
-        self.server_name = server_name
+        self.settings = settings
         self.keys = keys if keys is not None else Keyring()
-        self.heartbeat_seconds = heartbeat_seconds
         self.role = role
         self.not_ready_reason = not_ready_reason
         self.address = address
@@ -104,7 +101,7 @@ class ReplicaRegistry:
         self.connected: list[Relay] = []
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
-        self.leases = Leases(log, clock, terms or LeaseTerms(), present=self.present)
+        self.leases = Leases(log, clock, settings, present=self.present)
         publisher.on_broadcast(self._on_relayed)
         log.on_replaced(self.leases.reload)
 
@@ -330,7 +327,7 @@ class ReplicaRegistry:
                 "serial": lease.serial,
                 "held_bytes": self.leases.held_bytes(lease.uuid),
                 "used": round(self.leases.used_share(lease, present), 4),
-                "ends_after_seconds": self.leases.terms.seconds(lease),
+                "ends_after_seconds": self.leases.allowed_seconds(lease),
                 "ended": None if lease.ended_ms is None else lease.ended_ms / 1000,
                 "reason": lease.reason,
             }

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 
@@ -10,6 +10,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Right, access_of
 from synrepl.ports.history import BEGINNING, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.ports.time import Timer
 from synrepl.replication.connection import Connection
 from synrepl.replication.feed import (
     EphemeralMode,
@@ -65,6 +66,9 @@ from synrepl.wire.native import (
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import identity_error, printable
 
+if TYPE_CHECKING:
+    from synrepl.replication.relay.registry import ReplicaRegistry
+
 __all__ = ["Relay", "RelayConnection"]
 
 LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
@@ -106,7 +110,7 @@ class Relay:
     response has to wait, the connection is not read.
     """
 
-    def __init__(self, registry: ReplicaRegistry, connection: RelayConnection) -> None:
+    def __init__(self, registry: "ReplicaRegistry", connection: RelayConnection) -> None:
         self.connection = connection
         self._logger = connection.logger
         self.uuid = ""
@@ -127,7 +131,7 @@ class Relay:
         self._is_paused = False
         self._room_waiter: Deferred[None] | None = None
         self._is_gone = False
-        self._heartbeat_timer: Any = None
+        self._heartbeat_timer = Timer(registry.clock, self._tick)
         self._sent_peers: list[str] = []
         self._work: Any = None
         self._commands: deque[Command | RdataRun] = deque()
@@ -242,8 +246,7 @@ class Relay:
         self._commands.clear()
         if self.state != "refused":
             self.state, self.why = "gone", why
-        if self._heartbeat_timer is not None and self._heartbeat_timer.active():
-            self._heartbeat_timer.cancel()
+        self._heartbeat_timer.stop()
         if self._work is not None:
             self._work.cancel()
 
@@ -607,13 +610,10 @@ class Relay:
     # -- heartbeats ----------------------------------------------------------------------------------------
 
     def _start_heartbeats(self) -> None:
-        if self._heartbeat_timer is None:
-            self._heartbeat_timer = self._registry.clock.callLater(
-                self._registry.heartbeat_seconds, self._tick
-            )
+        self._heartbeat_timer.start(self._registry.settings.heartbeat_seconds)
 
     def _tick(self) -> None:
-        self._heartbeat_timer = self._registry.clock.callLater(self._registry.heartbeat_seconds, self._tick)
+        self._start_heartbeats()
         # A full transport has data to send, which shows liveness as well.
         if self.is_serving and not self._is_paused:
             self._send_heartbeat()

@@ -25,8 +25,8 @@ from synrepl.replication.replica.conversation import (
 )
 from synrepl.replication.replica.forks import facts_after, last_common
 from synrepl.replication.replica.join import JoinAttempt, Progress
+from synrepl.replication.settings import CopySettings
 from synrepl.streams.facts import NO_ROWS, Fact
-from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
     COMMANDS,
@@ -109,11 +109,9 @@ class Replica:
         log: ILog,
         upstream: IUpstream,
         clock: IClock,
+        settings: CopySettings,
         *,
-        name: str,
         ephemeral: Sequence[str] = (),
-        query: Filter | None = None,
-        resync_on_fork: bool = False,
         keep_leftovers: KeepLeftovers | None = None,
         jitter: Callable[[], float] = lambda: 1.0,
         on_primary_moved: Callable[[str], None] = lambda where: None,
@@ -122,8 +120,8 @@ class Replica:
         on_command: Callable[[Command], None] = lambda command: None,
     ) -> None:
         self.upstream = upstream
-        self.name = name
-        self.query = query if query is not None else ALL
+        self.name = settings.name_of(log.uuid)
+        self.query = settings.query
         self.state = "off"
         self.why = ""
         self.since = clock.seconds()
@@ -135,7 +133,7 @@ class Replica:
         self._log = log
         self._clock = clock
         self._ephemeral = frozenset(ephemeral)
-        self._resync_on_fork = resync_on_fork
+        self._resync_on_fork = settings.resync_on_fork
         self._keep_leftovers = keep_leftovers
         self._on_primary_moved = on_primary_moved
         self._on_change = on_change

@@ -26,12 +26,12 @@ async def append(call: Call, body: AppendBody) -> Appended:
     is_forwarded = forwarder is not None and forwarder.is_active
     posted = check_append(body)
     if not is_forwarded and posted.writer is not UNSET:
-        check_writer(posted, name, services.log.positions(name), services.instance)
+        check_writer(posted, name, services.log.positions(name), services.settings.instance_name)
     facts = await read_facts(stream, posted, services.clock)
     writer = posted.writer if isinstance(posted.writer, str) else None
     key = posted.idempotency_key if isinstance(posted.idempotency_key, str) else None
     if forwarder is None or not is_forwarded:
-        return await services.log.append(name, writer or services.instance, facts, key=key)
+        return await services.log.append(name, writer or services.settings.instance_name, facts, key=key)
 
     from synrepl.replication.write_forwarder import PostedFacts  # only replicas need it in memory
 

@@ -75,9 +75,9 @@ async def append_all(batch: BatchBody, services: Services, access: Access) -> Ba
         checked = check_append(AppendBody(append.facts, append.writer, append_key))
         if (known := writers.get(append.stream)) is None:
             known = writers[append.stream] = set(log.positions(append.stream))
-        check_writer(checked, append.stream, known, services.instance)
+        check_writer(checked, append.stream, known, services.settings.instance_name)
         facts = await read_facts(services.table[append.stream], checked, services.clock)
-        writer = append.writer if isinstance(append.writer, str) else services.instance
+        writer = append.writer if isinstance(append.writer, str) else services.settings.instance_name
         known.add(writer)
         requests.append((append.stream, writer, facts, append_key if isinstance(append_key, str) else None))
     # Started together, so that they share a commit.

@@ -76,7 +76,7 @@ class Call:
         check_readable(self.holdings)
         services = self.services
         if (
-            services.refuses_stale
+            services.settings.refuse_stale_reads
             and services.replication is not None
             and (reasons := services.replication.not_ready_reasons())
         ):

@@ -40,7 +40,7 @@ async def page(call: Call) -> bytes:
     call.check_fresh()
     query, log, name = call.query, call.services.log, call.path["stream"]
     stream = call.services.table[name]
-    writer = query["writer"] or call.services.instance
+    writer = query["writer"] or call.services.settings.instance_name
     check_held(call.holdings, [name], [writer])
     await call.read_your_writes()
     head = log.positions(name).get(writer, 0)
@@ -83,7 +83,7 @@ async def updates(call: Call) -> bytes:
     call.check_fresh()
     services, name = call.services, call.path["stream"]
     stream = services.table.get(name)
-    dialect = services.dialect or _worker_dialect(call.request)
+    dialect = services.settings.dialect or _worker_dialect(call.request)
     if stream is None or (dialect and dialect.release not in stream.span):
         raise ApiError("M_UNKNOWN", "Unknown stream")
     writer = _requested_writer(call, name)
@@ -111,7 +111,7 @@ def _requested_writer(call: Call, stream: str) -> str:
     if named is not None:
         return named
     host: str = call.request.getRequestHostname().decode("utf-8")
-    return host if host in call.services.log.positions(stream) else call.services.instance
+    return host if host in call.services.log.positions(stream) else call.services.settings.instance_name
 
 
 def _worker_dialect(request: Any) -> Dialect | None:

@@ -8,7 +8,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.streams.table import StreamTable
-from synrepl.wire.dialect import Dialect
+from synrepl.transports.settings import ApiSettings
 
 if TYPE_CHECKING:
     from synrepl.files import Files
@@ -37,10 +37,9 @@ class Services:
     """The parts, around a started log.
 
     `ingest` brings facts into the log, `replication` makes the daemon a primary or replica. `clock` is the
-    reactor, except in tests. `dialect` is the release for whose row shapes catch-up is projected; None for
-    the newest. `started_at` is in the clock's seconds (None: when the site is made). `files` must be started.
-    `write_forwarder` takes facts that are posted to a replica. If it `refuses_stale` reads, the API refuses
-    reads while the daemon may be missing data.
+    reactor, except in tests. Catch-up is projected to the row shapes of `settings.dialect`; None for the
+    newest. `started_at` is in the clock's seconds (None: when the site is made). `files` must be started.
+    `write_forwarder` takes facts that are posted to a replica.
     """
 
     log: Log
@@ -48,14 +47,11 @@ class Services:
     table: StreamTable
     metrics: Metrics
     clock: IClock
-    instance: str
-    server_name: str
+    settings: ApiSettings
     ingest: "StatusIngest | None" = None
     replication: "StatusReplication | None" = None
-    dialect: Dialect | None = None
     started_at: float | None = None
     files: "Files | None" = None
     write_forwarder: IWriteForwarder | None = None
     roles: "RoleManager | None" = None
     relays: "ReplicaRegistry | None" = None
-    refuses_stale: bool = False

@@ -88,8 +88,8 @@ def _status(call: Call) -> dict[str, Any]:
         replication=services.replication,
         files=services.files,
         clock=services.clock,
-        instance=services.instance,
-        server_name=services.server_name,
+        instance=services.settings.instance_name,
+        server_name=services.settings.server_name,
         started_at=call.state.started_at,
         version=daemon_version(),
     )

@@ -43,6 +43,7 @@ from synrepl.transports.http.messages import (
     SubscribeAnswer,
     SubscribeBody,
 )
+from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import (
     Down,
@@ -81,30 +82,26 @@ _FACT: Final = b'{"serial":'
 class HttpUpstream:
     """`replica.IUpstream` over HTTP.
 
-    The connection counts as lost after `silence` seconds without data. `origin` is the name under which
-    commands are forwarded; with it, commands for all processes are requested too (None: not).
+    `origin` is the name under which commands are forwarded; with it, commands for all processes are requested
+    too (None: not).
     """
 
     def __init__(
         self,
         reactor: Any,
+        settings: UpstreamSettings,
         *,
         where: Address,
         secret: str | Credentials | None = None,
-        expected_server: str | None = None,
-        registered: bool = True,
         address: Callable[[], str] = lambda: "",
-        silence: float = 25.0,
         origin: str | None = None,
         client: Any = None,
     ) -> None:
         self.where = where
         self._reactor = reactor
         self._secret = secret
-        self._expected_server = expected_server
-        self._registered = registered
+        self._settings = settings
         self._address = address
-        self._silence = silence
         self._origin = origin
         self._client = client
 
@@ -116,9 +113,9 @@ class HttpUpstream:
             uuid=uuid,
             name=name,
             secret=self._secret,
-            registered=self._registered,
+            registered=not self._settings.anonymous,
             address=self._address,
-            silence=self._silence,
+            silence=self._settings.timeout_seconds,
             origin=self._origin,
             client=self._client,
         )
@@ -128,9 +125,11 @@ class HttpUpstream:
             conversation.close()
             raise
         server_name = conversation.welcome.server_name
-        if self._expected_server not in (None, server_name):
+        if server_name != self._settings.server_name:
             conversation.close()
-            raise NotConnected(f"{self.where} belongs to {server_name}, expected {self._expected_server}")
+            raise NotConnected(
+                f"{self.where} belongs to {server_name}, expected {self._settings.server_name}"
+            )
         return conversation
 
 

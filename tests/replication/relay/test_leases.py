@@ -15,8 +15,8 @@ from synrepl.replication.relay.leases import (
     MAX_LEASES,
     MAX_SIZE_QUERIES,
     Leases,
-    LeaseTerms,
 )
+from synrepl.replication.settings import RelaySettings
 
 
 class FakeLog:
@@ -50,14 +50,14 @@ def log() -> FakeLog:
 
 
 def leases_of(
-    log: FakeLog, clock: Clock, terms: LeaseTerms, *, present: Callable[[], Collection[str]]
+    log: FakeLog, clock: Clock, settings: RelaySettings, *, present: Callable[[], Collection[str]]
 ) -> Leases:
-    return Leases(cast(ILog, log), clock, terms, present=present)
+    return Leases(cast(ILog, log), clock, settings, present=present)
 
 
 @pytest.fixture
 def leases(log: FakeLog, clock: Clock) -> Leases:
-    made = leases_of(log, clock, LeaseTerms(registered_seconds=300), present=lambda: ["r"])
+    made = leases_of(log, clock, RelaySettings(lease_seconds=300), present=lambda: ["r"])
     made.make("r", "replica", registered=True, serial=99)
     clock.advance(1)
     assert 1 == len(log.kept)
@@ -120,7 +120,7 @@ def test_a_reader_that_has_a_lease_keeps_it(leases: Leases) -> None:
 
 def test_all_leases_together_are_bounded(log: FakeLog, clock: Clock) -> None:
     """Each takes memory, a place in every answer, and a share of each check."""
-    leases = leases_of(FakeLog(*stored(MAX_LEASES)), clock, LeaseTerms(), present=list)
+    leases = leases_of(FakeLog(*stored(MAX_LEASES)), clock, RelaySettings(), present=list)
 
     assert "leases drop" in leases.limit_reached("late", registered=True)
     leases.drop("n7")
@@ -130,7 +130,7 @@ def test_all_leases_together_are_bounded(log: FakeLog, clock: Clock) -> None:
 def test_leases_that_ended_are_forgotten_beyond_a_bound(clock: Clock) -> None:
     """Those that ended first; a replica that an operator dropped must go on being refused."""
     log = FakeLog(*stored(MAX_ENDED + ENDED_SLACK + 1, registered=False))
-    leases = leases_of(log, clock, LeaseTerms(), present=list)
+    leases = leases_of(log, clock, RelaySettings(), present=list)
     leases.make("r", "replica", registered=True, serial=99)
     leases.drop("replica")
     for lease in log.leases.values():
@@ -147,7 +147,7 @@ def test_leases_that_ended_are_forgotten_beyond_a_bound(clock: Clock) -> None:
 def test_a_check_asks_the_log_a_bounded_number_of_times(clock: Clock) -> None:
     """Each question takes the thread that commits."""
     log = FakeLog(*stored(1000))
-    leases = leases_of(log, clock, LeaseTerms(), present=list)
+    leases = leases_of(log, clock, RelaySettings(), present=list)
     clock.advance(5)
 
     assert 0 < len(log.sized) <= MAX_SIZE_QUERIES
@@ -211,7 +211,7 @@ def test_names_that_an_older_release_kept_are_safe_to_show(clock: Clock) -> None
     bad = Lease(uuid="u", name="a\x1b[2J", registered=True, serial=1, made_ms=0)
 
     assert ["a\\x1b[2J"] == [
-        one.name for one in leases_of(FakeLog(bad), clock, LeaseTerms(), present=list).all()
+        one.name for one in leases_of(FakeLog(bad), clock, RelaySettings(), present=list).all()
     ]
 
 
@@ -228,7 +228,7 @@ def test_the_slowest_reader_holds_the_log(leases: Leases) -> None:
 
 def test_nobody_holds_a_log_that_nobody_reads(clock: Clock) -> None:
     """Its retention alone decides then."""
-    assert leases_of(FakeLog(), clock, LeaseTerms(), present=list).lowest() is None
+    assert leases_of(FakeLog(), clock, RelaySettings(), present=list).lowest() is None
 
 
 def test_a_lease_never_moves_back(leases: Leases, log: FakeLog, clock: Clock) -> None:
@@ -241,7 +241,7 @@ def test_a_lease_never_moves_back(leases: Leases, log: FakeLog, clock: Clock) ->
 
 def test_time_runs_out_only_on_readers_that_are_away(clock: Clock) -> None:
     """A connected replica may hear nothing and say nothing for a week, on a homeserver without traffic."""
-    leases = leases_of(FakeLog(), clock, LeaseTerms(registered_seconds=300), present=lambda: ["r"])
+    leases = leases_of(FakeLog(), clock, RelaySettings(lease_seconds=300), present=lambda: ["r"])
     for uuid in ("r", "away"):
         leases.make(uuid, uuid, registered=True, serial=99)
 
@@ -257,7 +257,7 @@ def test_time_runs_out_only_on_readers_that_are_away(clock: Clock) -> None:
 
 def test_bytes_run_out_on_connected_readers_too(clock: Clock) -> None:
     """A reader that stopped reading would otherwise fill the disk."""
-    leases = leases_of(FakeLog(), clock, LeaseTerms(bytes=500), present=lambda: ["r", "s"])
+    leases = leases_of(FakeLog(), clock, RelaySettings(lease_bytes=500), present=lambda: ["r", "s"])
     leases.make("r", "replica", registered=True, serial=49)
     leases.make("s", "second", registered=True, serial=51)
 

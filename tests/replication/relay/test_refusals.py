@@ -6,7 +6,7 @@ from twisted.internet.defer import succeed
 
 from synrepl.ports.access import Access
 from synrepl.replication import feed as feed_module
-from synrepl.replication.relay import REFUSALS, LeaseTerms
+from synrepl.replication.relay import REFUSALS
 from synrepl.replication.relay.leases import MAX_LEASES
 from synrepl.replication.retention import keys_of
 from synrepl.wire.filter import Filter
@@ -221,7 +221,7 @@ def test_filtered(word: str) -> None:
     """A copy of some streams cannot give all."""
     world = World()
     world.node("a")
-    b = world.node("b", "a", query=Filter.of(streams=("events",)))
+    b = world.node("b", "a", upstream_streams=("events",))
     world.pass_(2)
     raw, welcome = known(world, b)
     if word == "JOIN":
@@ -333,7 +333,7 @@ def test_every_refusal_is_tested_here() -> None:
 def test_a_lease_that_ends_while_it_is_served_is_told() -> None:
     """Or a filtered copy would miss what was trimmed, and never know."""
     world = World()
-    a = world.node("a", ring_bytes=1, terms=LeaseTerms(bytes=1))
+    a = world.node("a", ring_bytes=1, lease_bytes=1)
     raw, welcome = known(world, a)
     raw.subscribe(world, welcome, filter=Filter.of(streams=("events",)))
     raw.transport.pauseProducing()

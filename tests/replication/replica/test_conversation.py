@@ -13,6 +13,7 @@ from synrepl.replication.replica import RefusedByUpstream
 from synrepl.testing import MemoryEndpoint, Network
 from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.native import MAX_QUEUED_BYTES, NativeConversation, NativeUpstream
+from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire.blocks import encode_block
 from synrepl.wire.native import Refusal, heartbeat_check
 from tests.replication.worlds import World
@@ -26,6 +27,7 @@ def connected(clock: Clock | None = None) -> tuple[ReplicationProtocol, NativeCo
         MemoryEndpoint(Network(Clock()), "paris", "primary"),
         clock or Clock(),
         Metrics(CollectorRegistry()),
+        UpstreamSettings(),
         where=Address(native="primary"),
     )
     connection = upstream.build("paris")

@@ -6,7 +6,6 @@ import msgspec
 from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
-from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.retention import keys_of
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
@@ -71,7 +70,7 @@ def test_an_idle_replica_is_listed() -> None:
 
 def test_trimmed_away_it_joins_again_by_itself() -> None:
     """And serves what it had meanwhile."""
-    world, a, b = pair(terms=LeaseTerms(registered_seconds=5))
+    world, a, b = pair(lease_seconds=5)
     world.wrote(a, 10)
     world.pass_(1)
     b.kill()

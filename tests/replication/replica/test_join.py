@@ -1,11 +1,12 @@
 """JOIN: cut anywhere, gone on with, begun anew; and never half a copy."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from synrepl.ports.history import LogSnapshot
 from synrepl.replication import feed as feed_module
-from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.fact_blocks import facts_block
 from synrepl.replication.relay.relay import Relay
@@ -147,7 +148,7 @@ def test_killed_in_the_middle_it_goes_on(at: int) -> None:
 
 def test_trimmed_between_it_begins_anew() -> None:
     """A copy whose first half is of another age than its second is none."""
-    world, a, b, counting = built(cut_after=8, terms=LeaseTerms())
+    world, a, b, counting = built(cut_after=8)
     world.start(b)
     while counting.at is not None:
         world.pass_(0.001, step=0.001)
@@ -215,7 +216,7 @@ def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() ->
     world.start(b)
     world.pass_(3)
     b.kill()
-    b._query = Filter.of(streams=("events",))
+    b.settings = replace(b.settings, upstream_streams=("events",))
     started = b.start()
     seen = []
     for _ in range(300):
@@ -237,7 +238,7 @@ def test_a_copy_that_was_cut_off_goes_on_under_its_own_filter_only() -> None:
     while counting.at is not None:
         world.pass_(0.001, step=0.001)
     b.kill()
-    b._query = Filter.of(streams=("events",))
+    b.settings = replace(b.settings, upstream_streams=("events",))
     counting.joins.clear()
     world.start(b)
     world.pass_(5)
@@ -269,7 +270,7 @@ def test_a_filtered_copy_has_exactly_what_passes() -> None:
     """Also what came in pieces."""
     world = World(piece=lambda size: min(size, 300))
     a = world.node("a")
-    d = world.node("d", "a", query=Filter.of(streams=("to_device",)))
+    d = world.node("d", "a", upstream_streams=("to_device",))
     for number in range(30):
         world.append(a, 2)
         a.append("push_rules", [[[f"@p{number}"]]])
@@ -338,7 +339,7 @@ def test_a_snapshot_without_an_end_is_not_staged(
         return True
 
     monkeypatch.setattr(Relay, "_send_snapshot_facts", lying)
-    world, _, b, _ = built(query=Filter.of(streams=("to_device",)))
+    world, _, b, _ = built(upstream_streams=("to_device",))
     world.start(b)
     replica = b.replica
     assert replica is not None

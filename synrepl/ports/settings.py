@@ -1,0 +1,166 @@
+"""Declaration of settings: each part of the daemon declares those it needs in a frozen dataclass of its own.
+
+`synrepl.config.Settings` inherits from all these classes, so that the daemon passes it whole to each part.
+The parsers accept the text of a flag and the value of a file. An invalid value raises a `ConfigError` whose
+text follows the name of the setting.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from synrepl.errors import ConfigError
+
+__all__ = [
+    "MIB",
+    "NameSettings",
+    "Setting",
+    "names",
+    "path",
+    "positive",
+    "setting",
+    "size",
+    "switch",
+    "text",
+    "word",
+]
+
+MIB: Final = 1024 * 1024
+UNITS: Final = {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
+
+Parser = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A declared setting.
+
+    `parse` accepts the text of a flag and the value of a file. `example` is a value as in the file, shown for
+    a setting without a default.
+    """
+
+    name: str
+    default: Any
+    help: str
+    parse: Parser
+    metavar: str
+    kind: str  # "value", "switch", "list" (a repeatable flag) or "file" (a file key without a flag)
+    example: str
+
+    @property
+    def flag(self) -> str:
+        """The name on the command line, without leading dashes."""
+        return self.name.replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default as shown in help."""
+        if self.default in (None, {}, ()):
+            return "none"
+        if isinstance(self.default, tuple):
+            return " ".join(self.default)
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        return str(self.default)
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    parse: Parser,
+    metavar: str = "TEXT",
+    kind: str = "value",
+    example: str = "",
+) -> Any:
+    """Declare a field of a part's settings. The default is written as in the file; None accepts None too."""
+
+    def parse_optional(value: Any) -> Any:
+        return None if value is None and default is None else parse(value)
+
+    declared = {
+        "default": default,
+        "help": help,
+        "parse": parse_optional,
+        "metavar": metavar,
+        "kind": kind,
+        "example": example,
+    }
+    return dataclasses.field(default_factory=lambda: parse_optional(default), metadata={"setting": declared})
+
+
+def text(value: Any) -> str:
+    """Parse a text that is not empty."""
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool) or not str(value).strip():
+        raise ConfigError(f"must be a text that is not empty, not {value!r}")
+    return str(value)
+
+
+def word(value: Any) -> str:
+    """Parse a name that goes over the wire."""
+    name = text(value)
+    if name.split() != [name] or not name.isprintable():
+        raise ConfigError(f"must be one word without spaces, not {value!r}")
+    return name
+
+
+def positive(value: Any) -> float:
+    """Parse a number of seconds."""
+    try:
+        number = float(value) if not isinstance(value, bool) else 0.0
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ConfigError(f"must be a number of seconds above 0, not {value!r}")
+    return number
+
+
+def size(value: Any) -> int:
+    """Parse a number of bytes, such as 1048576 or 1MiB."""
+    found = re.fullmatch(r"(\d{1,18}) ?(B|KiB|MiB|GiB|TiB)?", str(value).strip(), re.ASCII)
+    number = int(found[1]) * UNITS[found[2] or "B"] if found else 0
+    if isinstance(value, bool) or number <= 0:
+        raise ConfigError(f"must be a number of bytes above 0, such as 1048576 or 1MiB, not {value!r}")
+    return number
+
+
+def switch(value: Any) -> bool:
+    """Parse a boolean."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"must be true or false, not {value!r}")
+    return value
+
+
+def names(value: Any) -> tuple[str, ...] | None:
+    """Parse comma-separated names, or a list of names."""
+    if value in (None, "", (), []):
+        return None
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, (list, tuple)):
+        raise ConfigError(f"must be a list of comma-separated names, not {value!r}")
+    return tuple(sorted({word(one) for one in given}))
+
+
+def path(value: Any) -> Path:
+    """Parse the path of a file."""
+    return Path(text(value))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NameSettings:
+    """The names of a daemon."""
+
+    server_name: str = setting(
+        "localhost",
+        "The server_name of the homeserver, which followers check.",
+        parse=word,
+        metavar="NAME",
+    )
+    instance_name: str = setting(
+        "master",
+        "The instance name of this writer.",
+        parse=word,
+        metavar="NAME",
+    )

@@ -1,0 +1,91 @@
+"""The settings of relays, of retention and of a replica's copy."""
+
+import dataclasses
+
+from synrepl.ports.settings import MIB, NameSettings, names, positive, setting, size, switch, word
+from synrepl.wire.filter import Filter
+
+__all__ = ["CopySettings", "RelaySettings", "RetentionSettings"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CopySettings(NameSettings):
+    """What a replica copies, and under which name."""
+
+    upstream_streams: tuple[str, ...] | None = setting(
+        None,
+        "The streams that a replica copies, comma-separated. None: all.",
+        parse=names,
+        metavar="STREAMS",
+        example="[events, receipts]",
+    )
+    upstream_writers: tuple[str, ...] | None = setting(
+        None,
+        "The writers whose facts a replica copies, comma-separated. None: all.",
+        parse=names,
+        metavar="WRITERS",
+        example="[master]",
+    )
+    replica_name: str | None = setting(
+        None,
+        "The name under which a replica registers at its upstream. None: its instance name and the start of"
+        " its uuid.",
+        parse=word,
+        metavar="NAME",
+        example="paris",
+    )
+    resync_on_fork: bool = setting(
+        False,
+        "After a fork, let this replica join its upstream again by itself. The facts that only it has are"
+        " written to a file first.",
+        parse=switch,
+        kind="switch",
+    )
+
+    @property
+    def query(self) -> Filter:
+        """The facts to request from the upstream."""
+        return Filter.of(streams=self.upstream_streams, writers=self.upstream_writers)
+
+    def name_of(self, uuid: str) -> str:
+        """Return the name of the replica with this uuid on its upstream's list of replicas."""
+        return self.replica_name or f"{self.instance_name}-{uuid[:8]}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RelaySettings(NameSettings):
+    """How replicas are served, and how much of the log a disconnected reader retains."""
+
+    heartbeat_seconds: float = setting(
+        1, "The time between two heartbeats to replicas.", parse=positive, metavar="SECONDS"
+    )
+    lease_seconds: float | None = setting(
+        None,
+        "How long the lease of a disconnected reader keeps the log from being trimmed."
+        " None: an hour for anonymous readers, 7 days for registered ones.",
+        parse=positive,
+        metavar="SECONDS",
+        example="3600",
+    )
+    lease_bytes: int = setting(
+        1024 * MIB,
+        "How much of the log a lease may retain.",
+        parse=size,
+        metavar="BYTES",
+    )
+
+    def allowed_seconds(self, *, registered: bool) -> float:
+        """Return the longest absence of a reader with a lease, in seconds."""
+        return self.lease_seconds or (7 * 24 * 3600.0 if registered else 3600.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RetentionSettings:
+    """How long the log keeps facts."""
+
+    retain_seconds: float = setting(
+        604_800,
+        "How long the log retains facts that no lease needs.",
+        parse=positive,
+        metavar="SECONDS",
+    )

@@ -1,0 +1,175 @@
+"""The settings of connections, of the connection to the upstream, and of the HTTP API."""
+
+import dataclasses
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from synrepl.errors import ConfigError, suggest
+from synrepl.ports.settings import MIB, NameSettings, names, positive, setting, size, switch, text, word
+from synrepl.transports.endpoints import check_client, check_server
+from synrepl.wire.dialect import Dialect
+from synrepl.wire.session import Keepalive
+
+__all__ = [
+    "ApiSettings",
+    "ConnectionSettings",
+    "UpstreamSettings",
+    "client_endpoints",
+    "endpoint",
+    "endpoints",
+]
+
+
+def endpoint(value: Any) -> str:
+    """Parse a Twisted server endpoint string."""
+    description = text(value)
+    if description.isdigit():
+        raise ConfigError(
+            f"must be an endpoint string: for port {description} use tcp:{description}:interface=127.0.0.1"
+        )
+    check_server(description)
+    return description
+
+
+def endpoints(value: Any) -> tuple[str, ...]:
+    """Parse one or more server endpoint strings."""
+    several = [value] if isinstance(value, str) else value
+    if not isinstance(several, (list, tuple)) or not several:
+        raise ConfigError(f"must be an endpoint string or a list of them, not {value!r}")
+    return tuple(map(endpoint, several))
+
+
+def client_endpoints(value: Any) -> tuple[str, ...]:
+    """Parse any number of client endpoint strings."""
+    several = [value] if isinstance(value, str) else value
+    if not isinstance(several, (list, tuple)):
+        raise ConfigError(f"must be a client endpoint string or a list of them, not {value!r}")
+    for description in map(text, several):
+        check_client(description)
+    return tuple(several)
+
+
+def parse_dialect(value: Any) -> Dialect | None:
+    """Parse a dialect; None means auto."""
+    if value == "auto":
+        return None
+    given = text(value)
+    try:
+        return Dialect.parse(given)
+    except ConfigError as error:
+        if re.fullmatch(r"0\.[\d.]+", given):
+            raise ConfigError(f"cannot be {given}: {error}") from error
+        hint = suggest(given, ("auto", "legacy", "middle", "current", "native"))
+        raise ConfigError(
+            f"must be auto, legacy, middle, current, native or a release such as 1.83, not {given!r}{hint}"
+        ) from error
+
+
+def parse_upstream(value: Any) -> str:
+    """Parse the HTTP address of another daemon, or a client endpoint string for its listener."""
+    where = text(value)
+    if where.startswith(("http://", "https://")):
+        try:
+            parts = urlsplit(where)
+            is_url = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_url = False
+        if not is_url:
+            raise ConfigError(
+                f"must be a URL such as http://hs.example:9093 or http://[::1]:9093, not {where!r}"
+            )
+        if parts.username is not None:
+            raise ConfigError("contains a user name: set the secret with --secret-file")
+        return where.rstrip("/")
+    client_endpoints(where)
+    return where
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConnectionSettings(NameSettings):
+    """The dialect of connections, and their timeouts."""
+
+    dialect: Dialect | None = setting(
+        "auto",
+        "The dialect of connections: auto, legacy, middle, current, native (replicas only) or a release."
+        " auto cannot tell middle from current.",
+        parse=parse_dialect,
+        metavar="DIALECT",
+    )
+    ping_seconds: float = setting(
+        5,
+        "The time after which an idle connection sends PING.",
+        parse=positive,
+        metavar="SECONDS",
+    )
+    timeout_seconds: float = setting(
+        25,
+        "The time after which a silent connection is closed.",
+        parse=positive,
+        metavar="SECONDS",
+    )
+
+    @property
+    def keepalive(self) -> Keepalive:
+        """PING and timeouts of a connection."""
+        return Keepalive(ping_seconds=self.ping_seconds, timeout_seconds=self.timeout_seconds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UpstreamSettings(ConnectionSettings):
+    """The connection of a replica to its upstream."""
+
+    upstream: str | None = setting(
+        None,
+        "Makes this daemon a replica of the daemon at this address: http://host:9093 (all over HTTP) or"
+        " a Twisted client endpoint string such as tcp:host:9092 (native).",
+        parse=parse_upstream,
+        metavar="URL",
+        example="tcp:primary.example:9092",
+    )
+    anonymous: bool = setting(
+        False,
+        "Do not register this replica: its upstream retains the log for it for an hour only.",
+        parse=switch,
+        kind="switch",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ApiSettings(ConnectionSettings):
+    """What the HTTP API accepts, and the host names of the daemon."""
+
+    refuse_stale_reads: bool = setting(
+        False,
+        "Let a replica that is not ready answer reads with 503 and Retry-After.",
+        parse=switch,
+        kind="switch",
+    )
+    advertise: str | None = setting(
+        None,
+        "The host name that other daemons connect to this one by. None: that of its listeners.",
+        parse=word,
+        metavar="HOST",
+        example="paris.example",
+    )
+    allowed_hosts: tuple[str, ...] | None = setting(
+        None,
+        "Host names with dots that HTTP clients use for this daemon, comma-separated. Needed only without a"
+        " secret: requests for other host names are refused, against DNS rebinding.",
+        parse=names,
+        metavar="NAMES",
+        example="[replication.example.org]",
+    )
+    max_body_bytes: int = setting(
+        64 * MIB, "The size limit of the body of an HTTP request.", parse=size, metavar="BYTES"
+    )
+    max_file_bytes: int = setting(
+        16 * 1024 * MIB, "The size limit of a file by checksum.", parse=size, metavar="BYTES"
+    )
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names with dots by which clients may reach this daemon over HTTP."""
+        own_name = self.server_name.rpartition(":")[0] or self.server_name
+        return [own_name, *(self.allowed_hosts or ()), *([self.advertise] if self.advertise else [])]
