@@ -179,13 +179,13 @@ class IngestServices:
             age = 0.0 if state.oldest_since is None else max(0.0, now - state.oldest_since)
             self._metrics.oldest_unfinished_id_age.labels(state.stream, state.writer).set(age)
 
-    # -- status (`status.StatusIngest`) --------------------------------------------------------------------
+    # -- status (`status.StatusSource`) --------------------------------------------------------------------
 
-    def status(self, now: float) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """The sources' part of the status."""
         status: dict[str, Any] = {"tables": [], "writers": [], "redis": None, "following": [], "stuck": []}
         if self.tables is not None:
-            status |= self.tables.status(now)
+            status |= self.tables.status(self._reactor.seconds())
         if self.sources is not None:
             status |= self.sources.status()
         return status

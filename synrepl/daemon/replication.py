@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.logger import Logger
@@ -11,7 +11,6 @@ from synrepl.config import Settings
 from synrepl.errors import StorageError
 from synrepl.files import FileQueue, Files, FileStore
 from synrepl.ports.access import Keyring
-from synrepl.ports.history import LogPosition
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
@@ -20,17 +19,19 @@ from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.retention import Retention, keys_of
-from synrepl.replication.roles import PRIMARY, REPLICA, Claim, HandOver, PeerStatus, ReadOnlyHere, RoleManager
+from synrepl.replication.roles import PRIMARY, REPLICA, ReadOnlyHere, RoleManager
+from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage import DivergedFacts, Log, ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import client_endpoint
+from synrepl.transports.http.peer_client import PeerClient
 
 if TYPE_CHECKING:
     from synrepl.replication.replica import IUpstream, Replica
-    from synrepl.transports.http.peer_client import PeerClient
+    from synrepl.transports.http.append_client import HttpAppender
 
-__all__ = ["ReplicationServices"]
+__all__ = ["ReplicationServices", "make_write_forwarder"]
 
 ENDPOINTS: Final = ("tcp", "ssl", "tls", "unix")
 """The endpoint types that replicas may connect to."""
@@ -82,7 +83,7 @@ class ReplicationServices:
         self._files_client: Any = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
-        self._peer_client = _LazyPeerClient(reactor, credentials, self._secret_of)
+        self._peer_client = PeerClient(reactor, credentials, self._secret_of)
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = self._make_files()
         log.write_barrier = _starting
@@ -115,6 +116,7 @@ class ReplicationServices:
             is_promoting=lambda: self.roles.is_promoting,
             on_higher_epoch=self.roles.on_higher_epoch,
         )
+        self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, credentials)
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
             joining=lambda: bool(self._why_not_ready()),
@@ -137,7 +139,7 @@ class ReplicationServices:
     @property
     def replica(self) -> "Replica | None":
         """The replica's side of the connection to the upstream; None on a primary."""
-        return cast("Replica | None", self.roles.replica)
+        return self.roles.replica
 
     async def start(self) -> None:
         """Assume the configured role. Raises `StorageError` if the file store cannot be opened."""
@@ -153,7 +155,8 @@ class ReplicationServices:
             self._logger.warn("{held}: requests for other streams and writers are refused", held=held)
 
     async def stop(self) -> None:
-        """Stop following and serving."""
+        """Stop forwarding, following and serving."""
+        await self.write_forwarder.stop()
         self._tasks.cancel_all()
         self.commands.stop()
         self.retention.stop()
@@ -184,6 +187,8 @@ class ReplicationServices:
     def _changed(self) -> None:
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
+        is_replica = self.roles.role == REPLICA
+        self._publisher.follower_commands.forward_append = self.write_forwarder.append if is_replica else None
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
         self._role_changed()
 
@@ -328,7 +333,7 @@ class ReplicationServices:
             return [(f"stale: this copy may lack everything of the last {lag:.0f} seconds", now - lag)]
         return []
 
-    def state(self) -> str:
+    def _state(self) -> str:
         """The state (`status.STATES`) that the reasons put this daemon in; empty if there is none."""
         if self.roles.role == "fenced":
             return "fenced"
@@ -350,6 +355,7 @@ class ReplicationServices:
         roles, replica = self.roles, self.replica
         return {
             "role": roles.role,
+            "state": self._state(),
             "why": roles.why,
             "name": self.name,
             "address": str(self._address()),
@@ -384,41 +390,27 @@ class ReplicationServices:
         return joining
 
 
-class _LazyPeerClient:
-    """`roles.IPeerClient` that creates its HTTP clients on first use: most daemons never need one."""
+def make_write_forwarder(
+    log: Log, reactor: Any, roles: RoleManager, files: Files, credentials: Credentials
+) -> WriteForwarder:
+    """Make the forwarder of writes to the primary, which is active while this daemon is a replica."""
 
-    def __init__(
-        self, reactor: Any, credentials: Credentials, secret_of: Callable[[Address], str | None]
-    ) -> None:
-        self._reactor = reactor
-        self._credentials = credentials
-        self._secret_of = secret_of
-        self._clients: dict[str | None, PeerClient] = {}
+    def make_client(url: str) -> "HttpAppender":
+        # Imported on use: only a replica forwards.
+        from synrepl.transports.http.append_client import HttpAppender
 
-    def _to(self, address: Address, *, trusted: bool = True) -> "PeerClient":
-        from synrepl.transports.http.peer_client import PeerClient
+        return HttpAppender(reactor, url, secret=credentials)
 
-        secret = self._secret_of(address) if trusted else None
-        if secret not in self._clients:
-            self._clients[secret] = PeerClient(self._reactor, self._credentials.with_secret(secret))
-        return self._clients[secret]
-
-    async def hand_over(self, address: Address, asked: HandOver) -> LogPosition:
-        return await self._to(address).hand_over(address, asked)
-
-    async def claim(self, address: Address, claim: Claim) -> None:
-        await self._to(address).claim(address, claim)
-
-    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        return await self._to(address, trusted=trusted).describe(address)
-
-    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
-        return await self._to(address, trusted=trusted).digest(address, serial)
-
-    async def stop(self) -> None:
-        """Close the idle connections."""
-        for client in self._clients.values():
-            await client.stop()
+    return WriteForwarder(
+        log,
+        reactor,
+        make_client,
+        lambda: roles.primary.http or None,
+        is_active=lambda: roles.role == REPLICA,
+        refusal=roles.forwarding_refusal,
+        has_file=files.wait_for,
+        logger=Logger(namespace="synrepl.relaying"),
+    )
 
 
 def _starting(stream: str) -> StorageError:

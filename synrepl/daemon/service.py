@@ -15,7 +15,6 @@ from synrepl.config import Settings
 from synrepl.config import settings as all_settings
 from synrepl.daemon.ingest import IngestServices
 from synrepl.daemon.replication import ReplicationServices
-from synrepl.daemon.write_forwarder import make_write_forwarder
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ports.metrics import CommitMetrics, Metrics
 from synrepl.ports.tasks import Tasks
@@ -24,7 +23,6 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.roles import PRIMARY, REPLICA
-from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
@@ -77,7 +75,6 @@ class Daemon(Service):
         self.publisher: Publisher | None = None
         self.ingest: IngestServices
         self.replication: ReplicationServices | None = None
-        self.write_forwarder: WriteForwarder | None = None
         self._reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
@@ -191,9 +188,6 @@ class Daemon(Service):
         self.log.on_replaced(self._history_replaced)
         self.log.on_epoch_started(self._epoch_began)
         self.log.on_replaced(self.replication.files.rebuild)
-        self.write_forwarder = make_write_forwarder(
-            self.log, self._reactor, self.replication, self.credentials
-        )
         await self.replication.start()
         if self.replication.roles.role == PRIMARY:
             # Before the ports open: a bad source must stop the start.
@@ -231,10 +225,6 @@ class Daemon(Service):
 
     def _role_changed(self) -> None:
         """Start ingest on a new primary, and stop it on any other daemon."""
-        if self.publisher is not None and self.replication is not None and self.write_forwarder is not None:
-            is_replica = self.replication.roles.role == REPLICA
-            forward = self.write_forwarder.append if is_replica else None
-            self.publisher.follower_commands.forward_append = forward
         self._tasks.start(self._adjust_ingest(), "starting or stopping ingest")
 
     async def _adjust_ingest(self) -> None:
@@ -313,9 +303,10 @@ class Daemon(Service):
                 clock=self._reactor,
                 settings=settings,
                 ingest=self.ingest,
+                is_followed=self.ingest.is_followed,
                 replication=self.replication,
                 files=self.replication.files,
-                write_forwarder=self.write_forwarder,
+                write_forwarder=self.replication.write_forwarder,
                 roles=self.replication.roles,
                 relays=self.replication.relays,
             ),
@@ -383,7 +374,7 @@ class Daemon(Service):
         await self._close()
 
     async def _close(self) -> None:
-        """Shut down in order: ports, connections, forwarded writes, replication, ingest, the log."""
+        """Shut down in order: ports, connections, replication, ingest, the log."""
         ports, self.ports = self.ports, []
         for port in ports:
             stopped = port.stopListening()
@@ -391,9 +382,6 @@ class Daemon(Service):
                 await stopped
         for factory in self._factories:
             factory.close("server shutting down")
-        if self.write_forwarder is not None:
-            forwarder, self.write_forwarder = self.write_forwarder, None
-            await forwarder.stop()
         if self.replication is not None:
             replication, self.replication = self.replication, None
             await replication.stop()

@@ -7,7 +7,7 @@ acknowledges it. The upstream ignores numbers that it has already received.
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from twisted.logger import Logger
 
@@ -35,6 +35,7 @@ from synrepl.wire.text import is_name
 if TYPE_CHECKING:
     from synrepl.replication.follower_commands import FollowerCommands
     from synrepl.replication.publisher import Publisher
+    from synrepl.replication.replica.conversation import IConversation
 
 __all__ = [
     "FORWARDED",
@@ -95,13 +96,6 @@ def command_of(line: bytes) -> Command:
     return command
 
 
-class AcceptedCommands(Protocol):
-    """A conversation with an upstream that accepts commands."""
-
-    def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
-        """Send these commands in order. `CommandForwarder.acknowledged` is called with the response."""
-
-
 class CommandForwarder:
     """Queues the commands of this daemon's followers until its upstream acknowledges them.
 
@@ -124,7 +118,7 @@ class CommandForwarder:
         self._clock = clock
         self._is_active = is_active
         self._dropped = dropped
-        self._conversation: AcceptedCommands | None = None
+        self._conversation: IConversation | None = None
         self._number = 0
         self._queue: deque[Numbered] = deque()
         self._unacknowledged: deque[Numbered] = deque()
@@ -151,7 +145,7 @@ class CommandForwarder:
         self._flush_soon()
         return True
 
-    def connected(self, conversation: AcceptedCommands) -> None:
+    def connected(self, conversation: "IConversation") -> None:
         """Start sending to an upstream: first what the last one left unacknowledged."""
         self._conversation = conversation
         self._queue.extendleft(reversed(self._unacknowledged))

@@ -324,7 +324,7 @@ class Publisher:
             )
         return encoder
 
-    # -- facts (`reader.ReaderSource`) ---------------------------------------------------------------------
+    # -- facts for readers --------------------------------------------------------------------------------
 
     def positions(self, stream: str) -> dict[str, int]:
         """The published position of each writer of this stream that is held here.

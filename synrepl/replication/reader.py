@@ -1,47 +1,31 @@
 """Reader: sends one follower its streams, as lines of its release."""
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.logger import Logger
 
-from synrepl.ports.interfaces import ILog
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.feed import PAGE_ROWS, EphemeralMode, EphemeralStep, Feed, PageStep, Step, Stop
 from synrepl.replication.log_pages import read_page
-from synrepl.replication.ring import Ring, RingGroup
+from synrepl.replication.ring import RingGroup
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.wire.commands import Position
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 
-__all__ = ["Backlog", "Reader", "ReaderSource"]
+if TYPE_CHECKING:
+    from synrepl.replication.publisher import Publisher
+
+__all__ = ["Backlog", "Reader"]
 
 MAX_COMMANDS: Final = 1_000
 """Broadcast commands buffered for a reader whose transport is full. The oldest are dropped: delivery is best
 effort.
 """
-
-
-class ReaderSource(Protocol):
-    """The part of the publisher that a reader uses."""
-
-    log: ILog
-    ring: Ring
-    metrics: Metrics
-
-    def positions(self, stream: str) -> dict[str, int]:
-        """The published position of each writer of this stream."""
-
-    def linear_position(self, stream: str) -> int:
-        """The highest published token of this stream, of any writer."""
-
-    def start(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Run a coroutine and log its failure."""
 
 
 class Backlog:
@@ -94,7 +78,7 @@ class Reader:
 
     def __init__(
         self,
-        source: ReaderSource,
+        source: "Publisher",
         connection: Connection,
         encoder: Encoder,
         *,
@@ -125,7 +109,7 @@ class Reader:
         self._pumping = False
         self._is_closed = False
 
-    # -- requests of the follower (`serve_strategy.ServedReader`) ------------------------------------------
+    # -- requests of the follower --------------------------------------------------------------------------
 
     def known_streams(self) -> list[Stream[Any]]:
         """The streams that the follower's release knows."""

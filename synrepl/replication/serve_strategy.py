@@ -6,34 +6,17 @@ positions, and the follower fetches missed facts over HTTP (docs/reference/peers
 on POSITION also says where it continues from.
 """
 
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from synrepl.streams.stream import Stream
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import Dialect, Span, span
 
-__all__ = ["ServedReader", "ServeStrategy", "serving"]
+if TYPE_CHECKING:
+    from synrepl.replication.reader import Reader
 
-
-class ServedReader(Protocol):
-    """The operations on a reader that a strategy uses."""
-
-    def known_streams(self) -> list[Stream[Any]]:
-        """The streams that the reader's release knows and this daemon holds."""
-
-    def push_from(self, stream: Stream[Any], token: int | None) -> None:
-        """Send this stream's facts after `token` (None: none), then its POSITION, then new facts."""
-
-    def push_everything(self) -> None:
-        """Send every row of every stream from now on."""
-
-    def send_positions(self) -> None:
-        """Send the position of every stream and writer after the facts that come before it."""
-
-    def refuse_stream(self, name: str) -> None:
-        """Send ERROR for a stream that is not in `known_streams`, and close."""
+__all__ = ["ServeStrategy", "serving"]
 
 
 class ServeStrategy(msgspec.Struct, frozen=True):
@@ -48,12 +31,12 @@ class ServeStrategy(msgspec.Struct, frozen=True):
     certifies: bool
     is_replica: bool = False
 
-    def start(self, reader: ServedReader) -> None:
+    def start(self, reader: "Reader") -> None:
         """Start serving a reader whose dialect is known."""
         if self.pulls:
             reader.push_everything()
 
-    def replicate(self, reader: ServedReader, command: Replicate) -> None:
+    def replicate(self, reader: "Reader", command: Replicate) -> None:
         """Answer REPLICATE."""
         if self.pulls:
             reader.send_positions()

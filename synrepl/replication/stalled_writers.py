@@ -1,10 +1,10 @@
 """StalledWriters: finds writers that do not advance while others of their stream do."""
 
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from synrepl.ports.interfaces import IClock, SaveablePosition
+from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.time import Timer
 from synrepl.streams.table import StreamTable
 
@@ -14,13 +14,6 @@ CHECK_SECONDS: Final = 5.0
 
 STUCK_SECONDS: Final = 15.0
 """Idle writers announce the others' positions within a second or two, so a longer delay is a stall."""
-
-
-class Positions(Protocol):
-    """The part of the log that `StalledWriters` uses."""
-
-    def positions_by_stream(self) -> SaveablePosition:
-        """The positions of every stream that has facts."""
 
 
 class StalledWriter(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +33,7 @@ class StalledWriters:
     streams are not checked: their writers do not announce the others' positions.
     """
 
-    def __init__(self, log: Positions, table: StreamTable, clock: IClock) -> None:
+    def __init__(self, log: ILog, table: StreamTable, clock: IClock) -> None:
         self._log = log
         self._names = [stream.name for stream in table if stream.ordered and not stream.ephemeral]
         self._clock = clock

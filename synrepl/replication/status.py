@@ -12,9 +12,8 @@ from synrepl.wire.text import printable
 
 __all__ = [
     "STATES",
-    "StatusIngest",
-    "StatusReplication",
-    "StatusFiles",
+    "StatusPart",
+    "StatusSource",
     "build_status",
 ]
 
@@ -39,61 +38,27 @@ RECENT: Final = 20
 """The number of newest facts listed."""
 
 
-class StatusIngest(Protocol):
-    """The part of ingest that the status uses."""
+class StatusPart(Protocol):
+    """A part of the daemon that has a section in the status. The files have one."""
 
-    def status(self, now: float) -> dict[str, Any]:
-        """The state of each source: `tables`, `writers`, `redis`, `following`, and `stuck` writers."""
+    def status(self) -> dict[str, Any]:
+        """The section."""
 
     def problems(self) -> list[tuple[str, float]]:
         """Problems, each with its start in Unix seconds."""
 
-    def not_ready_reasons(self) -> list[tuple[str, float]]:
-        """The problems because of which this daemon may be missing data."""
 
-    def is_followed(self, stream: str) -> bool:
-        """Whether this stream's facts come from a table."""
-
-    def lag_seconds(self) -> float:
-        """Seconds since the sources were up to date."""
-
-    def lag_rows(self) -> int:
-        """The number of tokens that are known to be missing."""
-
-
-class StatusReplication(Protocol):
-    """The part of a primary's or a replica's services that the status uses."""
-
-    def status(self) -> dict[str, Any]:
-        """The state of this daemon and its replicas.
-
-        Keys: `role`, `name`, `upstream`, `replicas`, `leases`, `epoch_starts`.
-        """
-
-    def state(self) -> str:
-        """A key of `STATES`; empty if there is no problem."""
+class StatusSource(StatusPart, Protocol):
+    """A part of the daemon that brings facts: ingest, or replication."""
 
     def not_ready_reasons(self) -> list[tuple[str, float]]:
-        """Reasons this daemon may be missing data, each with its start in Unix seconds."""
-
-    def problems(self) -> list[tuple[str, float]]:
-        """Other problems."""
+        """The reasons this daemon may be missing data, each with its start in Unix seconds."""
 
     def lag_seconds(self) -> float:
-        """Seconds since this copy was up to date."""
+        """Seconds since the sources, or this copy, were up to date."""
 
     def lag_rows(self) -> int:
         """The number of facts that are known to be missing."""
-
-
-class StatusFiles(Protocol):
-    """The part of the file store that the status uses."""
-
-    def status(self) -> dict[str, Any]:
-        """The state of the files."""
-
-    def problems(self) -> list[tuple[str, float]]:
-        """Problems with files, each with its start in Unix seconds."""
 
 
 NO_INGEST: Final[dict[str, Any]] = {
@@ -105,6 +70,7 @@ NO_INGEST: Final[dict[str, Any]] = {
 }
 NO_REPLICATION: Final[dict[str, Any]] = {
     "role": "primary",
+    "state": "",
     "name": "",
     "holds": "",
     "upstream": None,
@@ -119,9 +85,9 @@ def build_status(
     log: ILog,
     publisher: Publisher,
     table: StreamTable,
-    ingest: StatusIngest | None,
-    replication: StatusReplication | None,
-    files: StatusFiles | None = None,
+    ingest: StatusSource | None,
+    replication: StatusSource | None,
+    files: StatusPart | None = None,
     clock: IClock,
     instance: str,
     server_name: str,
@@ -134,7 +100,10 @@ def build_status(
     """
     now = clock.seconds()
     errors = _errors(log)
-    state = "failing" if errors else replication.state() if replication is not None else ""
+    replicated = dict(NO_REPLICATION if replication is None else replication.status())
+    state = replicated.pop("state")
+    if errors:
+        state = "failing"
     for what, since in _troubles(ingest, replication, files):
         errors.append({"what": what, "since": round(since, 3)})
     followers = _followers(publisher, now)
@@ -155,12 +124,12 @@ def build_status(
         "uuid": log.uuid,
         "lag_rows": max(rows, default=0),
         "lag_seconds": round(max(seconds, default=0.0), 3),
-        **_bounded(replication.status() if replication is not None else NO_REPLICATION),
+        **_bounded(replicated),
         "files": files.status() if files is not None else None,
         "followers": followers,
         "streams": _streams(log, table, publisher.holdings.filter),
         "recent": _recent(publisher),
-        **(ingest.status(now) if ingest is not None else NO_INGEST),
+        **(ingest.status() if ingest is not None else NO_INGEST),
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
     }
@@ -176,7 +145,7 @@ def _bounded(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _troubles(
-    ingest: StatusIngest | None, replication: StatusReplication | None, files: StatusFiles | None
+    ingest: StatusSource | None, replication: StatusSource | None, files: StatusPart | None
 ) -> list[tuple[str, float]]:
     """All problems except the log's, the most severe first."""
     found = [] if replication is None else [*replication.not_ready_reasons(), *replication.problems()]

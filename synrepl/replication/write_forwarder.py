@@ -7,7 +7,7 @@ unknown outcome.
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import chain, repeat
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -21,7 +21,7 @@ from synrepl.ports.response_errors import ApiResponseError, NeverSent, NotForwar
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.log_waiters import LogWaiters
 
-__all__ = ["IPostClient", "PostedFacts", "WriteForwarder"]
+__all__ = ["PostedFacts", "WriteForwarder"]
 
 MIB: Final = 1024 * 1024
 TIMEOUT_SECONDS: Final = 10.0
@@ -31,18 +31,6 @@ RETRY_DELAYS: Final = (0.1, 0.2, 0.5, 1.0)
 MAX_HOPS: Final = 8
 
 Query = Sequence[tuple[bytes, bytes]]
-
-
-class IPostClient(Protocol):
-    """Client of the primary."""
-
-    async def post(self, stream: str, body: bytes, *, query: Query, timeout: float) -> Appended:
-        """Post an encoded body within `timeout` seconds.
-
-        Raises `NeverSent`, `ApiResponseError` for an error response, and other `ReplicationError`.
-        """
-
-    async def stop(self) -> None: ...
 
 
 class PostedFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +67,8 @@ class _PostResponse(msgspec.Struct, frozen=True):
 
 
 class WriteForwarder:
-    """Forwards facts to the daemon at the URL that `primary_url` returns, with the client that `make_client`
-    makes.
+    """Forwards facts to the daemon at the URL that `primary_url` returns, with the client
+    (`append_client.HttpAppender`) that `make_client` makes.
 
     `is_active` tells whether this daemon forwards now: a promoted one does not. `refusal` returns why
     facts of a stream are not forwarded at all, or None. `has_file` waits, for some seconds, until a file is
@@ -91,7 +79,7 @@ class WriteForwarder:
         self,
         log: ILog,
         clock: IClock,
-        make_client: Callable[[str], IPostClient],
+        make_client: Callable[[str], Any],
         primary_url: Callable[[], str | None],
         *,
         is_active: Callable[[], bool] = lambda: True,
@@ -111,7 +99,7 @@ class WriteForwarder:
         self._pending_bytes = 0
         self._logger = logger
         self._tasks = Tasks(logger, "write forwarding")
-        self._client: tuple[str, IPostClient] | None = None
+        self._client: tuple[str, Any] | None = None
 
     @property
     def is_active(self) -> bool:
@@ -238,7 +226,7 @@ class WriteForwarder:
         except ReplicationError as error:
             return None, str(error)
 
-    def _client_for(self, url: str) -> IPostClient:
+    def _client_for(self, url: str) -> Any:
         if self._client is None or self._client[0] != url:
             before, self._client = self._client, (url, self._make_client(url))
             if before is not None:

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.daemon.write_forwarder import make_write_forwarder
+from synrepl.daemon.replication import make_write_forwarder
 from synrepl.files import FileQueue, Files, FileStore
 from synrepl.ports.access import LOCAL
 from synrepl.storage import ImmediateThread
@@ -234,8 +233,7 @@ def writer_of(world: World, node: FakeNode, method: str, path: str, body: bytes,
         logger=Logger(),
     )
     world.done(Deferred.fromCoroutine(files.start()))
-    copies: Any = SimpleNamespace(roles=node.roles, files=files)
-    passing = make_write_forwarder(node.log, world.clock, copies, Credentials())
+    passing = make_write_forwarder(node.log, world.clock, node.roles, files, Credentials())
     answer = ask(world, node, method, path, body, files=files, write_forwarder=passing, roles=node.roles)
     world.done(Deferred.fromCoroutine(files.stop()))
     if above.sent:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
@@ -10,6 +10,7 @@ from twisted.internet.task import Clock
 from synrepl.ports.access import Access, Right
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.command_forwarder import EXPIRY_SECONDS, CommandForwarder, CommandReceiver, Numbered
+from synrepl.replication.replica.conversation import IConversation
 from synrepl.wire.commands import RemovePusher, UserSync
 from synrepl.wire.grammar import Command
 
@@ -52,7 +53,7 @@ def test_what_was_not_taken_is_said_again_in_order() -> None:
     """The connection was lost with some of it; nobody knows with how much."""
     clock, first, second = Clock(), Upstream(), Upstream()
     made = forwarder(clock)
-    made.connected(first)
+    made.connected(cast(IConversation, first))
     for number in range(4):
         made.forward(remove(number))
     clock.advance(0)
@@ -60,7 +61,7 @@ def test_what_was_not_taken_is_said_again_in_order() -> None:
     made.disconnected()
     made.forward(remove(4))
 
-    made.connected(second)
+    made.connected(cast(IConversation, second))
     clock.advance(0)
 
     assert [1, 2, 3, 4] == [number for number, _ in first.told]
@@ -72,7 +73,7 @@ def test_another_primary_is_told_who_is_syncing() -> None:
     """It knows what was said from a later number on: nothing of what came before."""
     clock, there = Clock(), Upstream()
     made = forwarder(clock)
-    made.connected(there)
+    made.connected(cast(IConversation, there))
     made.forward(remove(1))
     clock.advance(0)
 

@@ -7,10 +7,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from synrepl.daemon.write_forwarder import make_write_forwarder
+from synrepl.daemon.replication import make_write_forwarder
 from synrepl.replication.replica.replica import RESYNC
 from synrepl.replication.roles import ReadOnlyHere
 from synrepl.replication.write_forwarder import PostedFacts, WriteForwarder
+from synrepl.transports.credentials import Credentials
 from tests.replication.worlds import World
 
 
@@ -24,9 +25,8 @@ def stopped() -> WriteForwarder:
     node.upstream = "a"
     world.start(node)
     world.pass_(3)
-    copies: Any = SimpleNamespace(roles=node.roles, files=SimpleNamespace(wait_for=None))
-    credentials: Any = None
-    return make_write_forwarder(node.log, Clock(), copies, credentials)
+    files: Any = SimpleNamespace(wait_for=None)
+    return make_write_forwarder(node.log, Clock(), node.roles, files, Credentials())
 
 
 def failure_of(asked: Any) -> BaseException | None:

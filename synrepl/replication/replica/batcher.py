@@ -1,27 +1,12 @@
 """Batches of received facts and epoch starts, committed in groups."""
 
-from collections.abc import Sequence
-from typing import Protocol
-
-from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition
+from synrepl.ports.history import AppendReceipt, LogPosition
+from synrepl.ports.interfaces import ICopy, ILog
 from synrepl.replication.replica.conversation import Facts, SnapshotMeta
 from synrepl.streams.facts import Fact
 from synrepl.wire.native import Heartbeat
 
-__all__ = ["FactBatcher", "BatchTarget"]
-
-
-class BatchTarget(Protocol):
-    """Receives facts with assigned serials: a log, or an unfinished copy."""
-
-    @property
-    def position(self) -> LogPosition: ...
-
-    async def follow(
-        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
-    ) -> None: ...
-
-    async def begin_epoch(self, epoch_start: EpochStart) -> None: ...
+__all__ = ["FactBatcher"]
 
 
 class FactBatcher:
@@ -32,7 +17,7 @@ class FactBatcher:
     feed are committed only up to a position that the upstream has confirmed.
     """
 
-    def __init__(self, target: BatchTarget, *, is_filtered: bool) -> None:
+    def __init__(self, target: ILog | ICopy, *, is_filtered: bool) -> None:
         self.heartbeat: Heartbeat | None = None
         self._target = target
         self._is_filtered = is_filtered

@@ -13,8 +13,6 @@ __all__ = [
     "REPLICA",
     "Claim",
     "HandOver",
-    "IFollowingReplica",
-    "IHasAddress",
     "IPeerClient",
     "PeerStatus",
 ]
@@ -81,34 +79,3 @@ class IPeerClient(Protocol):
 
     async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
         """Request the digest at this serial; None if the daemon no longer has it."""
-
-
-class IHasAddress(Protocol):
-    """The part of an upstream that roles use."""
-
-    where: Address
-
-
-class IFollowingReplica(Protocol):
-    """The part of a replica that roles use."""
-
-    state: str
-    why: str
-
-    @property
-    def is_whole(self) -> bool: ...
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def resync(self) -> bool:
-        """Give up the facts that only this copy has: now if it stopped for them, else once it does."""
-
-    @property
-    def upstream(self) -> IHasAddress:
-        """The upstream that it follows."""
-
-    @property
-    def primary(self) -> Address:
-        """The primary's address, as far as the upstream reported it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred, DeferredLock
@@ -23,7 +23,6 @@ from synrepl.replication.roles.interfaces import (
     REPLICA,
     Claim,
     HandOver,
-    IFollowingReplica,
     IPeerClient,
     PeerStatus,
 )
@@ -39,6 +38,9 @@ from synrepl.replication.roles.verification import (
     plausible_epoch,
 )
 from synrepl.wire.text import printable
+
+if TYPE_CHECKING:
+    from synrepl.replication.replica import Replica
 
 __all__ = ["RoleManager"]
 
@@ -74,7 +76,7 @@ class RoleManager:
         name: str,
         has_upstream: bool,
         address: Callable[[], Address],
-        follow: Callable[[Address | None], IFollowingReplica],
+        follow: Callable[[Address | None], "Replica"],
         peers: IPeerClient,
         known_daemons: Callable[[], Sequence[Address]] = lambda: (),
         is_leased: Callable[[str], bool] = lambda uuid: False,
@@ -86,7 +88,7 @@ class RoleManager:
         self.role = PRIMARY
         self.why = ""
         self.since = clock.seconds()
-        self.replica: IFollowingReplica | None = None
+        self.replica: Replica | None = None
         self._primary = Address()
         self._log = log
         self._clock = clock
@@ -230,7 +232,7 @@ class RoleManager:
         else:
             self._log.write_barrier = self._starting_refusal if self._inquiry.is_running else None
 
-    def _become_replica(self, where: Address | None) -> IFollowingReplica:
+    def _become_replica(self, where: Address | None) -> "Replica":
         if self.replica is not None:
             self.replica.stop()
         self.role, self.why = REPLICA, ""

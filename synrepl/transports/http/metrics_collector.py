@@ -11,7 +11,7 @@ from synrepl.replication.relay import REPLICA_STATES
 from synrepl.storage import Log
 
 if TYPE_CHECKING:
-    from synrepl.replication.status import StatusFiles, StatusIngest, StatusReplication
+    from synrepl.replication.status import StatusPart, StatusSource
 
 __all__ = ["collect"]
 
@@ -20,9 +20,9 @@ def collect(
     metrics: Metrics,
     log: Log,
     publisher: Publisher,
-    ingest: "StatusIngest | None" = None,
-    replication: "StatusReplication | None" = None,
-    files: "StatusFiles | None" = None,
+    ingest: "StatusSource | None" = None,
+    replication: "StatusSource | None" = None,
+    files: "StatusPart | None" = None,
 ) -> None:
     """Set the gauges of positions, lag, replicas, leases and files to their current values."""
     for stream, positions in log.positions_by_stream().items():

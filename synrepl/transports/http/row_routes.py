@@ -65,7 +65,7 @@ async def allocated(call: Call) -> AllocatedAnswer:
     await call.read_your_writes()
     # Other processes allocate the ids of a table, and clients can wait for ids that this daemon has not
     # seen.
-    is_partial = services.ingest is not None and services.ingest.is_followed(name)
+    is_partial = services.is_followed(name)
     writers = call.holdings.filter.writers
     positions = services.log.positions(name)
     if writers is not None:

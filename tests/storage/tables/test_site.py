@@ -52,7 +52,7 @@ class TablesSiteTests(SiteCase):
             lost=lambda stream: None,
         )
         bringing.tables = self.source
-        self.site = self.make_site(ingest=bringing)
+        self.site = self.make_site(ingest=bringing, is_followed=bringing.is_followed)
 
     def start(self) -> None:
         """Take in what is there: the log stores it at the end of the reactor's turn."""
