@@ -1,12 +1,14 @@
 """Waiters for the log: one timer for all of them, and no thread."""
 
 from bisect import bisect_left, insort
+from functools import partial
 from itertools import starmap
-from typing import Any, Final
+from typing import Final
 
 from twisted.internet.defer import Deferred
 
 from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.time import Timer
 from synrepl.replication.feed import MAX_SERIAL
 from synrepl.replication.ring import RingGroup
 from synrepl.wire.filter import Filter
@@ -43,7 +45,7 @@ class LogWaiters:
         self._count = 0
         self._listeners: dict[Deferred[RingGroup | None], tuple[Filter | None, int, bool]] = {}
         self._seen = log.position
-        self._timer: Any = None
+        self._poll_timer = Timer(clock, self._tick)
         log.on_epoch_started(self.poll)
         log.on_replaced(self.poll)
 
@@ -78,15 +80,15 @@ class LogWaiters:
         waiter: Deferred[bool] = Deferred()
         self._waiters[key] = waiter
         insort(self._order, key)
-        timer = self._clock.callLater(timeout, self._remove, key, False)
-        self._start_timer()
+        timer = Timer(self._clock, partial(self._remove, key, False))
+        timer.start(timeout)
+        self._start_polling()
         try:
             return await waiter
         finally:
             self._remove(key, None)
-            if timer.active():
-                timer.cancel()
-            self._stop_idle_timer()
+            timer.stop()
+            self._stop_idle_polling()
 
     async def next_group(
         self,
@@ -103,15 +105,16 @@ class LogWaiters:
         """
         waiter: Deferred[RingGroup | None] = Deferred()
         self._listeners[waiter] = group_filter, upto, ephemeral
-        timer = None if timeout is None else self._clock.callLater(timeout, waiter.callback, None)
-        self._start_timer()
+        timer = Timer(self._clock, partial(waiter.callback, None))
+        if timeout is not None:
+            timer.start(timeout)
+        self._start_polling()
         try:
             return await waiter
         finally:
             del self._listeners[waiter]
-            if timer is not None and timer.active():
-                timer.cancel()
-            self._stop_idle_timer()
+            timer.stop()
+            self._stop_idle_polling()
 
     def poll(self) -> None:
         """Wake all waiters if the log has moved without facts."""
@@ -161,16 +164,15 @@ class LogWaiters:
         if not waiter.called:
             waiter.callback(group)
 
-    def _start_timer(self) -> None:
-        if self._timer is None:
+    def _start_polling(self) -> None:
+        if not self._poll_timer.is_active:
             self._seen = self._log.position
-            self._timer = self._clock.callLater(POLL_SECONDS, self._tick)
+            self._poll_timer.start(POLL_SECONDS)
 
     def _tick(self) -> None:
-        self._timer = self._clock.callLater(POLL_SECONDS, self._tick)
+        self._poll_timer.start(POLL_SECONDS)
         self.poll()
 
-    def _stop_idle_timer(self) -> None:
-        if self._timer is not None and not self._waiters and not self._listeners:
-            self._timer.cancel()
-            self._timer = None
+    def _stop_idle_polling(self) -> None:
+        if not self._waiters and not self._listeners:
+            self._poll_timer.stop()

@@ -11,6 +11,7 @@ from synrepl.ports.access import LOCAL, Access, Right
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Timer
 from synrepl.replication.command_forwarder import CommandReceiver
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
@@ -65,7 +66,7 @@ class FollowerSession:
         """Streams whose REPLICATE was answered in this reactor turn."""
         self._pending: dict[str | None, Replicate] = {}
         """The newest unanswered REPLICATE of each stream."""
-        self._next_turn_call: Any = None
+        self._next_turn_timer = Timer(publisher.clock, self._next_turn)
         self._has_stopped_reading = False
 
     def dialect_known(self, dialect: Dialect) -> None:
@@ -113,12 +114,10 @@ class FollowerSession:
         assert self._strategy is not None
         assert self.reader is not None
         self._answered_streams.add(command.stream)
-        if self._next_turn_call is None:
-            self._next_turn_call = self._publisher.clock.callLater(0, self._next_turn)
+        self._next_turn_timer.start(0)
         self._strategy.replicate(self.reader, command)
 
     def _next_turn(self) -> None:
-        self._next_turn_call = None
         self._answered_streams.clear()
         self._answer_waiting()
 
@@ -159,8 +158,7 @@ class FollowerSession:
         self._publisher.detach(self)
         self._publisher.follower_commands.connection_lost(self._connection)
         self._pending.clear()
-        if self._next_turn_call is not None and self._next_turn_call.active():
-            self._next_turn_call.cancel()
+        self._next_turn_timer.stop()
         if self.reader is not None:
             self.reader.stop()
 
@@ -224,8 +222,9 @@ class Publisher:
         self._tasks = Tasks(self._logger)
         self._head_samples: list[tuple[int, float]] = [(log.serial, clock.seconds())]
         self._pumped_at = -PUMP_SECONDS
-        self._pump_timer: Any = None
-        self._timer: Any = clock.callLater(HEAD_SAMPLE_SECONDS, self._sample_head)
+        self._pump_timer = Timer(clock, self._pump)
+        self._sample_timer = Timer(clock, self._sample_head)
+        self._sample_timer.start(HEAD_SAMPLE_SECONDS)
         log.subscribe(self._committed)
 
     # -- followers -----------------------------------------------------------------------------------------
@@ -366,16 +365,15 @@ class Publisher:
             self.metrics.rows.labels(name, "in").inc(rows)
         self.metrics.facts_appended.inc(len(facts))
         self.waiters.committed(group)
-        if self._pump_timer is not None:
+        if self._pump_timer.is_active:
             return
         wait = self._pumped_at + PUMP_SECONDS - self.clock.seconds()
         if wait <= 0:
             self._pump()
         else:
-            self._pump_timer = self.clock.callLater(wait, self._pump)
+            self._pump_timer.start(wait)
 
     def _pump(self) -> None:
-        self._pump_timer = None
         self._pumped_at = self.clock.seconds()
         for follower in list(self.followers):
             if follower.reader is not None:
@@ -416,13 +414,12 @@ class Publisher:
         if serial > self._head_samples[-1][0]:
             self._head_samples.append((serial, self.clock.seconds()))
             del self._head_samples[:-MAX_HEAD_SAMPLES]
-        self._timer = self.clock.callLater(HEAD_SAMPLE_SECONDS, self._sample_head)
+        self._sample_timer.start(HEAD_SAMPLE_SECONDS)
 
     def stop(self) -> None:
         """Stop all timers and tasks. Connections are closed by the services that opened them."""
-        for timer in (self._timer, self._pump_timer):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self._sample_timer.stop()
+        self._pump_timer.stop()
         self._tasks.cancel_all()
         self.command_receiver.stop()
         self.follower_commands.stop()

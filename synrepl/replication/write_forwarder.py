@@ -12,13 +12,13 @@ from uuid import uuid4
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.interfaces import Appended, IClock, ILog
 from synrepl.ports.response_errors import ApiResponseError, NeverSent, NotForwarded
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import sleep
 from synrepl.replication.log_waiters import LogWaiters
 
 __all__ = ["PostedFacts", "WriteForwarder"]
@@ -202,7 +202,7 @@ class WriteForwarder:
             doubt = doubt or why
             if self._clock.seconds() + pause >= until:
                 break
-            await deferLater(self._clock, pause)  # type: ignore[arg-type]
+            await sleep(self._clock, pause)
         return _unknown(key, doubt)
 
     async def _try(

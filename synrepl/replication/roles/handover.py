@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import CannotPromote, ClaimRefused
 from synrepl.replication.roles.interfaces import PRIMARY, REPLICA, HandOver, IPeerClient
@@ -100,13 +100,13 @@ class HandOverHandler:
         self._is_leased = is_leased
         self._on_change = on_change
         self._budget = HandOverBudget(clock)
-        self._timer: Any = None
+        self._timer = Timer(clock, self._end)
         self._candidate = ""
 
     @property
     def is_active(self) -> bool:
         """Whether this primary refuses facts because another daemon may take over."""
-        return self._role() == PRIMARY and self._timer is not None and bool(self._timer.active())
+        return self._role() == PRIMARY and self._timer.is_active
 
     def resume(self) -> None:
         """Continue the hand-over that ran when this daemon was stopped: its candidate may be primary now."""
@@ -117,7 +117,7 @@ class HandOverHandler:
 
     def stop(self) -> None:
         """End the hand-over without accepting facts: another daemon is primary, or this one stops."""
-        self._stop_timer()
+        self._timer.stop()
         self._budget.end()
 
     async def handle(self, request: HandOver, *, trusted: bool) -> LogPosition:
@@ -180,8 +180,7 @@ class HandOverHandler:
 
     def _begin(self, seconds: float, candidate: str) -> None:
         self._candidate = candidate
-        self._stop_timer()
-        self._timer = self._clock.callLater(seconds, self._end)
+        self._timer.restart(seconds)
         self._on_change()
 
     def _end(self) -> None:
@@ -189,10 +188,6 @@ class HandOverHandler:
         if self._role() == PRIMARY:
             self._logger.warn("hand-over ended: no daemon took over; this primary accepts facts again")
             self._on_change()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
 
 
 class HandOverCandidate:
@@ -260,7 +255,7 @@ class HandOverCandidate:
                 raise CannotPromote("behind", why)
             if now - requested_at >= RENEW_SECONDS:
                 return False
-            await deferLater(self._clock, 0.05)  # type: ignore[arg-type]
+            await sleep(self._clock, 0.05)
         missing = [] if self._missing_files is None else await self._missing_files(self._log.serial)
         if missing:
             why = f"{len(missing)} files are missing from this copy; use force to leave them behind"

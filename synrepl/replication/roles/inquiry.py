@@ -1,13 +1,14 @@
 """Inquiry of a primary: does another daemon know a primary besides this one?"""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from twisted.internet.defer import Deferred
 
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus
 
@@ -42,20 +43,19 @@ class Inquiry:
         on_end: Callable[[], None],
     ) -> None:
         self.is_running = False
-        self._clock = clock
         self._peers = peers
         self._tasks = tasks
         self._on_response = on_response
         self._on_end = on_end
         self._pending: set[Address] = set()
-        self._timer: Any = None
+        self._timer = Timer(clock, self._end)
         self._waiting: list[Deferred[None]] = []
 
     def start(self, addresses: Sequence[Address]) -> None:
         """Ask these daemons at startup. With no addresses the inquiry does not run."""
         if addresses:
             self.is_running = True
-            self._timer = self._clock.callLater(INQUIRY_SECONDS, self._end)
+            self._timer.start(INQUIRY_SECONDS)
             self.ask(addresses)
 
     def ask(self, addresses: Sequence[Address]) -> None:
@@ -68,8 +68,7 @@ class Inquiry:
 
     def stop(self) -> None:
         """Stop waiting for responses."""
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
         self.is_running = False
 
     async def ended(self) -> None:

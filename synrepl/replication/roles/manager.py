@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred, DeferredLock
-from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
 from synrepl.replication.roles.handover import HandOverCandidate, HandOverHandler
@@ -125,8 +125,7 @@ class RoleManager:
         self._inquiry = Inquiry(
             clock, peers, self._tasks, on_response=self._on_inquiry_response, on_end=self._on_inquiry_end
         )
-        self._inquiry_loop = LoopingCall(self._inquire)
-        self._inquiry_loop.clock = clock  # type: ignore[assignment]
+        self._inquiry_timer = Timer(clock, self._inquire)
         self._later_epochs = LaterEpochs(clock)
         self._logged: dict[str, float] = {}
         self._epoch_questions: set[bool] = set()
@@ -196,7 +195,7 @@ class RoleManager:
                 self._logger.info("asking {count} known daemons which one is primary", count=len(known))
             self._inquiry.start(known)
             self._update_write_barrier()
-        self._inquiry_loop.start(INQUIRY_INTERVAL, now=False)
+        self._inquiry_timer.start(INQUIRY_INTERVAL)
         self._notifier.notify(self._daemons.others(unnotified))
 
     async def started(self) -> None:
@@ -207,8 +206,7 @@ class RoleManager:
         """Stop following, notifying and asking."""
         self._is_stopped = True
         self._inquiry.stop()
-        if self._inquiry_loop.running:
-            self._inquiry_loop.stop()
+        self._inquiry_timer.stop()
         self._tasks.cancel_all()
         self._verifier.stop()
         self._handover.stop()
@@ -612,6 +610,7 @@ class RoleManager:
 
     def _inquire(self) -> None:
         """Ask the daemons that this primary knows which one is primary."""
+        self._inquiry_timer.start(INQUIRY_INTERVAL)
         if self.role == PRIMARY:
             self._inquiry.ask(self._daemons.all(*self.unnotified))
 
@@ -653,7 +652,7 @@ class RoleManager:
             self._tasks.start(self._follow_primary(where), "following the primary")
 
     async def _follow_primary(self, where: Address) -> None:
-        await deferLater(self._clock, 0)  # type: ignore[arg-type]
+        await sleep(self._clock, 0)
         replica = self.replica
         if self.role == REPLICA and replica is not None and not where.is_same(replica.upstream.where):
             self._logger.info("the upstream reports that the primary is {where}", where=str(where))

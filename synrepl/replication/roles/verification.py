@@ -10,6 +10,7 @@ from twisted.internet.defer import TimeoutError as TimedOut
 from synrepl.errors import ReplicationError
 from synrepl.ports.history import EMPTY, EpochStart
 from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import ClaimRefused
 from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus
@@ -183,11 +184,10 @@ class _Queue:
         self._rest_seconds = rest_seconds
         self._lock = DeferredLock()
         self._length = 0
-        self._timer: Any = None
+        self._timer = Timer(clock, self._release)
 
     def stop(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
 
     async def run(self, address: Address, work: Callable[[], Awaitable[T]]) -> T:
         if self._length >= MAX_QUEUED:
@@ -205,7 +205,7 @@ class _Queue:
             return found
         finally:
             if rest:
-                self._timer = self._clock.callLater(rest, self._release)
+                self._timer.start(rest)
             else:
                 self._release()
 
