@@ -7,7 +7,7 @@ from typing import Any
 from twisted.internet import reactor as installed
 from twisted.logger import Logger
 
-from synrepl.storage import Log, ReactorThread, SQLiteEngine
+from synrepl.storage import Log, ReactorThread, SQLEngine, SQLiteDatabase
 
 __all__ = ["open_log", "print_and_stop", "reactor"]
 
@@ -26,7 +26,7 @@ def print_and_stop(found: Any) -> None:
 async def open_log(folder: str) -> Log:
     """A log on disk, with threads of its own."""
     log = Log(
-        SQLiteEngine(f"{folder}/synrepl.db"),
+        SQLEngine(SQLiteDatabase(f"{folder}/synrepl.db")),
         ReactorThread(reactor, "writing"),
         ReactorThread(reactor, "reading"),
         reactor,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from synrepl.ports.history import EMPTY
-from synrepl.storage import SQLiteEngine
+from synrepl.storage import SQLEngine, SQLiteDatabase
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
 
@@ -41,7 +41,7 @@ def main() -> None:
 
 def fill(path: str, count: int) -> None:
     """Facts of four streams and three writers; half of their keys come again."""
-    engine = SQLiteEngine(path)
+    engine = SQLEngine(SQLiteDatabase(path))
     engine.open()
     digest, heads, positions = EMPTY, dict.fromkeys(STREAMS, 0), dict[tuple[str, str], int]()
     facts: list[Fact] = []

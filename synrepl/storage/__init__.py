@@ -1,12 +1,13 @@
 """Storage: the append-only log of facts and the databases that hold it."""
 
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, KeyReused
+from synrepl.storage.databases import engine_for
 from synrepl.storage.diverged_facts import DivergedFacts
-from synrepl.storage.engines import engine_for
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStream
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
-from synrepl.storage.sqlite import SQLiteEngine
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.threads import DelayedThread, ImmediateThread, ReactorThread
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Log",
     "MemoryEngine",
     "ReactorThread",
-    "SQLiteEngine",
+    "SQLEngine",
+    "SQLiteDatabase",
     "engine_for",
 ]

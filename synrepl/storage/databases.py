@@ -1,4 +1,4 @@
-"""A homeserver's database: connections and transactions for its URL."""
+"""Databases by their URLs: the engine of a log, and transactions in a homeserver's database."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -8,13 +8,25 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from synrepl.errors import ConfigError, StorageError
-from synrepl.storage.ids.database import Flavor
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.postgres_connection import PostgresAddress
-from synrepl.storage.sqlite import HINTS
+from synrepl.storage.sql import Flavor
+from synrepl.storage.sqlite import HINTS, SQLiteDatabase
 
-__all__ = ["Database"]
+__all__ = ["Database", "engine_for"]
 
 T = TypeVar("T")
+
+
+def engine_for(url: str) -> SQLEngine:
+    """The engine of the log in ``sqlite:PATH`` or ``postgresql://...``, not opened yet."""
+    kind, _, rest = url.partition(":")
+    if kind == "sqlite":
+        return SQLEngine(SQLiteDatabase(rest))
+    if kind in ("postgresql", "postgres"):
+        return SQLEngine(PostgresDatabase(url))
+    raise _unknown(kind)
 
 
 class Database:
@@ -33,8 +45,7 @@ class Database:
             self._address = PostgresAddress(url, what=what)
             self.name = self._address.name
         else:
-            # Without the rest of the URL, which may contain a password.
-            raise ConfigError(f"a database is sqlite:PATH or postgresql://..., not {kind}:")
+            raise _unknown(kind)
 
     def connect(self, *, read_only: bool = False) -> Any:
         """A DB-API connection with transactions, usable in any thread, one at a time.
@@ -126,3 +137,8 @@ def _map_sqlite_errors(op: str, name: str) -> Iterator[None]:
     except sqlite3.Error as error:
         base = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
         raise StorageError(op=op, why=f"{name}: {error}", hint=HINTS.get(base, "")) from error
+
+
+def _unknown(kind: str) -> ConfigError:
+    # Without the rest of the URL, which may contain a password.
+    return ConfigError(f"a database is sqlite:PATH or postgresql://..., not {kind}:")

@@ -1,150 +1,326 @@
-"""The log in an SQL database: the part that is the same for all databases.
+"""The log in an SQL database, the same for all databases: what differs is in `LogDatabase`."""
 
-This module appends and reads by token; the base classes do the rest. Subclasses provide what differs between
-databases: connections, transactions, batches and the mapping of errors.
-"""
-
-from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from typing import Final, TypeVar
+from uuid import uuid4
 
 import msgspec
+from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import AppendReceipt, LogPosition
-from synrepl.ports.interfaces import Head
+from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogRange, LogSnapshot
+from synrepl.ports.interfaces import Head, KeysOf
+from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.continuity import (
     CHECKED_AT_OPEN,
     advance,
     check_ascend,
+    check_epoch_start,
     check_follow,
     find_inconsistency,
 )
-from synrepl.storage.paging import take_tokens
-from synrepl.storage.sql_base import COLUMNS, DAMAGED, LogBounds, Row, facts_of, row_of
-from synrepl.storage.sql_history import SQLHistory
-from synrepl.storage.sql_notes import SQLNotes
-from synrepl.storage.sql_reading import SQLReading
-from synrepl.storage.sql_trimming import SQLTrimming
+from synrepl.storage.discarded import DiscardedRanges
+from synrepl.storage.paging import take_rows, take_tokens
+from synrepl.storage.schema import (
+    COLUMNS,
+    EPOCH_START_COLUMNS,
+    LEASE_COLUMNS,
+    RECEIPT_COLUMNS,
+    LogBounds,
+    digest_of,
+    end_of_log,
+    facts_of,
+    migrate,
+    migrations,
+    read_bounds,
+    receipt_of,
+    row_of_receipt,
+)
+from synrepl.storage.sql import DAMAGED, Connection, LogDatabase
 from synrepl.streams.digest import verify
-from synrepl.streams.facts import Fact
+from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["COLUMNS", "DAMAGED", "Row", "SQLEngine"]
+__all__ = ["SQLEngine"]
+
+_log = Logger(namespace="synrepl.storage")
+
+UPSERT_POSITION: Final = (
+    "INSERT INTO positions (stream, writer, token) VALUES (?, ?, ?)"
+    " ON CONFLICT (stream, writer) DO UPDATE SET token = excluded.token"
+    " WHERE positions.token < excluded.token"
+)
+UPSERT_BOUND: Final = (
+    "INSERT INTO places (name, epoch, serial, digest) VALUES (?, ?, ?, ?) ON CONFLICT (name)"
+    " DO UPDATE SET epoch = excluded.epoch, serial = excluded.serial, digest = excluded.digest"
+)
+UPSERT_NOTE: Final = (
+    "INSERT INTO notes (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
+UPSERT_LEASE: Final = (
+    f"INSERT INTO leases ({', '.join(LEASE_COLUMNS)}) VALUES ({', '.join('?' * len(LEASE_COLUMNS))})"
+    f" ON CONFLICT (uuid) DO UPDATE SET"
+    f" {', '.join(f'{name} = excluded.{name}' for name in LEASE_COLUMNS[1:])}"
+)
+UPSERT_KEY: Final = (
+    "INSERT INTO keyed (key, serial) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET serial = excluded.serial"
+)
+SET_META: Final = "UPDATE meta SET value = ? WHERE key = ?"
+
+SCANNED_AT_ONCE = 50_000
+"""The number of serials that one filtered read examines at most, so that no read takes very long."""
+
+NAMES_AT_ONCE = 10_000
+"""The number of streams, or writers, in one filter: every database allows twice as many values."""
+
+TEXT_SERIALS = 5_000
+"""The number of serials in a text: about a megabyte, which fits a CPU cache; more is slower per fact."""
+
+LARGE_TEXT = 8 * 1024 * 1024
+"""A text of more than one fact is halved until its rows have at most this many bytes."""
+
+RECEIPTS_AT_ONCE: Final = 100
+"""The number of receipts that one statement inserts."""
+
+VALUES_AT_ONCE: Final = 128
+"""The number of values in one list of a statement."""
+
+KEY_BYTES: Final = 16
+"""The size of the hash of a stream and a key, large enough to exclude collisions."""
+
+SAMPLES: Final = 16
+SAMPLED: Final = 16
+"""The size of a log is estimated from this many samples of this many serials."""
+
+Range = tuple[int, str, list[object]]
+"""The last serial to examine, and the condition of the filter with its values."""
+
+Newest = dict[bytes, int]
+"""The serial of the newest fact for each key."""
+
+V = TypeVar("V")
 
 
-class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
-    """An `IEngine` over two connections: one for the writing thread, one for the reading thread."""
+class SQLEngine:
+    """An `IEngine` over two connections of `database`, one for each thread.
 
-    # Life cycle
+    Up to `trimmed_upto` the log is sparse: a fact is there while it is the newest with one of its rows' keys.
+    The table `keyed` has the serial of the newest fact for each key. Facts beyond `trimmed_upto` are all
+    there. A base copied from another log is sparse already, and its keys are not indexed. They are indexed
+    gradually, a slice of the base with each slice of the log. Until that is done, some replaced facts of the
+    base remain.
+    """
+
+    def __init__(self, database: LogDatabase) -> None:
+        self.database = database
+        self._ownership = database.ownership
+        self._dialect = database.dialect
+        self._is_open = False
+        self._discarded = DiscardedRanges()
+        # None while unknown: the outcome of a transaction that changed them is uncertain.
+        self._bounds: LogBounds | None = None
+
+    def __repr__(self) -> str:
+        return f"<SQLEngine {self.database.name}>"
+
+    # -- connections ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self, op: str, stream: str = "") -> Iterator[Connection]:
+        """The connection of the reading thread. In the block its errors become `StorageError`."""
+        with self.database.map_errors(op, stream):
+            self._check_open(op)
+            yield self.database.reader(op)
+
+    @contextmanager
+    def _writing(self, op: str, stream: str = "") -> Iterator[Connection]:
+        """The connection of the writing thread, likewise."""
+        with self.database.map_errors(op, stream):
+            self._check_open(op)
+            if self._ownership.lost is not None:
+                raise self._ownership.lost
+            yield self.database.writer(op)
+
+    @contextmanager
+    def _transaction(self, op: str, stream: str = "") -> Iterator[Connection]:
+        """The connection of the writing thread, in a transaction."""
+        with self._writing(op, stream) as connection, connection.transaction():
+            yield connection
+
+    def _check_open(self, op: str) -> None:
+        if not self._is_open:
+            raise StorageError(op=op, why="the log is not open")
+
+    # -- life cycle ----------------------------------------------------------------------------------------
 
     def open(self) -> Head:
         """Create or migrate the tables, check the end of the log, count this boot, and give the head."""
+        database = self.database
         if self._is_open:
-            raise StorageError(op="open", why=f"{self.name} is open already")
-        self._committed, self._attempted = (0, ""), None
-        with self._map_errors("open"):
-            self._acquire()
+            raise StorageError(op="open", why=f"{database.name} is open already")
+        self._ownership.begin()
+        with database.map_errors("open"):
+            database.acquire()
         self._is_open = True
         try:
-            with self._map_errors("open"):
-                database = self._write_connection("open")
-                with self._transaction(database):
-                    self._migrate(database)
-                    self._reload(database)
-                    self._check_head(database)
-                    self._check_recorded(database)
-                    self._identify(database)
-                    self._execute(database, "UPDATE meta SET value = value + 1 WHERE key = 'boots'")
+            with self._writing("open") as connection:
+                with connection.transaction():
+                    database.create_meta(connection)
+                    migrate(connection.execute, migrations(self._dialect.flavor), database.name)
+                    self._reload(connection)
+                    self._check_head(connection)
+                    database.check_recorded(connection)
+                    self._identify(connection)
+                    connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'boots'")
                 head = self.head()
-                self._on_opened(database)
-            self._boots = head.boots
+                database.check_in_place("open")
+                database.record("open")
+            self._ownership.boots = head.boots
             return head
         except BaseException:
             self.close()
             raise
 
-    def _check_recorded(self, database: Any) -> None:
-        """Refuse a log that is an older copy of itself, if the database can tell; within a transaction."""
+    def _reload(self, connection: Connection) -> None:
+        """Reload what is cached in memory: the outcome of the last transaction may be unknown."""
+        self._bounds = read_bounds(connection)
+        self._discarded = DiscardedRanges(
+            connection.execute("SELECT stream, epoch, token FROM voids").fetchall()
+        )
 
-    def _on_opened(self, database: Any) -> None:
-        """Called once the log is open and this boot is counted."""
-
-    def check(self) -> None:
-        """Raise `StorageError` unless a restart would find this log as this process knows it."""
-        with self._map_errors("check"):
-            if self._lost is not None:
-                raise self._lost
-            database = self._reader("check")
-            boots = self._execute(database, "SELECT value FROM meta WHERE key = 'boots'").fetchone()
-            if self._boots is not None and boots != (self._boots,):
-                raise self._set_lost(
-                    "check",
-                    "another process has opened this log",
-                    "find out which other program uses the database and stop it, then restart this daemon",
-                )
-            self._check_storage(database)
-
-    def _check_storage(self, database: Any) -> None:
-        """Run the checks that only this kind of database needs."""
-
-    def close(self) -> None:
-        """Close the database. Idempotent."""
-        self._is_open = False
-        self._boots = None
-        self._release()
-
-    def _check_head(self, database: Any) -> None:
+    def _check_head(self, connection: Connection) -> None:
         """Refuse a log whose last facts are inconsistent."""
-        floor = self._current_bounds(database).floor
-        with self._stream_rows(
-            database,
+        floor = self._current_bounds(connection).floor
+        with connection.stream(
             f"SELECT {COLUMNS} FROM facts WHERE serial > ? ORDER BY serial DESC LIMIT ?",
             (floor.serial, CHECKED_AT_OPEN + 1),
         ) as rows:
             tail = list(facts_of(rows))[::-1]
-        why = find_inconsistency(tail, floor, self._positions(database), self._discarded)
+        why = find_inconsistency(tail, floor, _positions(connection), self._discarded)
         if why:
-            raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self.KIND))
+            raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._dialect.kind))
 
-    # Appending
+    @staticmethod
+    def _identify(connection: Connection) -> None:
+        """Give a new log the uuids of its copy and its history."""
+        known = {name for (name,) in connection.execute("SELECT name FROM notes")}
+        made = [(name, str(uuid4())) for name in ("uuid", "history") if name not in known]
+        connection.executemany(UPSERT_NOTE, made)
+
+    def check(self) -> None:
+        """Raise `StorageError` unless a restart would find this log as this process knows it."""
+        ownership = self._ownership
+        with self.database.map_errors("check"):
+            if ownership.lost is not None:
+                raise ownership.lost
+            self._check_open("check")
+            connection = self.database.reader("check")
+            boots = connection.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()
+            if ownership.boots is not None and boots != (ownership.boots,):
+                raise ownership.lose(
+                    "check",
+                    "another process has opened this log",
+                    "find out which other program uses the database and stop it, then restart this daemon",
+                )
+            self.database.check_in_place("check")
+            self.database.record_changes(connection)
+
+    def close(self) -> None:
+        """Close the database. Idempotent."""
+        if self._is_open and self._ownership.boots is not None and self._ownership.lost is None:
+            # The record may be stale; a log that can no longer be read must still close.
+            with suppress(StorageError), self.database.map_errors("close"):
+                self.database.check_in_place("close")
+                self.database.record("close")
+        self._is_open = False
+        self._ownership.boots = None
+        self.database.release()
+
+    # -- the end of the log --------------------------------------------------------------------------------
+
+    def head(self) -> Head:
+        """The end of the log now."""
+        with self._writing("head") as connection:
+            self._reload(connection)
+            bounds = self._current_bounds(connection)
+            meta = dict(connection.execute("SELECT key, value FROM meta"))
+            serial, digest, epoch = end_of_log(connection, bounds)
+            epoch_starts = connection.execute(
+                f"SELECT {EPOCH_START_COLUMNS} FROM turns ORDER BY epoch"
+            ).fetchall()
+            positions = _positions(connection)
+            allocated: dict[str, int] = {}
+            for (stream, _), token in positions.items():
+                allocated[stream] = max(token, allocated.get(stream, token))
+            for stream, token in allocated.items():
+                not_discarded, values = self._discarded.condition(stream)
+                found = connection.execute(
+                    f"SELECT max(token) FROM facts WHERE stream = ?{not_discarded}", (stream, *values)
+                ).fetchone()[0]
+                allocated[stream] = token if found is None else max(token, found)
+        # After an uncertain commit the caller decides by this head, and the next commit builds on it.
+        self._ownership.committed, self._ownership.attempted = (serial, digest), None
+        return Head(
+            epoch=max(meta["epoch"], epoch),
+            serial=serial,
+            digest=digest,
+            boots=meta["boots"],
+            positions=positions,
+            allocated=allocated,
+            trimmed_upto=bounds.trimmed_upto,
+            epoch_starts=tuple(EpochStart(*row) for row in epoch_starts),
+        )
+
+    def digest_at(self, serial: int) -> str | None:
+        """The digest at this serial; None if it is unknown."""
+        with self._reading("digest_at") as connection:
+            return digest_of(connection, serial)
+
+    def _current_bounds(self, connection: Connection) -> LogBounds:
+        if self._bounds is None:
+            self._bounds = read_bounds(connection)
+        return self._bounds
+
+    def _store_bounds(self, connection: Connection, bounds: LogBounds) -> None:
+        """Store the bounds, within a transaction. The caller sets `_bounds` once it has committed."""
+        self._bounds = None
+        connection.executemany(UPSERT_BOUND, bounds.rows())
+
+    # -- appending -----------------------------------------------------------------------------------------
 
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        """Store all of these or none, in one synced transaction."""
-        with self._map_errors("commit"):
-            database = self._writer("commit")
-            bounds: LogBounds | None = None
-            with self._transaction(database):
-                serial, digest, _ = self._last(database)
-                self._check_sole_writer("commit", serial, digest)
-                if upto is None:
-                    check_follow(facts, serial, digest)
-                else:
-                    bounds = self._update_floor(database, facts, upto, serial, digest)
-                self._insert(database, "facts", COLUMNS, map(row_of, facts))
-                positions: dict[tuple[str, str], int] = {}
-                advance(positions, facts)
-                self._execute_many(
-                    database,
-                    "INSERT INTO positions (stream, writer, token) VALUES (?, ?, ?)"
-                    " ON CONFLICT (stream, writer) DO UPDATE SET token = excluded.token"
-                    " WHERE positions.token < excluded.token",
-                    [(*pair, token) for pair, token in positions.items()],
-                )
-                if receipts:
-                    self._add_receipts(database, receipts)
-                if upto is not None:
-                    self._attempted = (upto.serial, upto.digest)
-                elif facts:
-                    self._attempted = (facts[-1].serial, facts[-1].digest)
+        """Store all of these or none, in one synced transaction of a database that is still in its place."""
+        ownership = self._ownership
+        bounds: LogBounds | None = None
+        with self._transaction("commit") as connection:
+            serial, digest, _ = end_of_log(connection, self._current_bounds(connection))
+            ownership.check_sole_writer("commit", serial, digest)
+            if upto is None:
+                check_follow(facts, serial, digest)
+            else:
+                bounds = self._update_floor(connection, facts, upto, serial, digest)
+            connection.insert("facts", COLUMNS, map(msgspec.structs.astuple, facts))
+            positions: dict[tuple[str, str], int] = {}
+            advance(positions, facts)
+            connection.executemany(UPSERT_POSITION, [(*pair, token) for pair, token in positions.items()])
+            if receipts:
+                self._add_receipts(connection, receipts)
+            if upto is not None:
+                ownership.attempted = (upto.serial, upto.digest)
+            elif facts:
+                ownership.attempted = (facts[-1].serial, facts[-1].digest)
         if bounds is not None:
             self._bounds = bounds
-        if self._attempted is not None:
-            self._committed, self._attempted = self._attempted, None
+        if ownership.attempted is not None:
+            ownership.committed, ownership.attempted = ownership.attempted, None
+        self.database.check_in_place("commit")
 
     def _update_floor(
-        self, database: Any, facts: Sequence[Fact], upto: LogPosition, serial: int, digest: str
+        self, connection: Connection, facts: Sequence[Fact], upto: LogPosition, serial: int, digest: str
     ) -> LogBounds | None:
         """Store `upto` as the end of the log, if the facts themselves do not imply it."""
         check_ascend(facts, serial, upto.serial)
@@ -154,11 +330,131 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         is_whole = len(facts) == upto.serial - serial and last == (upto.serial, upto.digest, upto.epoch)
         if is_whole and verify(facts, digest) is None:
             return None
-        bounds = msgspec.structs.replace(self._current_bounds(database), filled=upto)
-        self._store_bounds(database, bounds)
+        bounds = msgspec.structs.replace(self._current_bounds(connection), filled=upto)
+        self._store_bounds(connection, bounds)
         return bounds
 
-    # Reading
+    def rows_at_token(self, stream: str, token: int) -> list[tuple[str, bytes]]:
+        """The writer and rows of every fact of this stream under this token."""
+        not_discarded, values = self._discarded.condition(stream)
+        with self._writing("rows_at_token", stream) as connection:
+            found = connection.execute(
+                f"SELECT writer, rows FROM facts WHERE stream = ? AND token = ?{not_discarded}"
+                " ORDER BY serial",
+                (stream, token, *values),
+            )
+            return [(writer, rows) for writer, rows in found]
+
+    # -- receipts ------------------------------------------------------------------------------------------
+
+    def receipt(self, key: str) -> AppendReceipt | None:
+        """The receipt of the append with this key."""
+        with self._writing("receipt") as connection:
+            found = connection.execute(
+                f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE key = ?", (key,)
+            ).fetchone()
+        return None if found is None else receipt_of(found)
+
+    def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
+        """The receipts of appends with ``after < first serial <= upto``, in order of first serial."""
+        with self._reading("receipts_between") as connection:
+            found = connection.execute(
+                f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE first_serial > ? AND first_serial <= ?"
+                " ORDER BY first_serial",
+                (after, upto),
+            )
+            return [receipt_of(row) for row in found]
+
+    def forget_receipts(self, before_ms: int) -> None:
+        """Delete the receipts from before this time."""
+        with self._transaction("forget_receipts") as connection:
+            connection.execute("DELETE FROM receipts WHERE at_ms < ?", (before_ms,))
+
+    @staticmethod
+    def _add_receipts(connection: Connection, receipts: Sequence[AppendReceipt]) -> None:
+        """Insert the receipts whose keys are new; within a transaction."""
+        columns = RECEIPT_COLUMNS.count(",") + 1
+        for first in range(0, len(receipts), RECEIPTS_AT_ONCE):
+            some = receipts[first : first + RECEIPTS_AT_ONCE]
+            values = ", ".join([f"({', '.join('?' * columns)})"] * len(some))
+            connection.execute(
+                f"INSERT INTO receipts ({RECEIPT_COLUMNS}) VALUES {values} ON CONFLICT (key) DO NOTHING",
+                [value for receipt in some for value in row_of_receipt(receipt)],
+            )
+
+    # -- reading: facts with ``after < serial <= upto``, in order ------------------------------------------
+
+    def read(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> tuple[list[Fact], int]:
+        """Facts in order of serial, and the last serial examined."""
+        with self._reading("read") as connection:
+            upto, where, values = self._range(connection, after, upto, filter)
+            with connection.stream(
+                f"SELECT {COLUMNS} FROM facts WHERE {where} ORDER BY serial", values
+            ) as found:
+                page, is_full = take_rows(facts_of(found), limit)
+        return page, page[-1].serial if is_full else max(after, upto)
+
+    def read_text(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> tuple[bytes, int]:
+        """Facts as lines of text, and the last serial examined."""
+        dialect = self._dialect
+        with self._reading("read") as connection:
+            # A filter may match few of the serials examined.
+            scanned = TEXT_SERIALS if filter.is_open else SCANNED_AT_ONCE
+            limit = min(limit, TEXT_SERIALS)
+            upto = min(upto, after + scanned)
+            while True:
+                upto, where, values = self._range(connection, after, upto, filter)
+                size = connection.execute(
+                    f"SELECT sum({dialect.text_bytes}) FROM facts WHERE {where}", values
+                ).fetchone()[0]
+                if (size or 0) <= LARGE_TEXT or upto - after <= 1:
+                    break
+                upto = after + (upto - after) // 2
+            count, last, text = connection.execute(
+                f"SELECT count(*), max(serial), {dialect.lines} FROM"
+                f" (SELECT serial, {dialect.line} AS line FROM facts WHERE {where} ORDER BY serial LIMIT ?)"
+                " AS lines",
+                (*values, limit),
+            ).fetchone()
+        return bytes(text or b""), last if count >= limit else max(after, upto)
+
+    def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> LogRange:
+        """Summarize facts without reading them."""
+        with self._reading("read") as connection:
+            upto = min(upto, after + SCANNED_AT_ONCE)
+            upto, where, values = self._range(connection, after, upto, filter)
+            found = connection.execute(
+                f"SELECT stream, writer, count(*), sum(size), max(token), max(serial), max(committed_at_ms)"
+                f" FROM (SELECT stream, writer, {self._dialect.text_bytes} AS size, token, serial,"
+                f" committed_at_ms FROM facts WHERE {where} ORDER BY serial LIMIT ?) AS found"
+                " GROUP BY stream, writer",
+                (*values, limit),
+            ).fetchall()
+        facts = sum(row[2] for row in found)
+        last = max((row[5] for row in found), default=after)
+        return LogRange(
+            serial=last if facts >= limit else max(after, upto),
+            facts=facts,
+            bytes=sum(int(row[3]) for row in found),
+            tokens={(row[0], row[1]): row[4] for row in found},
+            at_ms=max((row[6] for row in found), default=0),
+        )
+
+    def _range(self, connection: Connection, after: int, upto: int, filter: Filter) -> Range:
+        last = connection.execute(
+            "SELECT (SELECT max(serial) FROM facts), (SELECT max(serial) FROM places)"
+        ).fetchone()
+        upto = min(upto, max(last[0] or 0, last[1] or 0))
+        where, values = "serial > ? AND serial <= ?", list[object]()
+        for column, names in ((self._dialect.unindexed_stream, filter.streams), ("writer", filter.writers)):
+            if names is not None:
+                if len(names) > NAMES_AT_ONCE:
+                    why = f"{len(names)} names are more than {NAMES_AT_ONCE} in one filter"
+                    raise InvalidValue(op="read", why=why)
+                upto = min(upto, after + SCANNED_AT_ONCE)
+                where += f" AND {column} IN ({_placeholders(names)})" if names else " AND false"
+                values += names
+        return upto, where, [after, upto, *values]
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
@@ -166,9 +462,8 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         """Facts of one stream in order of token, and whether there are more."""
         not_discarded, values = self._discarded.condition(stream)
         with (
-            self._map_errors("read", stream),
-            self._stream_rows(
-                self._reader("read"),
+            self._reading("read", stream) as connection,
+            connection.stream(
                 f"SELECT {COLUMNS} FROM facts WHERE stream = ? AND token > ? AND token <= ? AND serial <= ?"
                 + not_discarded
                 + ("" if writer is None else " AND writer = ?")
@@ -178,57 +473,280 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         ):
             return take_tokens(facts_of(found), limit)
 
-    def rows_at_token(self, stream: str, token: int) -> list[tuple[str, bytes]]:
-        """The writer and rows of every fact of this stream under this token."""
-        not_discarded, values = self._discarded.condition(stream)
-        with self._map_errors("rows_at_token", stream):
-            return [
-                (writer, rows)
-                for writer, rows in self._execute(
-                    self._writer("rows_at_token"),
-                    f"SELECT writer, rows FROM facts WHERE stream = ? AND token = ?{not_discarded}"
-                    " ORDER BY serial",
-                    (stream, token, *values),
-                )
+    # -- notes and leases ----------------------------------------------------------------------------------
+
+    def notes(self) -> dict[str, str]:
+        """Short texts stored with the log, by name."""
+        with self._writing("notes") as connection:
+            return dict(connection.execute("SELECT name, value FROM notes").fetchall())
+
+    def note(self, notes: Mapping[str, str | None]) -> None:
+        """Store these notes in one transaction; None deletes a note."""
+        with self._transaction("note") as connection:
+            stored = [(name, text) for name, text in notes.items() if text is not None]
+            connection.executemany(UPSERT_NOTE, stored)
+            forgotten = [(name,) for name, text in notes.items() if text is None]
+            connection.executemany("DELETE FROM notes WHERE name = ?", forgotten)
+
+    def leases(self) -> list[Lease]:
+        """All leases, ended ones included, in order of uuid."""
+        with self._writing("leases") as connection:
+            found = connection.execute(f"SELECT {', '.join(LEASE_COLUMNS)} FROM leases").fetchall()
+        rows = (dict(zip(LEASE_COLUMNS, row, strict=True)) for row in found)
+        return sorted(
+            (msgspec.convert(row, Lease, strict=False) for row in rows), key=lambda lease: lease.uuid
+        )
+
+    def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
+        """Store these leases and delete the `dropped` uuids, in one transaction."""
+        with self._transaction("keep_leases") as connection:
+            rows = [
+                tuple(int(value) if value is True or value is False else value for value in row)
+                for row in map(msgspec.structs.astuple, changed)
             ]
+            connection.executemany(UPSERT_LEASE, rows)
+            connection.executemany("DELETE FROM leases WHERE uuid = ?", [(uuid,) for uuid in dropped])
 
-    # Staging a copy
+    # -- epochs and snapshots ------------------------------------------------------------------------------
 
-    @abstractmethod
+    def begin_epoch(self, epoch_start: EpochStart) -> Head:
+        """Begin a new epoch at the end of the log, and discard the facts that it declares lost."""
+        check_epoch_start(epoch_start, self.head().position)
+        with self._transaction("begin_epoch", epoch_start.stream) as connection:
+            connection.execute(SET_META, (epoch_start.epoch, "epoch"))
+            self._insert_epoch_starts(connection, [epoch_start])
+            if epoch_start.stream:
+                connection.execute(
+                    "UPDATE positions SET token = ? WHERE stream = ? AND token > ?",
+                    (epoch_start.token, epoch_start.stream, epoch_start.token),
+                )
+        return self.head()
+
+    @staticmethod
+    def _insert_epoch_starts(connection: Connection, epoch_starts: Sequence[EpochStart]) -> None:
+        """Insert the starts of epochs, and the ranges that they discard; within a transaction."""
+        connection.insert("turns", EPOCH_START_COLUMNS, map(msgspec.structs.astuple, epoch_starts))
+        lost = [(one.stream, one.epoch, one.token) for one in epoch_starts if one.stream]
+        connection.insert("voids", "stream, epoch, token", lost)
+
+    def snapshot(self) -> LogSnapshot:
+        """Everything the log has besides facts, as of now."""
+        with self._transaction("snapshot") as connection:
+            head = self.head()
+            found = connection.execute(f"SELECT {RECEIPT_COLUMNS} FROM receipts ORDER BY at_ms")
+            receipts = [receipt_of(row) for row in found]
+        return LogSnapshot(
+            position=head.position,
+            trimmed_upto=head.trimmed_upto,
+            epoch_starts=head.epoch_starts,
+            positions=head.positions,
+            receipts=receipts,
+        )
+
+    def restore(self, snapshot: LogSnapshot) -> Head:
+        """Replace everything besides the facts by this snapshot, in one transaction."""
+        position = snapshot.position
+        with self._transaction("restore") as connection:
+            known = self._current_bounds(connection)
+            self._check_restorable(connection, known, position)
+            serial, digest, _ = end_of_log(connection, known)
+            bounds = msgspec.structs.replace(known, trimmed_upto=snapshot.trimmed_upto)
+            if (serial, digest) != (position.serial, position.digest):
+                bounds = msgspec.structs.replace(bounds, filled=position)
+            for table in ("positions", "receipts", "turns", "voids"):
+                connection.execute(f"DELETE FROM {table}")
+            positions = [(*pair, token) for pair, token in snapshot.positions.items()]
+            connection.insert("positions", "stream, writer, token", positions)
+            connection.insert("receipts", RECEIPT_COLUMNS, map(row_of_receipt, snapshot.receipts))
+            self._insert_epoch_starts(connection, snapshot.epoch_starts)
+            connection.execute(SET_META, (position.epoch, "epoch"))
+            self._store_bounds(connection, bounds)
+        return self.head()
+
+    @staticmethod
+    def _check_restorable(connection: Connection, bounds: LogBounds, position: LogPosition) -> None:
+        """Refuse a snapshot of this position if it does not fit the facts."""
+        found = connection.execute("SELECT serial, digest FROM facts ORDER BY serial DESC LIMIT 1").fetchone()
+        serial, digest = found or (0, "")
+        why = ""
+        if max(serial, end_of_log(connection, bounds)[0]) > position.serial:
+            why = f"the log is beyond serial {position.serial}"
+        elif serial == position.serial and digest != position.digest and serial:
+            why = f"serial {serial} belongs to another history"
+        if why:
+            raise StorageError(op="restore", why=why, hint="restart the copy")
+
+    # -- trimming: a slice at a time, facts that newer facts replaced are deleted ----------------------------
+
+    def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
+        """Trim a slice of the log. Returns the new `trimmed_upto`.
+
+        That is the last position up to `upto` whose digest is known. In a log that was filled with gaps it
+        may be before `upto`, and may not move. Discarded facts replace nothing and are deleted.
+        """
+        with self._writing("trim") as connection:
+            with connection.transaction():
+                known = self._current_bounds(connection)
+                upto = min(upto, end_of_log(connection, known)[0])
+                base = _slice(connection, known.indexed, known.trimmed_upto.serial, limit)
+                facts = _slice(connection, max(known.trimmed_upto.serial, known.indexed), upto, limit)
+                bounds = _advance_bounds(known, upto, base, facts, limit)
+                if bounds != known:
+                    self._delete_replaced(connection, [*base, *facts], keys)
+                    self._store_bounds(connection, bounds)
+            self._bounds = bounds
+            if bounds != known:
+                self.database.return_space(connection)
+        return bounds.trimmed_upto
+
+    def _delete_replaced(self, connection: Connection, facts: Sequence[Fact], keys: KeysOf) -> None:
+        """Index the keys of these facts, in order of serial, and delete all facts that are now replaced."""
+        newest: Newest = {}
+        replaced: set[int] = set()
+        for fact in facts:
+            for key in self._keys(fact, keys):
+                newest[key] = fact.serial
+            replaced.add(fact.serial)
+        known: Newest = {
+            bytes(key): serial
+            for run in _in_batches(newest)
+            for key, serial in connection.execute(
+                f"SELECT key, serial FROM keyed WHERE key IN ({_placeholders(run)})", run
+            )
+        }
+        replaced.update(known.values())
+        connection.executemany(
+            UPSERT_KEY, [(key, serial) for key, serial in newest.items() if known.get(key, 0) < serial]
+        )
+        for run in _in_batches(replaced):
+            connection.execute(
+                f"DELETE FROM facts WHERE serial IN ({_placeholders(run)})"
+                f" AND NOT EXISTS (SELECT 1 FROM keyed WHERE keyed.serial = facts.serial)",
+                run,
+            )
+
+    def _keys(self, fact: Fact, keys: KeysOf) -> set[bytes]:
+        """The hashes of the keys of a fact's rows; empty if the fact need not be kept."""
+        if fact.rows == NO_ROWS or self._discarded.contains(fact):
+            return set()
+        # Unambiguous: names contain no space.
+        stream = f"{fact.stream} ".encode()
+        return {
+            blake2b(stream + key, digest_size=KEY_BYTES).digest()
+            for key in keys(fact.stream, fact.rows) or ()
+        }
+
+    def size(self, after: int) -> int:
+        """The approximate size in bytes of the facts beyond this serial.
+
+        Estimated from runs of facts spread evenly over the serials; few facts are measured completely.
+        """
+        with self._writing("size") as connection:
+            after = max(0, after)
+            span = end_of_log(connection, self._current_bounds(connection))[0] - after
+            if span <= 0:
+                return 0
+            runs = SAMPLES if span > SAMPLES * SAMPLED else 1
+            seen = SAMPLED if runs > 1 else span
+            found = 0
+            for run in range(runs):
+                first = after + run * (span - seen) // max(1, runs - 1)
+                found += connection.execute(
+                    f"SELECT coalesce(sum({self._dialect.rows_bytes} + 2 * length(stream) + length(writer)"
+                    f" + {self._dialect.fact_bytes}), 0) FROM facts WHERE serial > ? AND serial <= ?",
+                    (first, first + seen),
+                ).fetchone()[0]
+        return int(found) * span // (runs * seen)
+
+    # -- staging a copy ------------------------------------------------------------------------------------
+
     def staging(self) -> "SQLEngine":
         """A second log of the same kind, stored next to this one, for building a copy; not opened yet."""
+        return SQLEngine(self.database.staging())
 
-    @abstractmethod
     def drop_staged(self) -> None:
         """Delete the closed staged log, if there is one."""
-
-    @abstractmethod
-    def _is_staged(self) -> bool:
-        """Whether a staged log exists."""
-
-    @abstractmethod
-    def _replace(self, staged: "SQLEngine", boots: int) -> Head:
-        """Put the complete, closed staged log in the place of this one, and set its `boots`."""
+        self._check_open("drop_staged")
+        with self.database.map_errors("drop_staged"):
+            self.database.drop_staged()
 
     def adopt_staged(self) -> Head:
         """Replace all of this log by the staged one, in one step that survives a power cut."""
-        self._writer("adopt_staged")
-        with self._map_errors("adopt_staged"):
-            if not self._is_staged():
+        database = self.database
+        with self._writing("adopt_staged"):
+            if not database.is_staged():
                 raise StorageError(op="adopt_staged", why="nothing is staged")
-            boots = max(self._boots or 0, 1)
+            boots = max(self._ownership.boots or 0, 1)
             staged = self.staging()
             try:
                 # Opening migrates and checks the staged log, before this one is gone.
                 boots = max(boots, staged.open().boots) + 1
-                staged._set_boots(boots)
+                with staged._transaction("adopt_staged") as connection:
+                    connection.execute(SET_META, (boots, "boots"))
             finally:
                 staged.close()
-            head = self._replace(staged, boots)
-        self._boots = head.boots
+            database.replace(staged.database, boots)
+            try:
+                database.finish_replacing()
+                head = self.head()
+                database.check_in_place("adopt_staged")
+            except BaseException:
+                # The database has the new log now: close, rather than continue the old one.
+                self.close()
+                raise
+            try:
+                database.record("adopt_staged")
+            except StorageError as error:
+                # The previous record fits this log as well.
+                _log.warn("{error}", error=str(error))
+        self._ownership.boots = head.boots
         return head
 
-    def _set_boots(self, boots: int) -> None:
-        database = self._writer("adopt_staged")
-        with self._map_errors("adopt_staged"), self._transaction(database):
-            self._execute(database, "UPDATE meta SET value = ? WHERE key = 'boots'", (boots,))
+
+def _positions(connection: Connection) -> dict[tuple[str, str], int]:
+    found = connection.execute("SELECT stream, writer, token FROM positions")
+    return {(stream, writer): token for stream, writer, token in found}
+
+
+def _slice(connection: Connection, after: int, upto: int, limit: int) -> list[Fact]:
+    """At most `limit` facts with ``after < serial <= upto``."""
+    if after >= upto:
+        return []
+    found = connection.execute(
+        f"SELECT {COLUMNS} FROM facts WHERE serial > ? AND serial <= ? ORDER BY serial LIMIT ?",
+        (after, upto, limit),
+    )
+    return list(facts_of(found.fetchall()))
+
+
+def _advance_bounds(
+    bounds: LogBounds, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
+) -> LogBounds:
+    """The bounds after these facts were processed."""
+    trimmed_upto, indexed = bounds.trimmed_upto, bounds.indexed
+    last = [LogPosition(fact.epoch, fact.serial, fact.digest) for fact in facts[-1:]]
+    if len(facts) < limit and bounds.floor.serial <= upto:
+        last.append(bounds.floor)
+    for position in last:
+        if position.serial > trimmed_upto.serial:
+            trimmed_upto = position
+    # Once all of the base is indexed, so are the trimmed facts beyond it.
+    indexed = max(indexed, trimmed_upto.serial) if len(base) < limit else base[-1].serial
+    return msgspec.structs.replace(bounds, trimmed_upto=trimmed_upto, indexed=indexed)
+
+
+def _in_batches(values: Collection[V]) -> Iterator[list[V]]:
+    """Split values into batches whose sizes are powers of two; the last value is repeated to fill up.
+
+    So few distinct statements are prepared, whatever the number of values.
+    """
+    every = list(values)
+    for first in range(0, len(every), VALUES_AT_ONCE):
+        run = every[first : first + VALUES_AT_ONCE]
+        size = 1 << (len(run) - 1).bit_length()
+        yield run + run[-1:] * (size - len(run))
+
+
+def _placeholders(values: Collection[object]) -> str:
+    """The question marks for a list of these values in a statement."""
+    return ", ".join("?" * len(values))

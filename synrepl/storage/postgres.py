@@ -13,22 +13,18 @@ Space freed by trimming is reused for new facts; the server's autovacuum sees to
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Head
-from synrepl.storage.engine import Row, SQLEngine
 from synrepl.storage.postgres_connection import PostgresAddress, is_alive
-from synrepl.storage.schema import MIGRATIONS, TABLES, migrate
-from synrepl.storage.sql import for_postgres
+from synrepl.storage.schema import TABLES, Row
+from synrepl.storage.sql import LogDatabase, SQLDialect, for_postgres
 
 if TYPE_CHECKING:
     import psycopg
 
-    Connection = psycopg.Connection[tuple[Any, ...]]
-
-__all__ = ["PostgresEngine"]
+__all__ = ["PostgresDatabase"]
 
 SCHEMA: Final = "synrepl"
 STAGED: Final = "synrepl_joining"
@@ -50,29 +46,82 @@ HOLDER = """
     SELECT activity.pid, activity.application_name
     FROM pg_locks AS held JOIN pg_stat_activity AS activity USING (pid)
     WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
-    AND held.classid::bigint = %s AND held.objid::bigint = %s
+    AND held.classid::bigint = ? AND held.objid::bigint = ?
     AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
 
-class PostgresEngine(SQLEngine):
-    """An `IEngine` over the database at `url`, in this `schema`, which is created if it is missing.
+class PostgresConnection:
+    """A `Connection` over `raw`, a connection of psycopg in autocommit mode."""
+
+    def __init__(self, raw: "psycopg.Connection[Row]") -> None:
+        self.raw = raw
+
+    def execute(self, statement: str, values: Sequence[object] = ()) -> Any:
+        """Execute a statement; gives a cursor over its result."""
+        return self.raw.execute(for_postgres(statement).encode(), values)
+
+    def executemany(self, statement: str, rows: Sequence[Row]) -> None:
+        """Execute a statement once for each row."""
+        text = for_postgres(statement).encode()
+        if len(rows) >= MANY:
+            with self.raw.cursor() as cursor:
+                cursor.executemany(text, rows)
+            return
+        # One by one: executemany has a fixed cost.
+        for row in rows:
+            self.raw.execute(text, row)
+
+    def insert(self, table: str, columns: str, rows: Iterable[Row]) -> None:
+        """Insert these rows, all of them new."""
+        # Measured against executemany: as fast for groups of 1 and 20 facts, twice as fast for 1000.
+        with (
+            self.raw.cursor() as cursor,
+            cursor.copy(f"COPY {table} ({columns}) FROM STDIN".encode()) as copy,
+        ):
+            for row in rows:
+                copy.write_row(row)
+
+    @contextmanager
+    def stream(self, statement: str, values: Sequence[object]) -> Iterator[Iterable[Row]]:
+        """Stream the rows of a long result."""
+        with self.raw.transaction(), self.raw.cursor("page", binary=True) as found:
+            found.itersize = FETCHED_AT_ONCE
+            found.execute(for_postgres(statement).encode(), values)
+            yield found
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """A transaction around the block."""
+        return self.raw.transaction()
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self.raw.close()
+
+
+class PostgresDatabase(LogDatabase):
+    """The log in the database at `url`, in this `schema`, which is created if it is missing.
 
     After a reconnect it waits up to `lock_seconds` for the lock: the lost connection may hold it until the
     server notices.
+
+    There is no state file: the server stores the log and its identity together, so that neither is lost
+    alone. A new connection compares both with what this process knows.
     """
 
-    UNINDEXED_STREAM = "(stream || '')"
-    FACT_BYTES = 230
+    dialect = SQLDialect(
+        flavor="postgresql",
+        kind="database",
+        unindexed_stream="(stream || '')",
+        rows_bytes="pg_column_size(rows)",
+        fact_bytes=230,
+        line="concat_ws(chr(31), serial, epoch, stream, writer, prev_token, token,"
+        " convert_from(rows, 'UTF8'), committed_at_ms, digest)",
+        text_bytes="octet_length(rows)",
+        lines="convert_to(string_agg(line, chr(10) ORDER BY serial), 'UTF8')",
+    )
     PATIENCE = 5.0
     """How long to wait for readers of tables that are to be dropped, in seconds."""
-    ROWS_BYTES = "pg_column_size(rows)"
-    LINE = (
-        "concat_ws(chr(31), serial, epoch, stream, writer, prev_token, token, convert_from(rows, 'UTF8'),"
-        " committed_at_ms, digest)"
-    )
-    TEXT_BYTES = "octet_length(rows)"
-    LINES = "convert_to(string_agg(line, chr(10) ORDER BY serial), 'UTF8')"
 
     def __init__(self, url: str, *, schema: str = SCHEMA, lock_seconds: float = 5.0) -> None:
         self._url = url
@@ -81,36 +130,32 @@ class PostgresEngine(SQLEngine):
         self._schema = schema
         self._lock_number = LOCKS[schema]
         self._lock_seconds = lock_seconds
-        self._writes: Connection | None = None
-        self._reads: Connection | None = None
+        self._writes: PostgresConnection | None = None
+        self._reads: PostgresConnection | None = None
         # The server process of the connection that has, or had, the lock.
         self._backend: int | None = None
 
-    def __repr__(self) -> str:
-        return f"<PostgresEngine {self.name}>"
-
     # Connections
 
-    def _acquire(self) -> None:
-        self._lost = None
+    def acquire(self) -> None:
+        """Connect and take the lock. Raises `StorageError` naming the holder if another process has it."""
         self._writes = self._connect("open")
         try:
             self._lock(self._writes, "open", FIRST_PATIENCE)
         except BaseException:
-            self._release()
+            self.release()
             raise
 
-    def _release(self) -> None:
-        self._disconnect()
-
-    def _disconnect(self) -> None:
-        for database in (self._reads, self._writes):
-            if database is not None:
-                database.close()
+    def release(self) -> None:
+        """Close the connections, and with them release the lock. Idempotent."""
+        for connection in (self._reads, self._writes):
+            if connection is not None:
+                connection.close()
         self._reads = self._writes = None
 
-    def _write_connection(self, op: str) -> "Connection":
-        if self._writes is None or not is_alive(self._writes):
+    def writer(self, op: str) -> PostgresConnection:
+        """The connection for writing. A new one checks that the log is as this process left it."""
+        if self._writes is None or not is_alive(self._writes.raw):
             if self._writes is not None:
                 self._writes.close()
             self._writes = None
@@ -125,42 +170,43 @@ class PostgresEngine(SQLEngine):
             self._writes = fresh
         return self._writes
 
-    def _read_connection(self, op: str) -> "Connection":
-        if self._reads is None or not is_alive(self._reads):
+    def reader(self, op: str) -> PostgresConnection:
+        """The connection for reading."""
+        if self._reads is None or not is_alive(self._reads.raw):
             if self._reads is not None:
                 self._reads.close()
             self._reads = None
             self._reads = self._connect(op)
         return self._reads
 
-    def _connect(self, op: str) -> "Connection":
-        database = self._address.connect(op)
+    def _connect(self, op: str) -> PostgresConnection:
+        connection = PostgresConnection(self._address.connect(op))
         try:
             with self._address.map_errors(op, tried=False):
-                database.execute(f"SET search_path = {self._schema}".encode())
+                connection.execute(f"SET search_path = {self._schema}")
                 if self._schema == STAGED:
                     # The transaction that adopts the copy makes all earlier ones durable.
-                    database.execute("SET synchronous_commit = off")
-                database.execute(
+                    connection.execute("SET synchronous_commit = off")
+                connection.execute(
                     "SELECT set_config('synchronous_commit', 'on', false)"
-                    " WHERE current_setting('synchronous_commit') = 'off' AND %s",
+                    " WHERE current_setting('synchronous_commit') = 'off' AND ?",
                     (self._schema == SCHEMA,),
                 )
         except BaseException:
-            database.close()
+            connection.close()
             raise
-        return database
+        return connection
 
-    def _lock(self, database: "Connection", op: str, seconds: float) -> None:
+    def _lock(self, connection: PostgresConnection, op: str, seconds: float) -> None:
         """Take the lock. Raises `StorageError` naming its holder."""
-        import psycopg
+        import psycopg  # an extra
 
-        database.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}".encode())
+        connection.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}")
         try:
-            database.execute("SELECT pg_advisory_lock(%s)", (self._lock_number,))
+            connection.execute("SELECT pg_advisory_lock(?)", (self._lock_number,))
         except psycopg.errors.LockNotAvailable as error:
             number = (self._lock_number >> 32, self._lock_number & 0xFFFFFFFF)
-            found = database.execute(HOLDER, number).fetchone()
+            found = connection.execute(HOLDER, number).fetchone()
             backend, holder = found or (None, None)
             is_own = op != "open" and backend in (None, self._backend)
             owner = "the lost connection" if is_own else _holder_name(holder)
@@ -171,128 +217,84 @@ class PostgresEngine(SQLEngine):
                 retryable=is_own,
                 tried=False,
             ) from error
-        database.execute("SET lock_timeout = 0")
-        self._backend = database.info.backend_pid
+        connection.execute("SET lock_timeout = 0")
+        self._backend = connection.raw.info.backend_pid
 
-    def _check_unchanged(self, database: "Connection", op: str) -> None:
+    def _check_unchanged(self, connection: PostgresConnection, op: str) -> None:
         """Refuse all further writes if the log changed while this process was disconnected."""
-        if self._boots is None:
+        ownership = self.ownership
+        if ownership.boots is None:
             return
-        boots = database.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()
-        serial, digest = self._committed
-        found = database.execute(
-            "SELECT digest FROM facts WHERE serial = %s UNION SELECT digest FROM places WHERE serial = %s",
+        boots = _boots(connection)
+        serial, digest = ownership.committed
+        found = connection.execute(
+            "SELECT digest FROM facts WHERE serial = ? UNION SELECT digest FROM places WHERE serial = ?",
             (serial, serial),
         ).fetchall()
         why = ""
-        if boots != (self._boots,):
+        if boots != ownership.boots:
             why = "another process has opened the log since the connection was lost"
         elif serial and (digest,) not in found:
             why = f"serial {serial} is not there as it was committed"
         if why:
-            self._lost = StorageError(
-                op=op,
-                why=f"{self.name}: {why}",
-                hint="restart the daemon to continue from there",
-                tried=False,
-            )
-            raise self._lost
+            ownership.lost = self._restart_needed(op, why)
+            raise ownership.lost
 
-    # PostgreSQL's own ways
-
-    def _migrate(self, database: "Connection") -> None:
-        # Checked first: IF NOT EXISTS needs the right to create schemas even if the schema exists.
-        if database.execute("SELECT to_regnamespace(%s)", (self._schema,)).fetchone() == (None,):
-            database.execute(f"CREATE SCHEMA {self._schema}".encode())
-        if not _has_log(database, self._schema):
-            database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value BIGINT NOT NULL)")
-        migrate(
-            lambda statement: self._execute(database, statement),
-            [migration.postgres for migration in MIGRATIONS],
-            self.name,
+    def _restart_needed(self, op: str, why: str) -> StorageError:
+        return StorageError(
+            op=op, why=f"{self.name}: {why}", hint="restart the daemon to continue from there", tried=False
         )
 
-    # No state file: the server stores the log and its identity together, so that neither is lost alone. A new
-    # connection compares both with what this process knows.
-
-    def _map_errors(self, op: str, stream: str = "") -> Any:
+    def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
+        """Raise PostgreSQL's errors as `StorageError`, with a hint."""
         return self._address.map_errors(op, stream)
 
-    def _transaction(self, database: "Connection") -> Any:
-        return database.transaction()
-
-    def _execute(self, database: "Connection", statement: str, values: Sequence[object] = ()) -> Any:
-        return database.execute(for_postgres(statement).encode(), values)
-
-    def _insert(self, database: "Connection", table: str, columns: str, rows: Iterable[Row]) -> None:
-        # Measured against executemany: as fast for groups of 1 and 20 facts, twice as fast for 1000.
-        with (
-            database.cursor() as cursor,
-            cursor.copy(f"COPY {table} ({columns}) FROM STDIN".encode()) as copy,
-        ):
-            for row in rows:
-                copy.write_row(row)
-
-    def _execute_many(self, database: "Connection", statement: str, rows: Sequence[Row]) -> None:
-        text = for_postgres(statement).encode()
-        if len(rows) >= MANY:
-            with database.cursor() as cursor:
-                cursor.executemany(text, rows)
-            return
-        # One by one: executemany has a fixed cost.
-        for row in rows:
-            database.execute(text, row)
-
-    @contextmanager
-    def _stream_rows(
-        self, database: "Connection", statement: str, values: Sequence[object]
-    ) -> Iterator[Iterable[Row]]:
-        with database.transaction(), database.cursor("page", binary=True) as found:
-            found.itersize = FETCHED_AT_ONCE
-            found.execute(for_postgres(statement).encode(), values)
-            yield found
+    def create_meta(self, connection: PostgresConnection) -> None:
+        """Create the schema and the table `meta`, if they are missing."""
+        # Checked first: IF NOT EXISTS needs the right to create schemas even if the schema exists.
+        if connection.execute("SELECT to_regnamespace(?)", (self._schema,)).fetchone() == (None,):
+            connection.execute(f"CREATE SCHEMA {self._schema}")
+        if not _has_log(connection, self._schema):
+            connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value BIGINT NOT NULL)")
 
     # Staging a copy
 
-    def staging(self) -> "PostgresEngine":
-        """The log in the schema `synrepl_joining`, not opened yet."""
-        return PostgresEngine(self._url, schema=STAGED, lock_seconds=self._lock_seconds)
+    def staging(self) -> "PostgresDatabase":
+        """The schema `synrepl_joining`."""
+        return PostgresDatabase(self._url, schema=STAGED, lock_seconds=self._lock_seconds)
 
-    def _is_staged(self) -> bool:
-        return _has_log(self._writer("adopt_staged"), STAGED)
+    def is_staged(self) -> bool:
+        """Whether that schema has a log."""
+        return _has_log(self.writer("adopt_staged"), STAGED)
 
     def drop_staged(self) -> None:
         """Drop the tables. The schema stays, since not every user may create one."""
-        database = self._writer("drop_staged")
-        with self._map_errors("drop_staged"), database.transaction():
-            self._exclude_others(database)
+        connection = self.writer("drop_staged")
+        with connection.transaction():
+            self._exclude_others(connection)
             for table in TABLES:
-                database.execute(f"DROP TABLE IF EXISTS {STAGED}.{table}".encode())
+                connection.execute(f"DROP TABLE IF EXISTS {STAGED}.{table}")
 
-    def _replace(self, staged: SQLEngine, boots: int) -> Head:
+    def replace(self, staged: LogDatabase, boots: int) -> None:
         """Move the staged tables into this schema, one by one: the schema may hold other tables."""
-        database = self._writer("adopt_staged")
-        before, committed = self._boots, self._committed
+        ownership, connection = self.ownership, self.writer("adopt_staged")
+        before, committed = ownership.boots, ownership.committed
         try:
-            with self._transaction(database):
-                self._exclude_others(database)
+            with connection.transaction():
+                self._exclude_others(connection)
                 for table in TABLES:
-                    database.execute(f"DROP TABLE {SCHEMA}.{table}".encode())
-                    database.execute(f"ALTER TABLE {STAGED}.{table} SET SCHEMA {SCHEMA}".encode())
+                    connection.execute(f"DROP TABLE {SCHEMA}.{table}")
+                    connection.execute(f"ALTER TABLE {STAGED}.{table} SET SCHEMA {SCHEMA}")
         except BaseException:
             if not self._was_replaced(boots, before):
-                self._boots, self._committed = before, committed
+                ownership.boots, ownership.committed = before, committed
                 raise
-        self._boots, self._committed = boots, (0, "")
-        # Its prepared statements refer to dropped tables.
+        ownership.boots, ownership.committed = boots, (0, "")
+
+    def finish_replacing(self) -> None:
+        """Close the reader: its prepared statements refer to dropped tables."""
         if self._reads is not None:
             self._reads.close()
-        try:
-            return self.head()
-        except BaseException:
-            # The schema has the new log now: close, rather than continue the old one.
-            self.close()
-            raise
 
     def _was_replaced(self, boots: int, before: int | None) -> bool:
         """Whether the staged log is in place although its transaction failed. If not, the log is unchanged.
@@ -300,32 +302,32 @@ class PostgresEngine(SQLEngine):
         If that cannot be determined, every call fails until the next start, which finds one log or the other.
         """
         # Neither count of boots is right until this is known.
-        self._boots = None
+        self.ownership.boots = None
         try:
-            with self._map_errors("adopt_staged"):
-                cursor = self._writer("adopt_staged").execute("SELECT value FROM meta WHERE key = 'boots'")
-                found = cursor.fetchone()
-            why = "" if found in {(boots,), (before,)} else "another process has opened the log"
+            with self.map_errors("adopt_staged"):
+                found = _boots(self.writer("adopt_staged"))
+            why = "" if found in (boots, before) else "another process has opened the log"
         except StorageError as error:
             found, why = None, str(error)
         if why:
-            self._lost = StorageError(
-                op="adopt_staged",
-                why=f"{self.name}: it is unknown whether the copy has replaced the log: {why}",
-                hint="restart the daemon to continue from there",
-                tried=False,
-            )
-        return bool(found == (boots,))
+            why = f"it is unknown whether the copy has replaced the log: {why}"
+            self.ownership.lost = self._restart_needed("adopt_staged", why)
+        return found == boots
 
-    def _exclude_others(self, database: "Connection") -> None:
+    def _exclude_others(self, connection: PostgresConnection) -> None:
         """Exclude other users of the staged log for the rest of the transaction; waits a moment for them."""
-        database.execute(f"SET LOCAL lock_timeout = {int(self.PATIENCE * 1000)}".encode())
+        connection.execute(f"SET LOCAL lock_timeout = {int(self.PATIENCE * 1000)}")
         # The server may still be ending the connection of the previous user.
-        database.execute("SELECT pg_advisory_xact_lock(%s)", (LOCKS[STAGED],))
+        connection.execute("SELECT pg_advisory_xact_lock(?)", (LOCKS[STAGED],))
 
 
-def _has_log(database: "Connection", schema: str) -> bool:
-    return database.execute("SELECT to_regclass(%s)", (f"{schema}.meta",)).fetchone() != (None,)
+def _boots(connection: PostgresConnection) -> int | None:
+    found = connection.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()
+    return None if found is None else int(found[0])
+
+
+def _has_log(connection: PostgresConnection, schema: str) -> bool:
+    return bool(connection.execute("SELECT to_regclass(?)", (f"{schema}.meta",)).fetchone() != (None,))
 
 
 def _holder_name(holder: str | None) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import StorageError
 from synrepl.storage.append_errors import InvalidValue
-from synrepl.storage.engine import DAMAGED
+from synrepl.storage.sql import DAMAGED
 
 if TYPE_CHECKING:
     import psycopg

@@ -1,22 +1,47 @@
-"""The tables of the log in SQLite and PostgreSQL, and their migrations."""
+"""The tables of the log in SQLite and PostgreSQL: their migrations, their rows, and where the log ends."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from synrepl.errors import StorageError
+from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, Lease, LogPosition
 from synrepl.streams.digest import EMPTY
+from synrepl.streams.facts import Fact
 
-__all__ = ["MIGRATIONS", "TABLES", "Migration", "migrate"]
+if TYPE_CHECKING:
+    from synrepl.storage.sql import Connection, Flavor
 
+__all__ = [
+    "COLUMNS",
+    "EPOCH_START_COLUMNS",
+    "LEASE_COLUMNS",
+    "RECEIPT_COLUMNS",
+    "TABLES",
+    "VERSION",
+    "LogBounds",
+    "Row",
+    "digest_of",
+    "end_of_log",
+    "facts_of",
+    "load_bounds",
+    "migrate",
+    "migrations",
+    "read_bounds",
+    "receipt_of",
+    "row_of_receipt",
+]
 
-class Migration(msgspec.Struct, frozen=True, kw_only=True):
-    """The statements from one schema version to the next, for both databases."""
+Row = tuple[Any, ...]
 
-    sqlite: tuple[str, ...]
-    postgres: tuple[str, ...]
+COLUMNS: Final = "serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
 
+RECEIPT_COLUMNS: Final = "key, request, epoch, first_serial, tokens, at_ms"
+
+EPOCH_START_COLUMNS: Final = ", ".join(EpochStart.__struct_fields__)
+
+LEASE_COLUMNS: Final = tuple(Lease.__struct_fields__)
 
 TABLES: Final = (
     "meta",
@@ -45,158 +70,107 @@ VOIDS_TO_TURNS: Final = f"""
 The time was not recorded; it is that fact's time or later.
 """
 
-MIGRATIONS: tuple[Migration, ...] = (
-    Migration(
-        sqlite=(
-            """CREATE TABLE facts (
-                serial INTEGER PRIMARY KEY,
-                epoch INTEGER NOT NULL,
-                stream TEXT NOT NULL,
-                writer TEXT NOT NULL,
-                prev_token INTEGER NOT NULL,
-                token INTEGER NOT NULL,
-                rows BLOB NOT NULL CHECK (typeof(rows) = 'blob'),
-                committed_at_ms INTEGER NOT NULL,
-                digest TEXT NOT NULL
-            )""",
-            # SQLite ends each index entry with the serial, so this is also the order (token, serial).
-            "CREATE INDEX facts_by_token ON facts (stream, token)",
-            """CREATE TABLE positions (
-                stream TEXT NOT NULL,
-                writer TEXT NOT NULL,
-                token INTEGER NOT NULL,
-                PRIMARY KEY (stream, writer)
-            ) WITHOUT ROWID""",
-            """CREATE TABLE receipts (
-                key TEXT PRIMARY KEY,
-                request TEXT NOT NULL,
-                epoch INTEGER NOT NULL,
-                first_serial INTEGER,
-                tokens TEXT NOT NULL,
-                at_ms INTEGER NOT NULL
-            ) WITHOUT ROWID""",
-            "CREATE INDEX receipts_by_time ON receipts (at_ms)",
-            "INSERT INTO meta (key, value) VALUES ('epoch', 1), ('boots', 0)",
-        ),
-        postgres=(
-            """CREATE TABLE facts (
-                serial BIGINT PRIMARY KEY,
-                epoch BIGINT NOT NULL,
-                stream TEXT NOT NULL,
-                writer TEXT NOT NULL,
-                prev_token BIGINT NOT NULL,
-                token BIGINT NOT NULL,
-                rows BYTEA NOT NULL,
-                committed_at_ms BIGINT NOT NULL,
-                digest TEXT NOT NULL
-            )""",
-            "CREATE INDEX facts_by_token ON facts (stream, token, serial)",
-            """CREATE TABLE positions (
-                stream TEXT NOT NULL,
-                writer TEXT NOT NULL,
-                token BIGINT NOT NULL,
-                PRIMARY KEY (stream, writer)
-            )""",
-            """CREATE TABLE receipts (
-                key TEXT PRIMARY KEY,
-                request TEXT NOT NULL,
-                epoch BIGINT NOT NULL,
-                first_serial BIGINT,
-                tokens TEXT NOT NULL,
-                at_ms BIGINT NOT NULL
-            )""",
-            "CREATE INDEX receipts_by_time ON receipts (at_ms)",
-            "INSERT INTO meta (key, value) VALUES ('epoch', 1), ('boots', 0)",
-        ),
+_MIGRATIONS: Final = (
+    (
+        """CREATE TABLE facts (
+            serial {int} PRIMARY KEY,
+            epoch {int} NOT NULL,
+            stream TEXT NOT NULL,
+            writer TEXT NOT NULL,
+            prev_token {int} NOT NULL,
+            token {int} NOT NULL,
+            rows {rows},
+            committed_at_ms {int} NOT NULL,
+            digest TEXT NOT NULL
+        )""",
+        # SQLite ends each index entry with the serial, so this is the order (token, serial) in both.
+        "CREATE INDEX facts_by_token ON facts (stream, token{then_serial})",
+        """CREATE TABLE positions (
+            stream TEXT NOT NULL,
+            writer TEXT NOT NULL,
+            token {int} NOT NULL,
+            PRIMARY KEY (stream, writer)
+        ){by_key}""",
+        """CREATE TABLE receipts (
+            key TEXT PRIMARY KEY,
+            request TEXT NOT NULL,
+            epoch {int} NOT NULL,
+            first_serial {int},
+            tokens TEXT NOT NULL,
+            at_ms {int} NOT NULL
+        ){by_key}""",
+        "CREATE INDEX receipts_by_time ON receipts (at_ms)",
+        "INSERT INTO meta (key, value) VALUES ('epoch', 1), ('boots', 0)",
     ),
-    Migration(
-        sqlite=(
-            """CREATE TABLE voids (
-                stream TEXT NOT NULL,
-                epoch INTEGER NOT NULL,
-                token INTEGER NOT NULL,
-                PRIMARY KEY (stream, epoch)
-            ) WITHOUT ROWID""",
-        ),
-        postgres=(
-            """CREATE TABLE voids (
-                stream TEXT NOT NULL,
-                epoch BIGINT NOT NULL,
-                token BIGINT NOT NULL,
-                PRIMARY KEY (stream, epoch)
-            )""",
-        ),
+    (
+        """CREATE TABLE voids (
+            stream TEXT NOT NULL,
+            epoch {int} NOT NULL,
+            token {int} NOT NULL,
+            PRIMARY KEY (stream, epoch)
+        ){by_key}""",
     ),
-    Migration(
-        sqlite=(
-            "CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-            """CREATE TABLE turns (
-                epoch INTEGER PRIMARY KEY,
-                serial INTEGER NOT NULL,
-                digest TEXT NOT NULL,
-                at_ms INTEGER NOT NULL,
-                why TEXT NOT NULL,
-                stream TEXT NOT NULL,
-                token INTEGER NOT NULL
-            )""",
-            """CREATE TABLE leases (
-                uuid TEXT PRIMARY KEY,
-                name TEXT NOT NULL,
-                registered INTEGER NOT NULL,
-                serial INTEGER NOT NULL,
-                made_ms INTEGER NOT NULL,
-                seen_ms INTEGER,
-                address TEXT NOT NULL,
-                ended_ms INTEGER,
-                reason TEXT NOT NULL
-            ) WITHOUT ROWID""",
-            """CREATE TABLE places (
-                name TEXT PRIMARY KEY,
-                epoch INTEGER NOT NULL,
-                serial INTEGER NOT NULL,
-                digest TEXT NOT NULL
-            ) WITHOUT ROWID""",
-            "CREATE TABLE keyed (key BLOB PRIMARY KEY, serial INTEGER NOT NULL) WITHOUT ROWID",
-            "CREATE INDEX keyed_by_serial ON keyed (serial)",
-            "CREATE INDEX receipts_by_serial ON receipts (first_serial)",
-            VOIDS_TO_TURNS,
-        ),
-        postgres=(
-            "CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-            """CREATE TABLE turns (
-                epoch BIGINT PRIMARY KEY,
-                serial BIGINT NOT NULL,
-                digest TEXT NOT NULL,
-                at_ms BIGINT NOT NULL,
-                why TEXT NOT NULL,
-                stream TEXT NOT NULL,
-                token BIGINT NOT NULL
-            )""",
-            """CREATE TABLE leases (
-                uuid TEXT PRIMARY KEY,
-                name TEXT NOT NULL,
-                registered INTEGER NOT NULL,
-                serial BIGINT NOT NULL,
-                made_ms BIGINT NOT NULL,
-                seen_ms BIGINT,
-                address TEXT NOT NULL,
-                ended_ms BIGINT,
-                reason TEXT NOT NULL
-            )""",
-            """CREATE TABLE places (
-                name TEXT PRIMARY KEY,
-                epoch BIGINT NOT NULL,
-                serial BIGINT NOT NULL,
-                digest TEXT NOT NULL
-            )""",
-            "CREATE TABLE keyed (key BYTEA PRIMARY KEY, serial BIGINT NOT NULL)",
-            "CREATE INDEX keyed_by_serial ON keyed (serial)",
-            "CREATE INDEX receipts_by_serial ON receipts (first_serial)",
-            VOIDS_TO_TURNS,
-        ),
+    (
+        "CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL){by_key}",
+        """CREATE TABLE turns (
+            epoch {int} PRIMARY KEY,
+            serial {int} NOT NULL,
+            digest TEXT NOT NULL,
+            at_ms {int} NOT NULL,
+            why TEXT NOT NULL,
+            stream TEXT NOT NULL,
+            token {int} NOT NULL
+        )""",
+        """CREATE TABLE leases (
+            uuid TEXT PRIMARY KEY,
+            name TEXT NOT NULL,
+            registered INTEGER NOT NULL,
+            serial {int} NOT NULL,
+            made_ms {int} NOT NULL,
+            seen_ms {int},
+            address TEXT NOT NULL,
+            ended_ms {int},
+            reason TEXT NOT NULL
+        ){by_key}""",
+        """CREATE TABLE places (
+            name TEXT PRIMARY KEY,
+            epoch {int} NOT NULL,
+            serial {int} NOT NULL,
+            digest TEXT NOT NULL
+        ){by_key}""",
+        "CREATE TABLE keyed (key {bytes} PRIMARY KEY, serial {int} NOT NULL){by_key}",
+        "CREATE INDEX keyed_by_serial ON keyed (serial)",
+        "CREATE INDEX receipts_by_serial ON receipts (first_serial)",
+        VOIDS_TO_TURNS,
     ),
 )
-"""The migrations from each schema version to the next, from 0 on. Append-only."""
+"""The statements from each schema version to the next, from 0 on. Append-only."""
+
+_WORDS: "Final[dict[Flavor, dict[str, str]]]" = {
+    "sqlite": {
+        "int": "INTEGER",
+        "bytes": "BLOB",
+        "rows": "BLOB NOT NULL CHECK (typeof(rows) = 'blob')",
+        "then_serial": "",
+        "by_key": " WITHOUT ROWID",
+    },
+    "postgresql": {
+        "int": "BIGINT",
+        "bytes": "BYTEA",
+        "rows": "BYTEA NOT NULL",
+        "then_serial": ", serial",
+        "by_key": "",
+    },
+}
+"""The words in the statements that differ between the databases."""
+
+VERSION: Final = len(_MIGRATIONS)
+"""The schema version of this release."""
+
+
+def migrations(flavor: "Flavor") -> list[list[str]]:
+    """The statements from each schema version to the next, from 0 on."""
+    return [[one.format(**_WORDS[flavor]) for one in statements] for statements in _MIGRATIONS]
 
 
 def migrate(execute: Callable[[str], Any], migrations: Sequence[Sequence[str]], where: str) -> None:
@@ -220,3 +194,87 @@ def migrate(execute: Callable[[str], Any], migrations: Sequence[Sequence[str]], 
             f"INSERT INTO meta (key, value) VALUES ('version', {len(migrations)})"
             " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
         )
+
+
+class LogBounds(msgspec.Struct, frozen=True):
+    """The bounds of a log: stored positions that cannot be derived from its facts.
+
+    `trimmed_upto` is the end of the trimmed part, `filled` the end of the part with gaps. Facts up to serial
+    `indexed` are in the index of keys or deleted; trimming continues there. That is before `trimmed_upto`
+    while a base copied from another log is being indexed.
+    """
+
+    trimmed_upto: LogPosition = BEGINNING
+    filled: LogPosition = BEGINNING
+    indexed: int = 0
+
+    @property
+    def floor(self) -> LogPosition:
+        """The later of the two positions: beyond it no fact is missing."""
+        return self.trimmed_upto if self.trimmed_upto.serial > self.filled.serial else self.filled
+
+    def rows(self) -> list[tuple[str, int, int, str]]:
+        """The rows of the table `places`: name, epoch, serial and digest of each."""
+        return [
+            ("begin", self.trimmed_upto.epoch, self.trimmed_upto.serial, self.trimmed_upto.digest),
+            ("filled", self.filled.epoch, self.filled.serial, self.filled.digest),
+            ("indexed", 0, self.indexed, ""),
+        ]
+
+
+def load_bounds(rows: Iterable[tuple[str, int, int, str]]) -> LogBounds:
+    """Read the rows that `LogBounds.rows` gave."""
+    by_name = {name: LogPosition(epoch, serial, digest) for name, epoch, serial, digest in rows}
+    return LogBounds(
+        trimmed_upto=by_name.get("begin", BEGINNING),
+        filled=by_name.get("filled", BEGINNING),
+        indexed=by_name["indexed"].serial if "indexed" in by_name else 0,
+    )
+
+
+def row_of_receipt(receipt: AppendReceipt) -> Row:
+    """Convert a receipt to a row of `RECEIPT_COLUMNS`."""
+    appended = receipt.appended
+    tokens = msgspec.json.encode(appended.tokens).decode()
+    return (receipt.key, receipt.request, appended.epoch, appended.first_serial, tokens, receipt.at_ms)
+
+
+def receipt_of(row: Row) -> AppendReceipt:
+    """Convert a row of `RECEIPT_COLUMNS` to a receipt."""
+    key, request, epoch, first_serial, tokens, at_ms = row
+    appended = Appended(epoch, first_serial, msgspec.json.decode(tokens, type=list[int]))
+    return AppendReceipt(key, request, appended, at_ms)
+
+
+def facts_of(rows: Iterable[Row]) -> Iterator[Fact]:
+    """Convert rows of `COLUMNS` to facts."""
+    return (Fact(*row) for row in rows)
+
+
+def end_of_log(connection: "Connection", bounds: LogBounds) -> tuple[int, str, int]:
+    """The serial, digest and epoch of the end of the log."""
+    last: tuple[int, str, int] | None = connection.execute(
+        "SELECT serial, digest, epoch FROM facts ORDER BY serial DESC LIMIT 1"
+    ).fetchone()
+    floor = bounds.floor
+    if last is not None and last[0] >= floor.serial:
+        return last
+    return (floor.serial, floor.digest, floor.epoch)
+
+
+def digest_of(connection: "Connection", serial: int) -> str | None:
+    """The digest at this serial; None if it is unknown."""
+    # Facts before bounds: a fact trimmed between the two queries is then covered by the bounds.
+    found = connection.execute("SELECT digest FROM facts WHERE serial = ?", (serial,)).fetchone()
+    if found is not None:
+        return str(found[0])
+    bounds = read_bounds(connection)
+    for position in (bounds.trimmed_upto, bounds.floor):
+        if position.serial == serial:
+            return position.digest or None
+    return None
+
+
+def read_bounds(connection: "Connection") -> LogBounds:
+    """Read the bounds of the log."""
+    return load_bounds(connection.execute("SELECT name, epoch, serial, digest FROM places").fetchall())

@@ -1,12 +1,34 @@
-"""SQL for two databases: statements are written in SQLite's dialect and adapted to PostgreSQL."""
+"""SQL for two databases: statements are written in SQLite's dialect and adapted to PostgreSQL.
 
-from collections.abc import Sequence
+A `LogDatabase` has all that differs between the databases of a log.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Final, Literal, Protocol
 
-__all__ = ["Flavor", "execute", "for_postgres"]
+import msgspec
+
+from synrepl.errors import StorageError
+from synrepl.storage.append_errors import LogLost
+from synrepl.storage.schema import Row
+
+__all__ = [
+    "DAMAGED",
+    "Connection",
+    "SQLDialect",
+    "Flavor",
+    "LogDatabase",
+    "Ownership",
+    "execute",
+    "for_postgres",
+]
 
 Flavor = Literal["sqlite", "postgresql"]
+
+DAMAGED: Final = "the {database} is damaged; restore it, or join again as a replica"
 
 
 @cache
@@ -21,3 +43,168 @@ def for_postgres(statement: str) -> str:
 def execute(cursor: Any, flavor: Flavor, statement: str, values: Sequence[object] = ()) -> None:
     """Execute a statement with the cursor of a database of this flavor."""
     cursor.execute(for_postgres(statement) if flavor == "postgresql" else statement, values)
+
+
+class Connection(Protocol):
+    """One connection to a log's database. Outside of `transaction` each statement is committed at once."""
+
+    def execute(self, statement: str, values: Sequence[object] = ..., /) -> Any:
+        """Execute a statement; gives a cursor over its result."""
+
+    def executemany(self, statement: str, rows: Sequence[Row], /) -> Any:
+        """Execute a statement once for each row."""
+
+    def insert(self, table: str, columns: str, rows: Iterable[Row]) -> None:
+        """Insert these rows, all of them new."""
+
+    def stream(self, statement: str, values: Sequence[object]) -> AbstractContextManager[Iterable[Row]]:
+        """Stream the rows of a long result; rows that are not consumed stay in the database."""
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """A transaction around the block: commit and sync at its end, roll back on an exception."""
+
+    def close(self) -> None: ...
+
+
+class SQLDialect(msgspec.Struct, frozen=True, kw_only=True):
+    """The SQL that differs between databases."""
+
+    flavor: Flavor
+    kind: str
+    """The kind of database, for messages."""
+    unindexed_stream: str
+    """The column `stream` in a form that avoids its index: with it each page would sort all that follows."""
+    rows_bytes: str
+    """The length of the column `rows`, computed without reading it."""
+    fact_bytes: int
+    """The measured size of a fact besides its rows and names: digest, numbers, index entries; in bytes."""
+    line: str
+    """A fact as a line of text, built by the database in C, so that other threads keep running."""
+    text_bytes: str
+    """The number of bytes in the text of the rows, computed without reading it."""
+    lines: str
+    """Joins the ordered lines to one text."""
+
+
+class Ownership:
+    """Whether a log still belongs to this process: what this process knows about the log since it opened it.
+
+    `name` identifies the database in errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the previous use: the log is about to be opened."""
+        self.boots: int | None = None
+        """The number of this boot; None while the log is not open."""
+        self.committed = (0, "")
+        """Where this process left the log: serial and digest. No digest: unknown."""
+        self.attempted: tuple[int, str] | None = None
+        """The end of the last attempted commit."""
+        self.lost: StorageError | None = None
+        """Why the log no longer belongs to this process."""
+
+    def lose(self, op: str, why: str, hint: str) -> LogLost:
+        """Refuse all further writes. Returns the error to raise."""
+        # Retryable, since a restart of the daemon helps. Not `tried`: an uncertain commit no longer matters
+        # in a log that belongs to another process.
+        lost = LogLost(op=op, why=f"{self._name}: {why}", hint=hint, retryable=True, tried=False)
+        self.lost = lost
+        return lost
+
+    def check_sole_writer(self, op: str, serial: int, digest: str) -> None:
+        """Refuse all further writes if another process has written to the log, which now ends here."""
+        found, (known_serial, known_digest) = (serial, digest), self.committed
+        if known_digest and self.boots is not None and found not in (self.committed, self.attempted):
+            raise self.lose(
+                op,
+                f"another process writes to this log: it is at serial {serial},"
+                f" this process wrote up to {known_serial}",
+                "find out which other program uses the database and stop it, then restart this daemon",
+            )
+        self.committed, self.attempted = found, None
+
+
+# ruff: noqa: B027
+class LogDatabase(ABC):
+    """The database of one log: lock, two connections, errors, and the replacement of the log by a staged one.
+
+    One connection is for the writing thread, one for the reading thread. `name` identifies the database,
+    without secrets. Nothing is opened before `acquire`.
+    """
+
+    dialect: ClassVar[SQLDialect]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ownership = Ownership(name)
+
+    # Connections
+
+    @abstractmethod
+    def acquire(self) -> None:
+        """Take the lock and connect. Raises `StorageError` naming the holder if another process has it."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Close the connections and release the lock. Idempotent."""
+
+    @abstractmethod
+    def writer(self, op: str) -> Connection:
+        """The connection for writing, which holds the lock."""
+
+    @abstractmethod
+    def reader(self, op: str) -> Connection:
+        """The connection for reading."""
+
+    @abstractmethod
+    def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
+        """Raise the database's own errors as `StorageError`, with a hint."""
+
+    @abstractmethod
+    def create_meta(self, connection: Any) -> None:
+        """Create the table `meta` if it is missing, within a transaction."""
+
+    # What only some databases need; nothing by default
+
+    def check_in_place(self, op: str) -> None:
+        """Refuse all further writes if the database is no longer where it was opened."""
+
+    def check_recorded(self, connection: Any) -> None:
+        """Refuse a log that is an older copy of itself, if the database can tell; within a transaction."""
+
+    def record(self, op: str) -> None:
+        """Record outside of the database how far the log has come."""
+
+    def record_changes(self, connection: Any) -> None:
+        """Record how far the log has come, if it has changed; failures are logged. Reading thread."""
+
+    def return_space(self, connection: Any) -> None:
+        """Return some free space to the disk after a slice of trimming."""
+
+    # Staging a copy
+
+    @abstractmethod
+    def staging(self) -> "LogDatabase":
+        """The database of a second log of the same kind, stored next to this one, for building a copy."""
+
+    @abstractmethod
+    def is_staged(self) -> bool:
+        """Whether a staged log exists."""
+
+    @abstractmethod
+    def drop_staged(self) -> None:
+        """Delete the closed staged log, if there is one."""
+
+    @abstractmethod
+    def replace(self, staged: Any, boots: int) -> None:
+        """Put the complete, closed staged log, whose `boots` are given, in the place of this one.
+
+        If it fails, this log stays in use.
+        """
+
+    def finish_replacing(self) -> None:
+        """Make the replacement durable."""

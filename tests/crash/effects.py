@@ -130,7 +130,7 @@ class Effects:
                 whole = super().executescript
                 return effects.do(sql, lambda: whole(sql))
 
-        class CountedConnection(sqlite3.Connection):
+        class Counted(sqlite3.Connection):
             def cursor(self, factory: Any = CountedCursor) -> Any:
                 return super().cursor(factory)
 
@@ -152,8 +152,10 @@ class Effects:
             def close(self) -> None:
                 effects.do("close", super().close)
 
-        def counted_connect(*args: Any, **options: Any) -> Any:
-            return effects.do("connect", lambda: connect(*args, factory=CountedConnection, **options))
+        def counted_connect(*args: Any, factory: Any = sqlite3.Connection, **options: Any) -> Any:
+            bases = (Counted,) if factory is sqlite3.Connection else (Counted, factory)
+            counted: Any = type(f"Counted{factory.__name__}", bases, {})
+            return effects.do("connect", lambda: connect(*args, factory=counted, **options))
 
         sqlite3.connect = counted_connect
 

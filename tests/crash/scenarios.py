@@ -23,12 +23,11 @@ from synrepl.files import FileQueue, FileStore
 from synrepl.files.records import LogProgress, NamedFile
 from synrepl.ports.history import Lease
 from synrepl.replication.retention import keys_of
-from synrepl.storage import ImmediateThread, Log, SQLiteEngine
-from synrepl.storage.engine import SQLEngine
+from synrepl.storage import ImmediateThread, Log, SQLEngine, SQLiteDatabase
 from synrepl.storage.ids import MultiWriterIdGenerator, transact
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.position_files import FilePositions
-from synrepl.storage.postgres import PostgresEngine
+from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import verify
 from synrepl.streams.table import StreamTable
 from tests.storage.builders import NOW
@@ -186,7 +185,7 @@ class LogScenario(Scenario):
     def _described(self, engine: SQLEngine) -> Any:
         head = engine.head()
         facts, _ = engine.read(after=0, upto=head.serial, limit=1000)
-        assert not engine._is_staged()
+        assert not engine.database.is_staged()
         return {
             "facts": [(fact.serial, fact.digest, fact.stream, fact.writer, fact.token) for fact in facts],
             "position": msgspec.to_builtins(head.position),
@@ -218,7 +217,7 @@ class SQLiteLog(LogScenario):
 
     def engine(self) -> SQLEngine:
         self.position.mkdir(parents=True, exist_ok=True)
-        return SQLiteEngine(self.position / "synrepl.db")
+        return SQLEngine(SQLiteDatabase(self.position / "synrepl.db"))
 
     def left(self) -> list[str]:
         return sorted(path.name for path in self.position.iterdir())
@@ -228,7 +227,7 @@ class PostgresLog(LogScenario):
     """On a server."""
 
     def engine(self) -> SQLEngine:
-        return PostgresEngine(os.environ[POSTGRES])
+        return SQLEngine(PostgresDatabase(os.environ[POSTGRES]))
 
     def forget(self) -> None:
         _forget_schemas()

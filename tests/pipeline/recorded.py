@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from synrepl.cli.recordings import RecordedFacts, read
-from synrepl.storage import SQLiteEngine
+from synrepl.storage import SQLEngine, SQLiteDatabase
 from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
@@ -47,7 +47,7 @@ def fill_day(path: Path, count: int, *, began_ms: int = BEGAN_MS, seed: int = 7)
     chance = random.Random(seed)
     players = {writer: cycle(facts) for writer, facts in recordings().items()}
     weights = {"master": 5, "worker1": 4, "worker2": 1}
-    engine = SQLiteEngine(path)
+    engine = SQLEngine(SQLiteDatabase(path))
     standing = LogHead()
     standing.load(engine.open())
     for at_ms, some in _groups(count, began_ms, chance):

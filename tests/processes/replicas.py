@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from synrepl.storage import SQLiteEngine
+from synrepl.storage import SQLEngine, SQLiteDatabase
 from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact, decode_facts
@@ -423,7 +423,7 @@ class Reading:
 def fill(path: Path, count: int, *, streams: Sequence[str] = ("events",)) -> None:
     """A log with so many facts, of this moment, quickly: as groups that no daemon ever was asked for."""
     at_ms = int(time.time() * 1000)
-    engine = SQLiteEngine(path)
+    engine = SQLEngine(SQLiteDatabase(path))
     standing = LogHead()
     standing.load(engine.open())
     for first in range(standing.serial + 1, standing.serial + count + 1, GROUP):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from synrepl.storage import SQLiteEngine
+from synrepl.storage import SQLEngine, SQLiteDatabase
 from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
 from tests.processes.loading import MIB, PATIENCE_SECONDS, Asker, RawReader, made_rows, memory, report, size
 from tests.service.processes import Daemon
@@ -20,7 +20,7 @@ and the newest facts, of which the writing meanwhile adds up to 8 MiB (as Python
 
 def fill(path: Path, count: int) -> None:
     """A log with so many facts of events, quickly: as groups that no daemon ever was asked for."""
-    engine = SQLiteEngine(path)
+    engine = SQLEngine(SQLiteDatabase(path))
     standing = LogHead()
     standing.load(engine.open())
     for first in range(1, count + 1, GROUP):

@@ -2,8 +2,8 @@
 
 from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import Head, IEngine
-from synrepl.storage import MemoryEngine, SQLiteEngine, postgres
-from synrepl.storage.postgres import PostgresEngine
+from synrepl.storage import MemoryEngine, SQLEngine, SQLiteDatabase, postgres
+from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
 from tests.postgres import new_database
@@ -31,9 +31,9 @@ class OverSQLite(LogCase):
         super().setUp()
         self.path = self.directory() / "synrepl.db"
 
-    def again(self) -> SQLiteEngine:
+    def again(self) -> SQLEngine:
         """The engine of the next process."""
-        engine = SQLiteEngine(self.path)
+        engine = SQLEngine(SQLiteDatabase(self.path))
         self.addCleanup(engine.close)
         return engine
 
@@ -46,9 +46,9 @@ class OverPostgres(LogCase):
         self.url = new_database()
         self.patch(postgres, "FIRST_PATIENCE", 0.2)
 
-    def again(self) -> PostgresEngine:
+    def again(self) -> SQLEngine:
         """The engine of the next process."""
-        engine = PostgresEngine(self.url)
+        engine = SQLEngine(PostgresDatabase(self.url))
         self.addCleanup(engine.close)
         return engine
 

@@ -6,7 +6,7 @@ Run with the path of the database. It prints the serial once a fact is durable.
 import os
 import sys
 
-from synrepl.storage import SQLiteEngine
+from synrepl.storage import SQLEngine, SQLiteDatabase
 from synrepl.streams.facts import Fact
 from tests.storage.builders import facts_after
 
@@ -17,7 +17,7 @@ def main(path: str) -> None:
     """Live again and again, until killed."""
     facts: list[Fact] = []
     while True:
-        engine = SQLiteEngine(path)
+        engine = SQLEngine(SQLiteDatabase(path))
         head = engine.open()
         facts = engine.read(after=0, upto=head.serial, limit=10**9)[0]
         for _ in range(FACTS_A_LIFE):

@@ -6,7 +6,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended
-from synrepl.storage import FROM_TABLE, GivenElsewhere, Log, MemoryEngine, SQLiteEngine
+from synrepl.storage import FROM_TABLE, GivenElsewhere, Log, MemoryEngine, SQLEngine, SQLiteDatabase
 from synrepl.streams.catalog import ALL
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
@@ -140,11 +140,11 @@ class UnorderedTests(AdoptCase):
     def test_it_stands_where_it_stood_after_a_restart(self) -> None:
         """The last fact is not the highest: a log that takes it for that gives tokens twice."""
         path = self.directory() / "synrepl.db"
-        log = self.started(SQLiteEngine(path), unordered=["backfill"])
+        log = self.started(SQLEngine(SQLiteDatabase(path)), unordered=["backfill"])
         self.wait(log.append_assigned("backfill", [("w1", 101, A), ("w1", 99, B), ("w2", 100, A)]))
         self.wait(log.stop())
 
-        log = self.started(SQLiteEngine(path), unordered=["backfill"])
+        log = self.started(SQLEngine(SQLiteDatabase(path)), unordered=["backfill"])
         self.assertEqual({"w1": 101, "w2": 100}, log.positions("backfill"))
         again = self.wait(log.append_assigned("backfill", [("w1", 99, B), ("w1", 98, C), ("w1", 102, A)]))
         self.assertEqual([98, 102], again.tokens)

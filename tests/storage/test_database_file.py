@@ -15,7 +15,7 @@ from pathlib import Path
 from synrepl.errors import StorageError
 from synrepl.files.tables import Tables
 from synrepl.ports.history import EpochStart
-from synrepl.storage import SQLiteEngine, file_swap
+from synrepl.storage import SQLEngine, SQLiteDatabase, file_swap
 from synrepl.storage.append_errors import LogLost
 from synrepl.storage.state_file import StateFile
 from tests.storage.builders import facts_after
@@ -28,19 +28,19 @@ FACTS = facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, 31)))
 class FileCase(OverSQLite):
     """A log in a file, and what may be done to it behind its back."""
 
-    def opened(self, path: Path | None = None) -> SQLiteEngine:
-        engine = SQLiteEngine(self.path if path is None else path)
+    def opened(self, path: Path | None = None) -> SQLEngine:
+        engine = SQLEngine(SQLiteDatabase(self.path if path is None else path))
         self.addCleanup(engine.close)
         engine.open()
         return engine
 
-    def filled(self, count: int = 10) -> SQLiteEngine:
+    def filled(self, count: int = 10) -> SQLEngine:
         engine = self.opened()
         engine.commit(FACTS[:count], [])
         return engine
 
     def refused(self, path: Path | None = None) -> StorageError:
-        engine = SQLiteEngine(self.path if path is None else path)
+        engine = SQLEngine(SQLiteDatabase(self.path if path is None else path))
         with self.assertRaises(StorageError) as caught:
             engine.open()
         error = caught.exception
@@ -53,9 +53,10 @@ class FileCase(OverSQLite):
     def killed(self, count: int = 10) -> None:
         """A process has committed so many facts, and was killed."""
         code = (
-            "import sys; from synrepl.storage import SQLiteEngine\n"
+            "import sys; from synrepl.storage import SQLEngine, SQLiteDatabase\n"
             "from tests.storage.test_database_file import FACTS\n"
-            "engine = SQLiteEngine(sys.argv[1]); engine.open(); engine.commit(FACTS[:int(sys.argv[2])], [])\n"
+            "engine = SQLEngine(SQLiteDatabase(sys.argv[1])); engine.open()\n"
+            "engine.commit(FACTS[:int(sys.argv[2])], [])\n"
             "print('done', flush=True); input()"
         )
         with subprocess.Popen(
@@ -72,8 +73,9 @@ class FileCase(OverSQLite):
     def elsewhere(self, path: Path) -> Iterator[list[str]]:
         """What another process says that opens the log at this path."""
         code = (
-            "import sys; from synrepl.errors import StorageError; from synrepl.storage import SQLiteEngine\n"
-            "try:\n    SQLiteEngine(sys.argv[1]).open(); print('opened')\n"
+            "import sys; from synrepl.errors import StorageError\n"
+            "from synrepl.storage import SQLEngine, SQLiteDatabase\n"
+            "try:\n    SQLEngine(SQLiteDatabase(sys.argv[1])).open(); print('opened')\n"
             "except StorageError as error:\n    print(error)"
         )
         found = subprocess.run(
@@ -237,7 +239,7 @@ class LockTests(FileCase):
 class PlaceTests(FileCase):
     """The file must be where the next start looks for it."""
 
-    def check_lost(self, engine: SQLiteEngine, path: Path) -> None:
+    def check_lost(self, engine: SQLEngine, path: Path) -> None:
         for attempt in (engine.check, lambda: engine.commit(FACTS[10:11], [])):
             with self.assertRaises(LogLost) as caught:
                 attempt()
@@ -298,9 +300,9 @@ class PlaceTests(FileCase):
         """A connection that is made late would read another log."""
         self.filled().close()
         engine = self.opened()
-        self.assertIsNone(engine._reads)
+        self.assertIsNone(engine.database._reads)  # type: ignore[attr-defined]
         self.path.rename(self.path.with_name("away.db"))
-        SQLiteEngine(self.directory() / "other.db").open()
+        SQLEngine(SQLiteDatabase(self.directory() / "other.db")).open()
 
         self.assertRaises(LogLost, engine.read, after=0, upto=9, limit=9)
 

@@ -440,7 +440,7 @@ class SQLContract(Contract):
         facts = run(20)
         engine.commit(facts[:2], [], upto=place(facts[4]))
         engine.commit(facts[5:], [], upto=place(facts[-1]))
-        engine._execute(engine._writer("test"), "UPDATE facts SET digest = 'x' WHERE serial = 12")  # type: ignore[attr-defined]
+        engine.database.writer("test").execute("UPDATE facts SET digest = 'x' WHERE serial = 12")  # type: ignore[attr-defined]
         engine.close()
 
         with self.assertRaises(StorageError) as caught:

@@ -9,8 +9,7 @@ import psycopg
 
 from synrepl.ports.history import BEGINNING, EMPTY, EpochStart
 from synrepl.ports.interfaces import IEngine
-from synrepl.storage.engine import COLUMNS
-from synrepl.storage.schema import MIGRATIONS, migrate
+from synrepl.storage.schema import COLUMNS, migrate, migrations
 from synrepl.streams.facts import Fact
 from tests.storage.builders import NOW, LogCase, facts_after
 from tests.storage.engines import OverPostgres, OverSQLite
@@ -88,7 +87,7 @@ class SQLiteTests(OverSQLite, Contract):
         """As it was in the second version."""
         with closing(sqlite3.connect(self.path)) as database, database:
             database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
-            migrate(database.execute, [migration.sqlite for migration in MIGRATIONS[:2]], "")
+            migrate(database.execute, migrations("sqlite")[:2], "")
             fill(database, "?", facts, voids, epoch=epoch, token=token)
 
 
@@ -105,7 +104,7 @@ class PostgresTests(OverPostgres, Contract):
             def execute(statement: str) -> Any:
                 return database.execute(statement.encode())
 
-            migrate(execute, [migration.postgres for migration in MIGRATIONS[:2]], "")
+            migrate(execute, migrations("postgresql")[:2], "")
             fill(database, "%s", facts, voids, epoch=epoch, token=token)
 
 

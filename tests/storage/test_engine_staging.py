@@ -13,9 +13,9 @@ import psycopg
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Appended, AppendReceipt, EpochStart, Lease, LogSnapshot
-from synrepl.ports.interfaces import Head, IEngine
-from synrepl.storage import SQLiteEngine, file_swap
-from synrepl.storage.postgres import PostgresEngine
+from synrepl.ports.interfaces import IEngine
+from synrepl.storage import SQLEngine, SQLiteDatabase, file_swap
+from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.schema import TABLES
 from synrepl.streams.facts import Fact
 from tests.storage.builders import LogCase, facts_after
@@ -266,7 +266,7 @@ class SQLiteTests(OverSQLite, Contract):
 
         found = []
         for state in states:
-            left = SQLiteEngine(state / "synrepl.db")
+            left = SQLEngine(SQLiteDatabase(state / "synrepl.db"))
             boots = left.open().boots
             is_new = left.notes()["which"] == "new"
             (self.check_new if is_new else self.check_old)(left)
@@ -435,14 +435,16 @@ class PostgresTests(OverPostgres, Contract):
         """And it can be done again at once."""
         engine = self.filled()
         self.stage(engine)
-        assert isinstance(engine, PostgresEngine)
-        real, left = engine._replace, 0
+        assert isinstance(engine, SQLEngine)
+        database = engine.database
+        assert isinstance(database, PostgresDatabase)
+        real, left = database.replace, 0
 
-        def replace(staged: Any, boots: int) -> Head:
-            engine._writes = Ending(engine._writes, left)  # type: ignore[assignment]
-            return real(staged, boots)
+        def replace(staged: Any, boots: int) -> None:
+            database._writes = Ending(database._writes, left)  # type: ignore[assignment]
+            real(staged, boots)
 
-        engine._replace = replace  # type: ignore[method-assign]
+        database.replace = replace  # type: ignore[method-assign]
         while True:
             try:
                 engine.adopt_staged()
@@ -453,7 +455,7 @@ class PostgresTests(OverPostgres, Contract):
                 # All was done, and then it could not be told where the log stands.
                 engine.open()
                 self.check_new(engine)
-                engine._replace = real  # type: ignore[method-assign]
+                database.replace = real  # type: ignore[method-assign]
                 self.stage(engine)
             else:
                 self.check_old(engine)
@@ -464,18 +466,19 @@ class PostgresTests(OverPostgres, Contract):
         """The server has done it; nobody said so."""
         engine = self.filled()
         self.stage(engine)
-        assert isinstance(engine, PostgresEngine)
-        real = engine._transaction
+        assert isinstance(engine, SQLEngine)
+        connection = engine.database.writer("test")
+        real = connection.transaction
 
         @contextmanager
-        def transaction(database: Any) -> Iterator[None]:
-            engine._transaction = real  # type: ignore[method-assign]
-            with real(database):
+        def transaction() -> Iterator[None]:
+            patched.restore()
+            with real():
                 yield
-            database.close()
+            connection.close()
             raise psycopg.OperationalError("the connection was lost")
 
-        engine._transaction = transaction  # type: ignore[method-assign]
+        patched = self.patch(connection, "transaction", transaction)
         engine.adopt_staged()
 
         self.check_new(engine)
@@ -486,7 +489,7 @@ class PostgresTests(OverPostgres, Contract):
         self.stage(engine)
         with psycopg.connect(self.url) as other:
             other.execute("SELECT count(*) FROM synrepl.facts")
-            self.patch(engine, "PATIENCE", 0.2)
+            self.patch(PostgresDatabase, "PATIENCE", 0.2)
             with self.assertRaises(StorageError) as caught:
                 engine.adopt_staged()
         self.assertTrue(caught.exception.retryable)

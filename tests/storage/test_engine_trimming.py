@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, LogPosition
 from synrepl.ports.interfaces import IEngine
-from synrepl.storage import SQLiteEngine
-from synrepl.storage.postgres import PostgresEngine
-from synrepl.storage.schema import MIGRATIONS
+from synrepl.storage import SQLEngine
+from synrepl.storage.schema import VERSION, migrations
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import Filter
 from tests.storage.builders import LogCase
@@ -322,7 +321,7 @@ class PostgresTests(OverPostgres, Contract):
     def test_a_connection_lost_after_trimming_is_made_again(self) -> None:
         """The fact that was committed last is not there any more, and that is right so."""
         engine, _ = self.filled(*[("events", [n]) for n in range(5)])
-        assert isinstance(engine, PostgresEngine)
+        assert isinstance(engine, SQLEngine)
         steps = (
             lambda: self.trim(engine, 5),
             lambda: engine.commit([], [], upto=LogPosition(1, 9, "told")),
@@ -330,9 +329,8 @@ class PostgresTests(OverPostgres, Contract):
         )
         for step in steps:
             step()
-            assert engine._writes is not None
-            engine._writes.close()
-            before = engine._committed
+            engine.database.writer("test").close()
+            before = engine.database.ownership.committed
             self.assertEqual(before, (engine.head().serial, engine.head().digest))
 
 
@@ -341,13 +339,13 @@ class SQLiteTests(OverSQLite, Contract):
 
     EXAMPLES = 30
 
-    def bulk(self, engine: SQLiteEngine) -> int:
+    def bulk(self, engine: SQLEngine) -> int:
         """Many facts, of which almost none is needed; how big the file is then."""
         engine.commit(made([("events", [*range(200)]) for _ in range(4000)]), [])
         return self.size(engine)
 
-    def size(self, engine: SQLiteEngine) -> int:
-        engine._writer("test").execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    def size(self, engine: SQLEngine) -> int:
+        engine.database.writer("test").execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return self.path.stat().st_size
 
     def test_the_disk_gets_back_what_is_trimmed(self) -> None:
@@ -364,10 +362,10 @@ class SQLiteTests(OverSQLite, Contract):
         """It has no way to shrink bit by bit, but need not grow either."""
         with sqlite3.connect(self.path) as database:
             database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
-            for migration in MIGRATIONS:
-                for statement in migration.sqlite:
+            for statements in migrations("sqlite"):
+                for statement in statements:
                     database.execute(statement)
-            database.execute(f"INSERT INTO meta VALUES ('version', {len(MIGRATIONS)})")
+            database.execute(f"INSERT INTO meta VALUES ('version', {VERSION})")
         database.close()
         engine = self.again()
         engine.open()

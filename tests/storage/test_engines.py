@@ -13,9 +13,9 @@ from msgspec.structs import astuple
 from synrepl.errors import StorageError
 from synrepl.ports.history import Lease, LogRange
 from synrepl.ports.interfaces import Appended, AppendReceipt, IEngine
-from synrepl.storage import sql_reading
+from synrepl.storage import engine as sql_engine
 from synrepl.storage.append_errors import InvalidValue
-from synrepl.storage.schema import MIGRATIONS
+from synrepl.storage.schema import VERSION
 from synrepl.streams.digest import EMPTY
 from synrepl.wire.filter import Filter
 from tests.storage.builders import NOW, LogCase, facts_after, tokens
@@ -554,7 +554,8 @@ class SQLiteTests(OverSQLite, Contract):
     def test_the_lock_of_a_killed_process_is_free(self) -> None:
         """Nobody should have to remove a lock file at night."""
         code = (
-            "import sys; from synrepl.storage import SQLiteEngine; engine = SQLiteEngine(sys.argv[1]);"
+            "import sys; from synrepl.storage import engine_for;"
+            "engine = engine_for(f'sqlite:{sys.argv[1]}');"
             "engine.open(); print('open', flush=True); input()"
         )
         child = subprocess.Popen(
@@ -595,7 +596,7 @@ class SQLiteTests(OverSQLite, Contract):
     def test_a_newer_schema_is_refused(self) -> None:
         """After a downgrade the old release would destroy what it does not know."""
         self.filled(1)
-        self.execute(f"UPDATE meta SET value = {len(MIGRATIONS) + 1} WHERE key = 'version'")
+        self.execute(f"UPDATE meta SET value = {VERSION + 1} WHERE key = 'version'")
 
         self.assertIn("a newer release wrote it", str(self.refused()))
 
@@ -606,7 +607,7 @@ class SQLiteTests(OverSQLite, Contract):
         engine = self.again()
         self.assertRaises(StorageError, engine.open)
 
-        self.execute(f"UPDATE meta SET value = {len(MIGRATIONS)} WHERE key = 'version'")
+        self.execute(f"UPDATE meta SET value = {VERSION} WHERE key = 'version'")
 
         self.assertEqual(1, engine.open().serial)
 
@@ -633,8 +634,8 @@ class SQLiteTests(OverSQLite, Contract):
         engine.open()
         facts = facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, 2001)))
         engine.commit(facts[:10], [])
-        pages = engine._writer("test").execute("PRAGMA page_count").fetchone()[0]
-        engine._writer("test").execute(f"PRAGMA max_page_count = {pages + 2}")
+        pages = engine.database.writer("test").execute("PRAGMA page_count").fetchone()[0]
+        engine.database.writer("test").execute(f"PRAGMA max_page_count = {pages + 2}")
 
         with self.assertRaises(StorageError) as caught:
             engine.commit(facts[10:], [])
@@ -642,7 +643,7 @@ class SQLiteTests(OverSQLite, Contract):
         self.assertIn("the disk is full", str(caught.exception))
         self.assertTrue(caught.exception.retryable)
         self.assertEqual((10, facts[9].digest), (engine.head().serial, engine.head().digest))
-        engine._writer("test").execute("PRAGMA max_page_count = 1000000")
+        engine.database.writer("test").execute("PRAGMA max_page_count = 1000000")
         engine.commit(facts[10:], [])
         self.assertEqual(2000, engine.head().serial)
 
@@ -656,11 +657,13 @@ class SQLiteTests(OverSQLite, Contract):
         engine.read(after=0, upto=100, limit=3)
         engine.read_tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=3)
 
-        self.assertEqual(0, engine._writer("test").execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+        self.assertEqual(
+            0, engine.database.writer("test").execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        )
 
     def test_a_reader_of_little_looks_through_so_much_at_a_time(self) -> None:
         """Or one read would hold up all others, however little it gives."""
-        self.patch(sql_reading, "SCANNED_AT_ONCE", 30)
+        self.patch(sql_engine, "SCANNED_AT_ONCE", 30)
         self.filled(100)
         engine = self.again()
         engine.open()
@@ -674,7 +677,7 @@ class SQLiteTests(OverSQLite, Contract):
 
     def test_a_text_that_would_be_large_is_cut(self) -> None:
         """Or a page of large facts would fill the memory; one fact goes whole, whatever it is."""
-        self.patch(sql_reading, "LARGE_TEXT", 100)
+        self.patch(sql_engine, "LARGE_TEXT", 100)
         self.filled(100)
         engine = self.again()
         engine.open()
@@ -699,7 +702,9 @@ class SQLiteTests(OverSQLite, Contract):
             steps += 100
             return 0
 
-        engine._reader().set_progress_handler(count, 100)
+        reader = engine.database.reader("test")
+        assert isinstance(reader, sqlite3.Connection)
+        reader.set_progress_handler(count, 100)
         for streams, writers in (({"caches", "events"}, None), (None, {"w1"}), ({"events"}, {"w1", "w2"})):
             steps = 0
             found, upto = engine.read(
@@ -707,7 +712,7 @@ class SQLiteTests(OverSQLite, Contract):
             )
             self.assertEqual((10, 10), (len(found), upto))
             self.assertLess(steps, 2000)
-        engine._reader().set_progress_handler(None, 100)
+        reader.set_progress_handler(None, 100)
 
     def test_commits_are_synced(self) -> None:
         """With less than FULL a power cut takes back what was acknowledged."""
@@ -715,7 +720,7 @@ class SQLiteTests(OverSQLite, Contract):
         engine.open()
 
         settings = [
-            engine._writer("test").execute(f"PRAGMA {name}").fetchone()[0]
+            engine.database.writer("test").execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("journal_mode", "synchronous")
         ]
 

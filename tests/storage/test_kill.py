@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.storage import SQLiteEngine
+from synrepl.storage import SQLEngine, SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from tests.storage.builders import LogCase, facts_after
 
@@ -49,7 +49,7 @@ class KillTests(LogCase):
 
         for kill in range(1, KILLS + 1):
             told += self.acknowledged(path, random.randint(1, 1500))
-            engine = SQLiteEngine(path)
+            engine = SQLEngine(SQLiteDatabase(path))
             head = engine.open()
             facts, _ = engine.read(after=0, upto=head.serial, limit=10**9)
             engine.close()
@@ -74,7 +74,7 @@ class KillTests(LogCase):
             told = self.acknowledged(path, random.randint(0, 12) if kill else 1, "life")
             # The kill falls anywhere in what the process does next.
             last = max([last, *(int(line[0]) for line in told)])
-            engine = SQLiteEngine(path)
+            engine = SQLEngine(SQLiteDatabase(path))
             head = engine.open()
             facts, _ = engine.read(after=0, upto=head.serial, limit=10**9)
             engine.close()
@@ -111,7 +111,7 @@ class KillTests(LogCase):
         sys.settrace(trace)
         try:
             for life in range(2):
-                engine = SQLiteEngine(path)
+                engine = SQLEngine(SQLiteDatabase(path))
                 engine.open()
                 for fact in facts[3 * life : 3 * life + 3]:
                     engine.commit([fact], [])
@@ -130,7 +130,7 @@ class KillTests(LogCase):
 
         for state, serial in states:
             for _ in range(2):
-                engine = SQLiteEngine(state / "synrepl.db")
+                engine = SQLEngine(SQLiteDatabase(state / "synrepl.db"))
                 head = engine.open()
                 found, _ = engine.read(after=0, upto=head.serial, limit=10**9)
                 engine.close()

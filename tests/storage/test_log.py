@@ -10,7 +10,7 @@ from synrepl.config import settings
 from synrepl.errors import StorageError
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import Appended
-from synrepl.storage import KeyReused, Log, MemoryEngine, SQLiteEngine
+from synrepl.storage import KeyReused, Log, MemoryEngine, SQLEngine, SQLiteDatabase
 from synrepl.storage.append_errors import LogLost
 from synrepl.storage.group_commit import checksum
 from synrepl.storage.log import UNNAMED
@@ -106,13 +106,13 @@ class AppendTests(LogCase):
     def test_the_log_goes_on_where_it_stood(self) -> None:
         """Tokens that are given twice are the worst that a restart could do."""
         path = self.directory() / "synrepl.db"
-        log = self.started(SQLiteEngine(path))
+        log = self.started(SQLEngine(SQLiteDatabase(path)))
         self.append(log, "events", "w1", A, B)
         self.append(log, "events", "w2", C)
         digest = log.digest
         self.wait(log.stop())
 
-        log = self.started(SQLiteEngine(path))
+        log = self.started(SQLEngine(SQLiteDatabase(path)))
 
         self.assertEqual((3, digest, {"w1": 2, "w2": 3}), (log.serial, log.digest, log.positions("events")))
         self.assertEqual(Appended(1, 4, [4]), self.append(log, "events", "w1", C))
@@ -223,11 +223,11 @@ class IdempotencyTests(LogCase):
     def test_it_holds_through_a_restart(self) -> None:
         """The answer may be lost because the daemon was killed."""
         path = self.directory() / "synrepl.db"
-        log = self.started(SQLiteEngine(path))
+        log = self.started(SQLEngine(SQLiteDatabase(path)))
         first = self.append(log, "events", "w1", A, key="k")
         self.wait(log.stop())
 
-        log = self.started(SQLiteEngine(path))
+        log = self.started(SQLEngine(SQLiteDatabase(path)))
 
         self.assertEqual((first, 1), (self.append(log, "events", "w1", A, key="k"), log.serial))
         self.wait(log.stop())
@@ -671,7 +671,7 @@ class LifeTests(LogCase):
 
     def test_a_log_that_cannot_be_opened_ends_its_threads(self) -> None:
         """Or the process that wants to end because of it would hang."""
-        log = self.log(SQLiteEngine(self.directory() / "missing" / "synrepl.db"))
+        log = self.log(SQLEngine(SQLiteDatabase(self.directory() / "missing" / "synrepl.db")))
 
         self.failureResultOf(Deferred.fromCoroutine(log.start()), StorageError)
 

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import KeysOf
-from synrepl.storage import MemoryEngine, SQLiteEngine
+from synrepl.storage import MemoryEngine, SQLEngine, SQLiteDatabase
 from synrepl.storage.append_errors import InvalidValue, LogLost
 from synrepl.streams.facts import Fact
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
@@ -229,7 +229,7 @@ class ReadTests(HealthCase):
     def test_damage_in_the_middle_of_a_file_is_told(self) -> None:
         """The end of the log is good, so that it starts and appends work."""
         path = self.directory() / "synrepl.db"
-        engine = SQLiteEngine(path)
+        engine = SQLEngine(SQLiteDatabase(path))
         engine.open()
         engine.commit(facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, 5001))), [])
         engine.close()
@@ -245,7 +245,7 @@ class ReadTests(HealthCase):
         data = bytearray(path.read_bytes())
         data[(damaged - 1) * size : (damaged - 1) * size + 64] = b"\xff" * 64
         path.write_bytes(data)
-        self.health = self.started(SQLiteEngine(path))
+        self.health = self.started(SQLEngine(SQLiteDatabase(path)))
         self.check_well()
 
         for after in range(0, 5000, 500):

@@ -15,8 +15,8 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, IEngine
-from synrepl.storage import DelayedThread, KeyReused, Log, MemoryEngine, SQLiteEngine
-from synrepl.storage.postgres import PostgresEngine
+from synrepl.storage import DelayedThread, KeyReused, Log, MemoryEngine, SQLEngine, SQLiteDatabase
+from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import NO_ROWS, Fact
 from tests.postgres import new_database
@@ -397,7 +397,7 @@ class SQLiteAdoptMachine(AdoptMachine):
         super().__init__()
 
     def again(self) -> IEngine:
-        return SQLiteEngine(self.directory / "synrepl.db")
+        return SQLEngine(SQLiteDatabase(self.directory / "synrepl.db"))
 
     def teardown(self) -> None:
         super().teardown()
@@ -412,7 +412,7 @@ class PostgresAdoptMachine(AdoptMachine):
         super().__init__()
 
     def again(self) -> IEngine:
-        return PostgresEngine(self.url)
+        return SQLEngine(PostgresDatabase(self.url))
 
 
 AdoptModelInMemoryTests = MemoryAdoptMachine.TestCase

@@ -17,10 +17,9 @@ from psycopg.pq import TransactionStatus
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.ports.interfaces import Appended
-from synrepl.storage import Log, SQLiteEngine, engine_for, postgres
-from synrepl.storage.engine import COLUMNS
-from synrepl.storage.postgres import PostgresEngine
-from synrepl.storage.schema import MIGRATIONS
+from synrepl.storage import Log, SQLEngine, SQLiteDatabase, engine_for, postgres
+from synrepl.storage.postgres import PostgresConnection, PostgresDatabase
+from synrepl.storage.schema import COLUMNS, VERSION
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
@@ -32,6 +31,12 @@ ROOT = Path(__file__).parents[2]
 A, B, C = (rows(text) for text in "abc")
 
 
+def of_postgres(engine: SQLEngine) -> PostgresDatabase:
+    """The engine's database."""
+    assert isinstance(engine.database, PostgresDatabase)
+    return engine.database
+
+
 class PostgresCase(LogCase):
     """A database of one's own."""
 
@@ -40,13 +45,13 @@ class PostgresCase(LogCase):
         self.url = new_database()
         self.patch(postgres, "FIRST_PATIENCE", 0.2)
 
-    def again(self, **options: Any) -> PostgresEngine:
+    def again(self, **options: Any) -> SQLEngine:
         """The engine of the next process."""
-        engine = PostgresEngine(self.url, **options)
+        engine = SQLEngine(PostgresDatabase(self.url, **options))
         self.addCleanup(engine.close)
         return engine
 
-    def opened(self, **options: Any) -> PostgresEngine:
+    def opened(self, **options: Any) -> SQLEngine:
         engine = self.again(**options)
         engine.open()
         return engine
@@ -75,10 +80,10 @@ class PostgresCase(LogCase):
         error: StorageError = caught.exception
         return error
 
-    def terminate(self, engine: PostgresEngine) -> None:
+    def terminate(self, engine: SQLEngine) -> None:
         """End the connection that writes, as an administrator would, and wait until it is gone."""
-        assert engine._writes is not None
-        self.execute("SELECT pg_terminate_backend(%s, 10000)", engine._writes.info.backend_pid)
+        pid = of_postgres(engine).writer("test").raw.info.backend_pid
+        self.execute("SELECT pg_terminate_backend(%s, 10000)", pid)
 
 
 class StartTests(PostgresCase):
@@ -117,7 +122,7 @@ class StartTests(PostgresCase):
         """Two that make the tables at once must not break each other, or both believe in their luck."""
         engines = [self.again() for _ in range(6)]
 
-        def start(engine: PostgresEngine) -> str:
+        def start(engine: SQLEngine) -> str:
             try:
                 return f"boot {engine.open().boots}"
             except StorageError as error:
@@ -131,11 +136,11 @@ class StartTests(PostgresCase):
     def test_a_newer_schema_is_refused(self) -> None:
         """After a downgrade the old release would destroy what it does not know."""
         self.filled(1)
-        self.execute("UPDATE synrepl.meta SET value = %s WHERE key = 'version'", len(MIGRATIONS) + 1)
+        self.execute("UPDATE synrepl.meta SET value = %s WHERE key = 'version'", VERSION + 1)
         engine = self.again()
 
         self.assertIn("a newer release wrote it", str(self.error(engine.open)))
-        self.execute("UPDATE synrepl.meta SET value = %s WHERE key = 'version'", len(MIGRATIONS))
+        self.execute("UPDATE synrepl.meta SET value = %s WHERE key = 'version'", VERSION)
 
         self.assertEqual((1, 2), (engine.open().serial, engine.head().boots))
 
@@ -183,7 +188,7 @@ class StartTests(PostgresCase):
         engine = self.opened()
 
         found = [
-            engine._writer("test").execute(f"SHOW {name}".encode()).fetchone()[0]
+            engine.database.writer("test").execute(f"SHOW {name}").fetchone()[0]
             for name in ("synchronous_commit", "statement_timeout", "idle_session_timeout", "lock_timeout")
         ]
 
@@ -219,8 +224,8 @@ class StartTests(PostgresCase):
         ):
             with self.subTest(url):
                 try:
-                    engine = PostgresEngine(url)
-                    shown = f"{engine!r} {engine.name} {engine._address!r}"
+                    engine = SQLEngine(PostgresDatabase(url))
+                    shown = f"{engine!r} {engine.database.name} {of_postgres(engine)._address!r}"
                     engine.open()
                 except StorageError as error:
                     shown = f"{error!r} {error.why}"
@@ -232,9 +237,9 @@ class StartTests(PostgresCase):
 
     def test_an_url_names_an_engine(self) -> None:
         """One setting chooses between all of them."""
-        self.assertIsInstance(engine_for("sqlite:a.db"), SQLiteEngine)
+        self.assertIsInstance(engine_for("sqlite:a.db").database, SQLiteDatabase)
         for kind in ("postgresql", "postgres"):
-            self.assertIsInstance(engine_for(f"{kind}://h/d"), PostgresEngine)
+            self.assertIsInstance(engine_for(f"{kind}://h/d").database, PostgresDatabase)
         with self.assertRaises(ConfigError) as caught:
             engine_for("mysql://ada:hush@h/d")
         self.assertNotIn("hush", str(caught.exception))
@@ -265,7 +270,9 @@ class PageTests(PostgresCase):
             self.assertEqual((3, 3), (len(found), upto))
         engine.read_tokens(stream="events", writer=None, after=0, upto=999, serial=999, limit=3)
 
-        self.assertEqual(TransactionStatus.IDLE, engine._reader().pgconn.transaction_status)
+        self.assertEqual(
+            TransactionStatus.IDLE, of_postgres(engine).reader("test").raw.pgconn.transaction_status
+        )
 
     def test_a_long_answer_comes_in_parts(self) -> None:
         """A reader far behind must not bring the whole log into memory for one page."""
@@ -288,27 +295,27 @@ class PageTests(PostgresCase):
 class LostConnectionTests(PostgresCase):
     """A connection that ends, in every moment, for every reason."""
 
-    def log_over(self, engine: PostgresEngine) -> Log:
+    def log_over(self, engine: SQLEngine) -> Log:
         log = self.started(engine)
         self.addCleanup(lambda: self.wait(log.stop()))
         return log
 
     @contextmanager
-    def at_commit(self, engine: PostgresEngine, *, before: Any = None, after: Any = None) -> Iterator[None]:
+    def at_commit(self, engine: SQLEngine, *, before: Any = None, after: Any = None) -> Iterator[None]:
         """Do something right before, or right after, the next transaction commits."""
-        real = engine._transaction
+        real = PostgresConnection.transaction
 
         @contextmanager
-        def once(database: Any) -> Iterator[None]:
-            engine._transaction = real  # type: ignore[method-assign]
-            with real(database):
+        def once(connection: PostgresConnection) -> Iterator[None]:
+            patched.restore()
+            with real(connection):
                 yield
                 if before is not None:
                     before()
             if after is not None:
                 after()
 
-        engine._transaction = once  # type: ignore[method-assign]
+        patched = self.patch(PostgresConnection, "transaction", once)
         yield
 
     def test_one_that_ended_meanwhile_is_not_even_noticed(self) -> None:
@@ -349,15 +356,15 @@ class LostConnectionTests(PostgresCase):
         engine = self.again()
         log = self.log_over(engine)
 
-        for step, key in (("_last", None), ("_insert", "a"), ("_insert", None), ("_execute_many", "b")):
-            real = getattr(engine, step)
+        for step, key in (("execute", None), ("insert", "a"), ("insert", None), ("executemany", "b")):
+            real = getattr(PostgresConnection, step)
 
             def end_first(*args: Any, step: str = step, real: Any = real) -> Any:
-                setattr(engine, step, real)
+                setattr(PostgresConnection, step, real)
                 self.terminate(engine)
                 return real(*args)
 
-            setattr(engine, step, end_first)
+            setattr(PostgresConnection, step, end_first)
             failed = log.append("events", "w1", [A], key=key)
 
             self.assertTrue(self.failureResultOf(failed, StorageError).value.retryable)
@@ -510,7 +517,8 @@ class LostConnectionTests(PostgresCase):
     def test_a_lost_connection_that_the_server_still_believes_in_is_waited_for(self) -> None:
         """After a network cut it holds the lock until the server notices: that is no other process."""
         engine = self.opened(lock_seconds=0.3)
-        believed, engine._writes = engine._writes, None
+        database = of_postgres(engine)
+        believed, database._writes = database._writes, None
         assert believed is not None
         facts = facts_after(None, ("events", "w1", 0, 1))
 
@@ -524,14 +532,15 @@ class LostConnectionTests(PostgresCase):
     def test_a_commit_that_the_server_still_works_on_is_waited_for(self) -> None:
         """Looking too early would find nothing, and the facts would be there a moment later."""
         engine = self.opened()
-        lost, engine._writes = engine._writes, None
+        database = of_postgres(engine)
+        lost, database._writes = database._writes, None
         assert lost is not None
         fact = facts_after(None, ("events", "w1", 0, 1))
 
         with ThreadPoolExecutor(1) as threads:
             with lost.transaction():
                 head = threads.submit(engine.head)
-                engine._insert(lost, "facts", COLUMNS, map(msgspec.structs.astuple, fact))
+                lost.insert("facts", COLUMNS, map(msgspec.structs.astuple, fact))
                 self.execute("SELECT pg_sleep(0.1)")
                 self.assertFalse(head.done())
             lost.close()

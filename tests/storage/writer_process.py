@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.selectreactor import SelectReactor
 from twisted.logger import Logger
 
-from synrepl.storage import Log, ReactorThread, SQLiteEngine
+from synrepl.storage import Log, ReactorThread, SQLEngine, SQLiteDatabase
 
 WRITERS = 8
 
@@ -20,7 +20,7 @@ def main(path: str) -> None:
     """Append until killed."""
     reactor: Any = SelectReactor()
     writing, reading = (ReactorThread(reactor, name) for name in ("writing", "reading"))
-    log = Log(SQLiteEngine(path), writing, reading, reactor, ephemeral=[], logger=Logger())
+    log = Log(SQLEngine(SQLiteDatabase(path)), writing, reading, reactor, ephemeral=[], logger=Logger())
 
     async def write(writer: str) -> None:
         count = 0

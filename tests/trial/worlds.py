@@ -18,7 +18,7 @@ from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.services import PublisherService, connect, serve
-from synrepl.storage import Log, ReactorThread, SQLiteEngine
+from synrepl.storage import Log, ReactorThread, SQLEngine, SQLiteDatabase
 from synrepl.streams.catalog import PUSH_RULES
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import make_site
@@ -32,7 +32,7 @@ async def running_log(case: TestCase, path: str | Path, table: StreamTable) -> L
     """A log in SQLite with threads of its own, which is stopped at the end of the test."""
     clock: Any = reactor
     log = Log(
-        SQLiteEngine(path),
+        SQLEngine(SQLiteDatabase(path)),
         ReactorThread(clock, "writing"),
         ReactorThread(clock, "reading"),
         clock,

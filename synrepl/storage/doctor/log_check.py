@@ -7,11 +7,9 @@ from synrepl.ports.history import BEGINNING
 from synrepl.storage.continuity import advance
 from synrepl.storage.discarded import DiscardedRanges
 from synrepl.storage.doctor.complaints import Complaint
-from synrepl.storage.engine import COLUMNS
 from synrepl.storage.ids.database import Flavor
-from synrepl.storage.schema import MIGRATIONS
+from synrepl.storage.schema import COLUMNS, VERSION, load_bounds
 from synrepl.storage.sql import execute
-from synrepl.storage.sql_base import load_bounds
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 
@@ -35,11 +33,11 @@ def check_log(
     """
     ask = _query_function(cursor, flavor)
     version = ask("SELECT max(value) FROM {}meta WHERE key = 'version'").fetchone()[0]
-    if version is None or version > len(MIGRATIONS):
+    if version is None or version > VERSION:
         return 0, [
             _complaint(
                 "newer_schema",
-                f"has schema version {version}, this release knows {len(MIGRATIONS)}: not examined",
+                f"has schema version {version}, this release knows {VERSION}: not examined",
                 "run the doctor of the release that wrote it",
             )
         ]

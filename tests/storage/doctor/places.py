@@ -5,9 +5,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from synrepl.storage.databases import Database
+from synrepl.storage.databases import Database, engine_for
 from synrepl.storage.doctor import Diagnosis, Doctor
-from synrepl.storage.engines import engine_for
 from synrepl.storage.ids import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.reservation import Unfinished

@@ -13,7 +13,8 @@ from twisted.trial.unittest import TestCase
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended
 from synrepl.storage import Log, ReactorThread, postgres
-from synrepl.storage.postgres import PostgresEngine
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import EMPTY, verify
 from tests.postgres import kept_facts
 from tests.servers.postgres import PostgresServer
@@ -37,7 +38,7 @@ class OutageTests(TestCase):
         self.helper = ReactorThread(reactor, "server")
         self.addCleanup(lambda: ensureDeferred(self.helper.stop()))
         self.log = Log(
-            PostgresEngine(self.url),
+            SQLEngine(PostgresDatabase(self.url)),
             ReactorThread(reactor, "writing"),
             ReactorThread(reactor, "reading"),
             self.clock,
