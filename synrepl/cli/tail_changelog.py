@@ -13,11 +13,12 @@ from synrepl.cli.output import TailOutput
 from synrepl.cli.tail_failures import advice_for
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
 from synrepl.http_api.routes import STATUS
+from synrepl.ports.response_errors import AheadOfLog, ApiResponseError
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace, FilePositions
 from synrepl.streams import jsontext
-from synrepl.transports.http.client import AheadOfLog, ApiResponseError, ChangelogClient
+from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.tls import tls_trouble
 
 __all__ = ["tail_changelog"]

@@ -29,7 +29,7 @@ from synrepl.transports.http.peer_client import PeerClient
 
 if TYPE_CHECKING:
     from synrepl.replication.replica import IUpstream, Replica
-    from synrepl.transports.http.append_client import HttpAppender
+    from synrepl.transports.http.client import HttpAppender
 
 __all__ = ["ReplicationServices", "make_write_forwarder"]
 
@@ -397,7 +397,7 @@ def make_write_forwarder(
 
     def make_client(url: str) -> "HttpAppender":
         # Imported on use: only a replica forwards.
-        from synrepl.transports.http.append_client import HttpAppender
+        from synrepl.transports.http.client import HttpAppender
 
         return HttpAppender(reactor, url, secret=credentials)
 

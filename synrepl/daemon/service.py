@@ -27,8 +27,7 @@ from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.endpoints import server_endpoint
-from synrepl.transports.http.server import make_site
-from synrepl.transports.http.services import Services
+from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 from synrepl.wire.dialect import NEWEST

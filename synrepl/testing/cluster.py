@@ -25,7 +25,7 @@ from synrepl.streams import jsontext
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
-from synrepl.transports.http.row_pages import read_page
+from synrepl.transports.http.row_routes import read_page
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, MIDDLE, Dialect
 from synrepl.wire.session import AUTO

@@ -24,8 +24,7 @@ from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.server import make_site
-from synrepl.transports.http.services import Services
+from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.settings import ApiSettings
 
 NOW = 1_700_000_000

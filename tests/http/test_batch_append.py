@@ -4,7 +4,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
-from synrepl.transports.http.append_body import MAX_WRITERS
+from synrepl.transports.http.append_routes import MAX_WRITERS
 from tests.http.builders import receipt
 from tests.http.files_builders import FilesSiteCase
 

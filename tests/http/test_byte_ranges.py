@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synrepl.transports.http.byte_ranges import Unsatisfiable, matches, read_range
+from synrepl.transports.http.headers import Unsatisfiable, matches, read_range
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,18 @@ from twisted.web.client import ResponseFailed, ResponseNeverReceived
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.history import EMPTY
-from synrepl.transports.http import response_body
-from synrepl.transports.http.client import (
+from synrepl.ports.response_errors import (
     AheadOfLog,
     ApiResponseError,
-    ChangelogClient,
-    FirstAnswer,
     Fork,
-    HttpAppender,
     NeverSent,
     OtherEpoch,
     OtherHistory,
     Trimmed,
 )
+from synrepl.transports.http import response_body
+from synrepl.transports.http.changelog_client import ChangelogClient, FirstAnswer
+from synrepl.transports.http.client import HttpAppender
 from synrepl.transports.http.response_body import BodyLines
 from tests.http.builders import SiteCase, receipt
 
@@ -277,7 +276,7 @@ class LinesTests(SynchronousTestCase):
 
     def lines(self) -> tuple[BodyLines, StringTransport]:
         """The receiver of a body, and its connection."""
-        lines, transport = BodyLines(), StringTransport()
+        lines, transport = BodyLines(URL), StringTransport()
         lines.makeConnection(transport)
         return lines, transport
 
@@ -292,7 +291,7 @@ class LinesTests(SynchronousTestCase):
         self.assertTrue(transport.disconnecting or transport.disconnected)
         self.assertEqual(0, lines._buffer.size)
         with self.assertRaisesRegex(RemoteProtocolError, "a line of more than 1000 bytes"):
-            lines.check_complete(URL)
+            lines.check_complete()
 
     def test_empty_lines_wait_as_others_do(self) -> None:
         """Each takes its place in memory, so that a flood of them stops the reading too."""
@@ -300,5 +299,5 @@ class LinesTests(SynchronousTestCase):
         lines.dataReceived(b"\n" * 65_536)
 
         self.assertEqual("paused", transport.producerState)
-        self.assertEqual(65_536, len(lines.pop_lines()))
+        self.assertEqual(65_536, len(lines.take()))
         self.assertEqual("producing", transport.producerState)

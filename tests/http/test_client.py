@@ -9,14 +9,10 @@ from twisted.internet.defer import Deferred, ensureDeferred, fail
 from twisted.internet.error import ConnectionRefusedError as Refused
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.ports.response_errors import AheadOfLog, ApiResponseError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.transports.http.client import (
-    AheadOfLog,
-    ApiResponseError,
-    ChangelogClient,
-    HttpAppender,
-    HttpCatchUp,
-)
+from synrepl.transports.http.changelog_client import ChangelogClient
+from synrepl.transports.http.client import HttpAppender, HttpCatchUp
 from tests.http.builders import SiteCase, receipt
 
 URL = "http://ada:pass@hs.example:9093"
@@ -108,7 +104,7 @@ class CatchUpTests(SiteCase):
             (200, b'{"updates":[],"limited":false}', "upto_token"),
             (200, b'{"updates":[[1]],"upto_token":1,"limited":false}', "updates"),
             (200, b'{"updates":[["1",[]]],"upto_token":1,"limited":false}', "int"),
-            (200, b'{"updates":[],"upto_token":1,"limited":true}', "gave none"),
+            (200, b'{"updates":[],"upto_token":1,"limited":true}', "sent none"),
             (500, b'{"errcode":"M_UNKNOWN","error":"Internal server error"}', "Internal server error"),
             (404, b"nothing", "404"),
             (302, b"", "302"),

@@ -14,7 +14,7 @@ from twisted.web.resource import Resource
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.files.file_check import StoredFile
-from synrepl.transports.http.client import ApiResponseError
+from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.files_client import HttpFiles
 from synrepl.transports.http.response_body import MAX_BUFFERED_BYTES
 from tests.files.builders import checksum

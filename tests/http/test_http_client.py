@@ -62,28 +62,28 @@ def test_a_body_is_bounded() -> None:
 @pytest.mark.parametrize("end", BROKEN)
 def test_lines_that_break_off_are_told(end: Exception) -> None:
     """After a whole line too: it may not have been the last."""
-    lines = BodyLines()
+    lines = BodyLines("http://h")
     lines.makeConnection(StringTransport())
     lines.dataReceived(b"one\ntwo\n")
     lines.connectionLost(Failure(end))
 
-    assert [b"one", b"two"] == lines.pop_lines()
+    assert [b"one", b"two"] == lines.take()
     with pytest.raises(NotConnected, match="http://h: the response ended early"):
-        lines.check_complete("http://h")
+        lines.check_complete()
 
 
 def test_lines_come_to_their_proper_end() -> None:
     """But for one that is not whole."""
     for rest, is_whole in ((b"", True), (b"thr", False)):
-        lines = BodyLines()
+        lines = BodyLines("http://h")
         lines.makeConnection(StringTransport())
         lines.dataReceived(b"one\n" + rest)
         lines.connectionLost(Failure(ResponseDone()))
         if is_whole:
-            lines.check_complete("http://h")
+            lines.check_complete()
         else:
             with pytest.raises(NotConnected):
-                lines.check_complete("http://h")
+                lines.check_complete()
 
 
 def test_a_fact_that_was_changed_on_the_way_is_noticed() -> None:

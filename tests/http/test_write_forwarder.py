@@ -14,12 +14,11 @@ from twisted.python.failure import Failure
 from synrepl.errors import NotConnected
 from synrepl.ports.interfaces import Appended
 from synrepl.ports.metrics import Metrics
-from synrepl.ports.response_errors import as_response_error
+from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage import MemoryEngine
-from synrepl.transports.http.append_client import HttpAppender
-from synrepl.transports.http.client import NeverSent
+from synrepl.transports.http.client import HttpAppender
 from tests.http.builders import BROKEN, Answer, SiteCase, Talk, receipt, typing
 from tests.http.test_append_body import BAD
 

@@ -15,7 +15,7 @@ import pytest
 from synrepl.replication.relay.leases import MAX_ANONYMOUS
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact, encode_fact
-from synrepl.transports.http.append_body import MAX_WRITERS
+from synrepl.transports.http.append_routes import MAX_WRITERS
 from synrepl.wire.blocks import MAX_BLOCK, encode_block
 from synrepl.wire.native import ChallengeBody, JoiningBody, WelcomeBody, heartbeat_check
 from synrepl.wire.position import LogPosition

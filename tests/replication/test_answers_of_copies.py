@@ -15,8 +15,7 @@ from synrepl.ports.access import LOCAL
 from synrepl.storage import ImmediateThread
 from synrepl.testing.raw_peer import raw_client
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.server import make_site
-from synrepl.transports.http.services import Services
+from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.settings import ApiSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect

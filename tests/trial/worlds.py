@@ -21,8 +21,7 @@ from synrepl.services import PublisherService, connect, serve
 from synrepl.storage import Log, ReactorThread, SQLEngine, SQLiteDatabase
 from synrepl.streams.catalog import PUSH_RULES
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.server import make_site
-from synrepl.transports.http.services import Services
+from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.settings import ApiSettings
 
 __all__ = ["World", "running_log"]

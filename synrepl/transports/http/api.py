@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from inspect import signature
-from typing import Any, Final, NamedTuple, get_type_hints
+from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 from klein import Klein
@@ -16,20 +16,27 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
+from synrepl.http_api.kinds import BadParameter
 from synrepl.http_api.route import Route
 from synrepl.http_api.routes import ROUTES
 from synrepl.ports.access import Right
 from synrepl.streams import jsontext
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body
-from synrepl.transports.http.append_body import decode_body
 from synrepl.transports.http.authorization import AccessCheck, check_right, check_streams
 from synrepl.transports.http.call import ApiState, Call
-from synrepl.transports.http.content_digest import HEADER, content_digest, is_digest_wanted, matches_digest
+from synrepl.transports.http.headers import (
+    CONTENT_DIGEST,
+    content_digest,
+    headers,
+    is_digest_wanted,
+    matches_digest,
+)
 from synrepl.transports.http.origin_check import check_content_type
-from synrepl.transports.http.query import headers, read_parameters
-from synrepl.transports.http.services import Services
+from synrepl.transports.http.server import Services
 
-__all__ = ["Api", "Handler", "handler_of"]
+__all__ = ["Api", "Handler", "decode_body", "handler_of"]
+
+T = TypeVar("T")
 
 UNAUTHORIZED: Final = 401
 SYNAPSE: Final = b"/_synapse/"
@@ -93,7 +100,7 @@ class Api:
         route, request = call.route, call.request
         self._check_access(call)
         _check_digest(request)
-        call.query = read_parameters(request, route)
+        call.query = _read_parameters(request, route)
         handler = handler_of(route.name)
         if handler.decoder is None:
             content = await handler.function(call)
@@ -166,6 +173,28 @@ def _read_body(call: Call, decoder: "msgspec.json.Decoder[Any]", *, is_optional:
     return decode_body(decoder, body if body or not is_optional else b"{}")
 
 
+def decode_body(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
+    """Decode a JSON body. Raises `ApiError`."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise ApiError("bad_request", str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError("bad_json", f"the body is not JSON: {error}") from error
+    except RecursionError:
+        raise ApiError("bad_json", "the JSON body is nested too deeply") from None
+
+
+def _read_parameters(request: Any, route: Route) -> dict[str, Any]:
+    """Return the values of the route's parameters, by name; unknown ones are ignored. Raises `ApiError`."""
+    texts = [(one, request.args.get(one.name.encode(), ())) for one in route.query]
+    texts += [(one, request.requestHeaders.getRawHeaders(one.name.encode()) or ()) for one in route.headers]
+    try:
+        return {one.name: one.kind.read(one.name, found) for one, found in texts}
+    except BadParameter as error:
+        raise ApiError(error.code, error.why) from None
+
+
 def _encode(content: Any) -> bytes:
     if isinstance(content, bytes):
         return content
@@ -185,7 +214,7 @@ def _refuse(request: Any, refused: ApiError) -> bytes:
 
 def _check_digest(request: Any) -> None:
     """Raises `ApiError` if the body does not match its Content-Digest."""
-    digests = headers(request, HEADER)
+    digests = headers(request, CONTENT_DIGEST)
     if not digests or request.method != b"POST":  # the path of a file has its checksum
         return
     body = request.content.read()
@@ -196,4 +225,4 @@ def _check_digest(request: Any) -> None:
 
 def _set_digest(request: Any, body: bytes) -> None:
     if is_digest_wanted(request.requestHeaders):
-        request.setHeader(HEADER.encode(), content_digest(body).encode())
+        request.setHeader(CONTENT_DIGEST.encode(), content_digest(body).encode())

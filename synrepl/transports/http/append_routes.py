@@ -1,45 +1,95 @@
 """Handlers of appends: to one stream, or to several together."""
 
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from twisted.internet.defer import DeferredList
 
+from synrepl.errors import RowError
+from synrepl.http_api.kinds import BAD_WRITER
 from synrepl.ports.interfaces import Appended
+from synrepl.ports.time import sleep
+from synrepl.replication.write_forwarder import PostedFacts
+from synrepl.transports.http.api import decode_body
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.append_body import AppendBody, check_append, check_writer, read_facts
-from synrepl.transports.http.batch_append import BatchAnswer, BatchBody, append_all
-from synrepl.transports.http.call import Call
+from synrepl.transports.http.authorization import check_streams
+from synrepl.transports.http.call import Call, check_checksum
+from synrepl.wire.blocks import MAX_FACT
+from synrepl.wire.text import is_name
 
-__all__ = ["append", "append_batch"]
+__all__ = ["MAX_WRITERS", "AppendBody", "BatchAnswer", "BatchBody", "append", "append_batch"]
 
 FILES: Final = "files"
+
+FACTS_AT_ONCE: Final = 1_000
+"""Facts validated before control returns to the reactor: about five milliseconds of work."""
+
+MAX_KEY: Final = 255
+
+MAX_WRITERS: Final = 1_000
+"""Maximum number of writers per stream that posts can create. Every follower learns each of them, and they
+are never removed.
+"""
+
+MAX_STAGED_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size of a staged file; the same as for a posted body."""
+
+
+class AppendBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A posted body: `facts` is a list of facts, each an unparsed JSON array of rows."""
+
+    facts: list[msgspec.Raw]
+    writer: str | UnsetType = UNSET
+    idempotency_key: str | UnsetType = UNSET
+
+
+class StreamAppend(msgspec.Struct, forbid_unknown_fields=True):
+    """Facts of one stream and writer."""
+
+    stream: str
+    facts: list[msgspec.Raw]
+    writer: str | UnsetType = UNSET
+
+
+class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A posted batch: `appends`, or `staged`, the checksum of a file with such a body."""
+
+    appends: list[StreamAppend] | UnsetType = UNSET
+    staged: str | UnsetType = UNSET
+    idempotency_key: str | UnsetType = UNSET
+
+
+class BatchAnswer(msgspec.Struct, frozen=True):
+    """The epoch, and the results of the appends."""
+
+    epoch: int
+    appends: list[Appended]
+
+
+_batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 
 
 async def append(call: Call, body: AppendBody) -> Appended:
     """Append facts of one stream; a replica forwards them to its primary."""
     services, name = call.services, call.path["stream"]
-    stream = services.table[name]
+    _ = services.table[name]  # an unknown stream is refused first
     forwarder = services.write_forwarder
-    is_forwarded = forwarder is not None and forwarder.is_active
-    posted = check_append(body)
-    if not is_forwarded and posted.writer is not UNSET:
-        check_writer(posted, name, services.log.positions(name), services.settings.instance_name)
-    facts = await read_facts(stream, posted, services.clock)
-    writer = posted.writer if isinstance(posted.writer, str) else None
-    key = posted.idempotency_key if isinstance(posted.idempotency_key, str) else None
-    if forwarder is None or not is_forwarded:
+    if forwarder is not None and not forwarder.is_active:
+        forwarder = None
+    writer, key = _checked_names(body.writer, body.idempotency_key)
+    if forwarder is None:
+        _check_new_writer(call, name, writer, services.log.positions(name))
+    facts = await _read_facts(call, name, body.facts)
+    if forwarder is None:
         return await services.log.append(name, writer or services.settings.instance_name, facts, key=key)
-
-    from synrepl.replication.write_forwarder import PostedFacts  # only replicas need it in memory
-
     via: str | None = call.query["via"]
     return await forwarder.forward(
         PostedFacts(
             stream=name,
-            facts=[bytes(fact) for fact in posted.facts],
+            facts=[bytes(fact) for fact in body.facts],
             writer=writer,
             key=key,
             files=_files_of(name, facts) if call.query["files"] else (),
@@ -52,14 +102,105 @@ async def append(call: Call, body: AppendBody) -> Appended:
 
 
 async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
-    """Append facts of several streams and writers together. A replica refuses."""
-    services = call.services
+    """Append facts of several streams and writers; return their results once all are durable.
+
+    Every row is validated before anything is stored. Each append is atomic and has its own idempotency key,
+    derived from the request's: a retry stores only the missing appends. A replica refuses.
+    """
+    services, log = call.services, call.services.log
     if services.write_forwarder is not None and services.write_forwarder.is_active:
         if services.roles is not None and (stopped := services.roles.forwarding_refusal("")) is not None:
             raise stopped
         why = "this daemon is a replica: post the batch to the primary, or post each stream by itself"
         raise ApiError("not_primary", why)
-    return await append_all(body, services, call.access)
+    appends, batch_key = body.appends, body.idempotency_key
+    if (appends is UNSET) == (body.staged is UNSET):
+        raise ApiError("bad_request", "a batch needs either appends or staged, not both")
+    if isinstance(body.staged, str):
+        appends = decode_body(_batch_decoder, await _read_staged(call, body.staged)).appends
+    requests: list[tuple[str, str, list[bytes], str | None]] = []
+    writers: dict[str, set[str]] = {}
+    for number, one in enumerate(appends if isinstance(appends, list) else []):
+        check_streams(call.access, one.stream)
+        writer, key = _checked_names(one.writer, UNSET if batch_key is UNSET else f"{batch_key}/{number}")
+        if (known := writers.get(one.stream)) is None:
+            known = writers[one.stream] = set(log.positions(one.stream))
+        _check_new_writer(call, one.stream, writer, known)
+        facts = await _read_facts(call, one.stream, one.facts)
+        known.add(writer or services.settings.instance_name)
+        requests.append((one.stream, writer or services.settings.instance_name, facts, key))
+    # Started together, so that they share a commit.
+    results: list[Any] = await DeferredList(
+        [log.append(stream, writer, facts, key=key) for stream, writer, facts, key in requests],
+        consumeErrors=True,
+    )
+    for is_kept, result in results:
+        if not is_kept:
+            result.raiseException()
+    return BatchAnswer(log.epoch, [result for _, result in results])
+
+
+def _checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str | None, str | None]:
+    """Return the posted writer and idempotency key. Raises `ApiError` if one is invalid."""
+    if writer is not UNSET and not is_name(writer):
+        raise ApiError("bad_writer", BAD_WRITER)
+    if key is not UNSET and not (0 < len(key) <= MAX_KEY and key.isprintable()):
+        raise ApiError("bad_request", f"idempotency_key must have 1 to {MAX_KEY} printable characters")
+    return None if writer is UNSET else writer, None if key is UNSET else key
+
+
+def _check_new_writer(call: Call, stream: str, writer: str | None, known: Collection[str]) -> None:
+    """Raises `ApiError` if this writer would exceed the stream's limit of writers.
+
+    `known` are the stream's writers. This daemon's own instance may always write.
+    """
+    if writer in (None, call.services.settings.instance_name) or writer in known or len(known) < MAX_WRITERS:
+        return
+    why = (
+        f"{stream} has {len(known)} writers, the limit is {MAX_WRITERS}, and {writer} would be one more."
+        " Post under a name that the stream has, or without a writer; keep a process's name over restarts"
+    )
+    raise ApiError("too_many_writers", why)
+
+
+async def _read_facts(call: Call, name: str, posted: Sequence[msgspec.Raw]) -> list[bytes]:
+    """Return the facts of a stream in canonical form.
+
+    Raises `ApiError` for the first invalid row, and for a fact that is too large to send to replicas.
+    """
+    stream = call.services.table[name]
+    facts: list[bytes] = []
+    for raw in posted:
+        if len(facts) % FACTS_AT_ONCE == FACTS_AT_ONCE - 1:
+            await sleep(call.services.clock, 0)
+        try:
+            fact = stream.canonical_fact(bytes(raw))
+        except RowError as error:
+            why = f"fact {len(facts)}, row {error.index}: {error.why}"
+            raise ApiError("bad_row", why) from error
+        if len(fact) > MAX_FACT:
+            why = f"fact {len(facts)} would be kept in {len(fact)} bytes; the limit is {MAX_FACT}"
+            raise ApiError("too_large", why)
+        facts.append(fact)
+    return facts
+
+
+async def _read_staged(call: Call, sha256: str) -> bytes:
+    """Read the staged file with this checksum."""
+    check_checksum(sha256)
+    files = call.services.files
+    file = None if files is None else await files.open(sha256)
+    if files is None or file is None:
+        raise ApiError(
+            "no_such_file", f"no staged file {sha256}: upload it with PUT /v1/files/sha256/{sha256}"
+        )
+    try:
+        if file.size > MAX_STAGED_BYTES:
+            why = f"the staged file has {file.size} bytes; the limit is {MAX_STAGED_BYTES}"
+            raise ApiError("too_large", why)
+        return await files.read(file, 0, file.size)
+    finally:
+        files.release(file)
 
 
 def _passed_on(uri: bytes) -> Sequence[tuple[bytes, bytes]]:

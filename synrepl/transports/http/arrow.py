@@ -6,20 +6,16 @@ from typing import Any, Final
 
 from twisted.internet.threads import deferToThreadPool
 
+from synrepl.http_api.routes import ARROW
 from synrepl.replication.feed import Feed, PageStep
 from synrepl.storage import ImmediateThread, Log
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.changelog_query import ChangelogQuery
-from synrepl.transports.http.query import header
+from synrepl.transports.http.headers import header
 
-__all__ = ["ARROW", "ArrowForm", "arrow_form"]
-
-ARROW: Final = b"application/vnd.apache.arrow.stream"
-
-END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""The end-of-stream marker of the format: a message of length 0."""
+__all__ = ["ArrowForm", "arrow_form"]
 
 PAGE_FACTS: Final = 5_000
 """Facts per record batch: about a megabyte."""
@@ -47,7 +43,9 @@ class ArrowForm:
     Python loop over the facts would take twice the time and block the reactor.
     """
 
-    content_type = ARROW
+    CONTENT_TYPE = ARROW
+    END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+    """The marker of the end, a message of length 0. Without it, a stream was truncated."""
 
     def __init__(self, run: Run, *, checked: bool) -> None:
         self._run = run
@@ -64,10 +62,6 @@ class ArrowForm:
         if not feed.advance(upto, text.count(b"\n") + 1 if text else 0) or not text:
             return b""
         return await self._run(lambda: _batch(text, self._checked))
-
-    def end(self) -> bytes:
-        """Encode the marker that distinguishes a complete stream from a truncated one."""
-        return END
 
 
 def _schema(checked: bool) -> Any:
@@ -108,7 +102,7 @@ def arrow_form(request: Any, query: ChangelogQuery, clock: Any) -> ArrowForm | N
 
     `clock` is the reactor, whose thread pool does the work. Test clocks have none: then it is done at once.
     """
-    if ARROW.decode() not in (header(request, "accept") or ""):
+    if ARROW not in (header(request, "accept") or ""):
         return None
     if query.follow or query.epoch_starts or query.receipts:
         why = "Arrow supports only closed ranges of facts; for follow, epoch_starts or receipts use NDJSON"

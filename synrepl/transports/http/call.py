@@ -1,22 +1,30 @@
 """One request of a route, as its handler sees it."""
 
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IPushProducer
+from twisted.logger import Logger
+from zope.interface import implementer
 
 from synrepl.http_api.route import Route
 from synrepl.ports.access import Access
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.log_waiters import TooManyWaiting
+from synrepl.replication.relay import ReplicaRegistry
+from synrepl.replication.roles import RoleManager
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.holdings_check import check_readable
-from synrepl.transports.http.services import Services
+from synrepl.transports.http.server import Services
 
 if TYPE_CHECKING:
-    from synrepl.replication.relay import ReplicaRegistry
-    from synrepl.replication.roles import RoleManager
-    from synrepl.transports.http.changelog import Changelog
+    from synrepl.transports.http.changelog_feed import ChangelogFeed  # loaded with the first reader
 
-__all__ = ["ApiState", "Call"]
+__all__ = ["ApiState", "Call", "Valve", "check_checksum"]
+
+_checksum: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class ApiState:
@@ -25,18 +33,41 @@ class ApiState:
     def __init__(self, services: Services) -> None:
         self.services = services
         self.started_at = services.clock.seconds() if services.started_at is None else services.started_at
+        self.feed: ChangelogFeed | None = None
+        """Feeds the endless readers of the changelog; made for the first of them."""
 
-    @cached_property
-    def changelog(self) -> "Changelog":
-        """Serves the log."""
-        from synrepl.transports.http.changelog import Changelog  # loaded on first use, to save memory
 
-        services = self.services
-        return Changelog(services.log, services.publisher, services.clock, services.publisher.waiters)
+@implementer(IPushProducer)
+class Valve:
+    """Tracks whether the transport accepts data."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._waiter: Deferred[None] | None = None
+
+    async def wait_open(self) -> None:
+        """Wait until the transport accepts data."""
+        if not self.is_open:
+            self._waiter = Deferred()
+            await self._waiter
+
+    def pauseProducing(self) -> None:
+        self.is_open = False
+
+    def resumeProducing(self) -> None:
+        self.is_open = True
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.called:
+            waiter.callback(None)
+
+    def stopProducing(self) -> None:
+        """Do nothing: the handler is cancelled when the client disconnects."""
 
 
 class Call:
     """A request: the variable parts of its `path`, its `query` and headers by name, the peer's `access`."""
+
+    _logger = Logger()
 
     def __init__(self, state: ApiState, route: Route, request: Any, path: dict[str, str]) -> None:
         self.state = state
@@ -53,27 +84,34 @@ class Call:
         return access
 
     @property
-    def holdings(self) -> Holdings:
-        """The streams and writers that this daemon holds."""
-        return self.services.publisher.holdings
-
-    @property
-    def roles(self) -> "RoleManager":
+    def roles(self) -> RoleManager:
         """The roles. Raises `ApiError` if this daemon has none."""
         if self.services.roles is None or self.services.relays is None:
             raise _no_replication()
         return self.services.roles
 
     @property
-    def registry(self) -> "ReplicaRegistry":
+    def registry(self) -> ReplicaRegistry:
         """The replicas. Raises `ApiError` if this daemon serves none."""
         if self.services.relays is None:
             raise _no_replication()
         return self.services.relays
 
+    # -- reads of a copy -----------------------------------------------------------------------------------
+
+    @property
+    def holdings(self) -> Holdings:
+        """The streams and writers that this daemon holds."""
+        return self.services.publisher.holdings
+
+    def check_readable(self) -> None:
+        """Raises `ApiError` while this daemon has no complete copy."""
+        if why := self.holdings.unreadable():
+            raise ApiError("not_ready", why, moved_to=self.holdings.primary_address)
+
     def check_fresh(self) -> None:
         """Raises `ApiError` if this daemon has no complete copy, or a stale one that it refuses to serve."""
-        check_readable(self.holdings)
+        self.check_readable()
         services = self.services
         if (
             services.settings.refuse_stale_reads
@@ -81,6 +119,28 @@ class Call:
             and (reasons := services.replication.not_ready_reasons())
         ):
             raise ApiError("not_ready", reasons[0][0])
+
+    def check_held(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
+        """Raises `ApiError` if one of these streams or writers is not held by this daemon.
+
+        An empty response would claim that there are no facts.
+        """
+        if why := self.holdings.lacks(streams, writers):
+            raise self.filtered_error(why)
+
+    def filtered_error(self, why: str) -> ApiError:
+        """Make the error for a read of facts that the filter of this copy leaves out."""
+        return ApiError("filtered", why, moved_to=self.holdings.primary_address)
+
+    def set_held_headers(self) -> None:
+        """Set headers that list the held streams and writers, if this copy is filtered."""
+        held = self.holdings.filter
+        for name, names in (
+            (b"synrepl-holds-streams", held.streams),
+            (b"synrepl-holds-writers", held.writers),
+        ):
+            if names is not None:
+                self.request.setHeader(name, ",".join(sorted(names)).encode())
 
     async def read_your_writes(self) -> None:
         """Wait until the log reaches the query's ``min_serial``.
@@ -95,6 +155,38 @@ class Call:
         if not is_here:
             why = f"serial {serial} has not arrived yet; this log is at {log.serial}"
             raise ApiError("not_here_yet", why, serial=serial, at=log.serial)
+
+    # -- responses of unknown length -----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def streaming(self) -> AsyncIterator[Valve]:
+        """Yield the valve of a response; an error while it is written aborts the connection."""
+        request, valve = self.request, Valve()
+        request.registerProducer(valve, True)
+        try:
+            yield valve
+        except CancelledError:
+            raise
+        except Exception as failure:
+            if isinstance(failure, ApiError):
+                self._logger.info("{route} aborted: {why}", route=self.route.path, why=failure.message)
+            else:
+                self._logger.failure("{route} aborted", route=self.route.path)
+            disconnected = request.notifyFinish()
+            # A proper end would claim that the response is complete.
+            request.channel.transport.abortConnection()
+            try:
+                await disconnected
+            except Exception as error:
+                raise CancelledError from error
+        else:
+            request.unregisterProducer()
+
+
+def check_checksum(text: str) -> None:
+    """Raises `ApiError` unless this is a SHA-256 checksum in hexadecimal."""
+    if not _checksum.fullmatch(text):
+        raise ApiError("bad_checksum", "a checksum has 64 hexadecimal digits, in lower case")
 
 
 def _no_replication() -> ApiError:

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.errors import NotConnected
 from synrepl.http_api.routes import CHANGELOG, DIGESTS, STATUS
 from synrepl.transports.http.http_client import (
     DaemonClient,
@@ -14,7 +13,7 @@ from synrepl.transports.http.http_client import (
     public_url,
 )
 from synrepl.transports.http.messages import DigestsAnswer
-from synrepl.transports.http.response_body import BodyLines, iterate_lines
+from synrepl.transports.http.response_body import BodyLines
 
 __all__ = ["ChangelogClient", "FirstAnswer"]
 
@@ -50,16 +49,16 @@ class ChangelogClient(DaemonClient):
         """
         url = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit).url(self._base_url)
         response = await self._http.open("GET", url, None, extra_seconds=wait)
-        lines = BodyLines()
-        response.deliverBody(lines)
+        lines = BodyLines.of(response, public_url(url))
         count = 0
         try:
-            async for text in iterate_lines(lines, public_url(url)):
-                handled = on_line(text)
-                if isawaitable(handled):
-                    await handled
-                since = _serial(text, public_url(url))
-                count += 1
+            while batch := await lines.next():
+                for text in batch:
+                    handled = on_line(text)
+                    if isawaitable(handled):
+                        await handled
+                    since = _serial(text, public_url(url))
+                count += len(batch)
         finally:
             lines.stop()
         if limit is not None and count >= limit:
@@ -115,21 +114,15 @@ class ChangelogClient(DaemonClient):
         )
         url = request.url(self._base_url)
         response = await self._http.open("GET", url, None, extra_seconds=0.0)
-        lines = BodyLines()
-        response.deliverBody(lines)
         silence = 3 * heartbeat if silence is None else silence
+        lines = BodyLines.of(response, public_url(url), clock=self._reactor, silence=silence)
         try:
             if on_begin is not None:
                 on_begin(_response_head(response))
-            while True:
-                while batch := lines.pop_lines():
-                    handled = on_lines(batch)
-                    if isawaitable(handled):
-                        await handled
-                if lines.end is not None:
-                    return lines.check_complete(public_url(url))
-                if not await lines.wait_within(silence, self._reactor):
-                    raise NotConnected(f"{public_url(url)} was silent for {silence:g} seconds")
+            while batch := await lines.next():
+                handled = on_lines(batch)
+                if isawaitable(handled):
+                    await handled
         finally:
             lines.stop()
 

@@ -11,6 +11,7 @@ from synrepl.replication.log_pages import read_page
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.ring import RingGroup
 from synrepl.storage import Log
+from synrepl.transports.http.call import Valve
 from synrepl.transports.http.changelog_lines import (
     command_line,
     encode_page,
@@ -19,9 +20,7 @@ from synrepl.transports.http.changelog_lines import (
     held_line,
     line_encoder,
 )
-from synrepl.transports.http.changelog_query import ChangelogQuery
-from synrepl.transports.http.query_feed import query_feed, stop_error
-from synrepl.transports.http.streaming import Valve
+from synrepl.transports.http.changelog_query import ChangelogQuery, query_feed, stop_error
 from synrepl.wire.grammar import Command
 
 __all__ = ["ChangelogFeed"]

@@ -6,7 +6,6 @@ its name and content.
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Final
 from zlib import crc32
 
 import msgspec
@@ -18,7 +17,6 @@ from synrepl.streams.facts import Fact, encode_fact
 from synrepl.wire.filter import Filter
 
 __all__ = [
-    "NDJSON",
     "checked_line",
     "command_line",
     "ephemeral_line",
@@ -32,8 +30,6 @@ __all__ = [
     "line_encoder",
     "LineEncoder",
 ]
-
-NDJSON: Final = b"application/x-ndjson"
 
 
 def checked_line(fact: Fact) -> bytes:

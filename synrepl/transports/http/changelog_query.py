@@ -1,19 +1,25 @@
-"""The query of a changelog request."""
+"""The query of a changelog request: the facts that it selects, and whether this log has them."""
 
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import msgspec
 
 from synrepl.http_api.kinds import MAX_INTEGER
 from synrepl.ports.access import Right
+from synrepl.ports.interfaces import ILog
+from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
+from synrepl.replication.feed import EphemeralMode, Feed, Stop
+from synrepl.replication.ring import Ring
+from synrepl.storage import Log
+from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check_right, check_streams
-from synrepl.transports.http.holdings_check import check_held
+from synrepl.transports.http.call import Call
 from synrepl.wire.filter import ALL, Filter
 
-if TYPE_CHECKING:
-    from synrepl.transports.http.call import Call
+__all__ = ["ChangelogQuery", "check_position", "query_feed", "read_query", "stop_error"]
 
-__all__ = ["ChangelogQuery", "read_query"]
+CODES: Final = {"ahead": "ahead_of_log"}
+"""Codes that have another name over HTTP."""
 
 
 class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +54,7 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
         return not self.filter.is_open if self.checksum is None else self.checksum
 
 
-def read_query(call: "Call") -> ChangelogQuery:
+def read_query(call: Call) -> ChangelogQuery:
     """Return the query of this request. Without names, it selects all streams that the peer may see.
 
     Raises `ApiError`, also for streams and writers that this daemon does not hold; `UnknownStream` for
@@ -59,7 +65,7 @@ def read_query(call: "Call") -> ChangelogQuery:
     for name in sorted(streams or ()):
         _ = call.services.table[name]
         check_streams(access, name)
-    check_held(call.holdings, streams or (), writers or ())
+    call.check_held(streams or (), writers or ())
     origin = values.pop("commands", None)
     if origin is not None:
         check_right(access, Right.REPLICATE)
@@ -69,3 +75,61 @@ def read_query(call: "Call") -> ChangelogQuery:
 
 
 _FIELDS: Final = frozenset(ChangelogQuery.__struct_fields__)
+
+
+def query_feed(log: Log, query: ChangelogQuery, ring: Ring | None = None) -> Feed:
+    """Make the feed of this query. Without a `ring` it reads every fact from the log."""
+    return Feed(
+        log,
+        ring,
+        after=query.since,
+        epoch=query.epoch,
+        filter=query.filter,
+        upto=query.upto,
+        limit=query.limit,
+        epochs=query.epoch_starts,
+        receipts=query.receipts,
+        ephemeral=EphemeralMode.HELD if query.ephemeral else EphemeralMode.NONE,
+        compacted=query.compacted,
+        whole_groups=False,
+    )
+
+
+async def check_position(log: ILog, query: ChangelogQuery) -> None:
+    """Raises `ApiError` unless this log contains the reader's position and every fact after it."""
+    reader = ReaderPosition(
+        history=query.history,
+        serial=query.since,
+        epoch=query.epoch,
+        digest=query.digest,
+        compacted=query.compacted,
+        digest_decides=True,
+    )
+    mismatch = history_mismatch(log, reader) or await position_mismatch(log, reader)
+    if mismatch is None:
+        return
+    if mismatch.code == "trimmed":
+        raise _trimmed_error(log, query.since)
+    raise _refusal(log, CODES.get(mismatch.code, mismatch.code), mismatch.message)
+
+
+def stop_error(log: ILog, feed: Feed, stop: Stop) -> ApiError:
+    """Make the error for a reader that would miss facts, or mix two histories."""
+    if stop is Stop.TRIMMED:
+        return _trimmed_error(log, feed.serial)
+    why = "the log was replaced by a snapshot meanwhile: send the request again"
+    return ApiError("replaced", why)
+
+
+def _trimmed_error(log: ILog, since: int) -> ApiError:
+    """Make the error for a reader whose position was trimmed."""
+    trimmed_upto = log.trimmed_upto.serial
+    why = (
+        f"the log was trimmed up to serial {trimmed_upto}; "
+        f"request the remaining facts after {since} with compacted=true"
+    )
+    return _refusal(log, "trimmed", why, trimmed_upto=trimmed_upto)
+
+
+def _refusal(log: ILog, code: str, message: str, **extra: Any) -> ApiError:
+    return ApiError(code, message, serial=log.serial, epoch=log.epoch, **extra)

@@ -1,37 +1,111 @@
 """Handlers of the log: the changelog, its extent, and digests."""
 
-from typing import TYPE_CHECKING
+from typing import Final
 
-from synrepl.http_api.routes import READER
-from synrepl.transports.http.arrow import arrow_form
+import msgspec
+
+from synrepl.http_api.routes import NDJSON, READER
+from synrepl.ports.history import EpochStart, LogRange
+from synrepl.replication.feed import PageStep, Stop
+from synrepl.replication.log_pages import read_page
+from synrepl.streams.positions import VClock
+from synrepl.transports.http.arrow import ArrowForm, arrow_form
 from synrepl.transports.http.call import Call
-from synrepl.transports.http.changelog_query import read_query
-from synrepl.transports.http.holdings_check import set_held_header
-from synrepl.transports.http.log_extent import ExtentAnswer, measure_extent
+from synrepl.transports.http.changelog_feed import ChangelogFeed
+from synrepl.transports.http.changelog_lines import encode_page, epoch_start_line
+from synrepl.transports.http.changelog_query import (
+    ChangelogQuery,
+    check_position,
+    query_feed,
+    read_query,
+    stop_error,
+)
 from synrepl.transports.http.messages import DigestsAnswer
+from synrepl.transports.http.replica_routes import renew_lease
 
-if TYPE_CHECKING:
-    from synrepl.transports.http.changelog_query import ChangelogQuery
+__all__ = ["ExtentAnswer", "digests", "extent", "read"]
 
-__all__ = ["digests", "extent", "read"]
+MAX_FACTS: Final = 2**62
+
+
+class ExtentAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts after `since`, up to `serial`: their number, the bytes of their rows, and their tokens.
+
+    `clock` has the highest token of each stream and writer among them; merged into a reader's positions, it
+    gives those after the read. `epoch` and `digest` are those at `serial`.
+    """
+
+    since: int
+    serial: int
+    epoch: int
+    digest: str | None
+    history: str
+    facts: int
+    bytes: int
+    clock: dict[str, dict[str, int]]
+    committed_at_ms: int
+    trimmed_upto: int
+    head: int
 
 
 async def read(call: Call) -> None:
-    """Serve the log from a serial on."""
+    """Serve the log from a serial on: up to the head, or endlessly.
+
+    The head is fixed when the first fact is found: a response ends however fast the log grows, unless the
+    query is to `follow`. The header ``Synrepl-Serial`` is that head: without a limit, the response has every
+    selected fact up to it.
+    """
     query = read_query(call)
-    form = arrow_form(call.request, query, call.services.clock)
+    arrow = arrow_form(call.request, query, call.services.clock)
     await _prepare(call, query)
-    set_held_header(call.request, call.holdings)
-    await call.state.changelog.serve(call.request, query, form)
+    if query.follow:
+        await _follow(call, query)
+    else:
+        await _FiniteResponse(call, query, arrow).serve()
 
 
 async def extent(call: Call) -> ExtentAnswer:
-    """Return the number and size of facts from a serial on."""
-    query = read_query(call)
+    """Measure the facts from a serial on, up to ``limit`` facts, ``upto`` or the head: for planning reads.
+
+    Raises `ApiError` if the log is replaced or trimmed meanwhile.
+    """
+    query, log = read_query(call), call.services.log
     await _prepare(call, query)
-    await call.state.changelog.check(query)
-    set_held_header(call.request, call.holdings)
-    return await measure_extent(call.services.log, query)
+    feed = query_feed(log, query)
+    head = feed.head
+    total = LogRange(serial=min(query.since, head))
+    clock = VClock()
+    while total.serial < head and (query.limit is None or total.facts < query.limit):
+        step = await log.extent(
+            after=total.serial,
+            upto=head,
+            limit=MAX_FACTS if query.limit is None else query.limit - total.facts,
+            filter=query.filter,
+        )
+        for (stream, writer), token in step.tokens.items():
+            clock = clock.advanced(stream, writer, token)
+        total = LogRange(
+            serial=step.serial,
+            facts=total.facts + step.facts,
+            bytes=total.bytes + step.bytes,
+            at_ms=max(total.at_ms, step.at_ms),
+        )
+        if (stop := feed.next()) in (Stop.TRIMMED, Stop.REPLACED):
+            raise stop_error(log, feed, stop)
+    starts = [start.epoch for start in log.epoch_starts if start.serial < total.serial]
+    return ExtentAnswer(
+        since=query.since,
+        serial=total.serial,
+        epoch=max([1, *starts]),
+        digest=await log.digest_at(total.serial),
+        history=log.history,
+        facts=total.facts,
+        bytes=total.bytes,
+        clock=clock.to_json(),
+        committed_at_ms=total.at_ms,
+        trimmed_upto=log.trimmed_upto.serial,
+        head=log.serial,
+    )
 
 
 async def digests(call: Call) -> DigestsAnswer:
@@ -41,14 +115,108 @@ async def digests(call: Call) -> DigestsAnswer:
     return DigestsAnswer(epoch=log.epoch, serial=log.serial, history=log.history, digests=found)
 
 
-async def _prepare(call: Call, query: "ChangelogQuery") -> None:
-    """Wait for ``min_serial``; renew a named reader's lease, which retains the facts it has not read."""
+async def _prepare(call: Call, query: ChangelogQuery) -> None:
+    """Wait for ``min_serial``, and check that the log has everything that the query selects.
+
+    A named reader's lease is renewed: it retains the facts that the reader has not read.
+    """
     call.check_fresh()
     await call.read_your_writes()
+    call.set_held_headers()
+    await check_position(call.services.log, query)
     reader, registry = call.query[READER], call.services.relays
-    if reader is None or registry is None:
-        return
-    await call.state.changelog.check(query)
-    from synrepl.transports.http.replica_routes import renew_lease  # only with replicas in memory
+    if reader is not None and registry is not None:
+        renew_lease(registry, reader, query.since, query.wait)
 
-    renew_lease(registry, reader, query.since, query.wait)
+
+def _write_head(call: Call, content_type: str, serial: int) -> None:
+    request, log = call.request, call.services.log
+    request.setHeader(b"content-type", content_type.encode())
+    request.setHeader(b"synrepl-serial", b"%d" % serial)
+    request.setHeader(b"synrepl-epoch", b"%d" % log.epoch)
+    request.setHeader(b"synrepl-history", log.history.encode())
+
+
+async def _follow(call: Call, query: ChangelogQuery) -> None:
+    services, request = call.services, call.request
+    _write_head(call, NDJSON, services.log.serial)
+    if request.method == b"HEAD":
+        return
+    # Flush the headers: there may be nothing else to send for a while.
+    request.write(b"")
+    if call.state.feed is None:
+        call.state.feed = ChangelogFeed(services.log, services.publisher, services.clock)
+    async with call.streaming() as valve:
+        await call.state.feed.serve(request, query, valve)
+
+
+class _FiniteResponse:
+    """A response that ends at the head: lines of JSON, or with an `arrow` form record batches."""
+
+    def __init__(self, call: Call, query: ChangelogQuery, arrow: ArrowForm | None) -> None:
+        self._call = call
+        self._query = query
+        self._arrow = arrow
+        self._log = call.services.log
+        self._clock = call.services.clock
+        self._feed = query_feed(self._log, query)
+
+    async def serve(self) -> None:
+        """Write the selected facts. Raises `ApiError` if the log was replaced or trimmed meanwhile."""
+        request, arrow = self._call.request, self._arrow
+        head, text = await self._first_page()
+        preamble = b"" if arrow is None else await arrow.begin()
+        _write_head(self._call, NDJSON if arrow is None else arrow.CONTENT_TYPE, head)
+        if request.method == b"HEAD":
+            return
+        request.write(preamble)
+        self._feed.upto = head
+        async with self._call.streaming() as valve:
+            while text is not None:
+                if text:
+                    request.write(text)
+                if not self._feed.is_done:
+                    await valve.wait_open()
+                text = await self._next_text()
+            if arrow is not None:
+                request.write(arrow.END)
+
+    async def _first_page(self) -> tuple[int, bytes | None]:
+        """Return the head and the first page with facts, or None after the query's `wait`."""
+        query, feed = self._query, self._feed
+        until = self._clock.seconds() + query.wait
+        query_filter = None if query.receipts else query.filter
+        waiters = self._call.services.publisher.waiters
+        while True:
+            head = feed.head
+            text = await self._next_text()
+            if text:
+                return head, text
+            if text is None:
+                left = until - self._clock.seconds()
+                if left <= 0 or feed.is_done:
+                    return head, None
+                group = await waiters.next_group(query_filter, upto=query.upto, timeout=left)
+                if group is not None:
+                    feed.skip(group)
+                elif self._clock.seconds() >= until:
+                    return head, None
+
+    async def _next_text(self) -> bytes | None:
+        """Encode what comes next, which can be empty; None at the end. Raises `ApiError`."""
+        match self._feed.next():
+            case PageStep() as step:
+                return await self._page(step)
+            case EpochStart() as epoch_start:
+                return epoch_start_line(epoch_start)
+            case (Stop.TRIMMED | Stop.REPLACED) as stop:
+                raise stop_error(self._log, self._feed, stop)
+            case _:
+                return None
+
+    async def _page(self, step: PageStep) -> bytes:
+        """Read and encode this page; empty if it has no facts."""
+        if self._arrow is not None:
+            return await self._arrow.page(self._log, self._feed, step)
+        page = await read_page(self._log, self._feed, step)
+        return b"" if page is None else encode_page(page.facts, page.receipts, checked=self._query.checked)

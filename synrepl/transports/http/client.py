@@ -1,48 +1,23 @@
-"""HTTP clients: catch-up, changelog reader, appender.
-
-`HttpCatchUp` works with this daemon and with Synapse's processes, the others with this daemon only. HTTP
-modules are imported on first use: a worker that follows over TCP alone does not load them.
-"""
+"""HTTP clients for workers: catch-up, from this daemon or Synapse's processes, and appends to a daemon."""
 
 import random
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import msgspec
 
-from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.http_api.routes import ALLOCATED, CATCH_UP
-from synrepl.ports.response_errors import (
-    AheadOfLog,
-    ApiResponseError,
-    Fork,
-    NeverSent,
-    NotHereYet,
-    OtherEpoch,
-    OtherHistory,
-    Trimmed,
-)
+from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.routes import ALLOCATED, APPEND, CATCH_UP
+from synrepl.ports.interfaces import Appended
+from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
+from synrepl.streams.jsontext import dumps
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.append_client import HttpAppender
-from synrepl.transports.http.changelog_client import ChangelogClient, FirstAnswer
-from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
+from synrepl.transports.http.http_client import DaemonClient, HttpClient, decode_json, public_url
 
-__all__ = [
-    "AheadOfLog",
-    "FirstAnswer",
-    "Fork",
-    "HttpAppender",
-    "HttpCatchUp",
-    "ChangelogClient",
-    "NeverSent",
-    "NotHereYet",
-    "OtherEpoch",
-    "OtherHistory",
-    "ApiResponseError",
-    "Trimmed",
-]
+__all__ = ["HttpAppender", "HttpCatchUp"]
 
 MIB: Final = 1024 * 1024
 
@@ -139,3 +114,42 @@ def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
         else:
             facts.append((token, [bytes(row)]))
     return MissedFacts(facts=facts, upto=response.upto_token, limited=response.limited)
+
+
+class HttpAppender(DaemonClient):
+    """Appends facts to a daemon's log over HTTP."""
+
+    async def append(
+        self, stream: str, facts: list[list[Any]], writer: str | None = None, key: str | None = None
+    ) -> Appended:
+        """Append facts, each a list of rows; return once they are durable.
+
+        Raises `ApiResponseError` if the daemon refuses them, `NeverSent` if the request was not sent, and
+        `NotConnected` if the outcome is unknown (a retry with the same `key` is idempotent).
+        """
+        content: dict[str, Any] = {"facts": facts}
+        if writer is not None:
+            content["writer"] = writer
+        if key is not None:
+            content["idempotency_key"] = key
+        try:
+            body = dumps(content)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ReplicationError(f"these facts cannot be encoded as JSON: {error}") from error
+        return await self.post(stream, body)
+
+    async def post(
+        self,
+        stream: str,
+        body: bytes,
+        *,
+        query: Sequence[tuple[bytes, bytes]] = (),
+        timeout: float | None = None,
+    ) -> Appended:
+        """Append an encoded body. `timeout`, in seconds, is for this request alone."""
+        request = APPEND.request(stream)
+        if query:
+            request = request._replace(target=f"{request.target}?{urlencode(query)}")
+        return await self._http.call(
+            self._base_url, request, Appended, body=body, max_bytes=64 * MIB, timeout=timeout
+        )

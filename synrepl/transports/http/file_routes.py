@@ -3,18 +3,14 @@
 from typing import Final
 
 import msgspec
-from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.files import Files
 from synrepl.files.file_check import StoredFile
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.byte_ranges import Unsatisfiable, matches, read_range
-from synrepl.transports.http.call import Call
-from synrepl.transports.http.holdings_check import check_held, check_readable, filtered_error
-from synrepl.transports.http.query import header, is_checksum
-from synrepl.transports.http.streaming import streaming
+from synrepl.transports.http.call import Call, check_checksum
+from synrepl.transports.http.headers import Unsatisfiable, header, matches, read_range
 from synrepl.transports.http.uploads import Upload, upload_error
 
 __all__ = ["FileAnswer", "get", "put"]
@@ -24,8 +20,6 @@ BLOCK: Final = 256 * 1024
 
 MAX_HOPS: Final = 8
 STORED_LOCALLY: Final = "the file is stored on this replica, but perhaps not on the primary: upload it again"
-
-_logger: Final = Logger()
 
 
 class FileAnswer(msgspec.Struct, frozen=True):
@@ -63,8 +57,8 @@ async def put(call: Call) -> FileAnswer:
 
 async def get(call: Call) -> None:
     """Send a file or a range of it. The whole file is verified before the first byte is sent."""
-    check_readable(call.holdings)
-    check_held(call.holdings, [call.route.stream])
+    call.check_readable()
+    call.check_held([call.route.stream])
     files = _store(call)
     file = await _open(call, files)
     try:
@@ -76,8 +70,7 @@ async def get(call: Call) -> None:
 def _store(call: Call) -> Files:
     if call.services.files is None:
         raise ApiError("not_found", "this daemon stores no files")
-    if not is_checksum(call.path["sha256"]):
-        raise ApiError("bad_checksum", "a checksum has 64 hexadecimal digits, in lower case")
+    check_checksum(call.path["sha256"])
     return call.services.files
 
 
@@ -90,7 +83,7 @@ async def _open(call: Call, files: Files) -> StoredFile:
         why = f"no fact of the stream files names {sha256}"
         if holdings.filter.writers is not None:
             # This daemon holds only some writers: another writer may have named the file.
-            raise filtered_error(holdings, f"{why}; {holdings.describe()}")
+            raise call.filtered_error(f"{why}; {holdings.describe()}")
         raise ApiError("no_such_file", why)
     why = "it has not been uploaded"
     if files.is_replica:
@@ -130,7 +123,7 @@ async def _send(call: Call, files: Files, file: StoredFile) -> None:
 
 
 async def _write(call: Call, files: Files, file: StoredFile, start: int, count: int) -> None:
-    async with streaming(call.request, _logger) as valve:
+    async with call.streaming() as valve:
         while count > 0:
             data = await files.read(file, start, min(BLOCK, count))
             call.request.write(data)

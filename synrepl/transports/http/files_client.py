@@ -50,14 +50,13 @@ class HttpFiles(DaemonClient):
         url = public_url(GET_FILE.request(sha256).url(self._base_url))
         headers = {"range": [f"bytes={offset}-"]} if offset else {}
         response = await self._respond(self._http.start("GET", url, headers, None), url, None)
-        chunks = BodyChunks()
-        response.deliverBody(chunks)
+        chunks = BodyChunks.of(response, url, clock=self._reactor, silence=self._silence)
         try:
             if response.code == 416 and offset:
                 # The local part is complete already; its checksum will be verified.
                 return
             if response.code not in {200, 206}:
-                raise as_response_error(response.code, await self._refusal(chunks, url), url)
+                raise as_response_error(response.code, await _error_body(chunks), url)
             skip = 0 if response.code == 206 else offset
             room = self._max_bytes - offset + skip
             if response.code == 206:
@@ -66,7 +65,7 @@ class HttpFiles(DaemonClient):
                     raise RemoteProtocolError(
                         f"{url} sent {content_range or 'no range'} instead of the bytes from {offset}"
                     )
-            while (data := await chunks.next_chunk(self._silence, self._reactor, url)) is not None:
+            while data := b"".join(await chunks.next()):
                 room -= len(data)
                 if room < 0:
                     raise RemoteProtocolError(f"{url} sent more than {self._max_bytes} bytes")
@@ -74,7 +73,7 @@ class HttpFiles(DaemonClient):
                 skip -= min(skip, len(data))
                 if selected:
                     await on_chunk(selected)
-            chunks.check_complete(url)
+            chunks.check_complete()
         finally:
             chunks.stop()
 
@@ -85,11 +84,10 @@ class HttpFiles(DaemonClient):
         url = public_url(PUT_FILE.request(sha256, hops=hops).url(self._base_url))
         body = _Body(size, read)
         response = await self._respond(self._http.start("PUT", url, {}, body), url, body)
-        chunks = BodyChunks()
-        response.deliverBody(chunks)
+        chunks = BodyChunks.of(response, url, clock=self._reactor, silence=self._silence)
         try:
             if response.code not in {200, 201}:
-                raise as_response_error(response.code, await self._refusal(chunks, url), url)
+                raise as_response_error(response.code, await _error_body(chunks), url)
         finally:
             chunks.stop()
 
@@ -109,15 +107,14 @@ class HttpFiles(DaemonClient):
         finally:
             idle_timeout.stop()
 
-    async def _refusal(self, chunks: BodyChunks, url: str) -> bytes:
-        """Read the body of an error response, up to the limit, or until the server is silent."""
-        body = b""
-        with suppress(NotConnected):
-            while len(body) < MAX_ERROR_BYTES and (
-                data := await chunks.next_chunk(self._silence, self._reactor, url)
-            ):
-                body += data
-        return body
+
+async def _error_body(chunks: BodyChunks) -> bytes:
+    """Read the body of an error response, up to the limit, or until the server is silent."""
+    body = b""
+    with suppress(NotConnected):
+        while len(body) < MAX_ERROR_BYTES and (data := b"".join(await chunks.next())):
+            body += data
+    return body
 
 
 class _IdleTimeout:

@@ -14,7 +14,7 @@ from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import HttpRequest
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.content_digest import HEADER, WANTED, content_digest, matches_digest
+from synrepl.transports.http.headers import CONTENT_DIGEST, WANT_DIGEST, content_digest, matches_digest
 from synrepl.transports.http.response_body import collect_body, describe_error
 from synrepl.wire.text import printable
 
@@ -164,12 +164,12 @@ class HttpClient:
         return await _verified_body(await self._open(method, url, body, host), max_bytes, public_url(url))
 
     async def _open(self, method: str, url: str, body: bytes | None, host: str | None = None) -> Any:
-        headers: dict[str, list[str]] = {WANTED: ["sha-256=1"]}
+        headers: dict[str, list[str]] = {WANT_DIGEST: ["sha-256=1"]}
         if host is not None:
             headers["host"] = [host]
         if body is not None:
             headers["content-type"] = ["application/json"]
-            headers[HEADER] = [content_digest(body)]
+            headers[CONTENT_DIGEST] = [content_digest(body)]
         response = await self.start(method, url, headers, body)
         if response.code != 200:
             body = await _verified_body(response, MAX_ERROR_BYTES, public_url(url))
@@ -208,9 +208,12 @@ def _is_never_sent(error: Exception) -> bool:
 def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
     """Make a treq client; return it with its connection pool."""
     from treq.client import HTTPClient
-    from twisted.web.client import Agent, HTTPConnectionPool
+    from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory
 
-    from synrepl.transports.http.quiet_pool import QuietFactory
+    class QuietFactory(_HTTP11ClientFactory):
+        """Twisted's factory without a log line per connection."""
+
+        noisy = False
 
     pool = HTTPConnectionPool(reactor)
     pool._factory = QuietFactory
@@ -242,6 +245,6 @@ def _tls_error(error: Exception) -> "SSL.Error | None":
 async def _verified_body(response: Any, max_bytes: int, url: str) -> bytes:
     """Read a body and verify its Content-Digest, if it has one."""
     body = await collect_body(response, max_bytes, url)
-    if not matches_digest(body, response.headers.getRawHeaders(HEADER)):
+    if not matches_digest(body, response.headers.getRawHeaders(CONTENT_DIGEST)):
         raise NotConnected(f"{url} sent a corrupted response: its Content-Digest does not match")
     return body

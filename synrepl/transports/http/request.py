@@ -1,22 +1,18 @@
 """Requests with bounded bodies, and error responses without internal details."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from twisted.python.failure import Failure
 from twisted.web.http import RESPONSES, HTTPChannel
 from twisted.web.server import Request, Site
 
+from synrepl.files import Files
 from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body
 from synrepl.transports.http.authorization import AccessCheck
-
-if TYPE_CHECKING:
-    # Imported for types only: a daemon without files should not load these modules.
-    from synrepl.files import Files
-    from synrepl.transports.http.uploads import Upload
+from synrepl.transports.http.uploads import Upload, is_upload
 
 __all__ = ["ApiRequest", "ApiSite"]
 
@@ -62,7 +58,7 @@ class ApiSite(Site):
         clock: IClock,
         guard: AccessCheck,
         max_body: int,
-        files: "Files | None" = None,
+        files: Files | None = None,
         max_file: int = 0,
     ) -> None:
         super().__init__(
@@ -89,21 +85,6 @@ class ApiSite(Site):
 
     def log(self, request: Any) -> None:
         """Write no access log: metrics count requests."""
-
-    def files_for(self, method: bytes, uri: bytes) -> "Files | None":
-        """Return the file store if this request uploads a file, else None."""
-        if self.files is None:
-            return None
-        from synrepl.transports.http.uploads import is_upload
-
-        return self.files if is_upload(method, uri) else None
-
-    @staticmethod
-    def upload(files: "Files", transport: Any, failed: Callable[[ApiError], None]) -> "Upload":
-        """Make the upload for a request's body; `failed` is called if it fails."""
-        from synrepl.transports.http.uploads import Upload
-
-        return Upload(files, transport, failed)
 
 
 class ApiRequest(Request):
@@ -136,14 +117,14 @@ class ApiRequest(Request):
         else:
             self._admitted = site.admitted
             site.admitted.add(self)
-        files = site.files_for(self.channel._command, self.channel._path)
+        files = site.files if is_upload(self.method, self.channel._path) else None
         self._room = self._limit = site.max_body if files is None else site.max_file
         if length is not None and length > self._limit:
             self._refuse_body(self._too_large())
         if files is None or self._is_refused or self._is_dropping:
             super().gotLength(0 if self._is_refused or self._is_dropping else length)
         else:
-            self.content = site.upload(files, self.channel.transport, self._upload_failed)
+            self.content = Upload(files, self.channel.transport, self._upload_failed)
 
     def handleContentChunk(self, data: bytes) -> None:
         if self._is_refused:

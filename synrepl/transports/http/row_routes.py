@@ -10,14 +10,14 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import ConfigError
+from synrepl.ports.interfaces import ILog
+from synrepl.streams.stream import Stream
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
-from synrepl.transports.http.holdings_check import check_held
-from synrepl.transports.http.query import header
-from synrepl.transports.http.row_pages import read_page
+from synrepl.transports.http.headers import header
 from synrepl.wire.dialect import Dialect
 
-__all__ = ["AllocatedAnswer", "allocated", "page", "updates"]
+__all__ = ["AllocatedAnswer", "RowPage", "allocated", "page", "read_page", "updates"]
 
 CATCH_UP_ROWS: Final = 1_000
 
@@ -41,7 +41,7 @@ async def page(call: Call) -> bytes:
     query, log, name = call.query, call.services.log, call.path["stream"]
     stream = call.services.table[name]
     writer = query["writer"] or call.services.settings.instance_name
-    check_held(call.holdings, [name], [writer])
+    call.check_held([name], [writer])
     await call.read_your_writes()
     head = log.positions(name).get(writer, 0)
     rows = await read_page(
@@ -61,7 +61,7 @@ async def allocated(call: Call) -> AllocatedAnswer:
     call.check_fresh()
     services, name = call.services, call.path["stream"]
     _ = services.table[name]
-    check_held(call.holdings, [name])
+    call.check_held([name])
     await call.read_your_writes()
     # Other processes allocate the ids of a table, and clients can wait for ids that this daemon has not
     # seen.
@@ -87,7 +87,7 @@ async def updates(call: Call) -> bytes:
     if stream is None or (dialect and dialect.release not in stream.span):
         raise ApiError("M_UNKNOWN", "Unknown stream")
     writer = _requested_writer(call, name)
-    check_held(call.holdings, [name], [writer])
+    call.check_held([name], [writer])
     await call.read_your_writes()
     texts: Callable[[bytes], list[bytes]] = stream.project_newest
     if dialect is not None:
@@ -126,3 +126,58 @@ def _worker_dialect(request: Any) -> Dialect | None:
         return Dialect.parse(release[1])
     except ConfigError:  # a release without this protocol
         return None
+
+
+class RowPage(msgspec.Struct, frozen=True):
+    """A page: `updates` are ``[token,row]`` texts; up to the token `upto` no row is missing.
+
+    `limited`: more rows follow.
+    """
+
+    updates: list[bytes]
+    upto: int
+    limited: bool
+
+    def body(self, upto_name: bytes) -> bytes:
+        """Encode the response, with `upto` under this name."""
+        return b'{"updates":[%s],"%s":%d,"limited":%s}' % (
+            b",".join(self.updates),
+            upto_name,
+            self.upto,
+            b"true" if self.limited else b"false",
+        )
+
+
+async def read_page(
+    log: ILog,
+    stream: Stream[Any],
+    writer: str,
+    *,
+    after: int,
+    upto: int,
+    limit: int,
+    texts: Callable[[bytes], list[bytes]],
+) -> RowPage:
+    """Read the rows with ``after < token <= upto``; at most `limit`, unless one fact alone has more.
+
+    `texts` returns the rows of a fact in the requested shape. A position beyond `upto` comes from an earlier
+    run of the writer: an ephemeral stream then returns all rows of this run, other streams return none.
+    """
+    if after > upto:
+        if not stream.ephemeral:
+            return RowPage([], upto, False)
+        after = 0
+    facts, limited = await log.read_tokens(
+        stream=stream.name, writer=writer, after=after, upto=upto, serial=log.serial, limit=limit
+    )
+    updates: list[bytes] = []
+    last = after
+    for fact in facts:
+        rows = texts(fact.rows)
+        if updates and len(updates) + len(rows) > limit and fact.token != last:
+            limited = True
+            break
+        head = b"[%d," % fact.token
+        updates += [head + row + b"]" for row in rows]
+        last = fact.token
+    return RowPage(updates, last if limited else upto, limited)

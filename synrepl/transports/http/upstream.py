@@ -98,38 +98,25 @@ class HttpUpstream:
         client: Any = None,
     ) -> None:
         self.where = where
-        self._reactor = reactor
-        self._secret = secret
-        self._settings = settings
-        self._address = address
-        self._origin = origin
-        self._client = client
+        self.reactor = reactor
+        self.settings = settings
+        self.secret = secret
+        self.address = address
+        self.origin = origin
+        self.client = client
 
     async def connect(self, uuid: str, name: str) -> "HttpConversation":
         """Connect, and verify the server name."""
-        conversation = HttpConversation(
-            self._reactor,
-            self.where.http.rstrip("/"),
-            uuid=uuid,
-            name=name,
-            secret=self._secret,
-            registered=not self._settings.anonymous,
-            address=self._address,
-            silence=self._settings.timeout_seconds,
-            origin=self._origin,
-            client=self._client,
-        )
+        conversation = HttpConversation(self, uuid, name)
         try:
             await conversation.greet()
         except BaseException:
             conversation.close()
             raise
         server_name = conversation.welcome.server_name
-        if server_name != self._settings.server_name:
+        if server_name != self.settings.server_name:
             conversation.close()
-            raise NotConnected(
-                f"{self.where} belongs to {server_name}, expected {self._settings.server_name}"
-            )
+            raise NotConnected(f"{self.where} belongs to {server_name}, expected {self.settings.server_name}")
         return conversation
 
 
@@ -138,31 +125,15 @@ class HttpConversation:
 
     _logger = Logger()
 
-    def __init__(
-        self,
-        reactor: Any,
-        url: str,
-        *,
-        uuid: str,
-        name: str,
-        secret: str | Credentials | None,
-        registered: bool,
-        address: Callable[[], str],
-        silence: float,
-        origin: str | None,
-        client: Any,
-    ) -> None:
+    def __init__(self, upstream: HttpUpstream, uuid: str, name: str) -> None:
         self.welcome: WelcomeBody
-        self._reactor = reactor
-        self._url = url
+        self._upstream = upstream
+        self._reactor = upstream.reactor
+        self._url = url = upstream.where.http.rstrip("/")
         self._uuid = uuid
         self._name = name
-        self._registered = registered
-        self._address = address
-        self._silence = silence
-        self._origin = origin
-        self._http = HttpClient(reactor, secret, TIMEOUT_SECONDS, client)
-        self._changelog = ChangelogClient(reactor, url, secret, client=client)
+        self._http = HttpClient(upstream.reactor, upstream.secret, TIMEOUT_SECONDS, upstream.client)
+        self._changelog = ChangelogClient(upstream.reactor, url, upstream.secret, client=upstream.client)
         self._tasks = Tasks(self._logger, "upstream")
         self._events = EventQueue(MAX_QUEUED_EVENTS, on_full=self._pause, on_room=self._resume)
         self._room: Deferred[None] | None = None
@@ -230,7 +201,13 @@ class HttpConversation:
             raise _convert_error(error) from error
 
     async def _join(self, request: JoinRequest) -> None:
-        body = JoinBody(name=self._name, join=request, registered=self._registered, address=self._address())
+        upstream = self._upstream
+        body = JoinBody(
+            name=self._name,
+            join=request,
+            registered=not upstream.settings.anonymous,
+            address=upstream.address(),
+        )
         response = await self._request(JOIN.request(self._uuid), JoinAnswer, body, max_bytes=MAX_JOIN_BYTES)
         position, trimmed_upto = response.position, response.trimmed_upto
         self._events.put(
@@ -258,7 +235,7 @@ class HttpConversation:
                 # The digests of a complete log verify each fact; after trimming or filtering, only checksums
                 # can.
                 checksum=trimmed_upto.serial > 0 or not request.filter.is_open,
-                silence=self._silence,
+                silence=upstream.settings.timeout_seconds,
                 heartbeat=HEARTBEAT_SECONDS,
                 **_filter_parameters(request.filter),
             )
@@ -266,8 +243,12 @@ class HttpConversation:
         self._events.put(Joined(body=JoinedBody(position)))
 
     async def _subscribe(self, request: Subscription) -> None:
+        upstream = self._upstream
         body = SubscribeBody(
-            name=self._name, subscription=request, registered=self._registered, address=self._address()
+            name=self._name,
+            subscription=request,
+            registered=not upstream.settings.anonymous,
+            address=upstream.address(),
         )
         response = await self._request(SUBSCRIBE.request(self._uuid), SubscribeAnswer, body)
         self._head = response.position.serial
@@ -284,8 +265,8 @@ class HttpConversation:
             epoch_starts=True,
             receipts=True,
             ephemeral=True,
-            commands=self._origin,
-            silence=self._silence,
+            commands=upstream.origin,
+            silence=upstream.settings.timeout_seconds,
             heartbeat=HEARTBEAT_SECONDS,
             **_filter_parameters(request.filter),
         )

@@ -1,0 +1,102 @@
+"""Headers of requests and responses: their values, digests of bodies, byte ranges and entity tags."""
+
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+__all__ = [
+    "CONTENT_DIGEST",
+    "WANT_DIGEST",
+    "Unsatisfiable",
+    "content_digest",
+    "header",
+    "headers",
+    "is_digest_wanted",
+    "matches",
+    "matches_digest",
+    "read_range",
+]
+
+
+def headers(request: Any, name: str) -> list[str]:
+    """Return the values of a header, with U+FFFD for bytes that are not UTF-8, where Twisted would raise."""
+    value = request.requestHeaders.getRawHeaders(name.encode()) or ()
+    return [value.decode("utf-8", "replace") for value in value]
+
+
+def header(request: Any, name: str) -> str | None:
+    """Return the last value of a header; None if it is absent."""
+    value = headers(request, name)
+    return value[-1] if value else None
+
+
+# `Content-Digest` (RFC 9530) detects corrupted bodies between daemons: TCP checksums and bad proxies let a
+# changed byte through now and then, and forwarded facts have no digest of their own yet.
+
+CONTENT_DIGEST: Final = "content-digest"
+WANT_DIGEST: Final = "want-content-digest"
+
+_SHA256: Final = "sha-256="
+
+
+def content_digest(body: bytes) -> str:
+    """Return the value of Content-Digest for this body."""
+    return f"{_SHA256}:{b64encode(sha256(body).digest()).decode('ascii')}:"
+
+
+def matches_digest(body: bytes, received: Sequence[str] | None) -> bool:
+    """Whether every SHA-256 digest in these header values is the body's; other algorithms are ignored."""
+    expected = content_digest(body)
+    parts = [part.strip() for value in received or () for part in value.split(",")]
+    return all(part == expected for part in parts if part.lower().startswith(_SHA256))
+
+
+def is_digest_wanted(request_headers: Any) -> bool:
+    """Whether the client requests the digest of the response."""
+    return bool(request_headers.hasHeader(WANT_DIGEST))
+
+
+# Byte ranges and entity tags of requests for files (RFC 9110).
+
+_range: Final = re.compile(
+    r"bytes[ \t]*=[ \t]*([0-9]{0,19})[ \t]*-[ \t]*([0-9]{0,19})", re.ASCII | re.IGNORECASE
+)
+_tag: Final = re.compile(r'(?:W/)?"([^"]*)"')
+
+
+class Unsatisfiable(Exception):
+    """The requested range lies outside the file."""
+
+
+def read_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Return the offset and length of a requested range, of `size` bytes; None for the whole file.
+
+    A header that is not a single byte range is ignored, as the RFC requires. Raises `Unsatisfiable`.
+    """
+    match = None if header is None else _range.fullmatch(header.strip(" \t"))
+    if match is None:
+        return None
+    first, last = match[1], match[2]
+    if not first:
+        if not last:
+            return None
+        count = min(int(last), size)
+        if not count:
+            raise Unsatisfiable
+        return size - count, count
+    start = int(first)
+    if last and int(last) < start:
+        return None
+    if start >= size:
+        raise Unsatisfiable
+    end = min(int(last), size - 1) if last else size - 1
+    return start, end - start + 1
+
+
+def matches(header: str | None, tag: str) -> bool:
+    """Whether a list of entity tags, or ``*``, names this one."""
+    if header is None:
+        return False
+    return header.strip() == "*" or tag in _tag.findall(header)
