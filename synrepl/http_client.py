@@ -1,7 +1,7 @@
 """A blocking HTTP client of a daemon: one request after another.
 
 It is blocking on purpose: commands and Spark tasks need no reactor, and requests stay in order. It imports
-only the errors of synrepl and the routes: executors have nothing else.
+only the errors of synrepl, the routes and the error codes: executors have nothing else.
 """
 
 import http.client
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from synrepl.errors import ConfigError
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import READER
+from synrepl.wire.error_codes import is_retryable
 
 __all__ = ["BlockingClient", "Response", "NotADaemon", "HttpError", "ConnectError", "read_secret"]
 
@@ -50,8 +51,7 @@ class HttpError(Exception):
     @property
     def is_retryable(self) -> bool:
         """Whether the same request can succeed later."""
-        retryable = self.body.get("retryable")
-        return retryable if isinstance(retryable, bool) else self.status >= 500 or self.status in (408, 429)
+        return is_retryable(self.status, self.code, self.body)
 
 
 class BlockingClient:

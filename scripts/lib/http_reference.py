@@ -9,7 +9,7 @@ from typing import Any, Final
 from synrepl.http_api.route import Example, Parameter, Route
 from synrepl.http_api.routes import ROUTES
 from synrepl.transports.http.openapi_routes import build_description
-from synrepl.wire.error_codes import ERROR_CODES, ErrorCode, is_retryable_status
+from synrepl.wire.error_codes import ERROR_CODES, RETRYABLE_STATUSES, ErrorCode
 
 __all__ = ["BASE_URL", "http_reference"]
 
@@ -56,7 +56,7 @@ def _errors() -> Iterator[str]:
 
 
 def _retry(kind: ErrorCode) -> str:
-    is_retryable = is_retryable_status(kind.status) if kind.retryable is None else kind.retryable
+    is_retryable = kind.status in RETRYABLE_STATUSES if kind.retryable is None else kind.retryable
     if not is_retryable:
         return "no"
     return "yes" if kind.retry_after is None else f"after {kind.retry_after} s"

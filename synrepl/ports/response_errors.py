@@ -5,7 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import NotConnected, ReplicationError
-from synrepl.wire.error_codes import ERROR_CODES, is_retryable_status
+from synrepl.wire.error_codes import ERROR_CODES, is_retryable
 
 __all__ = [
     "AheadOfLog",
@@ -41,8 +41,7 @@ class ApiResponseError(ReplicationError):
         self.code = code
         self.message = message
         self.body = body or {}
-        value = self.body.get("retryable")
-        self.retryable = value if isinstance(value, bool) else is_retryable_status(status)
+        self.retryable = is_retryable(status, code, self.body)
 
 
 class _OtherLog(ApiResponseError):

@@ -313,7 +313,7 @@ def _refusal(error: ApiResponseError) -> "_PostResponse | NotForwarded | None":
             return NotForwarded("upstream_away", str(error))
         case ((401 | 403), _):
             why = f"the primary refuses this daemon's key; check secret_file and its rights: {error}"
-            return NotForwarded("upstream_refused", why, retryable=False)
+            return NotForwarded("upstream_refused", why)
         case status, _ if error.body and (400 <= status < 500 or status == 502):
             return _unchanged(error)
     return NotForwarded("upstream_failed", str(error))

@@ -4,9 +4,10 @@ A code means one thing everywhere. What differs between two uses of a code, as t
 replica, is given where it is used.
 """
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["ERROR_CODES", "REFUSALS", "ErrorCode", "is_retryable_status"]
+__all__ = ["ERROR_CODES", "REFUSALS", "RETRYABLE_STATUSES", "ErrorCode", "is_retryable"]
 
 
 class ErrorCode(NamedTuple):
@@ -24,9 +25,8 @@ class ErrorCode(NamedTuple):
     retry_after: int | None = None
 
 
-def is_retryable_status(status: int) -> bool:
-    """Whether a request can succeed later after an error with this status that does not say it."""
-    return status in {429, 502, 503, 504}
+RETRYABLE_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
+"""Statuses after which the same request can succeed later, unless the response or its code says otherwise."""
 
 
 REFUSALS: Final = {
@@ -171,7 +171,9 @@ _WRITES: Final = {
         None,
         1,
     ),
-    "upstream_refused": ErrorCode(502, "the primary refuses this daemon's secret, or the file"),
+    "upstream_refused": ErrorCode(
+        502, "the primary refuses this daemon's secret, or the file", retryable=False
+    ),
     "upstream_failed": ErrorCode(502, "the primary failed, or is not a synrepl daemon"),
     "outcome_unknown": ErrorCode(
         504,
@@ -251,3 +253,12 @@ _SYNAPSE: Final = {
 """Codes of Synapse, in its form of errors."""
 
 ERROR_CODES: Final = REFUSALS | _REQUESTS | _WRITES | _WAITS | _ROLES | _SYNAPSE
+
+
+def is_retryable(status: int, code: str, body: Mapping[str, object]) -> bool:
+    """Whether the same request can succeed later: the response says it, or else its code, or its status."""
+    kind = ERROR_CODES.get(code)
+    for known in (body.get("retryable"), None if kind is None else kind.retryable):
+        if isinstance(known, bool):
+            return known
+    return status in RETRYABLE_STATUSES

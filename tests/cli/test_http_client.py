@@ -43,7 +43,9 @@ def test_an_answer_that_breaks_off_is_told(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("status", "said", "is_retryable"),
     [
-        (500, {}, True),
+        (500, {}, False),
+        (507, {}, False),
+        (502, {}, True),
         (408, {}, True),
         (429, {}, True),
         (400, {}, False),

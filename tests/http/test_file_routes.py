@@ -158,15 +158,19 @@ class PutTests(FilesSiteCase):
         upstream.refuses = [
             NotConnected("nobody is there"),
             ApiResponseError(url="http://u", status=503, code="upstream_unreachable", message="no primary"),
+            ApiResponseError(url="http://u", status=503, code="starting", message="it starts"),
             ApiResponseError(url="http://u", status=507, code="disk_full", message="full"),
         ]
 
-        answers = [self.put(DATA) for _ in range(4)]
+        answers = [self.put(DATA) for _ in range(5)]
 
-        self.assertEqual([503, 503, 502, 200], [answer.status for answer in answers])
-        codes = [answer.json()["error"] for answer in answers[:3]]
-        self.assertEqual(["upstream_unreachable", "upstream_unreachable", "upstream_refused"], codes)
-        self.assertEqual(["1", "1"], [answer.headers["retry-after"] for answer in answers[:2]])
+        self.assertEqual([503, 503, 503, 502, 200], [answer.status for answer in answers])
+        codes = [answer.json()["error"] for answer in answers[:4]]
+        self.assertEqual(
+            ["upstream_unreachable", "upstream_unreachable", "upstream_away", "upstream_refused"], codes
+        )
+        self.assertEqual(["1", "1", "1"], [answer.headers["retry-after"] for answer in answers[:3]])
+        self.assertIs(False, answers[3].json()["retryable"])
 
     def test_a_file_does_not_go_round_in_circles(self) -> None:
         """Replicas of each other would pass it on for ever."""

@@ -119,9 +119,7 @@ class SourceClient:
 
     @staticmethod
     def _is_retryable(error: Exception) -> bool:
-        if isinstance(error, HttpError):
-            return error.is_retryable or bool(error.body.get("retryable"))
-        return True
+        return error.is_retryable if isinstance(error, HttpError) else True
 
     def _source_error(self, error: Exception) -> SourceError:
         url = self._client.url

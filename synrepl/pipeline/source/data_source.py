@@ -231,10 +231,11 @@ def pickle_by_value() -> None:
     import synrepl.http_api
     import synrepl.http_client
     import synrepl.pipeline.source
+    from synrepl.wire import error_codes
     from synrepl.wire import text as text_of_peers
 
     by_value: Any = pickling
-    used = (synrepl.http_client, synrepl.http_api, synrepl.errors, text_of_peers)
+    used = (synrepl.http_client, synrepl.http_api, synrepl.errors, error_codes, text_of_peers)
     for module in (synrepl.pipeline.source, *used):
         if module.__name__ not in by_value.list_registry_pickle_by_value():
             by_value.register_pickle_by_value(module)

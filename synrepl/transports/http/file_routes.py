@@ -45,8 +45,9 @@ async def put(call: Call) -> FileAnswer:
     try:
         await files.forward(sha256, hops)
     except ApiResponseError as error:
-        # The second code is from a replica on the way to the primary.
-        code = "upstream_unreachable" if error.code == "upstream_unreachable" else "upstream_refused"
+        code = "upstream_away" if error.retryable else "upstream_refused"
+        # From a replica on the way to the primary.
+        code = error.code if error.code == "upstream_unreachable" else code
         raise ApiError(code, f"{STORED_LOCALLY}: {error}") from error
     except ReplicationError as error:
         raise ApiError("upstream_unreachable", f"{STORED_LOCALLY}: {error}") from error
