@@ -57,7 +57,7 @@ RELEASED_PAGES: Final = 2048
 
 
 class SQLiteConnection(sqlite3.Connection):
-    """A `Connection` in autocommit mode, usable in any thread, one at a time."""
+    """A `DatabaseConnection` in autocommit mode, usable in any thread, one at a time."""
 
     def insert(self, table: str, columns: str, rows: Iterable[Row]) -> None:
         """Insert these rows, all of them new."""
