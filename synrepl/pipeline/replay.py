@@ -4,29 +4,29 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import APPEND_BATCH
 from synrepl.pipeline.archive.manifest import Manifest, manifests
-from synrepl.pipeline.archive.reader import LAST, rows_of
 from synrepl.pipeline.jobs import Progress, ignore_progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import build_facts, request_bodies
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
+from synrepl.pipeline.source.rows import spark_schema
 from synrepl.pipeline.store import Store
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["ReplayResult", "replay"]
 
 COLUMNS: Final = ("serial", "seq", "stream", "writer", "row", "committed_at")
 BATCH_FACTS: Final = 2_000
+LAST: Final = 2**63 - 1
 TASK_FACTS: Final = 50_000
 SLICE_SECONDS: Final = 0.25
 """With a speed, facts committed within this time are appended together."""
@@ -42,7 +42,7 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(
-    spark: "SparkSession",
+    spark: SparkSession,
     store: Store,
     url: str,
     *,
@@ -76,8 +76,7 @@ def replay(
     counts: dict[str, int] = {}
     progress("replaying", 0, total)
     for manifest in found:
-        rows = rows_of(spark, store, [manifest], streams=streams, after=after, upto=upto)
-        rows = rows.where("row IS NOT NULL").select(*COLUMNS)
+        rows = _read_rows(spark, store, manifest, streams=streams, after=after, upto=upto)
         for stream, its_facts, its_rows in _count_facts(rows):
             counts[stream] = counts.get(stream, 0) + its_rows
             facts += its_facts
@@ -95,15 +94,42 @@ def replay(
     )
 
 
-def _count_facts(rows: "DataFrame") -> list[tuple[str, int, int]]:
-    """Return the numbers of facts and rows of each stream."""
-    from pyspark.sql import functions as F  # noqa: N812  # its usual name
+def _read_rows(
+    spark: SparkSession,
+    store: Store,
+    manifest: Manifest,
+    *,
+    streams: Collection[str] | None,
+    after: int,
+    upto: int,
+) -> DataFrame:
+    """Return the rows of a batch with ``after < serial <= upto``, unordered; none for facts without rows."""
+    schema = spark_schema(COLUMNS).replace(" NOT NULL", "")
+    files = [
+        file
+        for file in manifest.files
+        if file.last_serial > after
+        and file.first_serial <= upto
+        and (streams is None or file.stream in streams)
+    ]
+    if not files:
+        return spark.createDataFrame([], schema)
+    # Read by name: other files in the folders are not part of the archive.
+    rows = (
+        spark.read.schema(schema).parquet(*(store.uri(file.path) for file in files)).where("row IS NOT NULL")
+    )
+    if after > 0 or upto < LAST:
+        rows = rows.where(f"serial > {after:d} AND serial <= {upto:d}")
+    return rows
 
+
+def _count_facts(rows: DataFrame) -> list[tuple[str, int, int]]:
+    """Return the numbers of facts and rows of each stream."""
     counted = rows.groupBy("stream").agg(F.count_if(F.col("seq") == 0), F.count("row"))
     return [(stream, facts, its_rows) for stream, facts, its_rows in counted.collect()]
 
 
-def _append_with_sink(rows: "DataFrame", manifest: Manifest, options: dict[str, str]) -> None:
+def _append_with_sink(rows: DataFrame, manifest: Manifest, options: dict[str, str]) -> None:
     """Append with the sink: tasks stage in parallel, and the driver commits in order."""
     tasks = max(1, manifest.facts // TASK_FACTS)
     # Partitioned by serial only, so that no fact is split.
@@ -131,7 +157,7 @@ class _Pace:
         self._began = 0.0
         self._first: float | None = None
 
-    def play(self, rows: "DataFrame") -> None:
+    def play(self, rows: DataFrame) -> None:
         """Append these rows."""
         lines = (row.asDict() for row in rows.orderBy("serial", "seq").toLocalIterator(True))
         for at, some in groupby(_facts(lines), key=self._due):

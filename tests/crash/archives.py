@@ -7,10 +7,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
 from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
-from synrepl.pipeline.archive.manifest import manifests, write_manifest
-from synrepl.pipeline.archive.merge import merge
+from synrepl.pipeline.archive.manifest import manifests, next_batch, write_manifest
+from synrepl.pipeline.archive.merge import GRACE_MS, merge, tidy
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.source.rows import FACTS, explode

@@ -16,8 +16,8 @@ from synrepl.http_api.routes import APPEND, CHANGELOG, EXTENT
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive import merge
 from synrepl.pipeline.archive.archive import archive
-from synrepl.pipeline.archive.cleanup import GRACE_MS, tidy
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, write_manifest
+from synrepl.pipeline.archive.merge import GRACE_MS, tidy
 from synrepl.pipeline.store import Store, lock_archive
 from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY, verify

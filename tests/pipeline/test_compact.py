@@ -9,9 +9,8 @@ import duckdb
 import msgspec
 import pytest
 
-from synrepl.pipeline.archive.cleanup import next_batch
 from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
-from synrepl.pipeline.archive.manifest import BadArchive, manifests, write_manifest
+from synrepl.pipeline.archive.manifest import BadArchive, manifests, next_batch, write_manifest
 from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor

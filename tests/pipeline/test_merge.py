@@ -12,9 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
-from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
-from synrepl.pipeline.archive.merge import merge
+from synrepl.pipeline.archive.manifest import Manifest, manifests, next_batch, write_manifest
+from synrepl.pipeline.archive.merge import GRACE_MS, merge, tidy
 from synrepl.pipeline.store import Store, lock_archive
 from tests.pipeline.archives import archive, chained
 

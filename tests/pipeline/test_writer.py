@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
-from synrepl.pipeline.archive.cleanup import tidy
 from synrepl.pipeline.archive.manifest import BadArchive, manifests, write_manifest
+from synrepl.pipeline.archive.merge import tidy
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
 from tests.pipeline.archives import archive, chained, counted_by_the_manual

@@ -8,16 +8,17 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
+from pyspark.sql import SparkSession
 
 from synrepl.http_api.routes import STATUS
 from synrepl.pipeline.archive.batches import ArchiveBatchWriter, At, now_ms
-from synrepl.pipeline.archive.cleanup import tidy
 from synrepl.pipeline.archive.commit import BatchOrigin
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
+from synrepl.pipeline.archive.merge import tidy
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.session import is_remote
 from synrepl.pipeline.source.daemon_client import SourceClient
@@ -26,9 +27,6 @@ from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.store import Store, lock_archive
 from synrepl.ports.history import LogPosition
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["ArchiveResult", "archive"]
 
@@ -53,7 +51,7 @@ class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def archive(
-    spark: "SparkSession",
+    spark: SparkSession,
     url: str,
     store: Store,
     *,
@@ -99,7 +97,7 @@ class _Job:
 
     def __init__(
         self,
-        spark: "SparkSession",
+        spark: SparkSession,
         url: str,
         store: Store,
         secret_file: str | None,

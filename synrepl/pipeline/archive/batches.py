@@ -3,25 +3,22 @@
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import STATUS
-from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
 from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
-from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
-from synrepl.pipeline.archive.merge import FEWEST, merge
+from synrepl.pipeline.archive.manifest import Manifest, manifests, next_batch, write_manifest
+from synrepl.pipeline.archive.merge import FEWEST, GRACE_MS, merge, tidy
 from synrepl.pipeline.archive.writer import WRITTEN, WrittenFile, write_files
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogPosition
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["At", "ArchiveBatchWriter", "now_ms"]
 
@@ -39,7 +36,7 @@ class ArchiveBatchWriter:
 
     def __init__(
         self,
-        spark: "SparkSession",
+        spark: SparkSession,
         store: Store,
         origin: BatchOrigin,
         before: Manifest | None,
@@ -64,11 +61,11 @@ class ArchiveBatchWriter:
         """The last serial of the archive."""
         return 0 if self.before is None else self.before.last_serial
 
-    def __call__(self, rows: "DataFrame", batch: int) -> None:
+    def __call__(self, rows: DataFrame, batch: int) -> None:
         """Write a micro-batch. Spark's batch number is ignored: it restarts with each run."""
         self.write(rows, None)
 
-    def write(self, rows: "DataFrame", compacted_upto: LogPosition | None) -> None:
+    def write(self, rows: DataFrame, compacted_upto: LogPosition | None) -> None:
         """Write these rows as the next batch."""
         found = rows.mapInArrow(partial(_write, self._store, self._number), WRITTEN).collect()
         written = [msgspec.json.decode(bytes(row.written), type=WrittenFile) for row in found]

@@ -25,6 +25,7 @@ __all__ = [
     "current",
     "decode",
     "manifests",
+    "next_batch",
     "texts",
     "write_manifest",
 ]
@@ -135,6 +136,12 @@ def manifests(store: Store) -> list[Manifest]:
         ):
             raise BadArchive(f"{store}: batch {after.batch} has another history than batch {before.batch}")
     return kept
+
+
+def next_batch(store: Store) -> int:
+    """Return the number of the next batch, which no manifest has ever used."""
+    taken = [int(stem) for name in store.names(MANIFESTS) if (stem := name.partition(".")[0]).isdigit()]
+    return max(taken, default=-1) + 1
 
 
 def write_manifest(store: Store, manifest: Manifest) -> None:

@@ -1,30 +1,29 @@
-"""Merging of small batches: many small files make an archive slow to read."""
+"""Merging of small batches, as many small files make an archive slow to read, and cleanup of leftovers."""
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
-from synrepl.pipeline.archive.cleanup import next_batch
 from synrepl.pipeline.archive.manifest import (
     MANIFESTS,
     ArchivedFile,
     Arrival,
     Manifest,
     manifests,
+    next_batch,
     write_manifest,
 )
 from synrepl.pipeline.archive.writer import WRITTEN, WrittenFile, write_files
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import Store
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-__all__ = ["merge", "runs", "thin"]
+__all__ = ["FEWEST", "GRACE_MS", "merge", "runs", "thin", "tidy"]
 
 SMALL_FACTS: Final = 100_000
 """A batch of fewer facts is small."""
@@ -37,6 +36,12 @@ FEWEST: Final = 8
 
 ARRIVALS: Final = 64
 """Maximum number of arrivals of a merged batch: enough for a plot, and small in a manifest."""
+
+GRACE_MS: Final = 3600 * 1000
+"""How long the files of merged batches stay, for readers that are still reading them."""
+
+UNFINISHED: Final = re.compile(r"\.?[0-9]+\.json\.[0-9a-f]{8}")
+"""The name that `Store.writing` gives to an incomplete manifest."""
 
 
 def runs(
@@ -71,11 +76,11 @@ def _split_uneven(run: list[Manifest]) -> Iterator[list[Manifest]]:
         yield from _split_uneven(run[heaviest + 1 :])
 
 
-def merge(spark: "SparkSession", store: Store, *, now_ms: int, fewest: int = FEWEST) -> int:
+def merge(spark: SparkSession, store: Store, *, now_ms: int, fewest: int = FEWEST) -> int:
     """Merge small batches and return their number. The caller must hold the lock of the archive.
 
     The new manifest `replaces` the merged batches, whose manifests are then removed. Their files are removed
-    after a grace period for readers (`cleanup.tidy`).
+    after a grace period for readers (`tidy`).
     """
     gone = 0
     for run in runs(manifests(store), fewest=fewest):
@@ -152,3 +157,35 @@ def _rows(store: Store, files: Sequence[ArchivedFile]) -> Iterator[Any]:
         with store.filesystem.open_input_file(store.path(file.path)) as source:
             for batch in pq.ParquetFile(source).iter_batches(columns=list(ROWS.names)):
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=ROWS)
+
+
+def tidy(store: Store, kept: Sequence[Manifest], *, now_ms: int) -> int:
+    """Remove unfinished batches and manifests, and batches merged more than `GRACE_MS` ago.
+
+    Returns the number of removed folders. The caller must hold the lock of the archive.
+    """
+    for name in store.names(MANIFESTS):
+        if UNFINISHED.fullmatch(name):
+            store.remove(f"{MANIFESTS}/{name}")
+    numbers = {manifest.batch for manifest in kept}
+    merged = {batch: manifest for manifest in kept for batch in manifest.replaces}
+    for batch in merged:
+        store.remove(f"{MANIFESTS}/{batch}.json")
+    gone = 0
+    for stream in _folders(store, "", "stream="):
+        for date in _folders(store, stream, "date="):
+            for folder in _folders(store, date, "batch="):
+                text = folder.rpartition("=")[2]
+                batch = int(text) if text.isdigit() else -1
+                if batch in numbers:
+                    continue
+                if batch in merged and now_ms - merged[batch].archived_at_ms < GRACE_MS:
+                    continue
+                store.remove_folder(folder)
+                gone += 1
+    return gone
+
+
+def _folders(store: Store, parent: str, prefix: str) -> list[str]:
+    inside = f"{parent}/" if parent else ""
+    return [inside + name for name in store.names(parent) if name.startswith(prefix)]

@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
+from pyspark.sql import SparkSession
 
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest
@@ -19,9 +20,6 @@ from synrepl.pipeline.audit.manifests import read_manifests, report_unnamed
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.store import Store
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 __all__ = ["audit"]
 
 TASKS_AT_LEAST: Final = 2
@@ -29,7 +27,7 @@ TASKS_AT_LEAST: Final = 2
 
 @retry_late_workers
 def audit(
-    spark: "SparkSession",
+    spark: SparkSession,
     archive: Store,
     *,
     url: str | None = None,
@@ -81,7 +79,7 @@ def audit(
 
 
 def _scan(
-    spark: "SparkSession", archive: Store, manifests: Sequence[Manifest], progress: Progress
+    spark: SparkSession, archive: Store, manifests: Sequence[Manifest], progress: Progress
 ) -> dict[str, FileScan]:
     """Scan every file that the manifests name."""
     seen: dict[str, FileScan] = {}

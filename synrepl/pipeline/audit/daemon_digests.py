@@ -1,24 +1,22 @@
 """Comparison of an archive with a daemon, by digests, without transferring rows."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.http_api.routes import DIGESTS
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.manifest import Manifest
 from synrepl.pipeline.audit.comparison import Comparison
-from synrepl.pipeline.audit.file_rows import read_checked, read_files
+from synrepl.pipeline.audit.file_scan import read_checked, read_files
 from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import Store
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["compare_with_daemon"]
 
@@ -27,7 +25,7 @@ AT_ONCE: Final = 500
 
 
 def compare_with_daemon(
-    spark: "SparkSession",
+    spark: SparkSession,
     store: Store,
     manifests: Sequence[Manifest],
     client: BlockingClient,
@@ -114,7 +112,7 @@ def _first(client: BlockingClient, ours: Mapping[int, str], after: int | None, u
 
 
 def _report_beyond(
-    spark: "SparkSession",
+    spark: SparkSession,
     store: Store,
     head: int,
     compared: Comparison,

@@ -2,20 +2,17 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
+from pyspark.sql import DataFrame, SparkSession
 
 from synrepl.pipeline.archive.manifest import Manifest
 from synrepl.pipeline.audit import windows
 from synrepl.pipeline.audit.comparison import Comparison
-from synrepl.pipeline.audit.file_rows import read_files
+from synrepl.pipeline.audit.file_scan import read_files
 from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.store import Store
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Explanation"]
 
@@ -35,7 +32,7 @@ class Explanation:
     """Reader of suspicious rows, which reports the problems in them."""
 
     def __init__(
-        self, spark: "SparkSession", archive: Store, compared: Comparison, found: AuditFindings
+        self, spark: SparkSession, archive: Store, compared: Comparison, found: AuditFindings
     ) -> None:
         self._spark = spark
         self._archive = archive
@@ -83,7 +80,7 @@ class Explanation:
         ]
         return serials, windows.find_breaks(self._read(paths)) if paths else []
 
-    def _read(self, paths: Sequence[str]) -> "DataFrame":
+    def _read(self, paths: Sequence[str]) -> DataFrame:
         return read_files(self._spark, self._archive, paths, self._compared.changed)
 
     def _paths(self, manifests: Sequence[Manifest]) -> list[str]:

@@ -1,6 +1,12 @@
-"""Scan of a file: its checksum, and the consistency of its rows. One pass, in a task."""
+"""Scan of a file: its checksum, and the consistency of its rows. One pass, in a task.
 
-from collections.abc import Iterable, Iterator
+The bytes of a file with a wrong checksum are not trusted. Parquet readers differ in the damage they detect,
+and an error in Spark's reader fails the job. So pyarrow alone reads such a file, completely; Spark receives
+rows, never the file.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial, reduce
 from typing import Any, Final
 
 import msgspec
@@ -8,16 +14,33 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
-from synrepl.pipeline.audit.file_rows import AT_ONCE, DAMAGE, read_checked
+from synrepl.pipeline.source.rows import COLUMNS as ALL_COLUMNS
+from synrepl.pipeline.source.rows import ROWS, spark_schema
 from synrepl.pipeline.store import NotFound, Store
 
-__all__ = ["SEEN", "FileProblem", "TokenRun", "FileScan", "scan_file", "scan_files"]
+__all__ = [
+    "SEEN",
+    "FileProblem",
+    "FileScan",
+    "TokenRun",
+    "read_checked",
+    "read_files",
+    "scan_file",
+    "scan_files",
+]
 
 ODD_AT_MOST: Final = 50
 """Maximum number of problems reported per file."""
 
 COLUMNS: Final = ["serial", "stream", "writer", "prev_token", "token", "seq"]
+
+AT_ONCE: Final = 128 * 1024
+"""Rows of a record batch."""
+
+DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError)
+"""What pyarrow raises for bytes that are no Parquet file any more."""
 
 SUM: Final = 2**63
 """Modulus of sums of serials: sums of damaged files would not fit into JSON."""
@@ -203,3 +226,36 @@ class _Rows:
             if (starts[1:] != ends[:-1]).any():
                 run.goes_on = False
             run.after = int(ends[-1])
+
+
+def read_checked(source: Any) -> Iterator[Any]:
+    """All rows of this open file, as valid record batches of `ROWS`. Raises one of `DAMAGE`."""
+    file = pq.ParquetFile(source)
+    if not file.schema_arrow.equals(ROWS):
+        raise ValueError("its columns are not those of an archive")
+    for batch in file.iter_batches(AT_ONCE):
+        batch.validate(full=True)
+        if any(batch[field.name].null_count for field in ROWS if not field.nullable):
+            raise ValueError("it lacks values of a column that has no nulls")
+        yield batch
+
+
+def read_files(
+    spark: SparkSession, store: Store, paths: Sequence[str], changed: Collection[str]
+) -> DataFrame:
+    """The rows of these files. Those that are `changed` are read by `read_checked`."""
+    schema = spark_schema(ALL_COLUMNS)
+    frames = []
+    if whole := [path for path in paths if path not in changed]:
+        frames.append(spark.read.schema(schema).parquet(*map(store.uri, whole)))
+    if others := [(path,) for path in paths if path in changed]:
+        named = spark.createDataFrame(others, "`path` string")
+        frames.append(named.mapInArrow(partial(_read_named, store), schema))
+    return reduce(lambda one, other: one.union(other), frames)
+
+
+def _read_named(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for path in batch["path"].to_pylist():
+            with store.filesystem.open_input_file(store.path(path)) as source:
+                yield from read_checked(source)

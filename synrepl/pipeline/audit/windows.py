@@ -1,14 +1,11 @@
 """Window queries over rows: missing, duplicate and changed rows, and broken chains. Expensive."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 __all__ = ["DigestBreak", "Serials", "SerialSpan", "WrongFacts", "check_serials", "find_breaks"]
 
@@ -57,7 +54,7 @@ class DigestBreak(msgspec.Struct, frozen=True):
     before_epoch: int | None
 
 
-def check_serials(found: "DataFrame", spans: Sequence[SerialSpan]) -> Serials:
+def check_serials(found: DataFrame, spans: Sequence[SerialSpan]) -> Serials:
     """Recompute the digest of every fact from that of its predecessor, and find missing serials."""
     block = F.floor(F.col("serial") / BLOCK)
     is_last = F.col("serial") % BLOCK == BLOCK - 1
@@ -140,7 +137,7 @@ def _missing(suspects: Sequence[Any], spans: Sequence[SerialSpan]) -> list[tuple
     return missing
 
 
-def find_breaks(rows: "DataFrame") -> list[DigestBreak]:
+def find_breaks(rows: DataFrame) -> list[DigestBreak]:
     """Return facts that do not continue the previous one of their writer, and the first of each writer.
 
     Late facts are ignored.

@@ -1,15 +1,14 @@
 """Check of the chains of facts: `prev_token` names the previous fact of a writer, so a loss is detected."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
 
 from synrepl.pipeline.report.counts import collected
 from synrepl.ports.history import EpochStart
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 __all__ = ["ChainBreak", "breaks", "suspicious", "shared_tokens", "void"]
 
@@ -38,7 +37,7 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breaks(
-    facts: "DataFrame",
+    facts: DataFrame,
     totals: Iterable[Row],
     *,
     before: dict[str, dict[str, int]],
@@ -49,9 +48,6 @@ def breaks(
 
     `before` are the initial positions of writers. Up to the serial `compacted` the facts have no chain.
     """
-    from pyspark.sql import functions as f
-    from pyspark.sql.window import Window
-
     suspects = suspicious(totals, before=before, compacted=compacted)
     if not suspects:
         return []
@@ -97,10 +93,8 @@ def suspicious(
     ]
 
 
-def shared_tokens(facts: "DataFrame", streams: Sequence[str]) -> dict[str, int]:
+def shared_tokens(facts: DataFrame, streams: Sequence[str]) -> dict[str, int]:
     """Return for streams with several writers the number of tokens that several of them used."""
-    from pyspark.sql import functions as f
-
     if not streams:
         return {}
     found = (
@@ -114,10 +108,8 @@ def shared_tokens(facts: "DataFrame", streams: Sequence[str]) -> dict[str, int]:
     return {row["stream"]: row["tokens"] for row in collected(found)}
 
 
-def void(facts: "DataFrame", epoch_starts: Sequence[EpochStart]) -> dict[int, int]:
+def void(facts: DataFrame, epoch_starts: Sequence[EpochStart]) -> dict[int, int]:
     """Return the number of facts that each epoch made void, by epoch."""
-    from pyspark.sql import functions as f
-
     made = [epoch_start for epoch_start in epoch_starts if epoch_start.stream]
     if not made:
         return {}

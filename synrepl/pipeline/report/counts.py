@@ -2,12 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
 __all__ = [
     "DAY",
@@ -86,21 +85,19 @@ SHARES: Final = (0.5, 0.9, 0.99)
 ACCURACY: Final = 10_000
 
 
-def collected(frame: "DataFrame") -> list[Row]:
+def collected(frame: DataFrame) -> list[Row]:
     """Collect a small result."""
     found: list[Row] = frame.toArrow().to_pylist()
     return found
 
 
-def by_writer(facts: "DataFrame") -> list[Row]:
+def by_writer(facts: DataFrame) -> list[Row]:
     """Return the totals of each writer of each stream, and checksums of its chain of tokens.
 
     In a complete chain every token but the last is the `prev_token` of one other fact. So the XOR of the
     hashes of all tokens and `prev_token`s leaves those of the two ends, and the differences add up.
     Duplicates, which XOR cancels, are detected by the sum.
     """
-    from pyspark.sql import functions as f
-
     on_time = f.col("token") != f.col("prev_token")
     skipped = f.when(f.col("token") > f.col("prev_token"), f.col("token") - f.col("prev_token") - 1)
     return collected(
@@ -138,10 +135,8 @@ def by_writer(facts: "DataFrame") -> list[Row]:
     )
 
 
-def sizes_by_stream(facts: "DataFrame") -> list[Row]:
+def sizes_by_stream(facts: DataFrame) -> list[Row]:
     """Return percentiles of the bytes and rows of facts with rows, by stream."""
-    from pyspark.sql import functions as f
-
     return collected(
         facts.where("rows > 0")
         .groupBy("stream")
@@ -156,10 +151,8 @@ def sizes_by_stream(facts: "DataFrame") -> list[Row]:
     )
 
 
-def spread(facts: "DataFrame") -> list[Row]:
+def spread(facts: DataFrame) -> list[Row]:
     """Return histograms of bytes and rows per fact, in powers of two."""
-    from pyspark.sql import functions as f
-
     return collected(
         facts.where("rows > 0")
         .groupBy(
@@ -171,18 +164,14 @@ def spread(facts: "DataFrame") -> list[Row]:
     )
 
 
-def largest(facts: "DataFrame", top: int) -> list[Row]:
+def largest(facts: DataFrame, top: int) -> list[Row]:
     """Return the facts with the most bytes."""
-    from pyspark.sql import functions as f
-
     columns = ("stream", "writer", "token", "serial", "rows", "bytes", "committed_ms")
     return collected(facts.orderBy(f.desc("bytes"), "serial").limit(top).select(*columns))
 
 
-def peaks(seconds: "DataFrame") -> dict[tuple[str | None, str | None], tuple[int, int]]:
+def peaks(seconds: DataFrame) -> dict[tuple[str | None, str | None], tuple[int, int]]:
     """Return the maximum facts and rows per second by stream and writer, by stream, and of all (None)."""
-    from pyspark.sql import functions as f
-
     sets = (("stream", "writer", "second"), ("stream", "second"), ("second",))
     found = collected(
         seconds.groupingSets(sets, "stream", "writer", "second")
@@ -193,10 +182,8 @@ def peaks(seconds: "DataFrame") -> dict[tuple[str | None, str | None], tuple[int
     return {(row["stream"], row["writer"]): (row["facts"], row["rows"]) for row in found}
 
 
-def over_time(seconds: "DataFrame", bins: Bins) -> list[Row]:
+def over_time(seconds: DataFrame, bins: Bins) -> list[Row]:
     """Return the counts of each writer of each stream by bin, without empty bins."""
-    from pyspark.sql import functions as f
-
     position = f.expr(f"(second - {bins.first}) div {bins.width}")
     return collected(
         seconds.groupBy(position.alias("bin"), "stream", "writer")
@@ -211,10 +198,8 @@ def over_time(seconds: "DataFrame", bins: Bins) -> list[Row]:
     )
 
 
-def when(seconds: "DataFrame", width: int) -> list[Row]:
+def when(seconds: DataFrame, width: int) -> list[Row]:
     """Return the counts of each interval of `width` seconds, which starts `at` (Unix seconds)."""
-    from pyspark.sql import functions as f
-
     at = f.expr(f"second div {width} * {width}")
     return collected(
         seconds.groupBy(at.alias("at"))
@@ -224,8 +209,6 @@ def when(seconds: "DataFrame", width: int) -> list[Row]:
 
 
 def _percentiles(column: str, shares: Sequence[float] = SHARES) -> Any:
-    from pyspark.sql import functions as f
-
     return f.percentile_approx(column, list(shares), ACCURACY)
 
 

@@ -6,18 +6,17 @@ file, and supports only stores with drivers.
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from synrepl.pipeline.archive.manifest import Arrival, Manifest
 from synrepl.pipeline.store import Store
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "Part",
@@ -60,11 +59,11 @@ def read(store: Store, part: Part, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def read_by_executors(
-    spark: "SparkSession",
+    spark: SparkSession,
     parts: Sequence[Part],
     schema: str,
     work: Callable[[Iterable[Part]], Iterator[Any]],
-) -> "DataFrame":
+) -> DataFrame:
     """Apply `work` to these files in tasks. `schema` is the schema of its record batches.
 
     Executors need synrepl, pyarrow, and the files under the same path.
@@ -105,7 +104,7 @@ SCHEMA: Final = (
 )
 
 
-def facts_of(spark: "SparkSession", archive: Store, found: Sequence[Manifest]) -> "DataFrame":
+def facts_of(spark: SparkSession, archive: Store, found: Sequence[Manifest]) -> DataFrame:
     """Return a line per fact of a file: `rows`, `bytes`, `committed_ms` and the archive lag `waited_ms`.
 
     `waited_ms` is null if unknown. `copies` is above 1 for a fact duplicated in a file; a fact in two files
@@ -136,10 +135,8 @@ def read_facts(archive: Store, part: Part, arrivals: Sequence[Arrival]) -> Itera
         yield from _finished(rest, arrivals)
 
 
-def counted_once(facts: "DataFrame") -> "DataFrame":
+def counted_once(facts: DataFrame) -> DataFrame:
     """Merge each fact's copies from different files into one row."""
-    from pyspark.sql import functions as f
-
     return facts.groupBy("serial", *SAME).agg(
         f.sum("copies").alias("copies"),
         f.max("rows").alias("rows"),
@@ -148,10 +145,8 @@ def counted_once(facts: "DataFrame") -> "DataFrame":
     )
 
 
-def seconds_of(facts: "DataFrame") -> "DataFrame":
+def seconds_of(facts: DataFrame) -> DataFrame:
     """Count facts by stream, writer and second, for all plots over time."""
-    from pyspark.sql import functions as f
-
     return facts.groupBy("stream", "writer", f.expr("committed_ms div 1000").alias("second")).agg(
         f.count("*").alias("facts"),
         f.sum("rows").alias("rows"),

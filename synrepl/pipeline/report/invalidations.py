@@ -2,20 +2,19 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from synrepl.caches import NEWEST, Vintage
 from synrepl.pipeline.report.counts import Bins, collected
 from synrepl.pipeline.report.facts import Part, read, read_by_executors
 from synrepl.pipeline.store import Store
 from synrepl.streams import jsontext
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = [
     "MEANT",
@@ -187,14 +186,13 @@ class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def invalidations(
-    spark: "SparkSession", archive: Store, parts: Sequence[Part], bins: Bins, top: int
+    spark: SparkSession, archive: Store, parts: Sequence[Part], bins: Bins, top: int
 ) -> Invalidations:
     """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes.
 
     Executors need synrepl to expand names. Rows are counted by minute first, and each distinct name with its
     keys is expanded once per task.
     """
-    from pyspark.sql import functions as f
 
     def work(given: Iterable[Part]) -> Iterator[Any]:
         return expand_batches(count_by_minute(batch) for part in given for batch in read(archive, part, READ))

@@ -1,9 +1,10 @@
 """Measurement of an archive: the Spark queries of a report, one after the other."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+from pyspark.sql import SparkSession
 
 from synrepl.pipeline.archive.manifest import Arrival, Manifest, manifests
 from synrepl.pipeline.jobs import Progress
@@ -15,9 +16,6 @@ from synrepl.pipeline.report.facts import counted_once, facts_of, parts_of, seco
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["Coverage", "coverage", "positions_before", "Measurements", "STEPS", "measure"]
 
@@ -147,7 +145,7 @@ DAY_SECONDS: Final = 86_400
 
 
 def measure(
-    spark: "SparkSession", archive: Store, *, top: int, daemon: DaemonStatus | None, progress: Progress
+    spark: SparkSession, archive: Store, *, top: int, daemon: DaemonStatus | None, progress: Progress
 ) -> Measurements:
     """Measure an archive. Raises `BadArchive`."""
     progress("reading manifests", 0, STEPS)

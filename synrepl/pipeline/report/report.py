@@ -3,9 +3,10 @@
 import os
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
+from pyspark.sql import SparkSession
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
@@ -16,9 +17,6 @@ from synrepl.pipeline.report.plots import PLOTS, pictures
 from synrepl.pipeline.report.tables import as_csv, tables
 from synrepl.pipeline.report.verdict import Advice, findings
 from synrepl.pipeline.store import Store
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["ReportResult", "report", "write"]
 
@@ -47,7 +45,7 @@ class ReportResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @retry_late_workers
 def report(
-    spark: "SparkSession",
+    spark: SparkSession,
     archive: Store,
     out: Path,
     *,

@@ -4,11 +4,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.pipeline.archive.manifest import ArchivedFile, BadArchive, Manifest, manifests
@@ -27,9 +28,6 @@ from synrepl.pipeline.snapshot.snapshot import (
 from synrepl.pipeline.source.rows import COLUMNS, spark_schema
 from synrepl.pipeline.store import Store
 from synrepl.streams.table import StreamTable
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = ["CompactResult", "compact"]
 
@@ -76,7 +74,7 @@ class _SnapshotReader(msgspec.Struct, frozen=True):
 
 @retry_late_workers
 def compact(
-    spark: "SparkSession",
+    spark: SparkSession,
     archive: Store,
     snapshot: Store,
     *,
@@ -208,7 +206,7 @@ def _plan_input(
 
 
 def _write_files(
-    spark: "SparkSession",
+    spark: SparkSession,
     archive: Store,
     snapshot: Store,
     reading: _SnapshotReader,
@@ -258,9 +256,7 @@ def _write_files(
     return written, keys
 
 
-def _rows(
-    spark: "SparkSession", archive: Store, snapshot: Store, reading: _SnapshotReader
-) -> "DataFrame | None":
+def _rows(spark: SparkSession, archive: Store, snapshot: Store, reading: _SnapshotReader) -> DataFrame | None:
     found: DataFrame | None = None
     if reading.archived:
         paths = [archive.uri(file.path) for file in reading.archived]
@@ -277,11 +273,11 @@ def _rows(
     return found
 
 
-def _bucket(upto: int) -> "Column":
+def _bucket(upto: int) -> Column:
     return F.floor(F.col("serial") / F.lit(max(1, -(-upto // BUCKETS))))
 
 
-def _count_buckets(last: "DataFrame", upto: int) -> list[tuple[int, int, int]]:
+def _count_buckets(last: DataFrame, upto: int) -> list[tuple[int, int, int]]:
     """Return for each range of serials its number, its last rows of live keys, and those of removed keys."""
     gone = F.sum(F.col("gone").cast("int"))
     counted = last.groupBy(_bucket(upto)).agg(F.count("*") - gone, gone).collect()
@@ -300,7 +296,7 @@ def _assign_ranges(counted: Iterable[tuple[int, int, int]], file_rows: int) -> l
     return ranges
 
 
-def _range_of(ranges: Sequence[int], bucket: "Column") -> "Column":
+def _range_of(ranges: Sequence[int], bucket: Column) -> Column:
     """Return `ranges` as a column: a constant array indexed by bucket, faster than a chain of comparisons."""
     known = F.split(F.lit(",".join(map(str, ranges))), ",").cast("array<int>")
     return F.element_at(known, (bucket + 1).cast("int"))

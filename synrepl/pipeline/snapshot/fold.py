@@ -1,9 +1,10 @@
 """Fold of rows: the last row of each key is kept, unless it is a tombstone."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import RowError
@@ -11,9 +12,6 @@ from synrepl.ports.history import EpochStart
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 __all__ = ["find_last_rows", "is_void", "select_facts", "streams_with_tombstones"]
 
@@ -23,7 +21,7 @@ def streams_with_tombstones(table: StreamTable) -> list[str]:
     return [stream.name for stream in table if stream.tombstone is not None and not stream.ephemeral]
 
 
-def is_void(epoch_starts: Sequence[EpochStart]) -> "Column":
+def is_void(epoch_starts: Sequence[EpochStart]) -> Column:
     """Return whether a fact was lost at one of these epoch starts, as a column."""
     found = F.lit(False)
     for epoch_start in epoch_starts:
@@ -36,7 +34,7 @@ def is_void(epoch_starts: Sequence[EpochStart]) -> "Column":
     return found
 
 
-def find_last_rows(rows: "DataFrame", removing: Collection[str]) -> "DataFrame":
+def find_last_rows(rows: DataFrame, removing: Collection[str]) -> DataFrame:
     """Return the position (serial, seq) of the last row of each key, and whether it is a tombstone.
 
     The text of a row is read only for streams with tombstones: reading all text is most of the cost of a
@@ -50,9 +48,7 @@ def find_last_rows(rows: "DataFrame", removing: Collection[str]) -> "DataFrame":
     )
 
 
-def select_facts(
-    rows: "DataFrame", last: "DataFrame", removing: Collection[str], *, look: bool
-) -> "DataFrame":
+def select_facts(rows: DataFrame, last: DataFrame, removing: Collection[str], *, look: bool) -> DataFrame:
     """Return the serials of the facts to keep, each with the `seqs` of its rows that are the last of a key.
 
     With `look`, a tombstone is kept if a kept fact has an older row of its key: otherwise a fold of the kept
@@ -91,7 +87,7 @@ def _reachable(leads: Any) -> list[int]:
     return sorted(reached)
 
 
-def _where(streams: Collection[str], column: "Column") -> "Column":
+def _where(streams: Collection[str], column: Column) -> Column:
     return F.when(F.col("stream").isin(*streams), column) if streams else F.lit(None).cast("string")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -118,8 +119,6 @@ def request_bodies(facts: Iterable[tuple[str, str | None, str]], most: int) -> I
 
 def stage(options: SourceOptions, batches: Iterable[Any]) -> StagedFacts:
     """Upload these rows to the daemon (runs in a task)."""
-    from pyspark import TaskContext
-
     context = TaskContext.get()
     daemon = SourceClient(options)
     lines = (line for batch in batches for line in batch.to_pylist())

@@ -3,8 +3,11 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark import cloudpickle as pickling
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -19,6 +22,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+import synrepl.errors
+import synrepl.http_api
+import synrepl.http_client
+import synrepl.pipeline.source
 from synrepl.http_api.routes import DIGESTS
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import SinkBatchWriter, SinkStreamWriter, check_writable
@@ -27,9 +34,8 @@ from synrepl.pipeline.source.options import SourceOptions, read_options
 from synrepl.pipeline.source.planner import BatchPacer, Planner
 from synrepl.pipeline.source.ranges import SerialRange, read_range
 from synrepl.pipeline.source.rows import spark_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from synrepl.wire import error_codes
+from synrepl.wire import text as text_of_peers
 
 __all__ = ["SynreplSource", "pickle_by_value", "progress", "register"]
 
@@ -206,14 +212,12 @@ def _offset(value: Any) -> Offset:
     return Offset.from_json(json.loads(value) if isinstance(value, str) else value)
 
 
-def register(spark: "SparkSession") -> None:
+def register(spark: SparkSession) -> None:
     """Register ``format("synrepl")`` in this session, unless it is registered already.
 
     A session finds the source by itself if synrepl is installed for the Python of its driver. A Spark Connect
     server needs no installation: the source is pickled by value.
     """
-    from pyspark.errors import AnalysisException
-
     pickle_by_value()
     try:
         spark.dataSource.register(SynreplSource)
@@ -225,15 +229,6 @@ def register(spark: "SparkSession") -> None:
 
 def pickle_by_value() -> None:
     """Make PySpark pickle the source by value, so that tasks need not import it."""
-    from pyspark import cloudpickle as pickling
-
-    import synrepl.errors
-    import synrepl.http_api
-    import synrepl.http_client
-    import synrepl.pipeline.source
-    from synrepl.wire import error_codes
-    from synrepl.wire import text as text_of_peers
-
     by_value: Any = pickling
     used = (synrepl.http_client, synrepl.http_api, synrepl.errors, error_codes, text_of_peers)
     for module in (synrepl.pipeline.source, *used):

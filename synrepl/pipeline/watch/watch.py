@@ -18,9 +18,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+from pyspark.sql import DataFrame, SparkSession
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.session import is_remote, session_settings
@@ -29,10 +30,8 @@ from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.watch.events import KINDS
 from synrepl.pipeline.watch.observations import COLUMNS, OBSERVED_DDL, observe
+from synrepl.pipeline.watch.processor import EVENTS_DDL, WatchProcessor
 from synrepl.pipeline.watch.writer_chain import WatchRules
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["WatchResult", "watch"]
 
@@ -58,7 +57,7 @@ class WatchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def watch(
-    spark: "SparkSession",
+    spark: SparkSession,
     url: str,
     *,
     secret_file: str | None = None,
@@ -135,7 +134,7 @@ def _options(
     return options
 
 
-def _own(spark: "SparkSession") -> "SparkSession":
+def _own(spark: SparkSession) -> SparkSession:
     """Return a session with its own settings, on the same Spark."""
     if is_remote(spark):
         raise ConfigError(
@@ -152,7 +151,7 @@ def _own(spark: "SparkSession") -> "SparkSession":
 
 
 def _start(
-    spark: "SparkSession",
+    spark: SparkSession,
     options: dict[str, str],
     observing: Callable[[Iterable[Any]], Iterator[Any]],
     rules: WatchRules,
@@ -161,8 +160,6 @@ def _start(
     every_seconds: float,
     checkpoint: str | None,
 ) -> Any:
-    from synrepl.pipeline.watch.processor import EVENTS_DDL, WatchProcessor
-
     rows = spark.readStream.format("synrepl").options(**options).load()
     lines = (
         rows.mapInArrow(observing, OBSERVED_DDL)
@@ -202,7 +199,7 @@ class _EventPrinter:
         with self._lock:
             self.is_stopped = True
 
-    def __call__(self, lines: "DataFrame", batch: int) -> None:
+    def __call__(self, lines: DataFrame, batch: int) -> None:
         """Write a micro-batch."""
         if self.is_stopped:
             raise _Stopped
