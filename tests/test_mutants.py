@@ -22,7 +22,6 @@ LEFT_OUT: Final = {
     "synrepl/testing",
     "synrepl/pipeline/report",
     "synrepl/transports/http/status_page",
-    "synrepl/cli/jobs",
 }
 """What keeps no data: fakes for tests, pictures, tables of names, and flags that are handed on."""
 

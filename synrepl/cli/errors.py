@@ -8,19 +8,23 @@ from typing import Any, Final, TypeVar
 import click
 
 from synrepl import http_client
-from synrepl.cli.lazy_group import EXIT_CODES
+from synrepl.cli.main import EXIT_CODES
 from synrepl.errors import ConfigError, suggest
+from synrepl.http_api.route import HttpRequest
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.text import printable, printable_values
 
 __all__ = [
     "EXIT_CODES",
     "CliError",
+    "ask",
     "confirm",
     "connect",
     "dialect_option",
     "read_secret",
     "secret_option",
+    "speed_option",
+    "stream_option",
     "url_option",
 ]
 
@@ -46,6 +50,14 @@ def connect(
     return http_client.BlockingClient(
         url, secret=read_secret(secret_file), timeout=timeout, clean=printable_values
     )
+
+
+def ask(client: http_client.BlockingClient, request: HttpRequest, body: bytes | None = None) -> Any:
+    """Send a request and return the JSON response. Raises `CliError`."""
+    try:
+        return client.json(request, body)
+    except (http_client.ConnectError, http_client.HttpError) as error:
+        raise CliError(f"{client.url}: {error}") from error
 
 
 def read_secret(path: Path | None) -> str | None:
@@ -103,3 +115,20 @@ def url_option(*, required: bool) -> Callable[[Command], Command]:
     if required:
         return click.option("--url", required=True, metavar="URL", help=text)
     return click.option("--url", default="http://127.0.0.1:9093", show_default=True, metavar="URL", help=text)
+
+
+def stream_option(verb: str) -> Callable[[Command], Command]:
+    """Return the ``--stream`` option of a command that does this with streams."""
+    text = f"{verb} this stream only. May be repeated."
+    return click.option("--stream", "streams", multiple=True, metavar="STREAM", help=text)
+
+
+def speed_option(original: str) -> Callable[[Command], Command]:
+    """Return the ``--speed`` option of a replay."""
+    return click.option(
+        "--speed",
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        help=f"The speed as a multiple of the {original} speed; 0 is as fast as possible.",
+    )

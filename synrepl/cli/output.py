@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
 from twisted.logger import (
     FilteringLogObserver,
@@ -26,16 +26,10 @@ class OutputClosed(Exception):
     """Standard output was closed by its reader."""
 
 
-class _OutputStream(Protocol):
-    def write(self, data: bytes, /) -> Any: ...
-
-    def flush(self) -> Any: ...
-
-
 class JsonLines:
     """A buffer of JSON lines. Lines are handed to the system when `flush` returns."""
 
-    def __init__(self, stream: _OutputStream | None = None) -> None:
+    def __init__(self, stream: BinaryIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stdout.buffer
         self._waiting: list[bytes] = []
 

@@ -13,7 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from synrepl.cli.append import BATCH, FactPoster
-from synrepl.cli.errors import EXIT_CODES, CliError, connect, dialect_option, secret_option, url_option
+from synrepl.cli.errors import (
+    EXIT_CODES,
+    CliError,
+    connect,
+    dialect_option,
+    secret_option,
+    speed_option,
+    url_option,
+)
 from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import RecordedFacts, Recording, encode_rows, read
 from synrepl.http_client import HttpError
@@ -36,13 +44,7 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
     metavar="cN",
     help="The connection to replay from a proxy's recording [default: the first with rows]",
 )
-@click.option(
-    "--speed",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
-    help="The speed as a multiple of the recorded speed; 0 is as fast as possible.",
-)
+@speed_option("recorded")
 @secret_option
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
 def replay(

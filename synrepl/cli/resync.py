@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import click
 
-from synrepl.cli.errors import EXIT_CODES, CliError, confirm, connect, secret_option, url_option
+from synrepl.cli.errors import EXIT_CODES, CliError, ask, confirm, connect, secret_option, url_option
 from synrepl.cli.progress import Advance
 from synrepl.http_api.routes import RESYNC, STATUS
-from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from synrepl.http_client import BlockingClient
 
 __all__ = ["resync"]
 
@@ -39,14 +39,10 @@ def resync(url: str, secret_file: Path | None, yes: bool, wait: float, as_json: 
     prints the file's path. It asks for confirmation on a terminal, and requires --yes without one.
     """
     client = connect(url, secret_file, timeout=30.0)
-    try:
-        before = client.json(STATUS.request())
-        _explain(before)
-        confirm(yes=yes)
-        client.json(RESYNC.request(), b"{}")
-        after = _wait_until_live(client, wait)
-    except (ConnectError, HttpError) as error:
-        raise CliError(f"{url}: {error}") from error
+    _explain(ask(client, STATUS.request()))
+    confirm(yes=yes)
+    ask(client, RESYNC.request(), b"{}")
+    after = _wait_until_live(client, wait)
     upstream = after.get("upstream") or {}
     result = {
         "only_here": upstream.get("only_here", []),
@@ -89,7 +85,7 @@ def _wait_until_live(client: BlockingClient, wait: float) -> Mapping[str, Any]:
     with Advance("joining", None) as advance:
         done = 0
         while True:
-            status: Mapping[str, Any] = client.json(STATUS.request())
+            status: Mapping[str, Any] = ask(client, STATUS.request())
             upstream = status.get("upstream") or {}
             if join := upstream.get("join"):
                 advance.expect(join["total"])

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from synrepl.cli import tables
-from synrepl.cli.errors import EXIT_CODES, CliError, connect, secret_option, url_option
+from synrepl.cli.errors import EXIT_CODES, CliError, ask, connect, secret_option, url_option
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
@@ -46,10 +46,8 @@ def status(url: str, secret_file: Path | None, watch: bool, interval: float, as_
     found = ask_status(url, secret_file)
     if as_json:
         click.echo(json.dumps(found))
-        return
-    console = Console(highlight=False)
-    for part in _parts(found, time.time()):
-        console.print(part)
+    else:
+        tables.print_parts(_parts(found, time.time()))
 
 
 def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool) -> None:
@@ -60,7 +58,7 @@ def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool
         with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
             while True:
                 try:
-                    found = _get_status(client)
+                    found = _checked(client, client.json(STATUS.request()))
                     parts = _parts(found, time.time())
                 except (ConnectError, HttpError) as error:
                     found = {"error": str(error)}
@@ -68,7 +66,7 @@ def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool
                 if as_json:
                     click.echo(json.dumps(found))
                 else:
-                    live.update(tables.stack(parts), refresh=True)
+                    live.update(Group(*parts), refresh=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         sys.exit(0)
@@ -134,14 +132,12 @@ def _sources(found: dict[str, Any]) -> list[RenderableType]:
 
 def ask_status(url: str, secret_file: Path | None) -> dict[str, Any]:
     """Return the status of the daemon at `url`. Raises `CliError`."""
-    try:
-        return _get_status(connect(url, secret_file, timeout=TIMEOUT_SECONDS))
-    except (ConnectError, HttpError) as error:
-        raise CliError(f"{url}: {error}") from error
+    client = connect(url, secret_file, timeout=TIMEOUT_SECONDS)
+    return _checked(client, ask(client, STATUS.request()))
 
 
-def _get_status(client: BlockingClient) -> dict[str, Any]:
-    found = client.json(STATUS.request())
+def _checked(client: BlockingClient, found: Any) -> dict[str, Any]:
+    """Return the response of the daemon, which must be an object."""
     if not isinstance(found, dict):
         raise CliError(f"{client.url} does not respond as a synrepl daemon; check --url")
     return found

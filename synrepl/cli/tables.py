@@ -1,9 +1,9 @@
 """Tables of a daemon's status for a terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -15,9 +15,9 @@ __all__ = [
     "files",
     "leases",
     "progress",
+    "print_parts",
     "replicas",
     "span",
-    "stack",
     "upstream",
 ]
 
@@ -194,6 +194,8 @@ def _more(found: Sequence[object]) -> list[RenderableType]:
     return [Text(f"and {len(found) - SHOWN:,} more")] if len(found) > SHOWN else []
 
 
-def stack(parts: Sequence[RenderableType]) -> Group:
-    """Return these parts, one below the other."""
-    return Group(*parts)
+def print_parts(parts: Iterable[RenderableType], *, otherwise: str = "") -> None:
+    """Print these parts, one below the other, or the text `otherwise` if there are none."""
+    console = Console(highlight=False)
+    for part in [*parts] or [otherwise]:
+        console.print(part)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from synrepl.cli import main
 from synrepl.cli.jobs import pipeline
-from synrepl.cli.lazy_group import LazyGroup
+from synrepl.cli.main import LazyGroup
 
 COMMANDS = sorted(main.places)
 NOBODY = "http://127.0.0.1:1"

@@ -1,0 +1,503 @@
+"""``synrepl pipeline``: the Spark jobs, their options, session, progress and output."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+import msgspec
+
+from synrepl.cli.errors import (
+    EXIT_CODES,
+    CliError,
+    read_secret,
+    secret_option,
+    speed_option,
+    stream_option,
+    url_option,
+)
+from synrepl.cli.main import LazyGroup
+from synrepl.cli.progress import Advance
+from synrepl.errors import ConfigError, ReplicationError
+from synrepl.html.humanize import counted
+from synrepl.http_client import ConnectError, HttpError
+
+# The jobs are imported by their commands, once `spark_session` has found the optional libraries.
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["pipeline"]
+
+
+JOBS: Final = "synrepl.cli.jobs"
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EXIT_CODES,
+    places={
+        "archive": (f"{JOBS}:archive_command", "Archive the log of a daemon."),
+        "compact": (f"{JOBS}:compact_command", "Compact the archive to a snapshot."),
+        "audit": (f"{JOBS}:audit_command", "Check the archive, and compare it with a daemon."),
+        "report": (f"{JOBS}:report_command", "Write a page: throughput, lag, hot caches, gaps."),
+        "replay": (f"{JOBS}:replay_command", "Append the facts of the archive to a daemon."),
+        "watch": (f"{JOBS}:watch_command", "Write events as JSON lines until interrupted."),
+    },
+)
+def pipeline() -> None:
+    """Archive, compact, audit, report on, replay and watch the streams, on Spark."""
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+ARCHIVE: Final = "A directory, or a URI that Spark and pyarrow can open (s3://, gs://, hdfs://)."
+
+
+def archive_option(command: Command) -> Command:
+    """Add the ``--archive`` option."""
+    return click.option("--archive", "location", required=True, metavar="DIR", help=ARCHIVE)(command)
+
+
+maybe_url_option = click.option("--url", metavar="URL", help="The HTTP address of a daemon to read too.")
+
+
+def spark_options(command: Command) -> Command:
+    """Add the options of every job: output and Spark."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+        click.option("--ui", is_flag=True, help="Serve the Spark UI on loopback while the job runs."),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting. May be repeated."),
+        click.option(
+            "--memory", default="1g", show_default=True, help="The memory of the driver and of each executor."
+        ),
+        click.option("--remote", metavar="URL", help="The Spark Connect server, such as sc://host:15002."),
+        click.option(
+            "--master", metavar="URL", help="The Spark master, such as spark://host:7077 [default: local]"
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def spark_session(
+    job: str, *, master: str | None, remote: str | None, ui: bool, memory: str, conf: tuple[str, ...]
+) -> Iterator["SparkSession"]:
+    """Provide a Spark session for a job. A failure of Spark becomes a one-line `CliError`."""
+    from synrepl.pipeline.jobs import explain_failure
+    from synrepl.pipeline.session import session
+
+    settings = {}
+    for one in conf:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise click.UsageError(f"--conf must be KEY=VALUE, not {one!r}")
+        settings[name] = value
+    # SIGTERM ends the job as SIGINT does: work in progress is committed in whole or not at all.
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield session(app=f"synrepl {job}", master=master, remote=remote, ui=ui, memory=memory, conf=settings)
+    except (ConfigError, click.ClickException):
+        raise
+    except ReplicationError as error:
+        raise CliError(str(error)) from error
+    except ConnectError as error:
+        raise CliError(f"the daemon does not respond: {error}") from error
+    except HttpError as error:
+        raise CliError(f"the daemon refuses the request: {error.code}: {error.message}") from error
+    except OSError as error:
+        # An error of the file system of the archive.
+        raise CliError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+    except KeyboardInterrupt:
+        raise CliError("interrupted") from None
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("pyspark", "py4j", "grpc"):
+            raise
+        raise CliError(explain_failure(error)) from error
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _path(secret_file: Path | None) -> str | None:
+    """Return the path for tasks, which may have another working directory."""
+    return None if secret_file is None else str(secret_file.absolute())
+
+
+@contextmanager
+def show_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Provide a callback that shows the progress of a job in bars, on a terminal."""
+    bars = _Bars()
+    try:
+        yield bars.show
+    finally:
+        bars.close()
+
+
+class _Bars:
+    """The progress bars of a job, one at a time."""
+
+    def __init__(self) -> None:
+        self._bar: Advance | None = None
+        self._what = ""
+        self._done = 0
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Show the progress of one step of the job."""
+        if self._bar is None or what != self._what:
+            self.close()
+            self._bar, self._what, self._done = Advance(what, total or None), what, 0
+            self._bar.__enter__()
+        elif total:
+            self._bar.expect(total)
+        self._bar.step(done - self._done, done - self._done)
+        self._done = done
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar = None
+
+
+def print_result(
+    result: Any, *, as_json: bool, lines: Callable[[Any], Iterator[str]], **fields: object
+) -> None:
+    """Print the result of a job as JSON, with these further fields, or as text lines."""
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(result, enc_hook=str) | fields))
+    else:
+        for line in lines(result):
+            click.echo(line)
+
+
+@click.command("archive", epilog=EXIT_CODES)
+@url_option(required=True)
+@archive_option
+@click.option("--follow", is_flag=True, help="Archive new facts until interrupted.")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1),
+    default=5.0,
+    show_default=True,
+    help="With --follow: seconds between two batches.",
+)
+@click.option(
+    "--batch-facts",
+    type=click.IntRange(1),
+    default=500_000,
+    show_default=True,
+    help="The maximum number of facts in a batch.",
+)
+@secret_option
+@spark_options
+def archive_command(
+    url: str,
+    location: str,
+    follow: bool,
+    every: float,
+    batch_facts: int,
+    secret_file: Path | None,
+    as_json: bool,
+    **spark: Any,
+) -> None:
+    """Archive the log of a daemon up to its current position.
+
+    The archive contains each fact exactly once, even if a process is killed at any time; run the command
+    again to continue. Readers of the archive use the files named in DIR/_manifests.
+    """
+    stop: list[bool] = []
+    with spark_session("archive", **spark) as session, show_progress() as progress:
+        from synrepl.pipeline.archive.archive import archive
+        from synrepl.pipeline.store import Store
+
+        if follow:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: stop.append(True))
+        done = archive(
+            session,
+            url,
+            Store(location),
+            secret_file=_path(secret_file),
+            follow=follow,
+            every_seconds=every,
+            batch_facts=batch_facts,
+            progress=progress,
+            stopped=lambda: bool(stop),
+        )
+    print_result(done, as_json=as_json, lines=_archive_lines)
+
+
+def _archive_lines(done: Any) -> Iterator[str]:
+    if done.batches:
+        yield (
+            f"archived {done.facts:,} facts ({done.rows:,} rows, {done.bytes / 1e6:,.1f} MB)"
+            f" in {counted(done.batches, 'batch', 'batches')}, {done.seconds:.1f} s"
+        )
+    else:
+        yield "no new facts"
+    if done.merged:
+        yield f"merged {done.merged} small batches"
+    yield f"the archive ends at serial {done.serial} of epoch {done.epoch}, digest {done.digest[:16]}"
+
+
+@click.command("compact", epilog=EXIT_CODES)
+@archive_option
+@click.option(
+    "--snapshot", "into", required=True, metavar="DIR", help="The directory or URI of the snapshot."
+)
+@click.option(
+    "--full", is_flag=True, help="Read the whole archive, not only the facts since the last snapshot."
+)
+@spark_options
+def compact_command(location: str, into: str, full: bool, as_json: bool, **spark: Any) -> None:
+    """Compact the archive to a snapshot with the last row of each key, which a daemon can start from.
+
+    A later run reads the previous snapshot and the facts archived since. Start a daemon with --snapshot DIR.
+    """
+    with spark_session("compact", **spark) as session, show_progress() as progress:
+        from synrepl.pipeline.snapshot.compact import compact
+        from synrepl.pipeline.store import Store
+
+        done = compact(session, Store(location), Store(into), full=full, progress=progress)
+    print_result(done, as_json=as_json, lines=_compact_lines)
+
+
+def _compact_lines(done: Any) -> Iterator[str]:
+    made = done.snapshot
+    if not done.is_new:
+        yield f"no new facts since serial {made.serial}"
+        return
+    yield (
+        f"{made.keys:,} keys in {made.rows:,} rows of {made.facts:,} facts, from {done.read_rows:,} rows,"
+        f" {done.seconds:.1f} s"
+    )
+    yield f"the snapshot is at serial {made.serial} of epoch {made.epoch}, digest {made.digest[:16]}"
+
+
+@click.command("audit", epilog=EXIT_CODES)
+@archive_option
+@maybe_url_option
+@click.option("--deep", is_flag=True, help="Compute every digest again, also of files without a finding.")
+@secret_option
+@spark_options
+def audit_command(
+    location: str,
+    url: str | None,
+    deep: bool,
+    secret_file: Path | None,
+    as_json: bool,
+    **spark: Any,
+) -> None:
+    """Check that the archive is complete and, with --url, that the daemon has the same facts.
+
+    Reports missing, duplicate and changed rows by stream, writer, tokens and file. Exit code 1: there are
+    findings.
+    """
+    with spark_session("audit", **spark) as session, show_progress() as progress:
+        from synrepl.pipeline.audit.audit import audit
+        from synrepl.pipeline.store import Store
+
+        done = audit(
+            session,
+            Store(location),
+            url=url,
+            secret=read_secret(secret_file),
+            deep=deep,
+            progress=progress,
+        )
+    print_result(done, as_json=as_json, lines=_audit_lines, is_clean=done.is_clean)
+    if not done.is_clean:
+        sys.exit(1)
+
+
+def _audit_lines(done: Any) -> Iterator[str]:
+    for finding in done.findings:
+        of = " ".join(filter(None, (finding.stream, finding.writer)))
+        tokens = (
+            "" if finding.first_token is None else f" tokens {finding.first_token} to {finding.last_token}"
+        )
+        yield f"{finding.what}: {of}{tokens}{': ' if of or tokens else ''}{finding.sentence}"
+    if done.omitted:
+        yield f"and {done.omitted} more"
+    looked = (
+        f"{done.facts:,} facts, {done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in"
+        f" {counted(done.files, 'file')} of {counted(done.batches, 'batch', 'batches')},"
+        f" serials {done.first_serial} to {done.last_serial}"
+    )
+    yield f"{'clean' if done.is_clean else 'NOT CLEAN'}: {looked}; {sum(done.seconds.values()):.1f} s"
+
+
+@click.command("report", epilog=EXIT_CODES)
+@archive_option
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The directory for the page, its plots and its tables.",
+)
+@maybe_url_option
+@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="The length of rankings.")
+@secret_option
+@spark_options
+def report_command(
+    location: str,
+    out: Path,
+    url: str | None,
+    top: int,
+    secret_file: Path | None,
+    as_json: bool,
+    **spark: Any,
+) -> None:
+    """Write a page on the archive to OUT: throughput, lag, hot caches and gaps.
+
+    With --url the page includes the leases of the daemon.
+    """
+    with spark_session("report", **spark) as session, show_progress() as progress:
+        from synrepl.pipeline.report.report import report
+        from synrepl.pipeline.store import Store
+
+        done = report(
+            session,
+            Store(location),
+            out,
+            url=url,
+            secret=read_secret(secret_file),
+            top=top,
+            progress=progress,
+        )
+    print_result(done, as_json=as_json, lines=_report_lines)
+
+
+def _report_lines(done: Any) -> Iterator[str]:
+    for finding in done.found:
+        yield finding.text
+    yield f"{done.page}: {done.facts:,} facts of {done.streams} streams by {done.writers} writers"
+
+
+@click.command("replay", epilog=EXIT_CODES)
+@archive_option
+@url_option(required=True)
+@stream_option("Replay")
+@click.option(
+    "--after", type=click.IntRange(0), default=0, show_default=True, help="Replay facts after this serial."
+)
+@click.option("--upto", type=click.IntRange(1), help="Replay facts up to this serial [default: the end]")
+@speed_option("original")
+@click.option(
+    "--name", help="The name of the replay: a repeat under the same name within a day stores no fact twice."
+)
+@secret_option
+@spark_options
+def replay_command(
+    location: str,
+    url: str,
+    streams: tuple[str, ...],
+    after: int,
+    upto: int | None,
+    speed: float,
+    name: str | None,
+    secret_file: Path | None,
+    as_json: bool,
+    **spark: Any,
+) -> None:
+    """Append the facts of the archive to a daemon, as new facts.
+
+    For tests, for a migration to another daemon, and to reproduce a day. Streams, writers, rows and their
+    order stay the same; serials, tokens and times are new.
+    """
+    with spark_session("replay", **spark) as session, show_progress() as progress:
+        from synrepl.pipeline.replay import replay
+        from synrepl.pipeline.store import Store
+
+        done = replay(
+            session,
+            Store(location),
+            url,
+            streams=streams or None,
+            after=after,
+            upto=upto,
+            speed=speed,
+            name=name,
+            secret_file=_path(secret_file),
+            progress=progress,
+        )
+    print_result(done, as_json=as_json, lines=_replay_lines)
+
+
+def _replay_lines(done: Any) -> Iterator[str]:
+    for stream, rows in done.streams.items():
+        yield f"{stream}: {rows:,} rows"
+    yield f"replayed {done.facts:,} facts ({done.rows:,} rows) in {done.seconds:.1f} s"
+
+
+@click.command("watch", epilog=EXIT_CODES)
+@url_option(required=True)
+@stream_option("Watch")
+@click.option(
+    "--stall-seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="A writer has stalled if it is silent for this long and for ten times its usual interval.",
+)
+@click.option(
+    "--every", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds between two batches."
+)
+@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="The length of rankings.")
+@click.option(
+    "--from",
+    "since",
+    default="latest",
+    show_default=True,
+    help="The start position: latest, earliest, or a serial.",
+)
+@click.option(
+    "--checkpoint", metavar="DIR", help="The checkpoint directory, from which the next run continues."
+)
+@secret_option
+@spark_options
+def watch_command(
+    url: str,
+    streams: tuple[str, ...],
+    stall_seconds: float,
+    every: float,
+    top: int,
+    since: str,
+    checkpoint: str | None,
+    secret_file: Path | None,
+    as_json: bool,
+    **spark: Any,
+) -> None:
+    """Write events as JSON lines until interrupted: gaps, stalled writers, hot caches of each minute.
+
+    Types of lines: epoch, restart, gap, repaired, again, active, stall, hot. With --json the last line is the
+    summary.
+    """
+    stop: list[bool] = []
+    with spark_session("watch", **spark) as session:
+        from synrepl.pipeline.watch.watch import watch
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.append(True))
+        done = watch(
+            session,
+            url,
+            secret_file=_path(secret_file),
+            streams=streams or None,
+            stall_seconds=stall_seconds,
+            every_seconds=every,
+            top=top,
+            since=since,
+            checkpoint=checkpoint,
+            write=lambda line: click.echo(line, nl=False),
+            stopped=lambda: bool(stop),
+        )
+    if as_json:
+        print_result(done, as_json=True, lines=lambda done: iter(()))
