@@ -24,6 +24,8 @@ __all__ = ["FileStore"]
 REMEMBERED: Final = 10_000
 """The number of recently verified files that are remembered."""
 
+REMEMBER_SECONDS: Final = 60.0
+
 _checksum: Final = re.compile("[0-9a-f]{64}", re.ASCII)
 _rest: Final = re.compile("[0-9a-f]{62}", re.ASCII)
 _prefixes: Final = [f"{number:02x}" for number in range(256)]
@@ -35,16 +37,10 @@ class FileStore:
     """Files by their checksum, in `directory`, which is created for the first file. Blocking; one thread at a
     time.
 
-    `seconds` is a clock. A verified file is trusted for `remember_seconds`.
+    `seconds` is a clock. A verified file is trusted for a minute.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        seconds: Callable[[], float],
-        remember_seconds: float = 60.0,
-    ) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, seconds: Callable[[], float]) -> None:
         self.directory = Path(directory)
         self.quarantined = 0
         self._files = self.directory / "sha256"
@@ -52,7 +48,6 @@ class FileStore:
         self._partial = self.directory / "partial"
         self._quarantine = self.directory / "quarantine"
         self._seconds = seconds
-        self._remember_seconds = remember_seconds
         self._good: dict[str, tuple[float, _Identity]] = {}
         self._counted: dict[str, tuple[int, int]] = {}
 
@@ -200,7 +195,7 @@ class FileStore:
         self._good.pop(sha256, None)
         while len(self._good) >= REMEMBERED:
             del self._good[next(iter(self._good))]
-        self._good[sha256] = self._seconds() + self._remember_seconds, _identity(stat)
+        self._good[sha256] = self._seconds() + REMEMBER_SECONDS, _identity(stat)
 
     def _quarantine_file(self, sha256: str, stat: os.stat_result) -> None:
         """Move a damaged file to quarantine, unless it has been replaced meanwhile."""

@@ -39,7 +39,6 @@ class Retention:
         *,
         keys: KeysOf,
         lowest: Callable[[], int | None],
-        check_seconds: float = CHECK_SECONDS,
     ) -> None:
         self.trimmed = 0
         self._log = log
@@ -47,7 +46,7 @@ class Retention:
         self._retain_seconds = settings.retain_seconds
         self._keys = keys
         self._lowest = lowest
-        self._check_seconds = min(check_seconds, settings.retain_seconds)
+        self._check_seconds = min(CHECK_SECONDS, settings.retain_seconds)
         self._tasks = Tasks(self._logger, "retention")
 
     def start(self) -> None:

@@ -1,7 +1,7 @@
 """Counts of facts by Spark, with small results: totals, by time bin, lag of writers, sizes."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -208,8 +208,8 @@ def when(seconds: DataFrame, width: int) -> list[Row]:
     )
 
 
-def _percentiles(column: str, shares: Sequence[float] = SHARES) -> Any:
-    return f.percentile_approx(column, list(shares), ACCURACY)
+def _percentiles(column: str) -> Any:
+    return f.percentile_approx(column, list(SHARES), ACCURACY)
 
 
 class WriterLag(msgspec.Struct, frozen=True):

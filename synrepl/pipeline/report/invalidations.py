@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from synrepl.caches import NEWEST, Vintage
+from synrepl.caches import NEWEST
 from synrepl.pipeline.report.counts import Bins, collected
 from synrepl.pipeline.report.facts import Part, read, read_by_executors
 from synrepl.pipeline.store import Store
@@ -74,7 +74,7 @@ class Meaning(msgspec.Struct, frozen=True):
     unreadable: int = 0
 
 
-def meaning(key: str | None, vintage: Vintage = NEWEST) -> Meaning:
+def meaning(key: str | None) -> Meaning:
     """Return the invalidations of a row with this key (`synrepl.pipeline.keys`: name and keys as JSON)."""
     try:
         name, text = _NAME.decode(key or "")
@@ -84,11 +84,11 @@ def meaning(key: str | None, vintage: Vintage = NEWEST) -> Meaning:
     unreadable: list[object] = []
     misshapen = 0
     try:
-        meant = [(one.cache, one.key) for one in vintage.expand(name, keys, unreadable=unreadable.append)]
+        meant = [(one.cache, one.key) for one in NEWEST.expand(name, keys, unreadable=unreadable.append)]
     except ValueError:
         # As in `CacheRegistry`: the intended entry is unknown, so all caches of the alias are invalidated.
         misshapen = 1
-        meant = [(cache, None) for cache in sorted(vintage.reaches(name))]
+        meant = [(cache, None) for cache in sorted(NEWEST.reaches(name))]
     drops = tuple(
         (cache, None if key is None else jsontext.dumps(key).decode("ascii")) for cache, key in meant
     )

@@ -96,7 +96,6 @@ class MultiWriterIdGenerator:
         self._tracker = Tracker(instance, stream.writers, positions={}, persisted_upto=0)
         self._is_started = False
         self._reservations: set[Reservation] = set()
-        self._watchers: list[Callable[[], None]] = []
         self._saved = 0
         self._stored_token = 0
         self._is_saving = False
@@ -275,11 +274,7 @@ class MultiWriterIdGenerator:
             if reservation not in self._reservations:
                 return False
             self._reservations.discard(reservation)
-            before = self._tracker.announced
             self._tracker.finish(reservation.ids)
-            moved = self._tracker.announced != before
-        if moved:
-            self._notify_watchers()
         return True
 
     # -- other writers -------------------------------------------------------------------------------------
@@ -290,7 +285,6 @@ class MultiWriterIdGenerator:
         """
         with self._lock:
             self._tracker.advance(writer, token * self.stream.sign, wrote=wrote)
-        self._notify_watchers()
 
     def merge_positions(self, positions: Mapping[str, int]) -> None:
         """Record the stored positions of all writers, given without sign."""
@@ -298,15 +292,6 @@ class MultiWriterIdGenerator:
             for writer, token in positions.items():
                 if writer != self.instance:
                     self._tracker.advance(writer, token)
-        self._notify_watchers()
-
-    def on_advance(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` whenever a position may have moved, in the thread in which it did."""
-        self._watchers.append(watcher)
-
-    def _notify_watchers(self) -> None:
-        for watcher in self._watchers:
-            watcher()
 
     # -- positions -----------------------------------------------------------------------------------------
 
