@@ -76,7 +76,7 @@ def tail(
     from twisted.internet import reactor
 
     from synrepl.cli.output import TailOutput, quiet
-    from synrepl.cli.tail_changelog import tail_changelog
+    from synrepl.cli.tail_changelog import ChangelogTail
     from synrepl.cli.tail_lines import tail_lines
 
     quiet()
@@ -85,7 +85,7 @@ def tail(
         if file is not None:
             file.open()
         if is_http:
-            tail_changelog(
+            reader = ChangelogTail(
                 output,
                 target,
                 streams=streams,
@@ -94,6 +94,7 @@ def tail(
                 server_name=server_name,
                 secret=secret,
             )
+            output.run(reader.start, reader.stop)
         else:
             tail_lines(
                 output,

@@ -21,7 +21,7 @@ from synrepl.streams import jsontext
 from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.tls import tls_trouble
 
-__all__ = ["tail_changelog"]
+__all__ = ["ChangelogTail"]
 
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
@@ -45,28 +45,14 @@ class _Fact(msgspec.Struct):
     rows: msgspec.Raw
 
 
-def tail_changelog(
-    output: TailOutput,
-    url: str,
-    *,
-    streams: Sequence[str],
-    start: Literal["latest", "earliest"],
-    state: FilePositions | None,
-    server_name: str | None,
-    secret: str | None,
-) -> None:
-    """Read a daemon's changelog and print it until the command ends."""
-    reader = _ChangelogTail(output, url, streams, start, state, server_name, secret)
-    output.run(reader.start, reader.stop)
-
-
-class _ChangelogTail:
-    """A reader of the changelog and its position."""
+class ChangelogTail:
+    """Reads the changelog of the daemon at `url` and prints it, from the position in `state` on."""
 
     def __init__(
         self,
         output: TailOutput,
         url: str,
+        *,
         streams: Sequence[str],
         start: Literal["latest", "earliest"],
         state: FilePositions | None,

@@ -1,12 +1,10 @@
 """Writer of the batches of an archive, which also merges small batches and removes leftovers."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from synrepl.errors import ConfigError
@@ -14,7 +12,7 @@ from synrepl.http_api.routes import STATUS
 from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
 from synrepl.pipeline.archive.manifest import Manifest, manifests, next_batch, write_manifest
 from synrepl.pipeline.archive.merge import FEWEST, GRACE_MS, merge, tidy
-from synrepl.pipeline.archive.writer import WRITTEN, WrittenFile, write_files
+from synrepl.pipeline.archive.writer import write_files, write_in_tasks
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.store import Store
@@ -67,8 +65,7 @@ class ArchiveBatchWriter:
 
     def write(self, rows: DataFrame, compacted_upto: LogPosition | None) -> None:
         """Write these rows as the next batch."""
-        found = rows.mapInArrow(partial(_write, self._store, self._number), WRITTEN).collect()
-        written = [msgspec.json.decode(bytes(row.written), type=WrittenFile) for row in found]
+        written = write_in_tasks(rows, partial(write_files, self._store, self._number))
         if not written and compacted_upto is None:
             return
         self._at("data")
@@ -114,9 +111,3 @@ class ArchiveBatchWriter:
         if now - self._tidy_ms >= GRACE_MS:
             tidy(self._store, manifests(self._store), now_ms=now)
             self._tidy_ms = now
-
-
-def _write(store: Store, batch: int, rows: Iterator[Any]) -> Iterator[Any]:
-    """Write the files of a batch (runs in a task)."""
-    found = [msgspec.json.encode(one) for one in write_files(store, batch, rows)]
-    yield pa.RecordBatch.from_arrays([pa.array(found, pa.binary())], names=["written"])

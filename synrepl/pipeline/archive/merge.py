@@ -19,7 +19,7 @@ from synrepl.pipeline.archive.manifest import (
     next_batch,
     write_manifest,
 )
-from synrepl.pipeline.archive.writer import WRITTEN, WrittenFile, write_files
+from synrepl.pipeline.archive.writer import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import Store
 
@@ -87,8 +87,7 @@ def merge(spark: SparkSession, store: Store, *, now_ms: int, fewest: int = FEWES
         number = next_batch(store)
         plan = msgspec.json.encode([file for manifest in run for file in manifest.files])
         one = spark.createDataFrame([(plan,)], "plan binary")
-        found = one.mapInArrow(partial(_rewrite_files, store, number), WRITTEN).collect()
-        written = [msgspec.json.decode(bytes(row.written), type=WrittenFile) for row in found]
+        written = write_in_tasks(one, partial(_rewrite_files, store, number))
         write_manifest(store, _merged_manifest(run, number, written, now_ms))
         for manifest in run:
             store.remove(f"{MANIFESTS}/{manifest.batch}.json")
@@ -142,14 +141,13 @@ def thin(found: list[Arrival]) -> list[Arrival]:
     return found
 
 
-def _rewrite_files(store: Store, number: int, plans: Iterator[Any]) -> Iterator[Any]:
+def _rewrite_files(store: Store, number: int, plans: Iterator[Any]) -> Iterator[WrittenFile]:
     """Rewrite these files, one per stream and day (runs in a task)."""
     for plan in plans:
         for text in plan["plan"].to_pylist():
             files = msgspec.json.decode(text, type=list[ArchivedFile])
             files.sort(key=lambda file: (file.stream, file.date, file.first_serial))
-            found = [msgspec.json.encode(one) for one in write_files(store, number, _rows(store, files))]
-            yield pa.RecordBatch.from_arrays([pa.array(found, pa.binary())], names=["written"])
+            yield from write_files(store, number, _rows(store, files))
 
 
 def _rows(store: Store, files: Sequence[ArchivedFile]) -> Iterator[Any]:

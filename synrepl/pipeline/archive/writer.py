@@ -1,7 +1,8 @@
 """Writer of Parquet files: one per stream and day of the rows of a task."""
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -9,18 +10,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 
 from synrepl.pipeline.archive.manifest import ArchivedFile
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import Sink, Store
 
-__all__ = ["WRITTEN", "WrittenFile", "write_files"]
+__all__ = ["WrittenFile", "write_files", "write_in_tasks"]
 
 GROUP_ROWS: Final = 128 * 1024
 """Rows per row group, the unit that readers load."""
-
-WRITTEN: Final = "`written` binary NOT NULL"
-"""The result schema of tasks: `WrittenFile` as JSON."""
 
 
 class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +31,21 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     first_at_ms: int
     last_at_ms: int
+
+
+def write_in_tasks(
+    frame: DataFrame, write: Callable[[Iterator[Any]], Iterator[WrittenFile]]
+) -> list[WrittenFile]:
+    """Call `write` in each task with the record batches of this frame. Return the files of all tasks."""
+    found = frame.mapInArrow(partial(_encode_results, write), "`written` binary NOT NULL").collect()
+    return [msgspec.json.decode(bytes(row.written), type=WrittenFile) for row in found]
+
+
+def _encode_results(
+    write: Callable[[Iterator[Any]], Iterator[WrittenFile]], batches: Iterator[Any]
+) -> Iterator[Any]:
+    found = [msgspec.json.encode(one) for one in write(batches)]
+    yield pa.RecordBatch.from_arrays([pa.array(found, pa.binary())], names=["written"])
 
 
 def write_files(store: Store, batch: int, rows: Iterable[Any]) -> Iterator[WrittenFile]:
