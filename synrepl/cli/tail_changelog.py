@@ -10,7 +10,6 @@ from twisted.logger import Logger
 from twisted.web._newclient import ParseError
 
 from synrepl.cli.output import TailOutput
-from synrepl.cli.tail_failures import advice_for
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
 from synrepl.http_api.routes import STATUS
 from synrepl.ports.response_errors import AheadOfLog, ApiResponseError
@@ -19,7 +18,7 @@ from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace, FilePositions
 from synrepl.streams import jsontext
 from synrepl.transports.http.changelog_client import ChangelogClient
-from synrepl.transports.tls import tls_trouble
+from synrepl.transports.tls import is_permanent, tls_trouble
 
 __all__ = ["ChangelogTail"]
 
@@ -137,8 +136,9 @@ class ChangelogTail:
             response = await treq.get(url, headers=headers, reactor=self._output.reactor, timeout=10)
             body = await treq.content(response)
         except Exception as error:  # Agent raises many types for a connection failure
-            why = f"cannot connect to {self._url}: {_reason(error)}"
-            raise (NotConnected if advice_for(why) is None else RemoteProtocolError)(why) from error
+            why, is_final = _explain(error)
+            kind = RemoteProtocolError if is_final else NotConnected
+            raise kind(f"cannot connect to {self._url}: {why}") from error
         if response.code != 200:
             raise ApiResponseError(
                 url=url, status=response.code, code="refused", message="check --secret-file"
@@ -193,11 +193,13 @@ class ChangelogTail:
                 self._output.end(str(error))
 
 
-def _reason(error: Exception) -> str:
+def _explain(error: Exception) -> tuple[str, bool]:
+    """Return why a connection failed, and whether every retry would fail too."""
     reasons = getattr(error, "reasons", None)
     cause: BaseException = reasons[0].value if reasons else error
     if isinstance(cause, ParseError):
-        return f"it does not speak HTTP ({cause.args[-1]!r}); the line protocol is followed at host:port"
+        why = f"it does not speak HTTP ({cause.args[-1]!r}); the line protocol is followed at host:port"
+        return why, True
     if isinstance(cause, SSL.Error):
-        return tls_trouble(cause)
-    return " ".join(str(cause).split()) or type(cause).__name__
+        return tls_trouble(cause), is_permanent(cause)
+    return " ".join(str(cause).split()) or type(cause).__name__, isinstance(cause, OverflowError)

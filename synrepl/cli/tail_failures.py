@@ -1,8 +1,7 @@
 """Permanent failures, which end `synrepl tail`: no retry can succeed."""
 
-import re
 from collections.abc import Callable, Collection
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -15,7 +14,7 @@ from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.wire.commands import Position
 
-__all__ = ["PERMANENT", "PermanentFailure", "TargetCheck", "advice_for", "speaks_http"]
+__all__ = ["TargetCheck", "speaks_http"]
 
 SILENT_SECONDS: Final = 3.0
 """A server greets at once. Without a greeting for this long, the target is probed for HTTP."""
@@ -27,34 +26,12 @@ PROBE_SECONDS: Final = 5.0
 
 SAID_BY_SERVER: Final = "the server reports: "
 
-
-class PermanentFailure(NamedTuple):
-    """A reason that stays until the configuration changes, and the advice (empty: the reason has it)."""
-
-    reason: re.Pattern[str]
-    advice: str = ""
-
-
-PERMANENT: Final = (
-    PermanentFailure(re.compile(r"wrong server_name: "), "check TARGET and --server-name"),
-    PermanentFailure(re.compile(r"port must be 0-65535"), "check the port of TARGET"),
-    PermanentFailure(re.compile(r"it does not speak HTTP ")),
-    PermanentFailure(re.compile(r"unknown stream "), "check --stream"),
-    PermanentFailure(re.compile(r"lacks the right |this takes the right ")),
-    PermanentFailure(re.compile(r"the certificate of .* is not in keys_file")),
-    PermanentFailure(
-        re.compile(
-            r"TLS: (the certificate |certificate verify failed|the peer does not speak it"
-            r"|.* wants a certificate|.* refuses our certificate)"
-        )
-    ),
-)
-"""Every other reason is retried: a refused or lost connection, a restart, a host name that is not found."""
-
-
-def advice_for(reason: str) -> str | None:
-    """Return the advice for a permanent failure; None if a retry may succeed."""
-    return next((failure.advice for failure in PERMANENT if failure.reason.search(reason)), None)
+ADVICE: Final = {
+    "wrong_server": "check TARGET and --server-name",
+    "bad_port": "check the port of TARGET",
+    "unknown_stream": "check --stream",
+}
+"""The advice for codes of `FollowerEvent` whose text has none."""
 
 
 class TargetCheck:
@@ -101,12 +78,12 @@ class TargetCheck:
                 self._cancel()
             case "disconnected":
                 self._cancel()
-                self._judge(event.text)
+                self._judge(event)
                 if not self._is_greeted:
                     self._is_greeted = True
                     self._probe_http()
-            case "error" if event.text.startswith(SAID_BY_SERVER):
-                self._judge(event.text.removeprefix(SAID_BY_SERVER))
+            case "error":
+                self._judge(event)
 
     def on_position(self, command: Position) -> None:
         """Handle the position of a stream."""
@@ -119,10 +96,10 @@ class TargetCheck:
         """Stop checking."""
         self._cancel()
 
-    def _judge(self, reason: str) -> None:
-        advice = advice_for(reason)
-        if advice is not None:
-            self._end(f"{reason}; {advice}" if advice else reason)
+    def _judge(self, event: FollowerEvent) -> None:
+        if event.code:
+            advice = f"; {ADVICE[event.code]}" if event.code in ADVICE else ""
+            self._end(event.text.removeprefix(SAID_BY_SERVER) + advice)
 
     def _compare_streams(self) -> None:
         missing = [stream for stream in self._streams if stream not in self._announced]

@@ -24,7 +24,7 @@ from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import Action, Close, Deliver, Send, Session
 
-__all__ = ["ConnectionOwner", "Framing", "ReplicationProtocol"]
+__all__ = ["ConnectionOwner", "Framing", "ReplicationProtocol", "failure_code"]
 
 ABORT_SECONDS: Final = 25.0
 """Time between our close and the abort of the connection, for a peer that does not read the rest."""
@@ -33,6 +33,12 @@ STALLED_SECONDS: Final = 300.0
 """A client that sends commands without reading the responses is paused, and closed after this time. While it
 is paused, its silence does not prove that it is dead.
 """
+
+
+def failure_code(error: BaseException | None) -> str:
+    """Return the code of `FollowerEvent` for the error of a connection."""
+    # A port out of range is the only number that Twisted refuses.
+    return "bad_port" if isinstance(error, OverflowError) else getattr(error, "code", "")
 
 
 class ConnectionOwner:
@@ -99,6 +105,8 @@ class ReplicationProtocol(LineOnlyReceiver):
         """For messages about a peer's behavior; shared by all connections of a listener."""
         self.owner = ConnectionOwner()
         """The endpoint, from when the connection is made until it is lost."""
+        self.failure_code = ""
+        """Why the connection was lost: the code of `FollowerEvent`."""
         self._make_owner = make_owner
         self._clock = clock
         self._metrics = metrics
@@ -171,6 +179,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._timer.stop()
         if self._abort_timer is not None:
             self._abort_timer.stop()
+        self.failure_code = "wrong_server" if self.session.is_wrong_server else failure_code(reason.value)
         owner, self.owner = self.owner, ConnectionOwner()
         owner.lost(self._close_reason or reason.getErrorMessage())
         if self._on_lost is not None:

@@ -15,7 +15,7 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import FollowerSession, Publisher
 from synrepl.replication.serve_strategy import serving
-from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
+from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol, failure_code
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import CLIENT, SERVER, Command
@@ -225,7 +225,7 @@ class _ClientSide(ConnectionOwner):
         self._follower.engine.received(commands)
 
     def lost(self, why: str) -> None:
-        self._follower.engine.disconnected(why)
+        self._follower.engine.disconnected(why, self._protocol.failure_code)
 
 
 class FollowerFactory(ReconnectingClientFactory):
@@ -308,7 +308,7 @@ class FollowerFactory(ReconnectingClientFactory):
         self._limited_logger.stop()
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
-        self._follower.engine.unreachable(reason.getErrorMessage())
+        self._follower.engine.unreachable(reason.getErrorMessage(), failure_code(reason.value))
         super().clientConnectionFailed(connector, reason)
 
     def retry(self, connector: Any = None) -> None:

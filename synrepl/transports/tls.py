@@ -26,7 +26,7 @@ from zope.interface import implementer
 
 from synrepl.errors import ConfigError
 
-__all__ = ["ClientTls", "ServerTls", "TlsFiles", "TlsWords", "common_name", "tls_trouble"]
+__all__ = ["ClientTls", "ServerTls", "TlsFiles", "TlsWords", "common_name", "is_permanent", "tls_trouble"]
 
 # OpenSSL's X509_V_ERR numbers.
 NOT_YET_VALID: Final = 9
@@ -252,6 +252,12 @@ def tls_trouble(error: SSL.Error, words: TlsWords = WORDS) -> str:
     if "alert" in text and ("certificate" in text or "unknown ca" in text):
         return f"TLS: {words.peer} refuses our certificate: {text}"
     return f"TLS: {text}"
+
+
+def is_permanent(error: SSL.Error) -> bool:
+    """Whether no retry can succeed: the peer does not speak TLS, or one side refuses a certificate."""
+    text = _reasons(error)
+    return "certificate" in text or "unknown ca" in text or any(word in text for word in NOT_TLS)
 
 
 def is_handshake_refused(error: SSL.Error) -> bool:

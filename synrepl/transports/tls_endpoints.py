@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
 from synrepl.ports.time import Timer
-from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles
+from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles, is_permanent
 from synrepl.wire.text import printable
 
 __all__ = ["TlsClientEndpoint", "TlsServerEndpoint"]
@@ -30,17 +30,25 @@ HANDSHAKE_SECONDS: Final = 30.0
 
 
 class TlsFailed(ConnectError):
-    """The handshake failed; the text is the reason."""
+    """The handshake failed; the text is the reason. `code` is ``tls`` if no retry can succeed."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, code: str = "") -> None:
         super().__init__(string=why)
+        self.code = code
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class TlsLost(ConnectionLost):
-    """TLS failed after the handshake (with TLS 1.3 a server refuses clients then); the text is the reason."""
+    """TLS failed after the handshake (with TLS 1.3 a server refuses clients then); the text is the reason.
+
+    `code` is as in `TlsFailed`.
+    """
+
+    def __init__(self, why: str, code: str) -> None:
+        super().__init__(why)
+        self.code = code
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -71,8 +79,9 @@ class _TlsProtocol(ProtocolWrapper):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if reason.check(SSL.Error):
-            why = self.factory.explain(self.transport, reason.value)
-            reason = Failure(TlsLost(why) if self._is_connected else TlsFailed(why))
+            error: Any = reason.value
+            why, code = self.factory.explain(self.transport, error), "tls" if is_permanent(error) else ""
+            reason = Failure((TlsLost if self._is_connected else TlsFailed)(why, code))
         if self._is_connected:
             super().connectionLost(reason)
             return

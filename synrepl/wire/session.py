@@ -118,6 +118,8 @@ class Session:
         self.dialect = dialect
         self.peer_name = ""
         self.closed = False
+        self.is_wrong_server = False
+        """Whether the server is not the expected one."""
         self._name = name
         self._seconds = seconds
         self._expected_server = expected_server
@@ -315,6 +317,7 @@ class Session:
         elif isinstance(command, Server):
             self.peer_name = printable(command.server_name)
             if self._expected_server is not None and command.server_name != self._expected_server:
+                self.is_wrong_server = True
                 raise RemoteProtocolError(
                     f"wrong server_name: the server is {self.peer_name}, expected {self._expected_server}"
                 )

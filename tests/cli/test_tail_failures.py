@@ -4,58 +4,76 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from OpenSSL import SSL
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
 from twisted.internet.task import Clock
 
-from synrepl.cli.tail_failures import SILENT_SECONDS, STREAMS_SECONDS, TargetCheck, advice_for
-from synrepl.replication.follower.follower_event import FollowerEvent
+from synrepl.cli.tail_failures import SILENT_SECONDS, STREAMS_SECONDS, TargetCheck
+from synrepl.replication.follower.follower_event import FollowerEvent, code_of
+from synrepl.transports.connection import failure_code
+from synrepl.transports.tls import is_permanent
+from synrepl.transports.tls_endpoints import TlsFailed, TlsLost
 from synrepl.wire.commands import Position
 from tests.cli.test_processes import run
 from tests.service.processes import Daemon
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("text", "code"),
     [
-        "wrong server_name: the server is example.org, expected other.org",
-        "connect_ex(): port must be 0-65535.",
-        "cannot connect to http://h:1: it does not speak HTTP (b'SERVER hs'); the line protocol is ...",
-        "TLS: certificate verify failed",
-        "unknown stream nope",
-        "the key paris lacks the right read: add it in keys_file",
-        "this takes the right read, which a peer on another machine has only with a secret: configure ...",
-        "the certificate of paris is not in keys_file, or was revoked",
-        "TLS: the certificate is signed by a CA that is not trusted (trustRoots=ca.pem)",
-        "TLS: the certificate is for other.example, not for localhost",
-        "TLS: the certificate expired on 2021-03-04",
-        "TLS: the peer does not speak it (say tcp: in place of tls:)",
-        "TLS: the server wants a certificate of its clients: name one with certificate=",
-        "TLS: the server refuses our certificate: tlsv1 alert unknown ca",
+        ("unknown stream nope", "unknown_stream"),
+        ("the key paris lacks the right read: add it in keys_file", "forbidden"),
+        (
+            "this takes the right read, which a peer on another machine has only with a secret: ...",
+            "forbidden",
+        ),
+        ("the certificate of paris is not in keys_file, or was revoked", "forbidden"),
+        ("server shutting down", ""),
+        ("ping timeout", ""),
+        ("the log cannot be read at the moment; reconnect later", ""),
     ],
 )
-def test_what_no_attempt_can_mend_is_permanent(reason: str) -> None:
-    """Somebody must change the command, the target or the rights first."""
-    assert advice_for(reason) is not None
+def test_the_text_of_an_error_line_has_a_code_if_no_attempt_can_mend_it(text: str, code: str) -> None:
+    """Somebody must change the command or the rights first. Lines of ERROR have only their text."""
+    assert code == code_of(text)
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("reason", "expected"),
     [
-        "Connection was refused by other side: 111: Connection refused.",
-        "Connection was closed cleanly.",
-        "Connection to the other side was lost in a non-clean fashion.",
-        "User timeout caused connection failure.",
-        "DNS lookup failed: no results for hostname lookup: log.example.",
-        "server shutting down",
-        "ping timeout",
-        "the log cannot be read at the moment; reconnect later",
-        "TLS: the connection was lost during the handshake",
-        "TLS: unexpected eof while reading",
+        ("certificate verify failed", True),
+        ("wrong version number", True),
+        ("http request", True),
+        ("tlsv13 alert certificate required", True),
+        ("tlsv1 alert unknown ca", True),
+        ("sslv3 alert bad certificate", True),
+        ("unexpected eof while reading", False),
+        ("", False),
     ],
 )
-def test_what_passes_by_itself_is_tried_again(reason: str) -> None:
+def test_tls_fails_for_ever_for_a_certificate_or_without_tls(reason: str, expected: bool) -> None:
+    """A handshake that breaks off may succeed the next time."""
+    assert expected is is_permanent(SSL.Error([("SSL routines", "", reason)] if reason else []))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OverflowError("connect_ex(): port must be 0-65535."), "bad_port"),
+        (TlsFailed("TLS: the certificate expired on 2021-03-04", "tls"), "tls"),
+        (TlsLost("TLS: the server refuses our certificate: tlsv1 alert unknown ca", "tls"), "tls"),
+        (TlsFailed("TLS: the connection was lost during the handshake"), ""),
+        (ConnectError(), ""),
+        (ConnectionDone(), ""),
+        (ConnectionLost(), ""),
+        (DNSLookupError("no results for hostname lookup: log.example."), ""),
+        (None, ""),
+    ],
+)
+def test_what_passes_by_itself_has_no_code(error: BaseException | None, code: str) -> None:
     """A daemon is restarted, or a network is away for a moment."""
-    assert advice_for(reason) is None
+    assert code == failure_code(error)
 
 
 class FakeOutput:
@@ -164,9 +182,29 @@ def test_a_missing_row_says_nothing_of_the_target() -> None:
     )
     assert story.output.error == ""
 
-    story.check.on_event(FollowerEvent(kind="error", text="the server reports: unknown stream receipts"))
+    story.check.on_event(
+        FollowerEvent(kind="error", text="the server reports: unknown stream receipts", code="unknown_stream")
+    )
 
     assert story.output.error == "cannot follow tcp:h:1: unknown stream receipts; check --stream"
+
+
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [
+        ("wrong_server", "; check TARGET and --server-name"),
+        ("bad_port", "; check the port of TARGET"),
+        ("tls", ""),
+        ("forbidden", ""),
+    ],
+)
+def test_a_disconnection_with_a_code_ends_the_tail_with_advice(code: str, ending: str) -> None:
+    """Some reasons say themselves what to do."""
+    story = Story()
+
+    story.check.on_event(FollowerEvent(kind="disconnected", text="the reason", code=code))
+
+    assert story.output.error == f"cannot follow tcp:h:1: the reason{ending}"
 
 
 def test_a_real_tail_ends_with_code_1_and_one_line(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NoCatchU
 from synrepl.replication.follower.decoders import decoder, untyped
 from synrepl.replication.follower.events import DISCONNECTED, STOPPED, Connected, Report, Reported
 from synrepl.replication.follower.executor import StreamExecutor
-from synrepl.replication.follower.follower_event import FollowerEvent
+from synrepl.replication.follower.follower_event import FollowerEvent, code_of
 from synrepl.replication.follower.mode import ApplyPolicy, StreamHistory
 from synrepl.replication.follower.position_saver import PositionSaver
 from synrepl.replication.follower.positions import AppliedPositions
@@ -300,7 +300,8 @@ class FollowerEngine:
             elif isinstance(command, Server):
                 self._emit(FollowerEvent(kind="server", text=command.server_name))
             elif isinstance(command, Error):
-                self._emit(FollowerEvent(kind="error", text=f"the server reports: {command.text}"))
+                text, code = f"the server reports: {command.text}", code_of(command.text)
+                self._emit(FollowerEvent(kind="error", text=text, code=code))
             if not isinstance(command, (RdataRun, Rdata)):
                 for subscriber in self._command_subscribers.get(type(command), ()):
                     subscriber(command)
@@ -308,18 +309,18 @@ class FollowerEngine:
         if self._has_new_writer:
             self._save()
 
-    def disconnected(self, why: str) -> None:
-        """The connection was lost."""
+    def disconnected(self, why: str, code: str = "") -> None:
+        """The connection was lost. `code` is that of `FollowerEvent`."""
         self.connection = None
         self.is_connected = False
         for executor in self.executors.values():
             executor.feed(DISCONNECTED)
         self._save()
-        self._emit(FollowerEvent(kind="disconnected", text=why))
+        self._emit(FollowerEvent(kind="disconnected", text=why, code=code))
 
-    def unreachable(self, why: str) -> None:
-        """A connection attempt failed; it is retried."""
-        self._emit(FollowerEvent(kind="disconnected", text=why))
+    def unreachable(self, why: str, code: str = "") -> None:
+        """A connection attempt failed; it is retried. `code` is that of `FollowerEvent`."""
+        self._emit(FollowerEvent(kind="disconnected", text=why, code=code))
 
     def stop(self) -> None:
         """Cancel all work and save positions."""
