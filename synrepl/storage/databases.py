@@ -1,8 +1,8 @@
 """Databases by their URLs: the engine of a log, and transactions in a homeserver's database."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -12,7 +12,7 @@ from synrepl.storage.engine import SQLEngine
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.postgres_connection import PostgresAddress
 from synrepl.storage.sql import Flavor
-from synrepl.storage.sqlite import HINTS, SQLiteDatabase
+from synrepl.storage.sqlite import SQLiteDatabase, map_sqlite_errors
 
 __all__ = ["Database", "engine_for"]
 
@@ -79,7 +79,7 @@ class Database:
         """Raise the driver's errors as `StorageError`."""
         if self._address is not None:
             return self._address.map_errors(op)
-        return _map_sqlite_errors(op, self.name)
+        return map_sqlite_errors(op, self.name)
 
     def read_transaction(self, op: str, work: Callable[[Any], T]) -> T:
         """Run `work` with a cursor, in one read-only transaction of its own connection.
@@ -128,15 +128,6 @@ class Database:
         # By itself, Python begins a transaction at the first write, and none for reads.
         cursor.execute(sqlite)
         return cursor
-
-
-@contextmanager
-def _map_sqlite_errors(op: str, name: str) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        base = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
-        raise StorageError(op=op, why=f"{name}: {error}", hint=HINTS.get(base, "")) from error
 
 
 def _unknown(kind: str) -> ConfigError:

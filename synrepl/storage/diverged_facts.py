@@ -1,17 +1,18 @@
 """Diverged facts: facts that only this copy has, saved to a file before another history replaces them."""
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
-from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IThread
-from synrepl.storage.private_files import create_private, sync_directory
+from synrepl.storage.private_files import create_private, map_path_errors, sync_directory
 from synrepl.streams.facts import Fact, encode_facts
 
 __all__ = ["DivergedFacts"]
+
+T = TypeVar("T")
 
 
 class DivergedFacts:
@@ -39,49 +40,28 @@ class DivergedFacts:
                 if not facts:
                     continue
                 if file is None:
-                    file = await self._thread.run(partial(_open, fresh))
-                await self._thread.run(partial(_write, file, encode_facts(facts), fresh))
+                    file = await self._run(fresh, partial(create_private, fresh))
+                await self._run(fresh, partial(file.write, encode_facts(facts)))
                 first, last = first or facts[0], facts[-1]
             if file is None or first is None or last is None:
                 return None
             name = f"{self._stem.name}.only-here-{last.epoch}-{first.serial}-{last.serial}.ndjson"
             path = self._stem.with_name(name)
-            await self._thread.run(partial(_finish, file, fresh, path))
+            await self._run(path, partial(_finish, file, fresh, path))
             return path
         finally:
             if file is not None and not file.closed:
                 file.close()
 
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return create_private(path)
-    except OSError as error:
-        raise _write_error(path, error) from error
-
-
-def _write(file: BinaryIO, data: bytes, path: Path) -> None:
-    try:
-        file.write(data)
-    except OSError as error:
-        raise _write_error(path, error) from error
+    async def _run(self, path: Path, work: Callable[[], T]) -> T:
+        hint = "free some space, or make the directory writable"
+        with map_path_errors("save the facts that only this copy has", path, hint):
+            return await self._thread.run(work)
 
 
 def _finish(file: BinaryIO, fresh: Path, path: Path) -> None:
-    try:
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-        fresh.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        raise _write_error(path, error) from error
-
-
-def _write_error(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        op="save the facts that only this copy has",
-        why=f"{path}: {error.strerror}",
-        hint="free some space, or make the directory writable",
-        retryable=True,
-    )
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    fresh.replace(path)
+    sync_directory(path.parent)

@@ -2,14 +2,14 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from synrepl.errors import StorageError
+from synrepl.storage.private_files import sync_directory
 
-__all__ = ["remove", "replace", "seal", "sync_directory", "map_errors"]
+__all__ = ["remove", "replace", "seal", "sync_directory"]
 
 BESIDE: Final = ("-wal", "-shm", "-journal")
 """The suffixes of the files that SQLite keeps next to a file in use."""
@@ -43,11 +43,6 @@ def replace(fresh: Path, path: Path) -> None:
     fresh.replace(path)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in this file's directory survive a power cut."""
-    _sync(path.parent)
-
-
 def remove(path: Path) -> None:
     """Delete the file, if there is one, and SQLite's files next to it. No process may have it open.
 
@@ -55,16 +50,7 @@ def remove(path: Path) -> None:
     """
     for name in (path, *(_beside(path, ending) for ending in BESIDE)):
         name.unlink(missing_ok=True)
-    sync_directory(path)
-
-
-@contextmanager
-def map_errors(op: str, path: Path) -> Iterator[None]:
-    """Raise the system's errors as `StorageError`."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(op=op, why=f"{path}: {error.strerror}", retryable=True) from error
+    sync_directory(path.parent)
 
 
 def _beside(path: Path, ending: str) -> Path:

@@ -3,18 +3,19 @@
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from typing import Final
 
 from synrepl.errors import StorageError
-from synrepl.storage.private_files import make_private
+from synrepl.storage.private_files import make_private, map_path_errors
 
 __all__ = ["DatabaseFile", "FileLock"]
 
 Identity = tuple[int, int]
 """Device and inode: the identity of a file under any name."""
+
+NOT_WRITABLE: Final = "check that the file and its directory can be written by this user"
 
 _locked_files: set[Identity] = set()
 """The database files that this process holds."""
@@ -31,7 +32,8 @@ class FileLock:
 
     def acquire(self) -> None:
         """Take the lock. Raises `StorageError` naming the holder if another process has it."""
-        with _map_errors(self._path, "check that the directory can be written by this user"):
+        hint = "check that the directory can be written by this user"
+        with map_path_errors("open", self._path, hint, retryable=False):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not _is_locked(descriptor, self._path):
@@ -41,7 +43,7 @@ class FileLock:
                     why=f"process {holder} uses {self._path}",
                     hint="stop it, or choose another database",
                 )
-            with _map_errors(self._path, "the disk may be full", retryable=True):
+            with map_path_errors("open", self._path, "the disk may be full"):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 make_private(self._path)
@@ -115,7 +117,7 @@ class DatabaseFile:
                         hint=f"keep one of the names: find / -xdev -samefile {path.absolute()} lists them;"
                         " make copies with sqlite3's .backup",
                     )
-                with _map_errors(path, "check that the file and its directory can be written by this user"):
+                with map_path_errors("open", path, NOT_WRITABLE, retryable=False):
                     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     if not _is_locked(descriptor, path):
@@ -218,13 +220,3 @@ def _is_locked(descriptor: int, path: Path) -> bool:
             hint="keep the database on a local file system",
         ) from error
     return True
-
-
-@contextmanager
-def _map_errors(path: Path, hint: str, *, retryable: bool = False) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            op="open", why=f"{path}: {error.strerror}", hint=hint, retryable=retryable
-        ) from error

@@ -9,7 +9,7 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import SaveablePosition
 from synrepl.storage.lock import FileLock
-from synrepl.storage.private_files import replace_private
+from synrepl.storage.private_files import map_path_errors, replace_private
 
 __all__ = ["ChangelogPlace", "FilePositions"]
 
@@ -100,9 +100,5 @@ class FilePositions:
         )
 
     def _write(self, saved: _SavedPositions) -> None:
-        try:
+        with map_path_errors("saving positions", self._path):
             replace_private(self._path, msgspec.json.encode(saved) + b"\n")
-        except OSError as error:
-            raise StorageError(
-                op="saving positions", why=f"{self._path}: {error.strerror}", retryable=True
-            ) from error

@@ -17,6 +17,7 @@ __all__ = [
     "make_directory",
     "make_private",
     "map_errors",
+    "map_path_errors",
     "replace_private",
     "sync_directory",
 ]
@@ -92,6 +93,16 @@ def map_errors(op: str) -> Iterator[None]:
             hint="check the system's log" if error.errno == errno.EIO else "",
             retryable=error.errno in RETRYABLE,
         ) from error
+
+
+@contextmanager
+def map_path_errors(op: str, path: Path, hint: str = "", *, retryable: bool = True) -> Iterator[None]:
+    """Raise the system's errors with this file as `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{path}: {error.strerror}"
+        raise StorageError(op=op, why=why, hint=hint, retryable=retryable) from error
 
 
 def make_directory(path: Path) -> None:

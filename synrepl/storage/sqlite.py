@@ -13,7 +13,7 @@ be turned on for a file that has tables. Older files reuse the space, and shrink
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -25,11 +25,12 @@ from synrepl.errors import StorageError
 from synrepl.storage import file_swap
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.lock import DatabaseFile
+from synrepl.storage.private_files import map_path_errors
 from synrepl.storage.schema import COLUMNS, Row, digest_of, end_of_log, read_bounds
 from synrepl.storage.sql import DAMAGED, LogDatabase, SQLDialect
 from synrepl.storage.state_file import StateFile, Summary
 
-__all__ = ["SQLiteDatabase"]
+__all__ = ["SQLiteDatabase", "map_sqlite_errors"]
 
 _log = Logger(namespace="synrepl.storage")
 
@@ -54,6 +55,27 @@ STAGED: Final = ".joining"
 
 RELEASED_PAGES: Final = 2048
 """The number of free pages returned to the disk after a slice of trimming, at most."""
+
+
+@contextmanager
+def map_sqlite_errors(op: str, name: str, stream: str = "") -> Iterator[None]:
+    """Raise SQLite's errors as `StorageError` with a hint; `name` is the database's."""
+    try:
+        yield
+    except OverflowError as error:
+        # Python's integers are unbounded, and peers may send any.
+        raise InvalidValue(op=op, why="a number has more than 64 bits", stream=stream) from error
+    except UnicodeEncodeError as error:
+        raise InvalidValue(op=op, why="a text is not Unicode", stream=stream) from error
+    except sqlite3.Error as error:
+        base = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
+        raise StorageError(
+            op=op,
+            why=f"{name}: {error}",
+            hint=HINTS.get(base, ""),
+            stream=stream,
+            retryable=base in RETRYABLE,
+        ) from error
 
 
 class SQLiteConnection(sqlite3.Connection):
@@ -170,26 +192,9 @@ class SQLiteDatabase(LogDatabase):
             )
         return self._reads
 
-    @contextmanager
-    def map_errors(self, op: str, stream: str = "") -> Iterator[None]:
+    def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
         """Raise SQLite's errors as `StorageError`, with a hint."""
-        try:
-            yield
-        except OverflowError as error:
-            # Python's integers are unbounded, and peers may send any.
-            raise InvalidValue(op=op, why="a number has more than 64 bits", stream=stream) from error
-        except UnicodeEncodeError as error:
-            raise InvalidValue(op=op, why="a text is not Unicode", stream=stream) from error
-        except sqlite3.Error as error:
-            name = getattr(error, "sqlite_errorname", "")
-            base = "_".join(name.split("_")[:2])
-            raise StorageError(
-                op=op,
-                why=f"{self.name}: {error}",
-                hint=HINTS.get(base, ""),
-                stream=stream,
-                retryable=base in RETRYABLE,
-            ) from error
+        return map_sqlite_errors(op, self.name, stream)
 
     def create_meta(self, connection: SQLiteConnection) -> None:
         """Create the table `meta` if it is missing."""
@@ -264,7 +269,7 @@ class SQLiteDatabase(LogDatabase):
 
     def drop_staged(self) -> None:
         """Delete the file and SQLite's files next to it."""
-        with file_swap.map_errors("drop_staged", self._staged_path):
+        with map_path_errors("drop_staged", self._staged_path):
             file_swap.remove(self._staged_path)
 
     def replace(self, staged: "SQLiteDatabase", boots: int) -> None:
@@ -275,7 +280,7 @@ class SQLiteDatabase(LogDatabase):
         stays in use.
         """
         assert self._state is not None
-        with file_swap.map_errors("adopt_staged", self._path):
+        with map_path_errors("adopt_staged", self._path):
             fresh = DatabaseFile(self._staged_path, note=False)
             fresh.acquire()
             try:
@@ -294,8 +299,8 @@ class SQLiteDatabase(LogDatabase):
 
     def finish_replacing(self) -> None:
         """Make the file's new name durable."""
-        with file_swap.map_errors("adopt_staged", self._path):
-            file_swap.sync_directory(self._path)
+        with map_path_errors("adopt_staged", self._path):
+            file_swap.sync_directory(self._path.parent)
 
 
 def _connect(path: Path, synchronous: str) -> SQLiteConnection:

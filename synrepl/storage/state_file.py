@@ -4,13 +4,14 @@ A database that is an older copy, or has lost its ``-wal``, is a valid database:
 tell that facts are missing. The state file may be behind the log, so it never rejects a log as too new.
 """
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.private_files import replace_private
+from synrepl.storage.private_files import map_path_errors, replace_private
 
 __all__ = ["StateFile", "Summary"]
 
@@ -63,12 +64,13 @@ class StateFile:
 
     def read(self) -> list[Summary]:
         """The logs of which one must be present; empty if nothing is recorded."""
+        with self._map_errors():
+            try:
+                data = self.path.read_bytes()
+            except FileNotFoundError:
+                return []
         try:
-            state = msgspec.json.decode(self.path.read_bytes(), type=DatabaseState)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise self._write_error(error) from error
+            state = msgspec.json.decode(data, type=DatabaseState)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._invalid(str(error)) from error
         if state.version != VERSION:
@@ -82,10 +84,8 @@ class StateFile:
             return
         # The contents are unknown while the file is being replaced.
         self._written = None
-        try:
+        with self._map_errors():
             replace_private(self.path, msgspec.json.encode(state) + b"\n")
-        except OSError as error:
-            raise self._write_error(error) from error
         self._written = state
 
     def refusal(self, found: Summary, recorded: Summary, database: str) -> StorageError:
@@ -106,12 +106,11 @@ class StateFile:
             tried=False,
         )
 
-    def _write_error(self, error: OSError) -> StorageError:
-        return StorageError(
-            op="record how far the log has come",
-            why=f"{self.path}: {error.strerror}",
-            hint="make the file readable and writable for this user, and free some space",
-            retryable=True,
+    def _map_errors(self) -> AbstractContextManager[None]:
+        return map_path_errors(
+            "record how far the log has come",
+            self.path,
+            "make the file readable and writable for this user, and free some space",
         )
 
     def _invalid(self, why: str) -> StorageError:
