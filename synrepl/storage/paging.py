@@ -4,15 +4,10 @@ from collections.abc import Iterable
 
 from synrepl.streams.facts import Fact
 
-__all__ = ["take_rows", "take_tokens", "weight"]
+__all__ = ["take_rows", "take_tokens"]
 
 ROW_BYTES = 200
 """The number of JSON bytes that count as one row: near enough, and needs no parsing."""
-
-
-def weight(fact: Fact) -> int:
-    """The approximate number of rows in a fact; at least one."""
-    return len(fact.rows) // ROW_BYTES or 1
 
 
 def take_rows(facts: Iterable[Fact], limit: int) -> tuple[list[Fact], bool]:

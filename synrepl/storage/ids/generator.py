@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType, TracebackType
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.logger import Logger
@@ -21,7 +21,10 @@ from synrepl.storage.ids.startup import IdPosition, IdProblem, IdProblems, exami
 from synrepl.storage.ids.tracker import Tracker
 from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, transact
 
-__all__ = ["AllocatedIds", "CHANNEL", "ISession", "MultiWriterIdGenerator", "StreamIdGenerator"]
+if TYPE_CHECKING:
+    from synrepl.storage.ids.writer_session import WriterSession
+
+__all__ = ["AllocatedIds", "CHANNEL", "MultiWriterIdGenerator", "StreamIdGenerator"]
 
 T = TypeVar("T")
 
@@ -32,13 +35,6 @@ SETTLE_FIRST_SECONDS: Final = 0.01
 
 CHANNEL: Final = "synrepl"
 """The channel of the NOTIFY that PostgreSQL sends, without payload, when a position is stored."""
-
-
-class ISession(Protocol):
-    """The part of a `WriterSession` that a generator uses."""
-
-    is_held: bool
-    refusal: str
 
 
 class MultiWriterIdGenerator:
@@ -87,7 +83,7 @@ class MultiWriterIdGenerator:
         self.database = IdDatabase(stream, flavor)
         self.problems: list[IdProblem] = []
         """The problems found and repaired at the start."""
-        self.session: ISession | None = None
+        self.session: WriterSession | None = None
         """Makes this process the only writer of its name; set by `WriterSession`."""
         self.pool = pool
         self._clock = clock

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from types import CodeType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from synrepl.errors import StorageError
+
+if TYPE_CHECKING:
+    from synrepl.storage.ids.generator import MultiWriterIdGenerator
 
 __all__ = ["NotAWriter", "Reservation", "Unfinished"]
 
@@ -33,16 +36,6 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     age_seconds: float
 
 
-class IFinishes(Protocol):
-    """The generator of a reservation, which finishes it."""
-
-    def complete(self, reservation: "Reservation", /) -> None:
-        """Finish ids whose facts are committed."""
-
-    def roll_back(self, reservation: "Reservation", /) -> None:
-        """Finish ids whose transaction was to be rolled back."""
-
-
 class Reservation:
     """Ids that are reserved until they are completed or rolled back.
 
@@ -53,7 +46,7 @@ class Reservation:
 
     def __init__(
         self,
-        generator: IFinishes,
+        generator: "MultiWriterIdGenerator",
         ids: Sequence[int],
         tokens: Sequence[int],
         mark: int,
