@@ -54,6 +54,7 @@ class Committer:
         """Why the last commit failed; empty if it succeeded."""
         self.committed_at = 0.0
         self.pending_bytes = 0
+        """The approximate size of the appends that are not answered yet, in bytes."""
         self.lost: LogLost | None = None
         """Why this process may not write to the log until a restart; None if it may."""
         self._engine = engine

@@ -38,7 +38,7 @@ from synrepl.storage.schema import (
     receipt_of,
     row_of_receipt,
 )
-from synrepl.storage.sql import DAMAGED, DatabaseConnection, LogDatabase
+from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
@@ -128,14 +128,14 @@ class SQLEngine:
     # -- connections ---------------------------------------------------------------------------------------
 
     @contextmanager
-    def _reading(self, op: str, stream: str = "") -> Iterator[DatabaseConnection]:
+    def _reading(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
         """The connection of the reading thread. In the block its errors become `StorageError`."""
         with self.database.map_errors(op, stream):
             self._check_open(op)
             yield self.database.reader(op)
 
     @contextmanager
-    def _writing(self, op: str, stream: str = "") -> Iterator[DatabaseConnection]:
+    def _writing(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
         """The connection of the writing thread, likewise."""
         with self.database.map_errors(op, stream):
             self._check_open(op)
@@ -144,7 +144,7 @@ class SQLEngine:
             yield self.database.writer(op)
 
     @contextmanager
-    def _transaction(self, op: str, stream: str = "") -> Iterator[DatabaseConnection]:
+    def _transaction(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
         """The connection of the writing thread, in a transaction."""
         with self._writing(op, stream) as connection, connection.transaction():
             yield connection
@@ -183,14 +183,14 @@ class SQLEngine:
             self.close()
             raise
 
-    def _reload(self, connection: DatabaseConnection) -> None:
+    def _reload(self, connection: SQLConnection) -> None:
         """Reload what is cached in memory: the outcome of the last transaction may be unknown."""
         self._bounds = read_bounds(connection)
         self._discarded = DiscardedRanges(
             connection.execute("SELECT stream, epoch, token FROM voids").fetchall()
         )
 
-    def _check_head(self, connection: DatabaseConnection) -> None:
+    def _check_head(self, connection: SQLConnection) -> None:
         """Refuse a log whose last facts are inconsistent."""
         floor = self._current_bounds(connection).floor
         with connection.stream(
@@ -203,7 +203,7 @@ class SQLEngine:
             raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._dialect.kind))
 
     @staticmethod
-    def _identify(connection: DatabaseConnection) -> None:
+    def _identify(connection: SQLConnection) -> None:
         """Give a new log the uuids of its copy and its history."""
         known = {name for (name,) in connection.execute("SELECT name FROM notes")}
         made = [(name, str(uuid4())) for name in ("uuid", "history") if name not in known]
@@ -278,12 +278,12 @@ class SQLEngine:
         with self._reading("digest_at") as connection:
             return digest_of(connection, serial)
 
-    def _current_bounds(self, connection: DatabaseConnection) -> LogBounds:
+    def _current_bounds(self, connection: SQLConnection) -> LogBounds:
         if self._bounds is None:
             self._bounds = read_bounds(connection)
         return self._bounds
 
-    def _store_bounds(self, connection: DatabaseConnection, bounds: LogBounds) -> None:
+    def _store_bounds(self, connection: SQLConnection, bounds: LogBounds) -> None:
         """Store the bounds, within a transaction. The caller sets `_bounds` once it has committed."""
         self._bounds = None
         connection.executemany(UPSERT_BOUND, bounds.rows())
@@ -320,12 +320,7 @@ class SQLEngine:
         self.database.check_in_place("commit")
 
     def _update_floor(
-        self,
-        connection: DatabaseConnection,
-        facts: Sequence[Fact],
-        upto: LogPosition,
-        serial: int,
-        digest: str,
+        self, connection: SQLConnection, facts: Sequence[Fact], upto: LogPosition, serial: int, digest: str
     ) -> LogBounds | None:
         """Store `upto` as the end of the log, if the facts themselves do not imply it."""
         check_ascend(facts, serial, upto.serial)
@@ -376,7 +371,7 @@ class SQLEngine:
             connection.execute("DELETE FROM receipts WHERE at_ms < ?", (before_ms,))
 
     @staticmethod
-    def _add_receipts(connection: DatabaseConnection, receipts: Sequence[AppendReceipt]) -> None:
+    def _add_receipts(connection: SQLConnection, receipts: Sequence[AppendReceipt]) -> None:
         """Insert the receipts whose keys are new; within a transaction."""
         columns = RECEIPT_COLUMNS.count(",") + 1
         for first in range(0, len(receipts), RECEIPTS_AT_ONCE):
@@ -445,7 +440,7 @@ class SQLEngine:
             at_ms=max((row[6] for row in found), default=0),
         )
 
-    def _range(self, connection: DatabaseConnection, after: int, upto: int, filter: Filter) -> Range:
+    def _range(self, connection: SQLConnection, after: int, upto: int, filter: Filter) -> Range:
         last = connection.execute(
             "SELECT (SELECT max(serial) FROM facts), (SELECT max(serial) FROM places)"
         ).fetchone()
@@ -528,7 +523,7 @@ class SQLEngine:
         return self.head()
 
     @staticmethod
-    def _insert_epoch_starts(connection: DatabaseConnection, epoch_starts: Sequence[EpochStart]) -> None:
+    def _insert_epoch_starts(connection: SQLConnection, epoch_starts: Sequence[EpochStart]) -> None:
         """Insert the starts of epochs, and the ranges that they discard; within a transaction."""
         connection.insert("turns", EPOCH_START_COLUMNS, map(msgspec.structs.astuple, epoch_starts))
         lost = [(one.stream, one.epoch, one.token) for one in epoch_starts if one.stream]
@@ -569,7 +564,7 @@ class SQLEngine:
         return self.head()
 
     @staticmethod
-    def _check_restorable(connection: DatabaseConnection, bounds: LogBounds, position: LogPosition) -> None:
+    def _check_restorable(connection: SQLConnection, bounds: LogBounds, position: LogPosition) -> None:
         """Refuse a snapshot of this position if it does not fit the facts."""
         found = connection.execute("SELECT serial, digest FROM facts ORDER BY serial DESC LIMIT 1").fetchone()
         serial, digest = found or (0, "")
@@ -604,7 +599,7 @@ class SQLEngine:
                 self.database.return_space(connection)
         return bounds.trimmed_upto
 
-    def _delete_replaced(self, connection: DatabaseConnection, facts: Sequence[Fact], keys: KeysOf) -> None:
+    def _delete_replaced(self, connection: SQLConnection, facts: Sequence[Fact], keys: KeysOf) -> None:
         """Index the keys of these facts, in order of serial, and delete all facts that are now replaced."""
         newest: Newest = {}
         replaced: set[int] = set()
@@ -708,12 +703,12 @@ class SQLEngine:
         return head
 
 
-def _positions(connection: DatabaseConnection) -> dict[tuple[str, str], int]:
+def _positions(connection: SQLConnection) -> dict[tuple[str, str], int]:
     found = connection.execute("SELECT stream, writer, token FROM positions")
     return {(stream, writer): token for stream, writer, token in found}
 
 
-def _slice(connection: DatabaseConnection, after: int, upto: int, limit: int) -> list[Fact]:
+def _slice(connection: SQLConnection, after: int, upto: int, limit: int) -> list[Fact]:
     """At most `limit` facts with ``after < serial <= upto``."""
     if after >= upto:
         return []

@@ -105,7 +105,6 @@ class EphemeralStream:
         self.name = name
         self.epoch = epoch
         self.token = 0
-        self.writer_resets = 0
         self.stored_bytes = 0
         self.positions: dict[str, int] = {}
         self._key_of = key_of
@@ -142,7 +141,6 @@ class EphemeralStream:
             self._drop(number)
         self._by_token = [position for position in self._by_token if position[1] in self._facts]
         self.positions[writer] = 0
-        self.writer_resets += 1
         self.token = max(self.positions.values())
         return Fact(0, self.epoch, self.name, writer, 0, 0, NO_ROWS, at_ms, "")
 

@@ -255,11 +255,6 @@ class Log:
         return self._boots
 
     @property
-    def pending_bytes(self) -> int:
-        """The approximate size of the appends that are not answered yet, in bytes."""
-        return self._committer.pending_bytes
-
-    @property
     def healthy(self) -> tuple[bool, str]:
         """Whether the log works, and the reason if not.
 
@@ -563,11 +558,6 @@ class Log:
     def ephemeral_snapshot(self) -> list[Fact]:
         """The ephemeral facts in memory and the positions of their writers (`EphemeralStore.snapshot`)."""
         return self._ephemeral.snapshot()
-
-    def writer_resets(self, stream: str) -> int:
-        """How often writers of this ephemeral stream were reset since the log was opened."""
-        ephemeral = self._ephemeral.streams.get(stream)
-        return 0 if ephemeral is None else ephemeral.writer_resets
 
     # -- exclusive writes: epochs, trimming, following another log -------------------------------------------
 

@@ -52,7 +52,7 @@ HOLDER = """
 
 
 class PostgresConnection:
-    """A `DatabaseConnection` over `raw`, a connection of psycopg in autocommit mode."""
+    """An `SQLConnection` over `raw`, a connection of psycopg in autocommit mode."""
 
     def __init__(self, raw: "psycopg.Connection[Row]") -> None:
         self.raw = raw

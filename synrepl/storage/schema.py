@@ -11,7 +11,7 @@ from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
 
 if TYPE_CHECKING:
-    from synrepl.storage.sql import DatabaseConnection, Flavor
+    from synrepl.storage.sql import Flavor, SQLConnection
 
 __all__ = [
     "COLUMNS",
@@ -251,7 +251,7 @@ def facts_of(rows: Iterable[Row]) -> Iterator[Fact]:
     return (Fact(*row) for row in rows)
 
 
-def end_of_log(connection: "DatabaseConnection", bounds: LogBounds) -> tuple[int, str, int]:
+def end_of_log(connection: "SQLConnection", bounds: LogBounds) -> tuple[int, str, int]:
     """The serial, digest and epoch of the end of the log."""
     last: tuple[int, str, int] | None = connection.execute(
         "SELECT serial, digest, epoch FROM facts ORDER BY serial DESC LIMIT 1"
@@ -262,7 +262,7 @@ def end_of_log(connection: "DatabaseConnection", bounds: LogBounds) -> tuple[int
     return (floor.serial, floor.digest, floor.epoch)
 
 
-def digest_of(connection: "DatabaseConnection", serial: int) -> str | None:
+def digest_of(connection: "SQLConnection", serial: int) -> str | None:
     """The digest at this serial; None if it is unknown."""
     # Facts before bounds: a fact trimmed between the two queries is then covered by the bounds.
     found = connection.execute("SELECT digest FROM facts WHERE serial = ?", (serial,)).fetchone()
@@ -275,6 +275,6 @@ def digest_of(connection: "DatabaseConnection", serial: int) -> str | None:
     return None
 
 
-def read_bounds(connection: "DatabaseConnection") -> LogBounds:
+def read_bounds(connection: "SQLConnection") -> LogBounds:
     """Read the bounds of the log."""
     return load_bounds(connection.execute("SELECT name, epoch, serial, digest FROM places").fetchall())

@@ -17,7 +17,7 @@ from synrepl.storage.schema import Row
 
 __all__ = [
     "DAMAGED",
-    "DatabaseConnection",
+    "SQLConnection",
     "SQLDialect",
     "Flavor",
     "LogDatabase",
@@ -45,7 +45,7 @@ def execute(cursor: Any, flavor: Flavor, statement: str, values: Sequence[object
     cursor.execute(for_postgres(statement) if flavor == "postgresql" else statement, values)
 
 
-class DatabaseConnection(Protocol):
+class SQLConnection(Protocol):
     """One connection to a log's database. Outside of `transaction` each statement is committed at once."""
 
     def execute(self, statement: str, values: Sequence[object] = ..., /) -> Any:
@@ -153,11 +153,11 @@ class LogDatabase(ABC):
         """Close the connections and release the lock. Idempotent."""
 
     @abstractmethod
-    def writer(self, op: str) -> DatabaseConnection:
+    def writer(self, op: str) -> SQLConnection:
         """The connection for writing, which holds the lock."""
 
     @abstractmethod
-    def reader(self, op: str) -> DatabaseConnection:
+    def reader(self, op: str) -> SQLConnection:
         """The connection for reading."""
 
     @abstractmethod

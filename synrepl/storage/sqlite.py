@@ -79,7 +79,7 @@ def map_sqlite_errors(op: str, name: str, stream: str = "") -> Iterator[None]:
 
 
 class SQLiteConnection(sqlite3.Connection):
-    """A `DatabaseConnection` in autocommit mode, usable in any thread, one at a time."""
+    """An `SQLConnection` in autocommit mode, usable in any thread, one at a time."""
 
     def insert(self, table: str, columns: str, rows: Iterable[Row]) -> None:
         """Insert these rows, all of them new."""

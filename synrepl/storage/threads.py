@@ -10,6 +10,7 @@ from twisted.python.threadpool import ThreadPool
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
 
 __all__ = ["DelayedThread", "ImmediateThread", "ReactorThread"]
 
@@ -78,10 +79,9 @@ class DelayedThread:
     """
 
     def __init__(self, clock: IClock, delay: Callable[[], float]) -> None:
-        self._clock = clock
         self._delay = delay
         self._waiting: deque[tuple[Callable[[], Any], Deferred[Any]]] = deque()
-        self._next: Any = None
+        self._timer = Timer(clock, self._step)
         self._is_stopped = False
 
     def run(self, work: Callable[[], T]) -> "Deferred[T]":
@@ -90,28 +90,25 @@ class DelayedThread:
             return fail(_stopped())
         done: Deferred[T] = Deferred()
         self._waiting.append((work, done))
-        if self._next is None:
-            self._next = self._clock.callLater(self._delay(), self._step)
+        if not self._timer.is_active:
+            self._timer.start(self._delay())
         return done
 
     async def stop(self) -> None:
         """Drop the queued work."""
         self._is_stopped = True
         self._waiting.clear()
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
+        self._timer.stop()
 
     def _step(self) -> None:
         work, done = self._waiting.popleft()
-        self._next = None
         result, failure = None, None
         try:
             result = work()
         except Exception as error:
             failure = error
         if self._waiting:
-            self._next = self._clock.callLater(self._delay(), self._step)
+            self._timer.start(self._delay())
         if failure is None:
             done.callback(result)
         else:

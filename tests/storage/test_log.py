@@ -532,7 +532,7 @@ class OverloadTests(LogCase):
         self.assertEqual(4, len(refused))
         self.assertEqual({True}, {error.retryable for error in errors})
         self.assertIn("the log is busy", str(errors[0]))
-        self.assertEqual((6, 0), (log.serial, log.pending_bytes))
+        self.assertEqual((6, 0), (log.serial, log._committer.pending_bytes))
         self.assertEqual(7, self.append(log, "events", "w1", A).first_serial)
 
     def test_one_append_over_the_bound_goes_through_alone(self) -> None:

@@ -325,7 +325,7 @@ class AdoptMachine(RuleBasedStateMachine):
     def rest(self) -> None:
         """Everything is durable."""
         self.clock.pump([0.1] * 60)
-        assert self.log.pending_bytes == 0
+        assert self.log._committer.pending_bytes == 0
         self.is_at_rest = True
 
     @rule()

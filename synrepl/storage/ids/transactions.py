@@ -47,7 +47,6 @@ class Transaction:
     """An `ITransaction` for a cursor of a pool's transaction."""
 
     def __init__(self, cursor: ICursor) -> None:
-        self._cursor = cursor
         self._after: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._on_exception: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.execute = cursor.execute
