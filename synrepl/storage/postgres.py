@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import StorageError
 from synrepl.storage.postgres_connection import PostgresAddress, is_alive
-from synrepl.storage.schema import TABLES, Row
-from synrepl.storage.sql import LogDatabase, SQLDialect, for_postgres
+from synrepl.storage.schema import TABLES
+from synrepl.storage.sql import LogDatabase, Row, SQLDialect, for_postgres
 
 if TYPE_CHECKING:
     import psycopg

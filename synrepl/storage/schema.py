@@ -1,17 +1,15 @@
 """The tables of the log in SQLite and PostgreSQL: their migrations, their rows, and where the log ends."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, Lease, LogPosition
+from synrepl.storage.sql import Flavor, Row, SQLConnection
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
-
-if TYPE_CHECKING:
-    from synrepl.storage.sql import Flavor, SQLConnection
 
 __all__ = [
     "COLUMNS",
@@ -21,7 +19,6 @@ __all__ = [
     "TABLES",
     "VERSION",
     "LogBounds",
-    "Row",
     "digest_of",
     "end_of_log",
     "facts_of",
@@ -32,8 +29,6 @@ __all__ = [
     "receipt_of",
     "row_of_receipt",
 ]
-
-Row = tuple[Any, ...]
 
 COLUMNS: Final = "serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
 
@@ -146,7 +141,7 @@ _MIGRATIONS: Final = (
 )
 """The statements from each schema version to the next, from 0 on. Append-only."""
 
-_WORDS: "Final[dict[Flavor, dict[str, str]]]" = {
+_WORDS: Final[dict[Flavor, dict[str, str]]] = {
     "sqlite": {
         "int": "INTEGER",
         "bytes": "BLOB",
@@ -168,7 +163,7 @@ VERSION: Final = len(_MIGRATIONS)
 """The schema version of this release."""
 
 
-def migrations(flavor: "Flavor") -> list[list[str]]:
+def migrations(flavor: Flavor) -> list[list[str]]:
     """The statements from each schema version to the next, from 0 on."""
     return [[one.format(**_WORDS[flavor]) for one in statements] for statements in _MIGRATIONS]
 
@@ -251,7 +246,7 @@ def facts_of(rows: Iterable[Row]) -> Iterator[Fact]:
     return (Fact(*row) for row in rows)
 
 
-def end_of_log(connection: "SQLConnection", bounds: LogBounds) -> tuple[int, str, int]:
+def end_of_log(connection: SQLConnection, bounds: LogBounds) -> tuple[int, str, int]:
     """The serial, digest and epoch of the end of the log."""
     last: tuple[int, str, int] | None = connection.execute(
         "SELECT serial, digest, epoch FROM facts ORDER BY serial DESC LIMIT 1"
@@ -262,7 +257,7 @@ def end_of_log(connection: "SQLConnection", bounds: LogBounds) -> tuple[int, str
     return (floor.serial, floor.digest, floor.epoch)
 
 
-def digest_of(connection: "SQLConnection", serial: int) -> str | None:
+def digest_of(connection: SQLConnection, serial: int) -> str | None:
     """The digest at this serial; None if it is unknown."""
     # Facts before bounds: a fact trimmed between the two queries is then covered by the bounds.
     found = connection.execute("SELECT digest FROM facts WHERE serial = ?", (serial,)).fetchone()
@@ -275,6 +270,6 @@ def digest_of(connection: "SQLConnection", serial: int) -> str | None:
     return None
 
 
-def read_bounds(connection: "SQLConnection") -> LogBounds:
+def read_bounds(connection: SQLConnection) -> LogBounds:
     """Read the bounds of the log."""
     return load_bounds(connection.execute("SELECT name, epoch, serial, digest FROM places").fetchall())

@@ -13,7 +13,6 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.storage.append_errors import LogLost
-from synrepl.storage.schema import Row
 
 __all__ = [
     "DAMAGED",
@@ -22,11 +21,14 @@ __all__ = [
     "Flavor",
     "LogDatabase",
     "Ownership",
+    "Row",
     "execute",
     "for_postgres",
 ]
 
 Flavor = Literal["sqlite", "postgresql"]
+
+Row = tuple[Any, ...]
 
 DAMAGED: Final = "the {database} is damaged; restore it, or join again as a replica"
 

@@ -26,8 +26,8 @@ from synrepl.storage import file_swap
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.private_files import map_path_errors
-from synrepl.storage.schema import COLUMNS, Row, digest_of, end_of_log, read_bounds
-from synrepl.storage.sql import DAMAGED, LogDatabase, SQLDialect
+from synrepl.storage.schema import COLUMNS, digest_of, end_of_log, read_bounds
+from synrepl.storage.sql import DAMAGED, LogDatabase, Row, SQLDialect
 from synrepl.storage.state_file import StateFile, Summary
 
 __all__ = ["SQLiteDatabase", "map_sqlite_errors"]
