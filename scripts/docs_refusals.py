@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from scripts.staging import QUICK, Stage, ask, restored  # noqa: E402  # after the path
 from synrepl.ports.history import EMPTY  # noqa: E402
 from synrepl.replication.relay.leases import MAX_LEASES  # noqa: E402
-from synrepl.replication.relay.refusals import REFUSALS  # noqa: E402
+from synrepl.wire.error_codes import REFUSALS  # noqa: E402
 from tests.service.processes import Daemon  # noqa: E402
 
 MANUAL: Final = ROOT / "docs" / "howto" / "replicas.md"

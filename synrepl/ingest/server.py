@@ -1,21 +1,30 @@
 """A server that this daemon follows over TCP, as a worker does."""
 
-from typing import Any
+from collections import deque
+from typing import Any, Final
 
 from twisted.internet.interfaces import IStreamClientEndpoint
 
-from synrepl.ingest.server_commands import ServerCommands
+from synrepl.errors import LocalProtocolError, NotConnected
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.time import Timer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
+from synrepl.replication.presence import SyncingUser
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.tcp import FollowerFactory
-from synrepl.wire.dialect import CURRENT
+from synrepl.wire.commands import ClearUserSync, LockReleased, RemoteServerUp, UserSync
+from synrepl.wire.dialect import CURRENT, Dialect
+from synrepl.wire.grammar import Command
 
-__all__ = ["ServerSource"]
+__all__ = ["MAX_WAITING", "ServerCommands", "ServerSource"]
+
+MAX_WAITING: Final = 1_000
+"""The largest number of commands that wait for a reconnect. Beyond it the oldest is dropped and counted."""
 
 
 class ServerSource(Source):
@@ -89,3 +98,90 @@ class ServerSource(Source):
             if not self._why or self.follower.is_connected:
                 self._since = self.clock.seconds()
             self._why = event.text
+
+
+class ServerCommands:
+    """Forwards commands between the followers of this daemon and the server (`follower_commands.Carrier`).
+
+    A release whose USER_SYNC names the worker gets the command of each follower. To an older release this
+    daemon is one worker: a user starts syncing with the first follower that reports it, and stops with the
+    last. After each connect the server gets the users that are syncing.
+    """
+
+    is_active = True
+
+    def __init__(
+        self, follower: Follower, publisher: Publisher, *, dialect: Dialect, clock: IClock, metrics: Metrics
+    ) -> None:
+        self._follower = follower
+        self._publisher = publisher
+        self._upstream = publisher.follower_commands
+        self._dialect = dialect
+        self._clock = clock
+        self._metrics = metrics
+        self._names_workers = dialect.release in ClearUserSync.SPAN
+        self._waiting: deque[Command] = deque()
+        self._timer = Timer(clock, self._connected)
+        self._upstream.add_carrier(self)
+        if not self._names_workers:
+            self._upstream.syncing.watch(self._changed)
+        follower.on_event(self._on_event)
+        follower.on_command(RemoteServerUp)(self._on_server_command)
+        follower.on_command(LockReleased)(self._on_server_command)
+
+    def stop(self) -> None:
+        """Stop forwarding."""
+        self.is_active = False
+        self._upstream.remove_carrier(self)
+        self._timer.stop()
+
+    def forward(self, command: Command) -> bool:
+        """Send this to the server now, or after a reconnect. False if its release has no such command."""
+        if not self._names_workers and isinstance(command, (UserSync, ClearUserSync)):
+            return True  # `_changed` sends it
+        if self._dialect.release not in command.SPAN:
+            return False
+        if not self._follower.is_connected or self._waiting:
+            if len(self._waiting) >= MAX_WAITING:
+                self._metrics.commands_dropped.labels(self._waiting.popleft().NAME).inc()
+            self._waiting.append(command)
+            return True
+        return self._send(command)
+
+    def _send(self, command: Command) -> bool:
+        try:
+            self._follower.send(command)
+        except (NotConnected, LocalProtocolError):
+            return False
+        return True
+
+    def _on_server_command(self, command: Command) -> None:
+        """Relay a command that the server sends to all processes."""
+        if self.is_active:
+            self._publisher.broadcast(command)
+
+    def _changed(self, change: SyncingUser) -> None:
+        if self.is_active and self._follower.is_connected and not self._timer.is_active:
+            self._send(
+                UserSync(
+                    user_id=change.user_id, is_syncing=change.is_syncing, last_sync_ms=change.last_sync_ms
+                )
+            )
+
+    def _on_event(self, event: FollowerEvent) -> None:
+        if event.kind == "connected" and self.is_active:
+            # After the commands of the follower itself.
+            self._timer.start(0)
+
+    def _connected(self) -> None:
+        """Send the commands that waited, then the users that are syncing."""
+        waiting, self._waiting = self._waiting, deque()
+        for command in waiting:
+            if not self._send(command):
+                self._metrics.commands_dropped.labels(command.NAME).inc()
+        sent = set()
+        for command in self._upstream.syncing_commands():
+            if not isinstance(command, UserSync) or (not self._names_workers and command.user_id in sent):
+                continue
+            sent.add(command.user_id)
+            self._send(command)

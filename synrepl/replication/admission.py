@@ -2,7 +2,7 @@
 
 A reader on a diverged history must be refused at once. Otherwise it would receive facts that do not follow
 its own, or wait forever. Every transport asks here, and puts the answer in its own words. The codes are those
-of `relay.refusals`.
+of `error_codes.REFUSALS`.
 """
 
 from collections.abc import Mapping

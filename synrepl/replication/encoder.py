@@ -1,16 +1,18 @@
-"""Encoder: formats facts as lines of one release, once for all its readers."""
+"""Encoders: facts as lines of one release or as blocks, once for all readers that are sent the same."""
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from synrepl.streams.facts import Fact
+from synrepl.streams.facts import Fact, encode_fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.wire.blocks import encode_blocks
 from synrepl.wire.codec import Codec
 from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import Command
 
-__all__ = ["Encoder"]
+__all__ = ["OPEN", "BlockEncoder", "Encoder", "facts_block"]
 
 BATCH = b"batch "
 """In place of a token, for every row of a fact but the last."""
@@ -103,3 +105,29 @@ class Encoder:
             sample = self._codec.format(Rdata(stream=stream, instance=writer, token=None, row=b"0"))
             prefix = self._prefixes[stream, writer] = sample.removesuffix(BATCH + b"0")
             return prefix
+
+
+def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
+    """Encode facts as blocks; empty without facts."""
+    return encode_blocks(kind, list(map(encode_fact, facts)))
+
+
+class BlockEncoder:
+    """Encodes the facts that pass a filter, durable ones and ephemeral ones in blocks of their own.
+
+    Used with `Ring.lines`, which caches each encoder's result for a group.
+    """
+
+    def __init__(self, query: Filter) -> None:
+        self._filter = query
+
+    def lines(self, facts: Iterable[Fact]) -> bytes:
+        """Encode these facts."""
+        passes = self._filter.passes
+        passed = [fact for fact in facts if passes(fact.stream, fact.writer)]
+        return facts_block("facts", (fact for fact in passed if fact.serial)) + facts_block(
+            "ephemeral", (fact for fact in passed if not fact.serial)
+        )
+
+
+OPEN = BlockEncoder(ALL)

@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.ports.history import BEGINNING, EpochStart
+from synrepl.ports.history import BEGINNING, AppendReceipt, EpochStart
 from synrepl.ports.interfaces import ILog
 from synrepl.replication.ring import WRITE_BYTES, IEncoder, Ring, RingGroup
 from synrepl.streams.facts import Fact
@@ -37,9 +37,11 @@ __all__ = [
     "EphemeralStep",
     "Feed",
     "FeedPosition",
+    "LogPage",
     "PageStep",
     "Step",
     "Stop",
+    "read_page",
 ]
 
 PAGE_ROWS: Final = 1_000
@@ -322,3 +324,18 @@ class Feed:
             return
         if ring.newest_ephemeral > self.number:
             self.is_live = False
+
+
+class LogPage(msgspec.Struct, frozen=True):
+    """Facts, and the receipts of the appends that begin among them."""
+
+    facts: Sequence[Fact]
+    receipts: Sequence[AppendReceipt]
+
+
+async def read_page(log: ILog, feed: Feed, step: PageStep) -> LogPage | None:
+    """Read this page, and advance the feed. None if the log was trimmed or replaced meanwhile."""
+    facts, upto = await log.read(after=step.after, upto=step.upto, limit=step.limit, filter=step.filter)
+    receipts = await log.receipts_between(step.after, upto) if step.receipts else ()
+    digest = facts[-1].digest if facts and facts[-1].serial == upto else None
+    return LogPage(facts, receipts) if feed.advance(upto, len(facts), digest) else None

@@ -8,8 +8,16 @@ from twisted.logger import Logger
 
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
-from synrepl.replication.feed import PAGE_ROWS, EphemeralMode, EphemeralStep, Feed, PageStep, Step, Stop
-from synrepl.replication.log_pages import read_page
+from synrepl.replication.feed import (
+    PAGE_ROWS,
+    EphemeralMode,
+    EphemeralStep,
+    Feed,
+    PageStep,
+    Step,
+    Stop,
+    read_page,
+)
 from synrepl.replication.ring import RingGroup
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream

@@ -16,7 +16,7 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
-from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
+from synrepl.replication.relay.handshake import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.relay.snapshot_codec import SnapshotReader, read_meta
 from synrepl.replication.replica.conversation import (
     Ephemeral,

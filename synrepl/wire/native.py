@@ -31,6 +31,7 @@ from zlib import crc32
 import msgspec
 
 from synrepl.wire.dialect import NATIVE
+from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import CLIENT, SERVER, Command, command, integer, json_body, rest, word
 from synrepl.wire.position import Int64, LogPosition, Natural64
@@ -196,6 +197,18 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     moved_to: str = ""
     epoch: Natural64 = 0
     serial: Natural64 = 0
+
+
+def refusal(code: str, message: str, *, moved_to: str = "", epoch: int = 0, serial: int = 0) -> Refusal:
+    """Make a refusal of this kind, with this message."""
+    return Refusal(
+        code=code,
+        message=message,
+        retryable=bool(REFUSALS[code].retryable),
+        moved_to=moved_to,
+        epoch=epoch,
+        serial=serial,
+    )
 
 
 class DigestsBody(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.replication.relay.proof import REPLICA, proof
+from synrepl.replication.relay.handshake import REPLICA, proof
 from tests.certificates import Authority
 from tests.service.processes import Daemon, Process
 

@@ -3,8 +3,8 @@
 import pytest
 
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.interfaces import FENCED, PRIMARY, REPLICA, Claim
 from synrepl.replication.roles.judgement import ClaimVerdict, RoleState, judge
+from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, Claim
 from synrepl.replication.roles.record import RoleRecord
 
 OWN, SUPERSEDED, KNOWN, FOLLOW, ADDRESS, FENCE = ClaimVerdict

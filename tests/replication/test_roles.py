@@ -24,7 +24,7 @@ from synrepl.replication.roles import (
     RoleManager,
 )
 from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL
-from synrepl.replication.roles.interfaces import PeerStatus
+from synrepl.replication.roles.messages import PeerStatus
 from synrepl.replication.roles.record import RoleRecord
 from synrepl.replication.roles.verification import common_serial, parse_peer_address
 from tests.replication.nodes import FakeNode

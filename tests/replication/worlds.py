@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from synrepl.ports.interfaces import Appended
-from synrepl.replication.relay.proof import REPLICA, nonce, proof
+from synrepl.replication.relay.handshake import REPLICA, nonce, proof
 from synrepl.testing.network import Network
 from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.native import ChallengeBody, Greeting, Proof, Subscription, WelcomeBody

@@ -1,14 +1,12 @@
 """The primary's side of replicas: admission, leases and the relays that send them the log.
 
-`relay` and `snapshot_start` are imported when the first replica connects: most daemons have none.
+`relay` and `handshake` are imported when the first replica connects: most daemons have none.
 """
 
 from synrepl.replication.relay.leases import Leases
-from synrepl.replication.relay.refusals import REFUSALS
 from synrepl.replication.relay.registry import RELAY_STATES, REPLICA_STATES, ReplicaRegistry
 
 __all__ = [
-    "REFUSALS",
     "RELAY_STATES",
     "REPLICA_STATES",
     "Leases",

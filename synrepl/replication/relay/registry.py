@@ -16,11 +16,10 @@ from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.holdings import held
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import Leases
-from synrepl.replication.relay.refusals import refusal
 from synrepl.replication.settings import RelaySettings
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import Refusal, Subscription
+from synrepl.wire.native import Refusal, Subscription, refusal
 from synrepl.wire.text import identity_error
 
 if TYPE_CHECKING:

@@ -12,20 +12,26 @@ from synrepl.ports.history import BEGINNING, AppendReceipt, EpochStart, LogPosit
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.time import Timer
 from synrepl.replication.connection import Connection
+from synrepl.replication.encoder import OPEN, BlockEncoder, facts_block
 from synrepl.replication.feed import (
     EphemeralMode,
     EphemeralStep,
     Feed,
     PageStep,
     Stop,
+    read_page,
 )
-from synrepl.replication.log_pages import read_page
-from synrepl.replication.relay.fact_blocks import OPEN, BlockEncoder, facts_block
-from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
-from synrepl.replication.relay.refusals import refusal
+from synrepl.replication.relay.handshake import (
+    PRIMARY,
+    REPLICA,
+    make_welcome,
+    nonce,
+    proof,
+    proves,
+    start_snapshot,
+)
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
-from synrepl.replication.relay.snapshot_start import make_welcome, start_snapshot
 from synrepl.replication.ring import RingGroup
 from synrepl.streams.facts import encode_fact
 from synrepl.wire.blocks import encode_block
@@ -62,6 +68,7 @@ from synrepl.wire.native import (
     Up,
     Welcome,
     heartbeat_check,
+    refusal,
 )
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import identity_error, printable

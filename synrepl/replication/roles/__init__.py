@@ -1,17 +1,21 @@
 """Roles of a daemon: primary, replica or fenced, and the transitions between them."""
 
-from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
 from synrepl.replication.roles.handover import HANDOVER_SECONDS, MAX_HANDOVER_SECONDS
-from synrepl.replication.roles.interfaces import (
+from synrepl.replication.roles.manager import RoleManager
+from synrepl.replication.roles.messages import (
     FENCED,
     PRIMARY,
     REPLICA,
+    CannotPromote,
     Claim,
+    ClaimRefused,
+    Fenced,
+    HandingOver,
     HandOver,
     IPeerClient,
     PeerStatus,
+    ReadOnlyHere,
 )
-from synrepl.replication.roles.manager import RoleManager
 
 __all__ = [
     "FENCED",

@@ -11,8 +11,14 @@ from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.errors import CannotPromote, ClaimRefused
-from synrepl.replication.roles.interfaces import PRIMARY, REPLICA, HandOver, IPeerClient
+from synrepl.replication.roles.messages import (
+    PRIMARY,
+    REPLICA,
+    CannotPromote,
+    ClaimRefused,
+    HandOver,
+    IPeerClient,
+)
 from synrepl.replication.roles.verification import ClaimVerifier, parse_peer_address
 from synrepl.wire.text import printable
 

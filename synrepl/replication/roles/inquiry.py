@@ -10,7 +10,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus
+from synrepl.replication.roles.messages import IPeerClient, PeerStatus
 
 __all__ = ["INQUIRY_INTERVAL", "INQUIRY_SECONDS", "MAX_ASKED", "Inquiry"]
 

@@ -4,7 +4,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.interfaces import FENCED, PRIMARY, REPLICA, Claim
+from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, Claim
 from synrepl.replication.roles.record import RoleRecord
 from synrepl.replication.roles.verification import plausible_epoch
 

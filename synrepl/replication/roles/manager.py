@@ -14,23 +14,26 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
 from synrepl.replication.roles.handover import HandOverCandidate, HandOverHandler
 from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL, INQUIRY_SECONDS, Inquiry
-from synrepl.replication.roles.interfaces import (
+from synrepl.replication.roles.judgement import ClaimVerdict, RoleState, judge
+from synrepl.replication.roles.later_epochs import LaterEpochs
+from synrepl.replication.roles.messages import (
     FENCED,
     PRIMARY,
     REPLICA,
+    CannotPromote,
     Claim,
+    ClaimRefused,
+    Fenced,
+    HandingOver,
     HandOver,
     IPeerClient,
     PeerStatus,
+    ReadOnlyHere,
 )
-from synrepl.replication.roles.judgement import ClaimVerdict, RoleState, judge
-from synrepl.replication.roles.known_daemons import KnownDaemons
-from synrepl.replication.roles.later_epochs import LaterEpochs
 from synrepl.replication.roles.notifier import PrimaryNotifier
-from synrepl.replication.roles.record import RoleRecord, RoleStore
+from synrepl.replication.roles.record import KnownDaemons, RoleRecord, RoleStore
 from synrepl.replication.roles.verification import (
     MAX_EPOCH,
     ClaimVerifier,

@@ -12,7 +12,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.interfaces import Claim, IPeerClient
+from synrepl.replication.roles.messages import Claim, IPeerClient
 
 __all__ = ["PrimaryNotifier"]
 

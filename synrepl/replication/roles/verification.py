@@ -12,8 +12,7 @@ from synrepl.ports.history import EMPTY, EpochStart
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.errors import ClaimRefused
-from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus
+from synrepl.replication.roles.messages import ClaimRefused, IPeerClient, PeerStatus
 from synrepl.wire.text import MAX_ADDRESS, printable
 
 __all__ = ["MAX_EPOCH", "ClaimVerifier", "common_serial", "parse_peer_address", "plausible_epoch"]

@@ -6,8 +6,7 @@ from synrepl.errors import LocalProtocolError
 from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.command_forwarder import line_of
-from synrepl.replication.feed import EphemeralStep, FeedPosition, PageStep, Stop
-from synrepl.replication.log_pages import read_page
+from synrepl.replication.feed import EphemeralStep, FeedPosition, PageStep, Stop, read_page
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.ring import RingGroup
 from synrepl.storage import Log

@@ -6,8 +6,7 @@ import msgspec
 
 from synrepl.http_api.routes import NDJSON, READER
 from synrepl.ports.history import EpochStart, LogRange
-from synrepl.replication.feed import PageStep, Stop
-from synrepl.replication.log_pages import read_page
+from synrepl.replication.feed import PageStep, Stop, read_page
 from synrepl.streams.positions import VClock
 from synrepl.transports.http.arrow import ArrowForm, arrow_form
 from synrepl.transports.http.call import Call

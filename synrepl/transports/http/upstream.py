@@ -16,7 +16,6 @@ from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
-from synrepl.replication.relay import REFUSALS
 from synrepl.replication.relay.snapshot_codec import read_meta, read_snapshot
 from synrepl.replication.replica import (
     Ephemeral,
@@ -44,6 +43,7 @@ from synrepl.transports.http.messages import (
     SubscribeBody,
 )
 from synrepl.transports.settings import UpstreamSettings
+from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import (
     Down,

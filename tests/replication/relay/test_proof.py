@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.replication.relay.proof import PRIMARY, REPLICA, proof, proves
+from synrepl.replication.relay.handshake import PRIMARY, REPLICA, proof, proves
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.native import ChallengeBody, Greeting, Proof

@@ -6,9 +6,9 @@ from twisted.internet.defer import succeed
 
 from synrepl.ports.access import Access
 from synrepl.replication import feed as feed_module
-from synrepl.replication.relay import REFUSALS
 from synrepl.replication.relay.leases import MAX_LEASES
 from synrepl.replication.retention import keys_of
+from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Greeting, JoinRequest, Proof, Subscription, WelcomeBody
 from synrepl.wire.position import LogPosition

@@ -1,14 +1,54 @@
-"""The start of a copy and of a conversation, the same for every transport."""
+"""The start of a conversation with a replica, and of a copy, the same for every transport.
+
+Both ends prove that they know the secret, without sending it and without clocks.
+"""
+
+import hmac
+import secrets
+from typing import Final
 
 import msgspec
 
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.interfaces import ILog
-from synrepl.replication.relay.proof import nonce
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.wire.native import OWN_CAPABILITIES, JoinRequest, WelcomeBody
 
-__all__ = ["SnapshotStart", "make_welcome", "start_snapshot"]
+__all__ = [
+    "PRIMARY",
+    "REPLICA",
+    "SnapshotStart",
+    "make_welcome",
+    "nonce",
+    "proof",
+    "proves",
+    "start_snapshot",
+]
+
+REPLICA: Final = "synrepl replica"
+PRIMARY: Final = "synrepl primary"
+
+
+def nonce() -> str:
+    """Return a random string that was never used before."""
+    return secrets.token_hex(16)
+
+
+def proof(secret: str, side: str, nonces: tuple[str, str], uuid: str, name: str) -> str:
+    """Return the proof of one side, an HMAC-SHA256 with the secret as key.
+
+    It covers the proving side, both nonces (the primary's first), and the replica's uuid and name.
+    """
+    text = "\n".join((side, *nonces, uuid, name))
+    return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()
+
+
+def proves(
+    received: str, secret: str | None, side: str, nonces: tuple[str, str], uuid: str, name: str
+) -> bool:
+    """Whether `received` is that proof. Compares in constant time."""
+    expected = proof(secret if secret is not None else nonce(), side, nonces, uuid, name)
+    return hmac.compare_digest(received.encode(), expected.encode()) and secret is not None
 
 
 class SnapshotStart(msgspec.Struct, frozen=True):
