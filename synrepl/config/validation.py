@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from synrepl.errors import ConfigError
 from synrepl.replication.serve_strategy import serving
-from synrepl.transports.endpoints import split
+from synrepl.transports.endpoints import LOCAL_TYPES, split
 
 if TYPE_CHECKING:
     from synrepl.config.settings import Settings
@@ -40,7 +40,7 @@ def is_loopback(description: str) -> bool:
     kind, words, named = split(description)
     if kind == "haproxy" and words:
         return is_loopback(description.split(":", 1)[1])
-    if kind == "unix":
+    if kind in LOCAL_TYPES:
         return True
     # The third positional argument of ssl, unlike that of tcp and tcp6, is not the interface.
     positional = words[1:2] if kind in ("tcp", "tcp6") else []

@@ -24,7 +24,7 @@ from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage import DivergedFacts, Log, ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.endpoints import client_endpoint
+from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint
 from synrepl.transports.http.peer_client import PeerClient
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from synrepl.transports.http.client import HttpAppender
 
 __all__ = ["ReplicationServices", "make_write_forwarder"]
-
-ENDPOINTS: Final = ("tcp", "ssl", "tls", "unix")
-"""The endpoint types that replicas may connect to."""
 
 NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
 
@@ -419,7 +416,7 @@ def _starting(stream: str) -> StorageError:
 
 def _is_endpoint(text: str) -> bool:
     """Whether this is an endpoint string; a peer may have sent anything."""
-    return text.partition(":")[0] in ENDPOINTS
+    return text.partition(":")[0] in REPLICA_TYPES
 
 
 def _jitter() -> float:

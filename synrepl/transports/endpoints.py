@@ -1,18 +1,9 @@
-"""Endpoints to listen on and to connect to: Twisted's endpoint strings, and ``tls:`` with readable errors.
-
-::
-
-    tls:9092:interface=0.0.0.0:certificate=/etc/synrepl/cert.pem:privateKey=/etc/synrepl/key.pem
-    tls:9092:...:trustRoots=/etc/synrepl/clients-ca.pem     clients must send a certificate of this CA
-    tls:log.example.org:9092:trustRoots=/etc/synrepl/ca.pem:certificate=...:privateKey=...
-
-The arguments are those of Twisted's own ``tls:`` for clients; each names a PEM file. Without ``trustRoots`` a
-client trusts the CAs of the system. The server's certificate must be for the host of the string, or for
-``hostname=``.
-"""
+"""Endpoints to listen on and to connect to: Twisted's endpoint strings, and types of our own."""
 
 import re
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.endpoints import clientFromString, quoteStringArgument, serverFromString
@@ -23,9 +14,29 @@ from synrepl.errors import ConfigError
 if TYPE_CHECKING:
     from synrepl.transports.tls import TlsFiles
 
-__all__ = ["check_client", "check_server", "client_endpoint", "server_endpoint", "split"]
+__all__ = [
+    "LOCAL_TYPES",
+    "REPLICA_TYPES",
+    "check_client",
+    "check_server",
+    "client_endpoint",
+    "join",
+    "server_endpoint",
+    "split",
+]
 
-TLS: Final = "tls"
+OWN_TYPES: Final[Mapping[str, str]] = MappingProxyType({"tls": "synrepl.transports.tls_endpoints"})
+"""Our own endpoint types, each with the module of its `server_endpoint` and `client_endpoint`.
+
+They get the positional and the named arguments. A module is imported on first use: OpenSSL is large.
+"""
+
+REPLICA_TYPES: Final = frozenset({"tcp", "ssl", "unix", *OWN_TYPES})
+"""The endpoint types that replicas may connect to at the request of a peer."""
+
+LOCAL_TYPES: Final = frozenset({"unix"})
+"""The endpoint types that only this machine can connect to."""
+
 UNIX_MODE: Final = "600"
 """Default mode of a UNIX socket: other users of the machine must not bypass a secret."""
 
@@ -37,6 +48,13 @@ def split(description: str) -> tuple[str, list[str], dict[str, str]]:
     return kind.lower(), [part for part in rest if "=" not in part], {name: value for name, _, value in named}
 
 
+def join(kind: str, words: Sequence[str], named: Mapping[str, str]) -> str:
+    """Join what `split` returns to an endpoint string."""
+    arguments = [quoteStringArgument(word) for word in words]
+    arguments += [f"{name}={quoteStringArgument(value)}" for name, value in named.items()]
+    return ":".join([kind, *arguments])
+
+
 def server_endpoint(reactor: Any, description: str) -> IStreamServerEndpoint:
     """Make the endpoint to listen on. Raises `ConfigError` for an unusable file of ``tls:``.
 
@@ -45,19 +63,12 @@ def server_endpoint(reactor: Any, description: str) -> IStreamServerEndpoint:
     kind, words, named = split(description)
     if kind == "unix" and "mode" not in named:
         description = f"{description}:mode={UNIX_MODE}"
-    if kind != TLS:
-        plain: IStreamServerEndpoint = serverFromString(reactor, description)
-        return plain
-    from synrepl.transports.tls import ServerTls
-    from synrepl.transports.tls_endpoints import TlsServerEndpoint
-
-    files = _files(named)
-    if files.cert_file is None or files.key_file is None:
-        raise ConfigError("tls: needs certificate= and privateKey=, the server's files")
-    arguments = [quoteStringArgument(word) for word in words]
-    arguments += [f"{name}={quoteStringArgument(value)}" for name, value in named.items()]
-    plain = serverFromString(reactor, ":".join(["tcp", *arguments]))
-    return TlsServerEndpoint(plain, ServerTls(files), reactor)
+    endpoint: IStreamServerEndpoint
+    if kind in OWN_TYPES:
+        endpoint = import_module(OWN_TYPES[kind]).server_endpoint(reactor, words, named)
+    else:
+        endpoint = serverFromString(reactor, description)
+    return endpoint
 
 
 def client_endpoint(reactor: Any, description: str, files: "TlsFiles | None" = None) -> IStreamClientEndpoint:
@@ -66,27 +77,12 @@ def client_endpoint(reactor: Any, description: str, files: "TlsFiles | None" = N
     A ``tls:`` endpoint uses `files` unless `description` names its own. Raises like `server_endpoint`.
     """
     kind, words, named = split(description)
-    if kind != TLS:
-        plain: IStreamClientEndpoint = clientFromString(reactor, description)
-        return plain
-    from synrepl.transports.tls import TlsFiles
-    from synrepl.transports.tls_endpoints import TlsClientEndpoint
-
-    tls_files = _files(named)
-    if (tls_files.cert_file is None) != (tls_files.key_file is None):
-        raise ConfigError("tls: needs certificate= and privateKey= together, or neither")
-    if files is not None:
-        tls_files = TlsFiles(
-            ca_file=tls_files.ca_file or files.ca_file,
-            cert_file=tls_files.cert_file or files.cert_file,
-            key_file=tls_files.key_file or files.key_file,
-        )
-    name = named.pop("hostname", None)
-    host = named.get("host") or (words[0] if words else "")
-    arguments = [quoteStringArgument(word) for word in words]
-    arguments += [f"{key}={quoteStringArgument(value)}" for key, value in named.items()]
-    plain = clientFromString(reactor, ":".join(["tcp", *arguments]))
-    return TlsClientEndpoint(plain, tls_files, name or host, reactor)
+    endpoint: IStreamClientEndpoint
+    if kind in OWN_TYPES:
+        endpoint = import_module(OWN_TYPES[kind]).client_endpoint(reactor, words, named, files)
+    else:
+        endpoint = clientFromString(reactor, description)
+    return endpoint
 
 
 def check_server(description: str) -> None:
@@ -109,18 +105,6 @@ def _check(parse: Any, description: str, side: str, example: str) -> None:
         raise ConfigError(
             f"must be a Twisted {side} endpoint string such as {example}, not {description!r} ({why})"
         ) from error
-
-
-def _files(named: dict[str, str]) -> "TlsFiles":
-    """Remove the file arguments from `named`, and return them."""
-    from synrepl.transports.tls import TlsFiles
-
-    certificate, key, roots = (named.pop(word, None) for word in ("certificate", "privateKey", "trustRoots"))
-    return TlsFiles(
-        cert_file=None if certificate is None else Path(certificate),
-        key_file=None if key is None else Path(key),
-        ca_file=None if roots is None else Path(roots),
-    )
 
 
 class _NoReactor:

@@ -1,9 +1,23 @@
-"""Endpoints with TLS, which connect a protocol after the handshake and report why a handshake failed."""
+"""Endpoints with TLS, which connect a protocol after the handshake and report why a handshake failed.
 
+::
+
+    tls:9092:interface=0.0.0.0:certificate=/etc/synrepl/cert.pem:privateKey=/etc/synrepl/key.pem
+    tls:9092:...:trustRoots=/etc/synrepl/clients-ca.pem     clients must send a certificate of this CA
+    tls:log.example.org:9092:trustRoots=/etc/synrepl/ca.pem:certificate=...:privateKey=...
+
+The arguments are those of Twisted's own ``tls:`` for clients; each names a PEM file. Without ``trustRoots`` a
+client trusts the CAs of the system. The server's certificate must be for the host of the string, or for
+``hostname=``.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from OpenSSL import SSL
 from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import clientFromString, serverFromString
 from twisted.internet.error import ConnectError, ConnectionLost
 from twisted.internet.interfaces import (
     IHandshakeListener,
@@ -20,11 +34,13 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
+from synrepl.errors import ConfigError
 from synrepl.ports.time import Timer
+from synrepl.transports.endpoints import join
 from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles, is_permanent
 from synrepl.wire.text import printable
 
-__all__ = ["TlsClientEndpoint", "TlsServerEndpoint"]
+__all__ = ["TlsClientEndpoint", "TlsServerEndpoint", "client_endpoint", "server_endpoint"]
 
 HANDSHAKE_SECONDS: Final = 30.0
 
@@ -194,3 +210,41 @@ class TlsClientEndpoint:
         except BaseException:
             outer.transport.abortConnection()
             raise
+
+
+def server_endpoint(reactor: Any, words: Sequence[str], named: dict[str, str]) -> TlsServerEndpoint:
+    """Make the endpoint for the arguments of a string. Raises `ConfigError` for an unusable file."""
+    files = _take_files(named)
+    if files.cert_file is None or files.key_file is None:
+        raise ConfigError("tls: needs certificate= and privateKey=, the server's files")
+    return TlsServerEndpoint(serverFromString(reactor, join("tcp", words, named)), ServerTls(files), reactor)
+
+
+def client_endpoint(
+    reactor: Any, words: Sequence[str], named: dict[str, str], files: TlsFiles | None = None
+) -> TlsClientEndpoint:
+    """Make the endpoint for the arguments of a string; `files` are used where these name none.
+
+    Raises `ConfigError` for a certificate without a key.
+    """
+    own = _take_files(named)
+    if (own.cert_file is None) != (own.key_file is None):
+        raise ConfigError("tls: needs certificate= and privateKey= together, or neither")
+    if files is not None:
+        own = TlsFiles(
+            ca_file=own.ca_file or files.ca_file,
+            cert_file=own.cert_file or files.cert_file,
+            key_file=own.key_file or files.key_file,
+        )
+    name = named.pop("hostname", None) or named.get("host") or (words[0] if words else "")
+    return TlsClientEndpoint(clientFromString(reactor, join("tcp", words, named)), own, name, reactor)
+
+
+def _take_files(named: dict[str, str]) -> TlsFiles:
+    """Remove the file arguments from `named`, and return them."""
+    certificate, key, roots = (named.pop(word, None) for word in ("certificate", "privateKey", "trustRoots"))
+    return TlsFiles(
+        cert_file=None if certificate is None else Path(certificate),
+        key_file=None if key is None else Path(key),
+        ca_file=None if roots is None else Path(roots),
+    )
