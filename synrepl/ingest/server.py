@@ -17,7 +17,7 @@ from synrepl.replication.presence import SyncingUser
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.tcp import FollowerFactory
-from synrepl.wire.commands import ClearUserSync, LockReleased, RemoteServerUp, UserSync
+from synrepl.wire.commands import FROM_ALL_PROCESSES, ClearUserSync, UserSync
 from synrepl.wire.dialect import CURRENT, Dialect
 from synrepl.wire.grammar import Command
 
@@ -126,8 +126,8 @@ class ServerCommands:
         if not self._names_workers:
             self._upstream.syncing.watch(self._changed)
         follower.on_event(self._on_event)
-        follower.on_command(RemoteServerUp)(self._on_server_command)
-        follower.on_command(LockReleased)(self._on_server_command)
+        for command in FROM_ALL_PROCESSES:
+            follower.on_command(command)(self._on_server_command)
 
     def stop(self) -> None:
         """Stop forwarding."""

@@ -17,17 +17,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.time import Timer
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import (
-    ClearUserSync,
-    FederationAck,
-    InvalidateCache,
-    LockReleased,
-    Ping,
-    RemoteServerUp,
-    RemovePusher,
-    UserIp,
-    UserSync,
-)
+from synrepl.wire.commands import FORWARDED, InvalidateCache, Ping, RemoteServerUp
 from synrepl.wire.dialect import LEGACY, NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.text import is_name
@@ -38,7 +28,6 @@ if TYPE_CHECKING:
     from synrepl.replication.replica.conversation import IConversation
 
 __all__ = [
-    "FORWARDED",
     "CommandForwarder",
     "CommandReceiver",
     "Numbered",
@@ -46,18 +35,6 @@ __all__ = [
     "command_of",
     "line_of",
 ]
-
-FORWARDED: Final = (
-    UserSync,
-    ClearUserSync,
-    FederationAck,
-    RemovePusher,
-    RemoteServerUp,
-    UserIp,
-    InvalidateCache,
-    LockReleased,
-)
-"""Commands of followers that are meant for the homeserver or for all processes."""
 
 MAX_QUEUED: Final = 10_000
 """Commands that wait for an upstream. Beyond this the oldest is dropped and counted."""

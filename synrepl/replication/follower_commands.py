@@ -4,7 +4,7 @@ import random
 import string
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from twisted.logger import Logger
@@ -14,11 +14,13 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_feed import CommandFeed
-from synrepl.replication.command_forwarder import FORWARDED, CommandOrigin
+from synrepl.replication.command_forwarder import CommandOrigin
 from synrepl.replication.federation_acks import FederationAcks
 from synrepl.replication.presence import SyncingUsers
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import (
+    FOR_ALL_PROCESSES,
+    FORWARDED,
     ClearUserSync,
     Error,
     FederationAck,
@@ -37,9 +39,6 @@ from synrepl.wire.grammar import Command
 __all__ = ["FollowerCommands"]
 
 C = TypeVar("C", bound=Command)
-
-FOR_ALL_PROCESSES: Final = (UserSync, ClearUserSync, FederationAck, UserIp, RemoteServerUp, LockReleased)
-"""Commands that followers send to all processes."""
 
 
 class Carrier(Protocol):

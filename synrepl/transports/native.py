@@ -103,17 +103,7 @@ class NativeConversation(ConnectionOwner):
                 return
             case Ping() | Server():
                 return
-            case (
-                native.Joining()
-                | native.Joined()
-                | native.Subscribed()
-                | native.Challenge()
-                | native.DigestsAre()
-                | native.Taken()
-                | native.Down()
-            ):
-                pass
-            case _:
+            case _ if type(command) not in native.NATIVE_COMMANDS:
                 raise RemoteProtocolError(f"{type(command).__name__} is not valid for a replica")
         self._enqueue(command)
 

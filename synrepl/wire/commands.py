@@ -5,7 +5,7 @@ docs/reference/peers.md#tcp-releases).
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST
 from synrepl.wire.grammar import (
@@ -29,6 +29,9 @@ from synrepl.wire.native import NATIVE_COMMANDS
 
 __all__ = [
     "CancelTask",
+    "FORWARDED",
+    "FOR_ALL_PROCESSES",
+    "FROM_ALL_PROCESSES",
     "ClearUserSync",
     "Error",
     "FederationAck",
@@ -279,3 +282,20 @@ def declared_commands() -> Iterator[type[Command]]:
         if isinstance(value, type) and issubclass(value, Command) and value is not Command:
             yield value
     yield from NATIVE_COMMANDS
+
+
+FORWARDED: Final[tuple[type[Command], ...]] = tuple(
+    made
+    for made in tuple(declared_commands())
+    if made.SENT_BY & CLIENT and made not in (*NATIVE_COMMANDS, Error, Ping, Name, Replicate, Sync)
+)
+"""Commands of followers that are meant for the homeserver or for all processes.
+
+That is all of them but those about the connection itself.
+"""
+
+FOR_ALL_PROCESSES: Final = tuple(made for made in FORWARDED if made.SENT_BY & BROKER)
+"""Commands that followers send to all processes."""
+
+FROM_ALL_PROCESSES: Final = tuple(made for made in FOR_ALL_PROCESSES if made.SENT_BY & SERVER)
+"""Commands for all processes that a server passes on to its followers."""

@@ -7,6 +7,9 @@ import pytest
 from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from synrepl.wire.codec import MAX_LENGTH, Codec, LineBuffer
 from synrepl.wire.commands import (
+    FOR_ALL_PROCESSES,
+    FORWARDED,
+    FROM_ALL_PROCESSES,
     CancelTask,
     InvalidateCache,
     LockReleased,
@@ -334,6 +337,18 @@ class TestRuns:
 
         assert run is not None
         assert [1, 2] == run.tokens
+
+
+def test_who_a_followers_command_is_for_follows_from_its_senders() -> None:
+    """A new command needs no entry in a list."""
+    about_the_connection = {"ERROR", "PING", "NAME", "REPLICATE", "SYNC", "HELLO", "SUBSCRIBE"}
+    forwarded = {made.NAME for made in FORWARDED}
+    for_all = {made.NAME for made in FOR_ALL_PROCESSES}
+
+    assert not forwarded & about_the_connection
+    assert forwarded - for_all >= {"REMOVE_PUSHER", "INVALIDATE_CACHE"}
+    assert for_all >= {"USER_SYNC", "CLEAR_USER_SYNC", "FEDERATION_ACK", "USER_IP"}
+    assert {made.NAME for made in FROM_ALL_PROCESSES} >= {"REMOTE_SERVER_UP", "LOCK_RELEASED"}
 
 
 class TestLines:

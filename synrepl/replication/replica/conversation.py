@@ -10,17 +10,11 @@ from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSna
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
 from synrepl.streams.facts import Fact
+from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
-    Down,
-    Heartbeat,
-    Joined,
-    Joining,
     JoinRequest,
-    Peers,
     Refusal,
-    Subscribed,
     Subscription,
-    Taken,
     WelcomeBody,
 )
 from synrepl.wire.text import is_address, printable
@@ -82,19 +76,7 @@ class Ephemeral(msgspec.Struct, frozen=True):
     is_all: bool = False
 
 
-Event = (
-    Joining
-    | Facts
-    | SnapshotFacts
-    | SnapshotMeta
-    | Joined
-    | Subscribed
-    | Heartbeat
-    | Ephemeral
-    | Peers
-    | Taken
-    | Down
-)
+Event = Command | Facts | SnapshotFacts | SnapshotMeta | Ephemeral
 """What an upstream sends: native commands and the contents of blocks. HTTP is translated into these."""
 
 
