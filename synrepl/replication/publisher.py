@@ -436,5 +436,5 @@ def _rows_by_stream(facts: Sequence[Fact]) -> dict[str, int]:
     """The number of rows of each stream in these facts."""
     counts: dict[str, int] = {}
     for fact in facts:
-        counts[fact.stream] = counts.get(fact.stream, 0) + len(jsontext.split(fact.rows))
+        counts[fact.stream] = counts.get(fact.stream, 0) + jsontext.count_rows(fact.rows)
     return counts

@@ -164,7 +164,7 @@ def _recent(publisher: Publisher) -> list[dict[str, Any]]:
             "stream": fact.stream,
             "writer": fact.writer,
             "token": fact.token,
-            "rows": len(jsontext.split(fact.rows)),
+            "rows": jsontext.count_rows(fact.rows),
             "at": fact.committed_at_ms / 1000,
         }
         for fact in publisher.ring.recent(RECENT)

@@ -4,8 +4,13 @@ import json
 from typing import Any
 from unittest.mock import patch
 
+from twisted.internet.testing import StringTransport
+
 from synrepl.errors import StorageError
+from synrepl.streams import jsontext
 from synrepl.transports.http.append_routes import MAX_WRITERS
+from synrepl.transports.tcp import PublisherFactory
+from synrepl.wire.dialect import CURRENT
 from tests.http.builders import BROKEN, SiteCase, Talk, receipt, typing
 
 FACTS = "/v1/streams/receipts/facts"
@@ -283,6 +288,25 @@ class PlaceTests(SiteCase):
         self.assertEqual(401, self.ask("POST", FACTS, body).status)
         self.assertEqual(200, self.ask("POST", FACTS, body, "Authorization: Bearer s3cret").status)
         self.assertEqual(1, len(self.engine.facts))
+
+    def test_a_facts_rows_are_parted_once_on_their_way(self) -> None:
+        """From the body of the POST to the socket of every follower, counted for the metrics besides."""
+        factory = PublisherFactory(
+            self.publisher, server_name="hs", dialect=CURRENT, clock=self.clock, metrics=self.metrics
+        )
+        sockets = [StringTransport() for _ in range(2)]
+        for socket in sockets:
+            protocol = factory.buildProtocol(None)
+            protocol.makeConnection(socket)
+            protocol.dataReceived(b"REPLICATE\n")
+
+        with patch("synrepl.streams.jsontext.split", wraps=jsontext.split) as split:
+            self.assertEqual(200, self.post("push_rules", [["@ada:hs"]]).status)
+            self.clock.advance(1)
+
+        self.assertEqual(1, split.call_count)
+        for socket in sockets:
+            self.assertIn(b'RDATA push_rules master 1 ["@ada:hs"]\n', socket.value())
 
     def test_a_client_that_leaves_during_an_append_does_no_harm(self) -> None:
         """The facts are kept all the same, and nobody is written to."""
