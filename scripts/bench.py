@@ -25,6 +25,7 @@ from scripts.bench_parts.appending import append, http_append  # noqa: E402
 from scripts.bench_parts.caching import cached, invalidation  # noqa: E402
 from scripts.bench_parts.catching_up import catch_up  # noqa: E402
 from scripts.bench_parts.following import follower  # noqa: E402
+from scripts.bench_parts.following_commands import follower_streams  # noqa: E402
 from scripts.bench_parts.from_tables import tables  # noqa: E402
 from scripts.bench_parts.idling import idle  # noqa: E402
 from scripts.bench_parts.measuring import Options, Result  # noqa: E402
@@ -35,6 +36,7 @@ from scripts.bench_parts.replicas import replicas  # noqa: E402
 
 PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
     "follower": follower,
+    "follower-streams": follower_streams,
     "publisher": publisher,
     "live": live,
     "append": append,

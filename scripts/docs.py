@@ -105,7 +105,7 @@ advances over facts that were not applied, everything that they could invalidate
 The order of the facts (`order.py`) decides which ones are repetitions. A fact of an **ordered** stream is a
 repetition if its token is not above the position. Where rows name no writer, or facts are **unordered**, the
 follower remembers the last facts and drops those that come again. A burst that **descends** is sorted before
-it is applied (`reorder.py`)."""
+it is applied."""
 
 SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
 

@@ -12,20 +12,17 @@ MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 
 
 class ApplyQueue:
-    """A queue of a stream's rows and positions.
+    """A queue of a stream's rows and positions: `commands`.
 
     If it is full and rows can be fetched again, `drop_rows` replaces the rows by a POSITION at the token of
-    their newest complete fact. That position cannot be reached without fetching the rows.
+    their newest complete fact. That position cannot be reached without fetching the rows. `dropping`: the
+    writers of which part of an incomplete fact was dropped; the rest of it must be dropped too.
     """
 
     def __init__(self) -> None:
-        self._commands: deque[Rdata | Position] = deque()
+        self.commands: deque[Rdata | Position] = deque()
         self._bytes = 0
-        # Writers of which part of an incomplete fact was dropped: the rest of it must be dropped too.
-        self._dropping: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._commands)
+        self.dropping: set[str] = set()
 
     @property
     def bytes(self) -> int:
@@ -37,51 +34,45 @@ class ApplyQueue:
         """Whether the queue exceeds its limit."""
         return self._bytes > MAX_WAITING_BYTES
 
-    def is_dropping(self, writer: str) -> bool:
-        """Whether this writer's next row belongs to a fact that was partly dropped."""
-        return writer in self._dropping
-
     def put(self, command: Rdata | Position) -> None:
         """Append a row or position."""
         if isinstance(command, Position):
-            self._commands.append(command)
-        elif command.instance in self._dropping:
+            self.commands.append(command)
+        elif command.instance in self.dropping:
             self._drop_row(command)
         else:
-            self._commands.append(command)
+            self.commands.append(command)
             self._bytes += len(command.row)
 
-    def pop(self) -> Rdata | Position | None:
-        """Remove and return the head of the queue; None if it is empty."""
-        if not self._commands:
-            return None
-        command = self._commands.popleft()
+    def pop(self) -> Rdata | Position:
+        """Remove and return the head of the queue, which must not be empty."""
+        command = self.commands.popleft()
         if isinstance(command, Rdata):
             self._bytes -= len(command.row)
         return command
 
     def drop_rows(self) -> None:
         """Drop all rows and leave positions in their place."""
-        commands, self._commands, self._bytes = self._commands, deque(), 0
+        commands, self.commands, self._bytes = self.commands, deque(), 0
         for command in commands:
             if isinstance(command, Rdata):
                 self._drop_row(command)
             else:
-                self._commands.append(command)
+                self.commands.append(command)
 
     def clear(self) -> None:
         """Empty the queue."""
-        self._commands.clear()
+        self.commands.clear()
         self._bytes = 0
-        self._dropping.clear()
+        self.dropping.clear()
 
     def _drop_row(self, row: Rdata) -> None:
         writer, token = row.instance, row.token
         if token is None:
-            self._dropping.add(writer)
+            self.dropping.add(writer)
             return
-        self._dropping.discard(writer)
-        last = self._commands[-1] if self._commands else None
+        self.dropping.discard(writer)
+        last = self.commands[-1] if self.commands else None
         if isinstance(last, Position) and last.instance == writer and last.token <= token:
-            self._commands.pop()
-        self._commands.append(Position(stream=row.stream, instance=writer, prev_token=token, token=token))
+            self.commands.pop()
+        self.commands.append(Position(stream=row.stream, instance=writer, prev_token=token, token=token))

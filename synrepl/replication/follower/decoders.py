@@ -1,7 +1,6 @@
 """Decoders of received rows, for each kind of follower."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from synrepl.errors import RowError
@@ -32,14 +31,12 @@ def decoder(
     It raises `RowError` for a row of no known shape.
     """
     if raw:
-        return partial(_decode_raw, stream.name)
+        return lambda rows: _decode_raw(stream.name, rows)
     if canonical:
-        return partial(_canonical, stream, dialect)
-    return partial(stream.decode_many, dialect=dialect)
-
-
-def _canonical(stream: Stream[Any], dialect: Dialect, rows: list[bytes]) -> list[bytes]:
-    return [stream.canonical(row, dialect) for row in rows]
+        return lambda rows: [stream.canonical(row, dialect) for row in rows]
+    decode, decode_many = stream.decode, stream.decode_many
+    # A row alone costs less by itself.
+    return lambda rows: [decode(rows[0], dialect)] if len(rows) == 1 else decode_many(rows, dialect)
 
 
 def _decode_raw(stream: str, rows: list[bytes]) -> list[Any]:

@@ -21,7 +21,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.replication.allocation import Allocation
 from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NoCatchUp
 from synrepl.replication.follower.decoders import decoder, untyped
-from synrepl.replication.follower.events import DISCONNECTED, STOPPED, Connected, Report, Reported
+from synrepl.replication.follower.events import ADVANCED, DISCONNECTED, STOPPED, Connected, Report, Reported
 from synrepl.replication.follower.executor import StreamExecutor
 from synrepl.replication.follower.follower_event import FollowerEvent, code_of
 from synrepl.replication.follower.mode import ApplyPolicy, StreamHistory
@@ -105,7 +105,7 @@ class FollowerEngine:
         self.executors: dict[str, StreamExecutor] = {}
         self.waiters = Waiters()
         self.batches: Batches[bytes] = Batches()
-        self.saver = PositionSaver(store, metrics, self.positions)
+        self.saver = PositionSaver(store, metrics, self.positions, lambda: self.clock)
         self.connections = 0
         self._tasks = Tasks(self._logger)
         self.allocation = Allocation(self.waiters, self._tasks.start, self.report_failure)
@@ -247,8 +247,10 @@ class FollowerEngine:
         """If no stream is blocked, the follower is up to date as of the last line received."""
         if not self._established or not self.is_connected or self._last_received is None:
             return
-        if not any(one.machine.is_blocked for one in self.executors.values()):
-            self._current_at = self._last_received
+        for executor in self.executors.values():
+            if executor.machine.is_blocked:
+                return
+        self._current_at = self._last_received
 
     # -- called by the connection --------------------------------------------------------------------------
 
@@ -288,23 +290,23 @@ class FollowerEngine:
         Raises RemoteProtocolError if one is not allowed, such as too large a batch.
         """
         executors = self.executors
-        self._last_received = self.clock.seconds()
+        assert self._clock is not None
+        self._last_received = self._clock.seconds()
         for command in commands:
-            if isinstance(command, (RdataRun, Rdata, Position)):
+            if type(command) is Rdata or type(command) is RdataRun or type(command) is Position:
                 executor = executors.get(command.stream) or self._unfollowed_stream(command.stream)
                 if executor is not None:
-                    if isinstance(command, RdataRun):
-                        executor.received_run(command)
-                    else:
-                        executor.feed(command)
+                    executor.feed(command)
+                if type(command) is not Position:
+                    continue
             elif isinstance(command, Server):
                 self._emit(FollowerEvent(kind="server", text=command.server_name))
             elif isinstance(command, Error):
                 text, code = f"the server reports: {command.text}", code_of(command.text)
                 self._emit(FollowerEvent(kind="error", text=text, code=code))
-            if not isinstance(command, (RdataRun, Rdata)):
-                for subscriber in self._command_subscribers.get(type(command), ()):
-                    subscriber(command)
+            assert not isinstance(command, RdataRun)
+            for subscriber in self._command_subscribers.get(type(command), ()):
+                subscriber(command)
         self._update_current()
         if self._has_new_writer:
             self._save()
@@ -367,12 +369,14 @@ class FollowerEngine:
 
     def report(self, stream: str, report: Report) -> None:
         """Handle a report of a stream."""
+        if report is ADVANCED:
+            if not self.saver.is_due:
+                self.saver.save_soon()
+            if self.waiters:
+                self.waiters.wake(stream, self.executors[stream].machine.positions.reported)
+            return
         writer, token, metrics = report.writer, report.token, self._metrics
         match report.about:
-            case Reported.ADVANCED:
-                self.saver.save_soon(self.clock)
-                if self.waiters:
-                    self.waiters.wake(stream, self.executors[stream].machine.positions.reported)
             case Reported.POSITION:
                 self._position_processed(stream, writer, token)
             case Reported.REWOUND:

@@ -66,7 +66,7 @@ class Stopped(msgspec.Struct, frozen=True):
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """`Apply` is done, or the run of rows is."""
+    """`Apply` is done."""
 
 
 class Invalidated(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ StreamEvent = (
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """Apply all facts of `StreamMachine.next_fact`. Then: `Applied`. Also if one had to be waited for."""
+    """Apply the facts of `PendingFacts.take`. Then: `Applied`. Also if one had to be waited for."""
 
 
 class Invalidate(msgspec.Struct, frozen=True):

@@ -1,9 +1,8 @@
 """StreamExecutor: performs the actions that a stream's machine orders."""
 
 from collections.abc import Awaitable, Coroutine
-from itertools import islice
 from types import CoroutineType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
@@ -13,12 +12,11 @@ from synrepl.ports.interfaces import ICaches, IClock
 from synrepl.ports.tasks import resume, step_eagerly
 from synrepl.replication.follower import events
 from synrepl.replication.follower.catchup import ICatchUp
-from synrepl.replication.follower.events import Action, Report, StreamEvent
+from synrepl.replication.follower.events import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.gaps import retry_seconds
 from synrepl.replication.follower.steps import FactSteps
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import Updates
-from synrepl.wire.rdata_runs import RdataRun
 
 __all__ = ["ExecutorHost", "StreamExecutor"]
 
@@ -74,64 +72,21 @@ class StreamExecutor:
         if actions and (waiting := self._perform(actions)) is not None:
             self._wait_for(waiting)
 
-    def received_run(self, run: RdataRun) -> None:
-        """Many consecutive rows were received. The effect is that of `feed` for each."""
-        rows = self.machine.begin_run(run)
-        if rows is None:
-            self.feed(run)
-            return
-        stream, writer, turn = run.stream, run.instance, self._turn
-        steps, advance = list(enumerate(self.steps.steps)), self.machine.positions.advance
-        last = self.machine.positions.tokens.get(writer, -1)
-        facts = zip(cast("list[int]", run.tokens), rows, strict=True)
-        for token, row in facts:
-            if token <= last:
-                continue
-            updates = Updates(stream, writer, token, [row])
-            for index, step in steps:
-                try:
-                    waiting = step(updates)
-                    if waiting is None:
-                        continue
-                    failure = None
-                    if type(waiting) is CoroutineType:
-                        # `step_eagerly` inlined: every row of every stream passes here.
-                        try:
-                            first = waiting.send(None)
-                        except StopIteration:
-                            continue
-                        waiting = resume(waiting, first)
-                except Exception as error:
-                    waiting, failure = None, error
-                self.machine.block_run(writer, token)
-                self._host.report(stream, events.ADVANCED)
-                if turn == self._turn:
-                    self._wait_for(self._finish(updates, index, waiting, failure))
-                left = sum(1 for _ in facts)
-                for command in islice(run.commands(), len(rows) - left, None):
-                    self.feed(command)
-                return
-            advance(writer, token)
-            last = token
-        self._host.report(stream, events.ADVANCED)
-        if turn == self._turn:
-            self.feed(events.APPLIED)
-
     def _perform(self, actions: list[Action]) -> Waiting | None:
         """Perform actions and what follows from them. Returns what must be waited for."""
         while actions:
             turn = self._turn
             outcome: StreamEvent | Waiting | None = None
             for action in actions:
-                outcome = self._apply() if type(action) is events.Apply else self._execute(action)
+                outcome = self._apply() if action is APPLY else self._execute(action)
                 if turn != self._turn:
                     # Cancelled, perhaps by a callback of this action.
-                    if type(outcome) is CoroutineType:
+                    if isinstance(outcome, Coroutine):
                         outcome.close()
                     return None
-            if outcome is None or type(outcome) is CoroutineType:
+            if outcome is not APPLIED and (outcome is None or isinstance(outcome, Coroutine)):
                 return outcome
-            actions = self.machine.feed(cast("StreamEvent", outcome))
+            actions = self.machine.feed(outcome)
         return None
 
     def _wait_for(self, waiting: Waiting) -> None:
@@ -173,23 +128,31 @@ class StreamExecutor:
         return None
 
     def _apply(self) -> StreamEvent | Waiting:
-        machine, steps = self.machine, self.steps.steps
-        fact = machine.next_fact()
-        while fact is not None:
-            updates, only_caches = fact
-            for index in range(len(steps) - 1 if only_caches else 0, len(steps)):
-                waiting, failure = None, None
+        facts, steps = self.machine.facts, self.steps.steps
+        is_page = self.machine.gaps.repair is not None
+        for updates in facts.take():
+            if is_page:
+                # A page may be long: the positions count after each fact of it.
+                self._host.report(self.machine.name, ADVANCED)
+            for index, step in steps[-1:] if facts.is_repetition else steps:
                 try:
-                    result = steps[index](updates)
-                    if result is not None:
-                        waiting = step_eagerly(result)
+                    waiting = step(updates)
+                    if waiting is None:
+                        continue
+                    failure = None
+                    if type(waiting) is CoroutineType:
+                        # `step_eagerly` inlined: every row of every stream passes here.
+                        try:
+                            first = waiting.send(None)
+                        except StopIteration:
+                            continue
+                        waiting = resume(waiting, first)
                 except Exception as error:
-                    failure = error
-                if waiting is not None or failure is not None:
-                    return self._finish(updates, index, waiting, failure)
-            fact = machine.next_fact()
-            self._host.report(machine.name, events.ADVANCED)
-        return events.APPLIED
+                    waiting, failure = None, error
+                self._host.report(self.machine.name, ADVANCED)
+                return self._finish(updates, index, waiting, failure)
+        self._host.report(self.machine.name, ADVANCED)
+        return APPLIED
 
     async def _finish(
         self,
@@ -205,7 +168,7 @@ class StreamExecutor:
                 if failure is not None:
                     raise failure
                 if waiting is None:
-                    result = steps[index](updates)
+                    result = steps[index][1](updates)
                     waiting = None if result is None else step_eagerly(result)
                 if waiting is not None:
                     await waiting
@@ -218,7 +181,7 @@ class StreamExecutor:
                 await self._sleep(retry_seconds(attempt))
                 attempt += 1
             waiting = None
-        return events.APPLIED
+        return APPLIED
 
     def _invalidate(self) -> StreamEvent | Waiting:
         try:

@@ -1,72 +1,124 @@
 """PendingFacts: the facts of one stream that come next."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
-
-import msgspec
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from typing import Any, cast
 
 from synrepl.errors import RowError
-from synrepl.replication.follower.mode import StreamHistory
-from synrepl.replication.follower.order import Order, Ordered
+from synrepl.replication.follower.gaps import StreamGaps
+from synrepl.replication.follower.mode import Mode, StreamHistory
+from synrepl.replication.follower.order import ORDERED
 from synrepl.replication.follower.positions import PositionStep
 from synrepl.replication.follower.updates import RawFact, Updates
+from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["NextFact", "PendingFacts"]
-
-
-class NextFact(msgspec.Struct, frozen=True):
-    """A decoded fact, or the reason (`updates`) that it cannot be decoded. Then its position makes `step`.
-
-    `is_new`: otherwise it was applied before, and only its caches must be invalidated.
-    """
-
-    step: PositionStep
-    updates: Updates[Any] | RowError
-    is_new: bool
+__all__ = ["PendingFacts"]
 
 
 class PendingFacts:
-    """Facts to apply in order, without those that are known already. Set `order` and `decode_many` first."""
+    """Facts to apply in order, without those that are known already. Set `mode` and `decode_many` first.
 
-    def __init__(self, stream: str, history: StreamHistory) -> None:
-        self.order: Order = Ordered()
+    They are the rest of a `run`, whose rows were decoded together, then those in the `queue`.
+
+    `repeats`: a repetition that may be an equal fact of a lost history is applied to the caches again.
+    `is_repetition`: the last fact of `take` is one. `failure`: the reason that a fact cannot be decoded, at
+    which `take` ended. `token`: that to which the fact being applied moves the position, if it does.
+    """
+
+    def __init__(self, stream: str, history: StreamHistory, gaps: StreamGaps) -> None:
+        self.mode = Mode(history, ORDERED)
         self.decode_many: Callable[[list[bytes]], list[Any]] = list
+        self.repeats = False
+        self.is_repetition = False
+        self.failure: RowError | None = None
+        self.token: int | None = None
+        self.run: Iterator[tuple[int, Any]] | None = None
+        self.queue: deque[RawFact] = deque()
+        self.extend: Callable[[Iterable[RawFact]], None] = self.queue.extend
         self._stream = stream
         self._history = history
-        self._facts: deque[RawFact] = deque()
+        self._positions = history.positions
+        self._gaps = gaps
+        self._writer = ""
 
-    def __bool__(self) -> bool:
-        return bool(self._facts)
-
-    def extend(self, facts: Iterable[RawFact]) -> None:
-        """Add facts."""
-        self._facts.extend(facts)
+    def add_run(self, run: RdataRun) -> None:
+        """Add a run of which each row is a fact. There must be no other facts."""
+        tokens = cast("list[int]", run.tokens)
+        if not self.mode.order.has_late_facts:
+            try:
+                rows = self.decode_many(run.rows)
+            except RowError:
+                pass  # one by one: report the bad one, apply the others
+            else:
+                self._writer, self.run = run.instance, zip(tokens, rows, strict=True)
+                return
+        self.queue.extend(zip(repeat(run.instance), tokens, map(list, zip(run.rows)), strict=False))
 
     def clear(self) -> None:
-        """Drop all facts."""
-        self._facts.clear()
+        """Drop all facts, also the rest of a `take`."""
+        self.queue.clear()
+        if self.run is not None:
+            deque(self.run, maxlen=0)
+            self.run = None
+        if self.failure is not None:
+            self.failure = self.token = None
 
-    def pop(self, *, is_fetched: bool, in_backlog: bool, repeats: bool) -> NextFact | None:
-        """The next fact to apply; None if there is none.
+    def take(self) -> Iterator[Updates[Any]]:
+        """The facts to apply. The position advances over each when the next one is requested.
 
-        `is_fetched`: the facts were fetched. `in_backlog`: the server still pushes old ones. `repeats`: where
-        a repetition may be an equal fact of a lost history, it is returned.
+        To stop in between, drop the iterator: `finish` says how far the last fact moves the position.
         """
-        order = self.order
-        while self._facts:
-            writer, token, rows = self._facts.popleft()
-            known = self._history.positions.tokens.get(writer, -1)
-            is_new = order.is_new(writer, token, rows, known)
-            if not is_new and (order.is_exact or not repeats):
+        tokens, advance = self._positions.tokens, self._positions.advance
+        self.is_repetition = False
+        if self.run is not None:
+            stream, writer = self._stream, self._writer
+            last = tokens.get(writer, -1)
+            for token, row in self.run:
+                if token <= last:
+                    continue
+                self.token = last = token
+                yield Updates(stream, writer, token, [row])
+                advance(writer, token)
+            self.run = self.token = None
+        queue, order = self.queue, self.mode.order
+        is_exact, has_late_facts = order.is_exact, order.has_late_facts
+        add_if_new = self._history.recent.add_if_new
+        while queue:
+            writer, token, rows = queue.popleft()
+            known = tokens.get(writer, -1)
+            if not has_late_facts:
+                if token <= known:
+                    continue
+                self.token = token
+            elif add_if_new(writer, token, rows) or (is_exact and token > known):
+                self.is_repetition = False
+                self.token = token if token > known or order.restarts else known
+                if not is_exact:
+                    if self._gaps.repair is not None:
+                        # Fetched facts advance the position only when all of them are applied.
+                        self.token = None
+                    elif token < known and not self.mode.in_backlog:
+                        self._history.is_out_of_order = True
+            elif is_exact or not self.repeats:
                 continue
-            if is_new and token < known and not (order.is_exact or is_fetched or in_backlog):
-                self._history.is_out_of_order = True
-            # Without order, fetched facts advance the position only when all of them are applied.
-            advances = is_new and (order.is_exact or not is_fetched)
-            step = PositionStep(writer, order.position_after(token, known), advances)
+            else:
+                self.is_repetition, self.token = True, None
+            self._writer = writer
             try:
-                return NextFact(step, Updates(self._stream, writer, token, self.decode_many(rows)), is_new)
+                updates = Updates(self._stream, writer, token, self.decode_many(rows))
             except RowError as error:
-                return NextFact(step, error, is_new)
-        return None
+                self.failure = error
+                return
+            yield updates
+            if self.token is not None:
+                advance(writer, self.token)
+                self.token = None
+
+    def finish(self) -> PositionStep | None:
+        """End the fact at which `take` stopped. Returns the step that it made; None if it made none."""
+        token = self.token
+        if token is None:
+            return None
+        self.token = None
+        return PositionStep(self._writer, token)

@@ -21,6 +21,7 @@ class StreamIntake:
     def __init__(self, name: str, batches: Batches[bytes]) -> None:
         self.queue = ApplyQueue()
         self.is_full = False
+        self._dropping = self.queue.dropping
         self._name = name
         self._batches = batches
         # The writers with an incomplete fact.
@@ -47,27 +48,35 @@ class StreamIntake:
                 self.queue.drop_rows()
 
     def accepts_run(self, run: RdataRun, mode: Mode) -> bool:
-        """Whether each row of a run is a fact that can be applied at once, if it is above the position."""
+        """Whether each row of a run is a fact that can be applied now, if it is new."""
         return (
-            not self._batching
-            and mode.takes_runs
+            not mode.collects_rows
+            and not self._batching
             and None not in run.tokens
-            and mode.accepts_rows(run.instance)
+            and run.instance not in self.queue.dropping
+            and (run.instance in mode.ready or mode.accepts_writer(run.instance))
         )
 
     def row(self, command: Rdata, mode: Mode) -> Sequence[RawFact]:
-        """Take a row. Returns the facts that can be applied now."""
+        """Take a row. Returns the facts that can be applied now.
+
+        A row that belongs to a fact that was partly dropped is queued, which drops it.
+        """
         writer, token = command.instance, command.token
-        if not mode.accepts_rows(writer):
+        if writer not in mode.ready and not mode.accepts_writer(writer):
             return ()
-        if token is not None and writer not in self._batching:
-            return mode.collect(writer, token, [command.row])
-        rows = self._batches.add(self._name, writer, token, command.row, len(command.row))
-        if rows is None or token is None:
-            self._batching.add(writer)
-            return ()
-        self._batching.discard(writer)
-        return mode.collect(writer, token, rows)
+        if token is None or writer in self._batching or writer in self._dropping:
+            if writer in self._dropping:
+                self.queue.put(command)
+                return ()
+            rows = self._batches.add(self._name, writer, token, command.row, len(command.row))
+            if rows is None or token is None:
+                self._batching.add(writer)
+                return ()
+            self._batching.discard(writer)
+        else:
+            rows = [command.row]
+        return mode.collect(writer, token, rows) if mode.collects_rows else ((writer, token, rows),)
 
     def position(self, command: Position, mode: Mode) -> tuple[Sequence[RawFact], bool]:
         """Take a POSITION. Returns the facts that it completes, and whether it is the writer's first."""

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from synrepl.replication.follower.dedup import RecentFacts
-from synrepl.replication.follower.order import Order
+from synrepl.replication.follower.order import Order, RecentFacts
 from synrepl.replication.follower.positions import AppliedPositions
 from synrepl.replication.follower.updates import RawFact
 from synrepl.wire.commands import Position
@@ -95,21 +94,19 @@ class Mode:
     """How one stream is followed on one connection.
 
     `order`: the order of its facts. `pushes`: the server pushes missed facts, and can only be paused;
-    otherwise they can be fetched.
+    otherwise they can be fetched. `collects_rows`: rows are given to `collect`; otherwise each that is not
+    part of a batch is a fact that can be applied now. `ready`: the writers of which rows can be applied.
     """
 
     pushes = False
 
-    def __init__(self, history: StreamHistory, order: Order) -> None:
+    def __init__(self, history: StreamHistory, order: Order, *, collects_rows: bool = False) -> None:
         self.order = order
+        self.collects_rows = collects_rows
+        self.ready: set[str] = set()
         self._history = history
         self._policy = history.policy
         self._positions = history.positions
-
-    @property
-    def takes_runs(self) -> bool:
-        """Whether many rows may be applied at once, each if it is above the position of its writer."""
-        return self.order.is_exact and not self.pushes
 
     @property
     def in_backlog(self) -> bool:
@@ -122,8 +119,8 @@ class Mode:
         return False
 
     def collect(self, writer: str, token: int, rows: list[bytes]) -> Sequence[RawFact]:
-        """Take the rows of a fact. Returns the facts that can be applied now."""
-        return [(writer, token, rows)]
+        """Take rows. Returns the facts that can be applied now."""
+        raise NotImplementedError
 
     def flush(self, writer: str) -> Sequence[RawFact]:
         """The facts that are complete because the writer announces a POSITION."""
@@ -133,8 +130,8 @@ class Mode:
         """The facts that are complete because nothing followed them for a while."""
         return ()
 
-    def accepts_rows(self, writer: str) -> bool:
-        """Whether rows of this writer can be applied."""
+    def accepts_writer(self, writer: str) -> bool:
+        """Whether rows of a writer can be applied that is not `ready`; it is then."""
         raise NotImplementedError
 
     def announce(self, writer: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from synrepl.replication.follower.mode import Mode, StreamHistory
-from synrepl.replication.follower.order import Order, Ordered, Overtaking, Restarting, Unordered
+from synrepl.replication.follower.order import ORDERED, OVERTAKING, RESTARTING, UNORDERED
 from synrepl.replication.follower.pull import Pull, Shared
 from synrepl.replication.follower.push import Push
 from synrepl.replication.follower.strategy import FollowStrategy
@@ -16,11 +16,11 @@ def mode_for(
 ) -> Mode:
     """How the stream `name` is followed on a connection with this strategy. `seconds` returns the time."""
     policy = history.policy
-    order: Order = Unordered(history.recent)
+    order = UNORDERED
     if not policy.monotonic:
-        order = Restarting(history.recent)
+        order = RESTARTING
     elif strategy.keeps_order(name, policy.ordered):
-        order = Overtaking(history.recent) if strategy.pushed else Ordered()
+        order = OVERTAKING if strategy.pushed else ORDERED
     if strategy.pushed:
         return Push(history, order)
     return Shared(history, order, seconds) if strategy.shared else Pull(history, order)

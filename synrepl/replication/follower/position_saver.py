@@ -17,7 +17,8 @@ delivered again.
 class PositionSaver:
     """Saves `positions()` to `store` and shows them in `metrics`, if there are any, soon after each change.
 
-    `saved`: the positions of the last run and of the last save, also of streams that are not followed now.
+    `is_due`: it will save soon. `saved`: the positions of the last run and of the last save, also of streams
+    that are not followed now.
     """
 
     def __init__(
@@ -25,26 +26,30 @@ class PositionSaver:
         store: IPositionStore | None,
         metrics: Metrics | None,
         positions: Callable[[], SaveablePosition],
+        clock: Callable[[], IClock],
     ) -> None:
         self.store = store
         self.saved: SaveablePosition = store.load() if store is not None else {}
         self._metrics = metrics
         self._positions = positions
+        self._clock = clock
         self._shown: dict[str, dict[str, int]] = {}
+        self.is_due = False
         self._timer: Any = None
 
-    def save_soon(self, clock: IClock) -> None:
+    def save_soon(self) -> None:
         """Save within `SAVE_SECONDS`."""
-        if self._timer is None:
-            self._timer = clock.callLater(SAVE_SECONDS, self.save)
+        if not self.is_due:
+            self.is_due = True
+            self._timer = self._clock().callLater(SAVE_SECONDS, self.save)
 
     def save(self) -> None:
         """Save now, if positions changed since the last save."""
-        if self._timer is None:
+        if not self.is_due:
             return
+        self.is_due = False
         if self._timer.active():
             self._timer.cancel()
-        self._timer = None
         positions = self._positions()
         if self.store is not None:
             self.saved = self.saved | positions

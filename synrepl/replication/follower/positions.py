@@ -7,15 +7,14 @@ import msgspec
 __all__ = ["AppliedPositions", "PositionStep"]
 
 
-class PositionStep(msgspec.Struct):
+class PositionStep(msgspec.Struct, frozen=True):
     """The position of `writer` moves to `token` once something is done: a fact is applied, or skipped.
 
-    `advances`: it moves; otherwise the fact leaves it alone. `is_position`: a POSITION is processed then.
+    `is_position`: a POSITION is processed then.
     """
 
     writer: str
     token: int
-    advances: bool = True
     is_position: bool = False
 
 
@@ -33,7 +32,7 @@ class AppliedPositions:
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self._tokens = dict(tokens)
         self.tokens: Mapping[str, int] = self._tokens
-        # The setter of the dictionary itself: the executor calls it for every row.
+        # The setter of the dictionary itself: it is called for every row.
         self.advance: Callable[[str, int], None] = self._tokens.__setitem__
         self._held: dict[str, int] | None = None
 

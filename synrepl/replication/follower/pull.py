@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from synrepl.replication.follower.mode import Judgement, Mode, StreamHistory, Verdict
-from synrepl.replication.follower.order import Order
-from synrepl.replication.follower.reorder import ReorderBuffer
+from synrepl.replication.follower.order import Order, ReorderBuffer
 from synrepl.replication.follower.updates import RawFact
 from synrepl.wire.commands import Position
 
@@ -20,29 +19,25 @@ earlier ones.
 class Pull(Mode):
     """A server since 1.13: it announces the position of each writer, and missed facts are fetched."""
 
-    def __init__(self, history: StreamHistory, order: Order) -> None:
-        super().__init__(history, order)
+    def __init__(self, history: StreamHistory, order: Order, *, collects_rows: bool = False) -> None:
+        super().__init__(history, order, collects_rows=collects_rows)
         # A stream that had no positions when this connection was opened starts here.
         self._is_new_stream = not history.has_started
-        self._ready: set[str] = set()
 
-    def accepts_rows(self, writer: str) -> bool:
-        """Whether the writer's POSITION was received on this connection.
+    def accepts_writer(self, writer: str) -> bool:
+        """Whether the writer had no position when positions were announced: then these are its first rows.
 
-        Otherwise there may be a gap before the rows, unless the writer had no position when positions were
-        announced: then these are its first rows.
+        Otherwise there may be a gap before the rows: they are accepted once its POSITION was received.
         """
-        if writer in self._ready:
-            return True
-        if not self._ready or writer in self._positions.tokens:
+        if not self.ready or writer in self._positions.tokens:
             return False
-        self._ready.add(writer)
+        self.ready.add(writer)
         return True
 
     def announce(self, writer: str) -> bool:
         """Accept the writer's rows from now on."""
-        is_first = writer not in self._ready
-        self._ready.add(writer)
+        is_first = writer not in self.ready
+        self.ready.add(writer)
         return is_first
 
     def judge(self, command: Position, *, is_first: bool) -> Judgement:
@@ -106,11 +101,11 @@ class Shared(Pull):
     _rewinds_any_time = True
 
     def __init__(self, history: StreamHistory, order: Order, seconds: Callable[[], float]) -> None:
-        super().__init__(history, order)
         policy = history.policy
+        super().__init__(history, order, collects_rows=policy.descends)
         # Whether rows arrive ahead of the POSITION that covers them.
         self._announces_late = policy.monotonic and not policy.ordered
-        self._burst = ReorderBuffer(seconds) if policy.descends else None
+        self._burst = ReorderBuffer(seconds)
 
     @property
     def collects(self) -> bool:
@@ -118,18 +113,16 @@ class Shared(Pull):
         return bool(self._burst)
 
     def collect(self, writer: str, token: int, rows: list[bytes]) -> Sequence[RawFact]:
-        """Collect a burst if facts descend."""
-        if self._burst is None:
-            return [(writer, token, rows)]
+        """Collect a burst, as facts descend."""
         return self._burst.add(writer, token, rows)
 
     def flush(self, writer: str) -> Sequence[RawFact]:
         """End the writer's burst."""
-        return self._burst.pop(writer) if self._burst is not None else ()
+        return self._burst.pop(writer)
 
     def quiet_facts(self) -> Sequence[RawFact]:
         """The bursts of the writers that are quiet."""
-        return self._burst.pop_quiet() if self._burst is not None else ()
+        return self._burst.pop_quiet()
 
     def _recheck_after(self, command: Position, known: int, *, is_first: bool) -> int | None:
         """The token after which late facts may be missing; None if none can be.

@@ -13,7 +13,7 @@ __all__ = ["Push", "PushBacklog"]
 class PushBacklog:
     """Joins pushed rows to facts: old masters mark the rows of one fact only by their equal token.
 
-    The backlog ends with `close`, at the first POSITION. From then on facts are marked as usual.
+    The backlog ends with `close`, at the first POSITION.
     """
 
     def __init__(self) -> None:
@@ -22,8 +22,6 @@ class PushBacklog:
 
     def add(self, writer: str, token: int, rows: list[bytes]) -> list[RawFact]:
         """Add rows. Returns the facts that they show to be complete."""
-        if not self.is_open:
-            return [(writer, token, rows)]
         last = self._last
         if last is not None and last[:2] == (writer, token):
             last[2].extend(rows)
@@ -43,7 +41,7 @@ class Push(Mode):
     pushes = True
 
     def __init__(self, history: StreamHistory, order: Order) -> None:
-        super().__init__(history, order)
+        super().__init__(history, order, collects_rows=True)
         self._backlog = PushBacklog()
         self._start = dict(history.positions.tokens)
         if not order.is_exact:
@@ -60,11 +58,13 @@ class Push(Mode):
         return self._backlog.add(writer, token, rows)
 
     def flush(self, writer: str) -> Sequence[RawFact]:
-        """End the backlog."""
+        """End the backlog. From now on the rows of one fact are marked."""
+        self.collects_rows = False
         return self._backlog.close()
 
-    def accepts_rows(self, writer: str) -> bool:
-        """All of them: a push has no POSITION before its rows."""
+    def accepts_writer(self, writer: str) -> bool:
+        """Always: a push has no POSITION before its rows."""
+        self.ready.add(writer)
         return True
 
     def announce(self, writer: str) -> bool:

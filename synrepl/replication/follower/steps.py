@@ -10,7 +10,7 @@ __all__ = ["FactSteps"]
 
 
 class FactSteps:
-    """The subscribers of one stream in order, then its caches: `steps`.
+    """The subscribers of one stream in order, then its caches: `steps`, each with its index.
 
     A failed step is repeated until it succeeds. `report_failure` takes an error, the stream, and what failed,
     in words.
@@ -19,7 +19,7 @@ class FactSteps:
     def __init__(
         self, stream: str, positions: AppliedPositions, report_failure: Callable[[Exception, str, str], None]
     ) -> None:
-        self.steps: list[Subscriber] = []
+        self.steps: list[tuple[int, Subscriber]] = []
         self._stream = stream
         self._positions = positions
         self._report_failure = report_failure
@@ -34,15 +34,17 @@ class FactSteps:
         """Invalidate these caches with each fact from now on."""
         if self._caches is None:
             self._caches = caches
-            self.steps.append(self._invalidate)
+            self.steps.append((len(self.steps), self._invalidate))
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call `subscriber` with each fact."""
-        self.steps.insert(len(self.steps) - self.has_caches, subscriber)
+        steps = [step for _, step in self.steps]
+        steps.insert(len(steps) - self.has_caches, subscriber)
+        self.steps = list(enumerate(steps))
 
     def owner(self, index: int) -> str:
         """The code that runs a step, in words."""
-        return "a cache" if self.steps[index] == self._invalidate else "a subscriber"
+        return "a cache" if self.steps[index][1] == self._invalidate else "a subscriber"
 
     def invalidate_stream(self) -> None:
         """Drop everything that the stream can invalidate."""

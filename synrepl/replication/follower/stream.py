@@ -3,58 +3,71 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from synrepl.errors import LocalProtocolError, ReplicationError, RowError
+from synrepl.errors import LocalProtocolError, ReplicationError
 from synrepl.replication.follower import events
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.replication.follower.events import Action, Report, Reported, StreamEvent
+from synrepl.replication.follower.events import APPLY, Action, Report, Reported, StreamEvent
 from synrepl.replication.follower.facts import PendingFacts
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS, GapRepair, StreamGaps
 from synrepl.replication.follower.intake import StreamIntake
 from synrepl.replication.follower.mode import Mode, StreamHistory, Verdict
 from synrepl.replication.follower.modes import mode_for
+from synrepl.replication.follower.order import QUIET_SECONDS
 from synrepl.replication.follower.positions import PositionStep
-from synrepl.replication.follower.reorder import QUIET_SECONDS
 from synrepl.replication.follower.states import TRANSITIONS, StreamState
-from synrepl.replication.follower.updates import Updates
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 
 __all__ = ["StreamMachine"]
 
+_DISCONNECTED: Final = StreamState.DISCONNECTED
+_LIVE: Final = StreamState.LIVE
+_APPLYING: Final = StreamState.APPLYING
+
 
 class StreamMachine:
     """The state of one stream. A fact that is known already is dropped, whichever source it comes from.
 
-    While facts are missing or a subscriber is busy, the whole stream is blocked and commands are queued. Set
-    `has_caches` once `Invalidate` has an effect. `seconds` returns the time.
+    While facts are missing or a subscriber is busy, the whole stream is blocked and commands are queued.
+    `Apply` orders to apply the `facts`. Set `has_caches` once `Invalidate` has an effect. `seconds` returns
+    the time.
     """
 
     def __init__(
         self, name: str, history: StreamHistory, batches: Batches[bytes], *, seconds: Callable[[], float]
     ) -> None:
         self.name = name
-        self.state = StreamState.DISCONNECTED
+        self.state = _DISCONNECTED
         self.positions = history.positions
         self.gaps = StreamGaps(name, history.positions, descends=history.policy.descends)
         self.intake = StreamIntake(name, batches)
-        self.has_caches = False
+        self.facts = PendingFacts(name, history, self.gaps)
         self._history = history
         self._seconds = seconds
         self._mode: Mode | None = None
-        # What to do next, before the queue: apply these facts, continue the repair, judge this position.
-        self._facts = PendingFacts(name, history)
+        # What to do next, after the facts and the repair, and before the queue: judge this position.
         self._position: tuple[Position, bool] | None = None
-        # What is being done, and what comes then: a fact that cannot be decoded is skipped.
+        # What everything is dropped for that skipped facts could invalidate.
         self._step: PositionStep | None = None
-        self._skips: PositionStep | None = None
+        self._awaits_quiet = False
         self._actions: list[Action] = []
+
+    @property
+    def has_caches(self) -> bool:
+        """Whether the stream invalidates caches."""
+        return self.facts.repeats
+
+    @has_caches.setter
+    def has_caches(self, has_caches: bool) -> None:
+        self.facts.repeats = has_caches
 
     @property
     def is_blocked(self) -> bool:
         """Whether facts have arrived, or are known to be missing, that are not applied yet."""
-        if self.state is StreamState.LIVE or self.state is StreamState.DISCONNECTED:
-            return self._mode is not None and self._mode.collects
+        if self.state is _LIVE or self.state is _DISCONNECTED:
+            mode = self._mode
+            return mode is not None and mode.collects_rows and mode.collects
         return True
 
     def feed(self, event: StreamEvent) -> list[Action]:
@@ -63,86 +76,41 @@ class StreamMachine:
         Raises `LocalProtocolError` for an event that `TRANSITIONS` lacks, `RemoteProtocolError` for a batch
         that is too large.
         """
-        allowed = TRANSITIONS[self.state].get(type(event))
-        if allowed is None:
+        step = _STEPS[self.state].get(type(event))
+        if step is None:
             raise LocalProtocolError(f"{self.name}: {type(event).__name__} while {self.state.name}")
-        _HANDLERS[type(event)](self, event)
-        if self.state is StreamState.LIVE:
+        handle, allowed = step
+        handle(self, event)
+        if self.state is _LIVE:
             self._proceed()
         assert self.state in allowed, (event, self.state)
         actions, self._actions = self._actions, []
         return actions
 
-    def begin_run(self, run: RdataRun) -> list[Any] | None:
-        """Decode the rows of a run to apply each that is above the position; None: feed them one by one.
-
-        The caller moves the position after each row, and feeds `Applied` after the last one, or after the one
-        of `block_run`.
-        """
-        if self.state is not StreamState.LIVE or self._mode is None:
-            return None
-        if not self.intake.accepts_run(run, self._mode):
-            return None
-        try:
-            rows = self._facts.decode_many(run.rows)
-        except RowError:
-            return None  # one by one: report the bad one, apply the others
-        self.state = StreamState.APPLYING
-        return rows
-
-    def block_run(self, writer: str, token: int) -> None:
-        """This row of a run waits: `Applied` refers to it. Feed the rows after it: they are queued."""
-        self._step = PositionStep(writer, token)
-
-    def next_fact(self) -> tuple[Updates[Any], bool] | None:
-        """The next fact to apply, once the last one is applied; None: feed `Applied`.
-
-        The flag is True if only its caches must be invalidated. The caller reports that positions moved.
-        """
-        if self._step is not None and self._step.advances:
-            self.positions.advance(self._step.writer, self._step.token)
-        self._step = None
-        fact = self._facts.pop(
-            is_fetched=self.gaps.repair is not None,
-            in_backlog=self._mode is not None and self._mode.in_backlog,
-            # It may be an equal fact of a lost history: its caches are invalidated again.
-            repeats=self.has_caches,
-        )
-        if fact is None:
-            return None
-        if isinstance(fact.updates, RowError):
-            self._report(Reported.ERROR, error=fact.updates)
-            self._skips = fact.step
-            return None
-        self._step = fact.step
-        return fact.updates, not fact.is_new
-
     # -- events --------------------------------------------------------------------------------------------
 
     def _connected(self, event: events.Connected) -> None:
         self._mode = mode_for(self.name, event.strategy, self._history, seconds=self._seconds)
-        self._facts.decode_many = event.decode_many
-        self._facts.order = self._mode.order
-        if self.state is StreamState.DISCONNECTED:
-            self.state = StreamState.LIVE
+        self.facts.decode_many = event.decode_many
+        self.facts.mode = self._mode
+        if self.state is _DISCONNECTED:
+            self.state = _LIVE
 
     def _disconnected(self, event: events.Disconnected) -> None:
         """Drop everything that was partly received. The next POSITION repeats what is not applied."""
         self._history.was_disconnected = True
-        self._mode = self._position = self._skips = self.gaps.repair = None
-        self._facts.clear()
+        self._awaits_quiet = False
+        self._mode = self._position = self._step = self.gaps.repair = None
+        self.facts.clear()
         self.positions.rewind()
         if self.intake.is_full:
             self._report(Reported.EMPTY)
         self.intake.clear()
-        if self.state is StreamState.INVALIDATING or (
-            self.state is StreamState.APPLYING and not self._facts.order.is_exact
-        ):
-            # Without order a token says nothing about earlier facts, which may have been lost with the
-            # connection.
-            if self._step is not None:
-                self._step.advances = False
-        elif self.state is not StreamState.APPLYING:
+        if self.state is _APPLYING:
+            if not self.facts.mode.order.is_exact:
+                # A token says nothing about earlier facts, which may have been lost with the connection.
+                self.facts.finish()
+        elif self.state is not StreamState.INVALIDATING:
             self._cancel()
 
     def _stopped(self, event: events.Stopped) -> None:
@@ -152,51 +120,80 @@ class StreamMachine:
     def _cancel(self) -> None:
         if self.state not in (StreamState.LIVE, StreamState.DISCONNECTED):
             self._actions.append(events.CANCEL)
-        self._step = None
-        self.state = StreamState.DISCONNECTED
+        self.facts.finish()
+        self.state = _DISCONNECTED
 
-    def _received_run(self, run: RdataRun) -> None:
-        for command in run.commands():
-            self._received(command)
+    def _take_run(self, run: RdataRun) -> None:
+        assert self._mode is not None
+        if self.intake.accepts_run(run, self._mode):
+            self.facts.add_run(run)
+            self._block(_APPLYING, APPLY)
+            return
+        for row in run.commands():
+            if self.state is _LIVE and not self.intake.queue.commands:
+                self._take_row(row)
+            else:
+                self._queue(row)
 
-    def _received(self, command: Rdata | Position) -> None:
-        if self._mode is None:
-            return
-        queue = self.intake.queue
-        if self.state is StreamState.LIVE and not queue and not queue.is_dropping(command.instance):
-            self._take(command, self._mode)
-            return
+    def _take_row(self, row: Rdata) -> None:
+        mode = self._mode
+        assert mode is not None
+        facts = self.intake.row(row, mode)
+        if facts:
+            self.facts.extend(facts)
+            self.state = _APPLYING
+            self._actions.append(APPLY)
+        elif mode.collects_rows and mode.collects:
+            self._await_quiet()
+
+    def _take_position(self, position: Position) -> None:
+        assert self._mode is not None
+        facts, is_first = self.intake.position(position, self._mode)
+        self._position = position, is_first
+        self.facts.extend(facts)
+
+    def _queue_run(self, run: RdataRun) -> None:
+        for row in run.commands():
+            self._queue(row)
+
+    def _queue(self, command: Rdata | Position) -> None:
+        mode = self._mode
+        if mode is None:
+            return  # after the end of a connection: the next one brings it again
         was_full = self.intake.is_full
-        self.intake.enqueue(command, self._mode)
+        self.intake.enqueue(command, mode)
         if self.intake.is_full and not was_full:
             self._report(Reported.FULL)
 
-    def _take(self, command: Rdata | Position, mode: Mode) -> None:
-        if isinstance(command, Position):
-            facts, is_first = self.intake.position(command, mode)
-            self._position = command, is_first
-            self._facts.extend(facts)
-            return
-        collected = mode.collects
-        self._facts.extend(self.intake.row(command, mode))
-        if mode.collects and not collected:
+    def _await_quiet(self) -> None:
+        if not self._awaits_quiet:
+            self._awaits_quiet = True
             self._actions.append(events.Wake(QUIET_SECONDS))
 
     def _tick(self, event: events.Tick) -> None:
+        self._awaits_quiet = False
         if self._mode is not None:
-            if self.state is StreamState.LIVE:
-                self._facts.extend(self._mode.quiet_facts())
+            if self.state is _LIVE:
+                self.facts.extend(self._mode.quiet_facts())
             if self._mode.collects:
-                self._actions.append(events.Wake(QUIET_SECONDS))
+                self._await_quiet()
 
-    def _done(self, event: events.Applied | events.Invalidated) -> None:
+    def _applied(self, event: events.Applied) -> None:
+        self.state = _DISCONNECTED if self._mode is None else _LIVE
+        facts = self.facts
+        step = None if facts.token is None else facts.finish()
+        if facts.failure is not None:
+            self._report(Reported.ERROR, error=facts.failure)
+            facts.failure = None
+            self._skip(step)
+        elif step is not None:
+            self._finish(step)
+
+    def _invalidated(self, event: events.Invalidated) -> None:
         step, self._step = self._step, None
         self._unblock()
         if step is not None:
             self._finish(step)
-        if self._skips is not None:
-            skips, self._skips = self._skips, None
-            self._skip(skips)
 
     def _page(self, page: MissedFacts) -> None:
         repair = self.gaps.repair
@@ -207,7 +204,7 @@ class StreamMachine:
         except ReplicationError as error:
             self._fetch_failed(events.FetchFailed(error))
         else:
-            self._facts.extend((repair.writer, token, rows) for token, rows in facts)
+            self.facts.extend((repair.writer, token, rows) for token, rows in facts)
 
     def _fetch_failed(self, event: events.FetchFailed) -> None:
         self._unblock()
@@ -227,7 +224,7 @@ class StreamMachine:
     # -- what to do next -----------------------------------------------------------------------------------
 
     def _unblock(self) -> None:
-        self.state = StreamState.DISCONNECTED if self._mode is None else StreamState.LIVE
+        self.state = _DISCONNECTED if self._mode is None else _LIVE
 
     def _block(self, state: StreamState, action: Action) -> None:
         self.state = state
@@ -240,34 +237,36 @@ class StreamMachine:
 
     def _proceed(self) -> None:
         """Do what is to be done next, until the stream is blocked or nothing is left."""
-        assert self._mode is not None
-        while self.state is StreamState.LIVE:
-            if self._facts:
-                self._block(StreamState.APPLYING, events.APPLY)
+        facts, queue = self.facts, self.intake.queue
+        while self.state is _LIVE:
+            if facts.queue or facts.run is not None:
+                self._block(_APPLYING, APPLY)
             elif self.gaps.repair is not None:
                 self._continue_repair(self.gaps.repair)
             elif self._position is not None:
                 (command, is_first), self._position = self._position, None
-                self._judge(command, self._mode, is_first=is_first)
-            elif (queued := self.intake.queue.pop()) is not None:
-                self._take(queued, self._mode)
+                self._judge(command, is_first=is_first)
+            elif queue.commands:
+                queued = queue.pop()
+                if isinstance(queued, Rdata):
+                    self._take_row(queued)
+                else:
+                    self._take_position(queued)
             else:
                 if self.intake.is_full:
                     self.intake.is_full = False
                     self._report(Reported.EMPTY)
                 return
 
-    def _skip(self, step: PositionStep) -> None:
+    def _skip(self, step: PositionStep | None) -> None:
         """Drop everything that skipped facts could invalidate, before the position advances over them."""
         if self.has_caches:
             self._step = step
             self._block(StreamState.INVALIDATING, events.INVALIDATE)
-        else:
+        elif step is not None:
             self._finish(step)
 
     def _finish(self, step: PositionStep) -> None:
-        if not step.advances:
-            return
         self.positions.advance(step.writer, step.token)
         if step.is_position:
             self._history.position_done(step.writer)
@@ -275,10 +274,11 @@ class StreamMachine:
             self._report(Reported.POSITION, step.writer, step.token)
         self._actions.append(events.ADVANCED)
 
-    def _judge(self, command: Position, mode: Mode, *, is_first: bool) -> None:
+    def _judge(self, command: Position, *, is_first: bool) -> None:
         """Process a POSITION after the facts before it."""
+        assert self._mode is not None
         writer = command.instance
-        judgement = mode.judge(command, is_first=is_first)
+        judgement = self._mode.judge(command, is_first=is_first)
         if judgement.void_after is not None:
             self._history.recent.forget_beyond(judgement.void_after)
         if judgement.is_rewound:
@@ -319,13 +319,28 @@ _HANDLERS: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {
     events.Connected: StreamMachine._connected,
     events.Disconnected: StreamMachine._disconnected,
     events.Stopped: StreamMachine._stopped,
-    Rdata: StreamMachine._received,
-    RdataRun: StreamMachine._received_run,
-    Position: StreamMachine._received,
+    Rdata: StreamMachine._take_row,
+    RdataRun: StreamMachine._take_run,
+    Position: StreamMachine._take_position,
     events.Tick: StreamMachine._tick,
-    events.Applied: StreamMachine._done,
-    events.Invalidated: StreamMachine._done,
+    events.Applied: StreamMachine._applied,
+    events.Invalidated: StreamMachine._invalidated,
     MissedFacts: StreamMachine._page,
     events.FetchFailed: StreamMachine._fetch_failed,
     events.PauseOver: StreamMachine._pause_over,
 }
+
+_QUEUING: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {
+    Rdata: StreamMachine._queue,
+    RdataRun: StreamMachine._queue_run,
+    Position: StreamMachine._queue,
+}
+
+_STEPS: Final = {
+    state: {
+        event: ((_HANDLERS if state is _LIVE else _HANDLERS | _QUEUING)[event], allowed)
+        for event, allowed in events.items()
+    }
+    for state, events in TRANSITIONS.items()
+}
+"""What handles the events that are possible in each state, and the states that may follow."""

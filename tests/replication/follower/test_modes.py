@@ -6,12 +6,12 @@ import pytest
 
 from synrepl.errors import ReplicationError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.replication.follower.dedup import RecentFacts
 from synrepl.replication.follower.events import Fetch, Report, Reported
+from synrepl.replication.follower.facts import PendingFacts
 from synrepl.replication.follower.gaps import DESCENDING_TOKENS, GapRepair, StreamGaps
 from synrepl.replication.follower.mode import ApplyPolicy, Mode, StreamHistory, Verdict
 from synrepl.replication.follower.modes import mode_for
-from synrepl.replication.follower.order import Order, Ordered, Overtaking, Restarting, Unordered
+from synrepl.replication.follower.order import ORDERED, OVERTAKING, RESTARTING, UNORDERED, Order
 from synrepl.replication.follower.positions import AppliedPositions
 from synrepl.replication.follower.push import PushBacklog
 from synrepl.replication.follower.strategy import SHARED, FollowStrategy
@@ -140,32 +140,36 @@ def test_shared(
 def test_rows_are_accepted_behind_a_position() -> None:
     """There may be a gap before the others, unless their writer is a new one."""
     pull = mode(PULL)
-    assert not pull.accepts_rows("new")
-    assert not pull.accepts_rows(W)
+    assert not pull.accepts_writer("new")
+    assert not pull.accepts_writer(W)
     assert pull.announce("other")
-    assert pull.accepts_rows("new")
-    assert not pull.accepts_rows(W)
+    assert pull.accepts_writer("new")
+    assert not pull.accepts_writer(W)
     assert pull.announce(W)
-    assert pull.accepts_rows(W)
+    assert W in pull.ready
     assert not pull.announce(W)
 
 
 @pytest.mark.parametrize(
-    ("order", "news", "after"),
+    ("order", "new", "after"),
     [
-        (Ordered(), [True, False, False, False], 8),
-        (Overtaking(RecentFacts()), [True, True, False, True], 10),
-        (Unordered(RecentFacts()), [True, True, False, True], 10),
-        (Restarting(RecentFacts()), [True, True, False, True], 8),
+        (ORDERED, [(11, b"1")], 11),
+        (OVERTAKING, [(11, b"1"), (8, b"1"), (8, b"2")], 11),
+        (UNORDERED, [(11, b"1"), (8, b"1"), (8, b"2")], 11),
+        (RESTARTING, [(11, b"1"), (8, b"1"), (8, b"2")], 8),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=["ordered", "overtaking", "unordered", "restarting"],
 )
-def test_orders(order: Order, news: list[bool], after: int) -> None:
+def test_orders(order: Order, new: list[tuple[int, bytes]], after: int) -> None:
     """What is a repetition, and how far a late fact moves the position."""
-    facts = [(11, b"1"), (8, b"1"), (8, b"1"), (8, b"2")]
+    positions = AppliedPositions({W: 10})
+    history = StreamHistory(ApplyPolicy(ordered=True, monotonic=True, earliest=False), positions)
+    facts = PendingFacts("s", history, StreamGaps("s", positions, descends=False))
+    facts.mode = Mode(history, order)
+    facts.extend([(W, 11, [b"1"]), (W, 8, [b"1"]), (W, 8, [b"1"]), (W, 8, [b"2"])])
 
-    assert [order.is_new(W, token, [text], 10) for token, text in facts] == news
-    assert order.position_after(8, 10) == after
+    assert [(updates.token, updates.rows[0]) for updates in facts.take()] == new
+    assert positions.tokens[W] == after
 
 
 def test_pushed_rows_of_one_token_are_one_fact() -> None:
@@ -175,7 +179,6 @@ def test_pushed_rows_of_one_token_are_one_fact() -> None:
     assert backlog.add(W, 1, [b"a"]) == backlog.add(W, 1, [b"b"]) == []
     assert backlog.add(W, 2, [b"c"]) == [(W, 1, [b"a", b"b"])]
     assert backlog.close() == [(W, 2, [b"c"])]
-    assert backlog.add(W, 2, [b"d"]) == [(W, 2, [b"d"])]
 
 
 def test_positions_held_back_are_not_reported() -> None:

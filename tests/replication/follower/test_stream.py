@@ -33,8 +33,8 @@ from synrepl.replication.follower.events import (
 )
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS
 from synrepl.replication.follower.mode import ApplyPolicy, StreamHistory
+from synrepl.replication.follower.order import QUIET_SECONDS
 from synrepl.replication.follower.positions import AppliedPositions
-from synrepl.replication.follower.reorder import QUIET_SECONDS
 from synrepl.replication.follower.states import TRANSITIONS, StreamState
 from synrepl.replication.follower.strategy import SHARED, FollowStrategy
 from synrepl.replication.follower.stream import StreamMachine
@@ -97,8 +97,7 @@ class Machine(StreamMachine):
 
     def apply(self) -> list[Action]:
         """Apply facts as far as they go."""
-        while (fact := self.next_fact()) is not None:
-            self.applied.append(fact[0].token)
+        self.applied += [updates.token for updates in self.facts.take()]
         return self.feed(APPLIED)
 
     def hears(self, *events: StreamEvent) -> list[Action]:
@@ -133,14 +132,14 @@ def disconnected() -> Machine:
 def applying() -> Machine:
     machine = live()
     machine.feed(row(11))
-    machine.next_fact()
+    next(machine.facts.take())
     return machine
 
 
 def invalidating() -> Machine:
     machine = live(has_caches=True)
     machine.feed(row(11, b"bad"))
-    assert machine.next_fact() is None
+    assert list(machine.facts.take()) == []
     machine.feed(APPLIED)
     return machine
 
@@ -263,8 +262,10 @@ def _walk(chance: Random, taken: set[tuple[StreamState, type, StreamState]]) -> 
             event = Connected(strategy, decode)
         else:
             event = next(one for one in EVENTS if type(one) is kind)
-        while kind is Applied and machine.next_fact() is not None and chance.random() < 0.5:
-            pass
+        if kind is Applied:
+            for _ in machine.facts.take():
+                if chance.random() < 0.5:
+                    break
         machine.feed(event)
         taken.add((before, kind, machine.state))
 
@@ -279,7 +280,7 @@ def _end_of_a_dropped_fact(taken: set[tuple[StreamState, type, StreamState]]) ->
         machine.feed(Connected(PULL, decode))
         machine.hears(Position(stream="s", instance="w2", prev_token=10, token=10))
         machine.feed(Rdata(stream="s", instance="w2", token=11, row=b"[]"))
-        machine.next_fact()
+        next(machine.facts.take())
         machine.feed(row(None, BIG))
         machine.feed(APPLIED)
         run = RdataRun(stream="s", instance=W, tokens=[11, None], rows=[b"[]", b"[]"])
@@ -296,7 +297,7 @@ class TestActions:
 
         assert machine.feed(row(11)) == [APPLY]
         assert machine.positions.tokens == {W: 10}
-        assert machine.next_fact() is not None
+        assert next(machine.facts.take()).token == 11
         assert machine.positions.tokens == {W: 10}
         assert machine.feed(APPLIED) == [ADVANCED]
         assert machine.positions.tokens == {W: 11}
@@ -375,7 +376,7 @@ class TestActions:
         """Earlier facts may have been lost with the connection."""
         machine = live(policy=UNORDERED, strategy=SHARED)
         machine.feed(row(11))
-        machine.next_fact()
+        next(machine.facts.take())
         machine.feed(DISCONNECTED)
 
         assert machine.feed(APPLIED) == []
@@ -405,10 +406,9 @@ class TestActions:
         machine.hears(row(11))
         machine.feed(row(11))
 
-        fact = machine.next_fact()
+        next(machine.facts.take())
 
-        assert fact is not None
-        assert fact[1]
+        assert machine.facts.is_repetition
         assert machine.feed(APPLIED) == []
 
     def test_a_burst_is_applied_when_it_is_quiet(self) -> None:
@@ -428,7 +428,7 @@ class TestActions:
         """A server that pushes cannot be asked again."""
         machine = live(strategy=PUSH)
         machine.feed(row(11))
-        machine.next_fact()
+        next(machine.facts.take())
 
         assert machine.feed(row(12, BIG)) == [Report(Reported.FULL)]
         assert machine.feed(row(13)) == []
@@ -436,6 +436,41 @@ class TestActions:
         machine.apply()
         assert machine.apply()[-1:] == [Report(Reported.EMPTY)]
         assert machine.applied == [12, 13]
+
+    def test_a_run_may_begin_with_the_end_of_a_dropped_fact(self) -> None:
+        """That fact is fetched whole; its last row is not applied alone."""
+        machine = applying()
+        machine.feed(row(None, BIG))
+        assert machine.hears(APPLIED) == [ADVANCED]
+
+        run = RdataRun(stream="s", instance=W, tokens=[12, 13], rows=[b"[]", b"[]"])
+
+        assert machine.feed(run) == [DETECTED, Fetch(W, 11, 12)]
+
+    def test_what_follows_a_row_that_must_be_waited_for_is_ordered_again(self) -> None:
+        """The rest of a run, decoded already."""
+        machine = live()
+        run = RdataRun(stream="s", instance=W, tokens=[11, 12, 13], rows=[b"[]"] * 3)
+        assert machine.feed(run) == [APPLY]
+        facts = machine.facts.take()
+        assert [next(facts).token, next(facts).token] == [11, 12]
+        assert machine.positions.tokens == {W: 11}
+
+        assert machine.feed(APPLIED) == [ADVANCED, APPLY]
+        assert [updates.token for updates in machine.facts.take()] == [13]
+        assert machine.positions.tokens == {W: 13}
+
+    def test_the_rest_of_a_run_ends_with_the_connection(self) -> None:
+        """Even if the subscriber of one of its rows ends it."""
+        machine = live()
+        machine.feed(RdataRun(stream="s", instance=W, tokens=[11, 12], rows=[b"[]"] * 2))
+        facts = machine.facts.take()
+        next(facts)
+
+        machine.feed(DISCONNECTED)
+
+        assert list(facts) == []
+        assert machine.positions.tokens == {W: 11}
 
     def test_late_facts_are_fetched_again_after_a_disconnect(self) -> None:
         """A recheck is no gap, and goes on without a source."""
