@@ -205,6 +205,25 @@ class SubscriberConnection(RedisConnection):
     def expects_data(self) -> bool:
         return self._link.is_reading
 
+    def report_up(self) -> None:
+        """Report to the member that the connection is established."""
+        self.read()
+        self._link.member.subscriber_up()
+
+    def report_down(self) -> None:
+        """Report to the member that the connection was lost."""
+        self._link.member.subscriber_down(self.why)
+
+    def read(self) -> None:
+        """Pause or resume reading, as the link says."""
+        if self.closed:
+            return
+        if self._link.is_reading:
+            self.received_at = self._clock.seconds()
+            self.transport.resumeProducing()
+        else:
+            self.transport.pauseProducing()
+
     def _handle_reply(self, reply: Any) -> None:
         if self.is_up:
             if isinstance(reply, Exception):
@@ -248,6 +267,14 @@ class PublisherConnection(RedisConnection):
     def start_watching(self) -> None:
         super().start_watching()
         self.transport.registerProducer(self, True)
+
+    def report_up(self) -> None:
+        """Report to the member that the connection is established."""
+        self._link.member.publisher_up()
+
+    def report_down(self) -> None:
+        """Report to the member that the connection was lost."""
+        self._link.member.publisher_down(self.why)
 
     def publish(self, head: bytes, data: bytes) -> None:
         """Publish each line as a message, in a single write: each write would be a packet of its own."""

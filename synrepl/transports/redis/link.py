@@ -15,7 +15,8 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.redis.half_links import PublisherLink, SubscriberLink
+from synrepl.transports.redis.connections import PublisherConnection, SubscriberConnection
+from synrepl.transports.redis.half_link import HalfLink
 from synrepl.transports.redis.sentinel import Sentinels
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, Command
@@ -98,8 +99,8 @@ class RedisLink:
         self._refused = 0
         self._suppressed = 0
         self._warned_at = -WARN_SECONDS
-        self._subscriber = SubscriberLink(self)
-        self._publisher = PublisherLink(self)
+        self._subscriber = HalfLink(self, SubscriberConnection)
+        self._publisher = HalfLink(self, PublisherConnection)
 
     # -- called by the member ------------------------------------------------------------------------------
 
@@ -144,13 +145,16 @@ class RedisLink:
 
     def pause_reading(self) -> None:
         """Stop reading from Redis. Meanwhile the keepalive is suspended."""
-        self.is_reading = False
-        self._subscriber.read()
+        self._read(is_reading=False)
 
     def resume_reading(self) -> None:
         """Read again."""
-        self.is_reading = True
-        self._subscriber.read()
+        self._read(is_reading=True)
+
+    def _read(self, *, is_reading: bool) -> None:
+        self.is_reading = is_reading
+        if self._subscriber.current is not None:
+            self._subscriber.current.read()
 
     def state(self) -> RedisState:
         """Return the current state."""

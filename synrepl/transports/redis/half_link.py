@@ -1,4 +1,4 @@
-"""The two halves of a link: each keeps a connection, one to subscribe and one to publish."""
+"""Half of a link: keeps one of its two connections, which subscribe and publish."""
 
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -13,7 +13,7 @@ from synrepl.transports.redis.connections import PublisherConnection, RedisConne
 if TYPE_CHECKING:
     from synrepl.transports.redis.link import RedisLink
 
-__all__ = ["SubscriberLink", "PublisherLink"]
+__all__ = ["HalfLink"]
 
 FIRST_DELAY_SECONDS: Final = 0.2
 LAST_DELAY_SECONDS: Final = 5.0
@@ -51,16 +51,6 @@ class HalfLink(Generic[Working]):
         self._connected_at = 0.0
         self._stopped = True
         self._close_waiters: list[Deferred[None]] = []
-
-    # -- implemented by subclasses -------------------------------------------------------------------------
-
-    def report_up(self) -> None:
-        """Report to the member that the connection is established."""
-        raise NotImplementedError
-
-    def report_down(self, why: str) -> None:
-        """Report to the member that the connection was lost."""
-        raise NotImplementedError
 
     # -- called by the link --------------------------------------------------------------------------------
 
@@ -126,7 +116,7 @@ class HalfLink(Generic[Working]):
         self._connects += 1
         self._link.changed(again=self._connects > 1)
         connection.start_watching()
-        self.report_up()
+        connection.report_up()
 
     def _failed(self, failure: Failure, attempt: Attempt) -> None:
         """Handle a failed attempt."""
@@ -144,7 +134,8 @@ class HalfLink(Generic[Working]):
     def _lost(self, connection: RedisConnection) -> None:
         """Handle the loss of a connection in any state."""
         self._open.discard(connection)
-        if connection is self.current:
+        current = self.current
+        if current is not None and connection is current:
             self.current = None
             self.why = connection.why
             if connection.received_at - self._connected_at >= STABLE_SECONDS:
@@ -153,7 +144,7 @@ class HalfLink(Generic[Working]):
                 self._link.changed()
                 # First, so that an error of the member does not prevent the retry.
                 self._retry()
-                self.report_down(connection.why)
+                current.report_down()
         if not self._open:
             waiters, self._close_waiters = self._close_waiters, []
             for waiter in waiters:
@@ -161,40 +152,3 @@ class HalfLink(Generic[Working]):
 
     def _retry(self) -> None:
         self._timer.restart(self._backoff.next())
-
-
-class SubscriberLink(HalfLink[SubscriberConnection]):
-    """Keeps the subscriber's connection."""
-
-    def __init__(self, link: "RedisLink") -> None:
-        super().__init__(link, SubscriberConnection)
-
-    def report_up(self) -> None:
-        self.read()
-        self._link.member.subscriber_up()
-
-    def report_down(self, why: str) -> None:
-        self._link.member.subscriber_down(why)
-
-    def read(self) -> None:
-        """Pause or resume reading, as the link says."""
-        if self.current is None or self.current.closed:
-            return
-        if self._link.is_reading:
-            self.current.received_at = self._clock.seconds()
-            self.current.transport.resumeProducing()
-        else:
-            self.current.transport.pauseProducing()
-
-
-class PublisherLink(HalfLink[PublisherConnection]):
-    """Keeps the publisher's connection."""
-
-    def __init__(self, link: "RedisLink") -> None:
-        super().__init__(link, PublisherConnection)
-
-    def report_up(self) -> None:
-        self._link.member.publisher_up()
-
-    def report_down(self, why: str) -> None:
-        self._link.member.publisher_down(why)
