@@ -150,6 +150,17 @@ def test_what_was_written_while_the_reader_was_away_arrives(kind: type[Transport
     world.stop()
 
 
+def test_a_reader_that_stops_closes_its_connections(kind: type[TransportWorld]) -> None:
+    """The server need not wait for its silence."""
+    world = kind()
+    world.start()
+    world.leave()
+    world.wait(1)
+
+    assert world.network.links_of("reader") == []
+    world.stop()
+
+
 def test_nothing_is_left_after_a_stop(kind: type[TransportWorld]) -> None:
     """No connection, and no delayed call."""
     world = kind()

@@ -68,6 +68,10 @@ class TransportWorld:
         self.reader.start()
         self.wait(3)
 
+    def leave(self) -> None:
+        """Let the reader close its connections by itself."""
+        raise NotImplementedError
+
     def stop(self) -> None:
         """Stop the reader, then the server."""
         self.reader.kill()
@@ -127,6 +131,9 @@ class TcpWorld(TransportWorld):
     def why(self) -> str:
         return _last_reason(self.reader.events)
 
+    def leave(self) -> None:
+        self.reader.stop()
+
     def stop(self) -> None:
         self.reader.stop()
         self.wait(0.01)
@@ -166,6 +173,9 @@ class RedisWorld(TransportWorld):
     def why(self) -> str:
         return _last_reason(self.reader.redis_side.events)
 
+    def leave(self) -> None:
+        self.reader.redis_side.link.stop()
+
     def links(self) -> list[MemoryLink]:
         subscribers = [one.transport for one in self.redis.of("reader:subscriber")]
         return [link for link in super().links() if link.server in subscribers]
@@ -197,6 +207,9 @@ class NativeWorld(TransportWorld):
 
     def why(self) -> str:
         return str(self.reader.replica.why)
+
+    def leave(self) -> None:
+        self.reader.roles.stop()
 
 
 @implementer(IAgentEndpointFactory)
