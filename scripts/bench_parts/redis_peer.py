@@ -121,8 +121,9 @@ def publisher(url: str, rows: int) -> None:
     from synrepl.ports.metrics import Metrics
     from synrepl.replication.broker import BrokerPeer
     from synrepl.replication.publisher import Publisher
-    from synrepl.storage import ImmediateThread, Log, MemoryEngine
+    from synrepl.storage import ImmediateThread, Log
     from synrepl.streams.table import StreamTable
+    from synrepl.testing.memory_engine import MemoryEngine
     from synrepl.transports.redis.address import RedisAddress
     from synrepl.transports.redis.link import RedisLink
 

@@ -6,20 +6,17 @@ from synrepl.storage.diverged_facts import DivergedFacts
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStream
 from synrepl.storage.log import Log
-from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.sqlite import SQLiteDatabase
-from synrepl.storage.threads import DelayedThread, ImmediateThread, ReactorThread
+from synrepl.storage.threads import ImmediateThread, ReactorThread
 
 __all__ = [
     "FROM_TABLE",
-    "DelayedThread",
     "EphemeralStream",
     "ImmediateThread",
     "GivenElsewhere",
     "KeyReused",
     "DivergedFacts",
     "Log",
-    "MemoryEngine",
     "ReactorThread",
     "SQLEngine",
     "SQLiteDatabase",

@@ -1,6 +1,5 @@
-"""Threads for blocking work: a real thread, an immediate one, and a simulated one on a fake clock."""
+"""Threads for blocking work: a real thread, and an immediate one."""
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,15 +8,14 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
 
-__all__ = ["DelayedThread", "ImmediateThread", "ReactorThread"]
+__all__ = ["ImmediateThread", "ReactorThread", "stopped_error"]
 
 T = TypeVar("T")
 
 
-def _stopped() -> StorageError:
+def stopped_error() -> StorageError:
+    """Make the error of work for a stopped thread."""
     return StorageError(op="run", why="the thread was stopped", retryable=True)
 
 
@@ -35,7 +33,7 @@ class ReactorThread:
     def run(self, work: Callable[[], T]) -> "Deferred[T]":
         """Run `work` after all earlier work."""
         if self._is_stopped:
-            return fail(_stopped())
+            return fail(stopped_error())
         if not self._pool.started:
             self._pool.start()
         return deferToThreadPool(self._reactor, self._pool, work)
@@ -61,7 +59,7 @@ class ImmediateThread:
     def run(self, work: Callable[[], T]) -> "Deferred[T]":
         """Run `work` now; the Deferred has fired already."""
         if self._is_stopped:
-            return fail(_stopped())
+            return fail(stopped_error())
         try:
             return succeed(work())
         except Exception as error:
@@ -70,46 +68,3 @@ class ImmediateThread:
     async def stop(self) -> None:
         """Refuse any further work."""
         self._is_stopped = True
-
-
-class DelayedThread:
-    """A simulated thread on a fake clock: runs work in order, each piece `delay()` seconds after the last.
-
-    For simulations of a kill: work that has not run at `stop` never runs, and its Deferred never fires.
-    """
-
-    def __init__(self, clock: IClock, delay: Callable[[], float]) -> None:
-        self._delay = delay
-        self._waiting: deque[tuple[Callable[[], Any], Deferred[Any]]] = deque()
-        self._timer = Timer(clock, self._step)
-        self._is_stopped = False
-
-    def run(self, work: Callable[[], T]) -> "Deferred[T]":
-        """Run `work` after all earlier work and a further delay."""
-        if self._is_stopped:
-            return fail(_stopped())
-        done: Deferred[T] = Deferred()
-        self._waiting.append((work, done))
-        if not self._timer.is_active:
-            self._timer.start(self._delay())
-        return done
-
-    async def stop(self) -> None:
-        """Drop the queued work."""
-        self._is_stopped = True
-        self._waiting.clear()
-        self._timer.stop()
-
-    def _step(self) -> None:
-        work, done = self._waiting.popleft()
-        result, failure = None, None
-        try:
-            result = work()
-        except Exception as error:
-            failure = error
-        if self._waiting:
-            self._timer.start(self._delay())
-        if failure is None:
-            done.callback(result)
-        else:
-            done.errback(failure)

@@ -9,7 +9,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.logger import Logger
 
 from synrepl.files import FileQueue, Files
-from synrepl.storage import DelayedThread
+from synrepl.testing.delayed_thread import DelayedThread
 from tests.files.builders import checksum
 from tests.files.story import FilesCase
 

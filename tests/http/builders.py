@@ -22,8 +22,9 @@ from synrepl.ports.access import Keyring
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
-from synrepl.storage import ImmediateThread, Log, MemoryEngine
+from synrepl.storage import ImmediateThread, Log
 from synrepl.streams.table import StreamTable
+from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.settings import ApiSettings
 

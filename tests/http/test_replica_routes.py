@@ -19,7 +19,8 @@ from synrepl.replication.replica import Replica
 from synrepl.replication.roles import Claim, HandOver, PeerStatus, RoleManager
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.replication.status import NO_REPLICATION, SHOWN
-from synrepl.storage import ImmediateThread, Log, MemoryEngine
+from synrepl.storage import ImmediateThread, Log
+from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire.commands import FederationAck, RemoteServerUp

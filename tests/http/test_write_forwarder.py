@@ -17,7 +17,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_forwarder import WriteForwarder
-from synrepl.storage import MemoryEngine
+from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.http.client import HttpAppender
 from tests.http.builders import BROKEN, Answer, SiteCase, Talk, receipt, typing
 from tests.http.test_append_body import BAD

@@ -6,9 +6,9 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
-from synrepl.storage import MemoryEngine
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
+from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.native import MAX_QUEUED_BYTES, NativeConversation
 from synrepl.wire.blocks import Payload
 from synrepl.wire.position import LogPosition

@@ -27,11 +27,11 @@ from synrepl.replication.replica import IUpstream, Replica
 from synrepl.replication.roles import PRIMARY, REPLICA, Claim, HandOver, PeerStatus, RoleManager
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
-from synrepl.storage.memory import MemoryEngine
-from synrepl.storage.threads import DelayedThread
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
+from synrepl.testing.delayed_thread import DelayedThread
+from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.http.replica_routes import describe_log
 from synrepl.transports.native import NativeUpstream

@@ -18,9 +18,10 @@ from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
-from synrepl.storage import ImmediateThread, Log, MemoryEngine
+from synrepl.storage import ImmediateThread, Log
 from synrepl.streams.table import StreamTable
 from synrepl.testing import RawPeer, raw_client
+from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import Network
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.codec import codec_of

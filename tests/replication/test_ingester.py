@@ -16,10 +16,10 @@ from synrepl.replication.follower.strategy import SHARED
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.storage.log import Log
-from synrepl.storage.memory import MemoryEngine
-from synrepl.storage.threads import DelayedThread
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
+from synrepl.testing.delayed_thread import DelayedThread
+from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import Command

@@ -12,8 +12,9 @@ from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy
-from synrepl.storage import ImmediateThread, Log, MemoryEngine
+from synrepl.storage import ImmediateThread, Log
 from synrepl.streams.table import StreamTable
+from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.credentials import Credentials
 
 TABLE = StreamTable.default()

@@ -25,8 +25,8 @@ from synrepl.replication.replica import join as joining_module
 from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
 from synrepl.replication.roles import Claim, HandOver, PeerStatus
-from synrepl.storage.memory import MemoryEngine
 from synrepl.streams.facts import Fact
+from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import MemoryLink, Network
 from synrepl.wire.native import Subscription
 from tests.replication.nodes import FakeNode

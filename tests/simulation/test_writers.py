@@ -18,12 +18,13 @@ from twisted.internet.task import Clock, deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.storage import ImmediateThread, Log, MemoryEngine
+from synrepl.storage import ImmediateThread, Log
 from synrepl.storage.ids import IdStream, IdTable, MultiWriterIdGenerator, WriterSession, transact
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.source import TableSource
 from synrepl.streams.table import StreamTable
+from synrepl.testing.memory_engine import MemoryEngine
 from tests.simulation.seeds import seeds
 
 STEP = 0.05

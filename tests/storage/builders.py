@@ -13,9 +13,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, IEngine
-from synrepl.storage import DelayedThread, ImmediateThread, Log
+from synrepl.storage import ImmediateThread, Log
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
+from synrepl.testing.delayed_thread import DelayedThread
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""

@@ -2,10 +2,11 @@
 
 from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import Head, IEngine
-from synrepl.storage import MemoryEngine, SQLEngine, SQLiteDatabase, postgres
+from synrepl.storage import SQLEngine, SQLiteDatabase, postgres
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
+from synrepl.testing.memory_engine import MemoryEngine
 from tests.postgres import new_database
 from tests.storage.builders import NOW, LogCase
 

@@ -6,10 +6,11 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended
-from synrepl.storage import FROM_TABLE, GivenElsewhere, Log, MemoryEngine, SQLEngine, SQLiteDatabase
+from synrepl.storage import FROM_TABLE, GivenElsewhere, Log, SQLEngine, SQLiteDatabase
 from synrepl.streams.catalog import ALL
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
+from synrepl.testing.memory_engine import MemoryEngine
 from tests.storage.builders import DISK_FULL, LogCase, rows
 
 A, B, C = rows("a"), rows("b"), rows("c")

@@ -10,12 +10,13 @@ from synrepl.config import settings
 from synrepl.errors import StorageError
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import Appended
-from synrepl.storage import KeyReused, Log, MemoryEngine, SQLEngine, SQLiteDatabase
+from synrepl.storage import KeyReused, Log, SQLEngine, SQLiteDatabase
 from synrepl.storage.append_errors import LogLost
 from synrepl.storage.group_commit import checksum
 from synrepl.storage.log import UNNAMED
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
+from synrepl.testing.memory_engine import MemoryEngine
 from tests.storage.builders import DISK_FULL, NOW, LogCase, facts_after, rows, tokens
 
 A, B, C = rows("a"), rows("b"), rows("c")

@@ -8,9 +8,10 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import KeysOf
-from synrepl.storage import MemoryEngine, SQLEngine, SQLiteDatabase
+from synrepl.storage import SQLEngine, SQLiteDatabase
 from synrepl.storage.append_errors import InvalidValue, LogLost
 from synrepl.streams.facts import Fact
+from synrepl.testing.memory_engine import MemoryEngine
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
 
 A = rows("a")

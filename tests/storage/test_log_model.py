@@ -15,10 +15,12 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, IEngine
-from synrepl.storage import DelayedThread, KeyReused, Log, MemoryEngine, SQLEngine, SQLiteDatabase
+from synrepl.storage import KeyReused, Log, SQLEngine, SQLiteDatabase
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.testing.delayed_thread import DelayedThread
+from synrepl.testing.memory_engine import MemoryEngine
 from tests.postgres import new_database
 from tests.storage.builders import DISK_FULL, NOW, rows
 

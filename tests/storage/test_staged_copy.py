@@ -7,9 +7,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, LogPosition
 from synrepl.storage.log import Log
-from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.staged_copy import HistoryMismatch
 from synrepl.streams.facts import Fact
+from synrepl.testing.memory_engine import MemoryEngine
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
 
 FACTS = facts_after(None, *(("events", "w", token - 1, token) for token in range(1, 7)))

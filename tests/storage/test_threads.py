@@ -5,7 +5,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synrepl.errors import StorageError
-from synrepl.storage import DelayedThread, ImmediateThread
+from synrepl.storage import ImmediateThread
+from synrepl.testing.delayed_thread import DelayedThread
 
 
 class ImmediateThreadTests(SynchronousTestCase):

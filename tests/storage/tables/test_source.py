@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from twisted.logger import Logger, formatEvent
 
-from synrepl.storage import ImmediateThread, Log, MemoryEngine
+from synrepl.storage import ImmediateThread, Log
 from synrepl.storage.ids import transact
 from synrepl.storage.ids.writers import create_writers
 from synrepl.storage.tables.layout import table_streams
@@ -17,6 +17,7 @@ from synrepl.storage.tables.reader import TableReader
 from synrepl.storage.tables.source import TableSource
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
+from synrepl.testing.memory_engine import MemoryEngine
 from tests.storage.ids.databases import IdCase
 
 RECEIPTS = {
