@@ -1,22 +1,62 @@
-"""Checks of a log's history: facts and epochs continue it, and its end is consistent with its positions."""
+"""Checks of a log's history: facts and epochs continue it, and its end is consistent with its positions.
+
+Followers may have seen facts that their source has lost: the homeserver's database was restored to an older
+state. The log is append-only and keeps the facts. The epoch that begins then marks the end of the old
+history: the facts of its stream that were written before this epoch with a higher token are discarded.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import EpochStart, LogPosition
-from synrepl.storage.discarded import DiscardedRanges
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
 __all__ = [
     "CHECKED_AT_OPEN",
+    "DiscardedRanges",
     "advance",
     "check_ascend",
     "check_epoch_start",
     "check_follow",
+    "discarded_rows",
     "find_inconsistency",
 ]
+
+
+class DiscardedRanges:
+    """All discarded ranges of a log: each discards the facts of a stream before an epoch and beyond a token.
+
+    `rows` are the stream, epoch and token of each.
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, int, int]] = ()) -> None:
+        self._by_stream: dict[str, list[tuple[int, int]]] = {}
+        for stream, epoch, token in rows:
+            self._by_stream.setdefault(stream, []).append((epoch, token))
+
+    def has_stream(self, stream: str) -> bool:
+        """Whether there is a range of this stream."""
+        return stream in self._by_stream
+
+    def contains(self, fact: Fact) -> bool:
+        """Whether a fact is discarded."""
+        ranges = self._by_stream.get(fact.stream, ())
+        return any(fact.epoch < epoch and fact.token > token for epoch, token in ranges)
+
+    def condition(self, stream: str) -> tuple[str, list[int]]:
+        """An SQL condition that excludes discarded facts, and its values."""
+        ranges = self._by_stream.get(stream, ())
+        return (
+            " AND NOT (epoch < ? AND token > ?)" * len(ranges),
+            [value for one in ranges for value in one],
+        )
+
+
+def discarded_rows(epoch_starts: Iterable[EpochStart]) -> list[tuple[str, int, int]]:
+    """The ranges that these starts of epochs discard, as rows of `DiscardedRanges`."""
+    return [(one.stream, one.epoch, one.token) for one in epoch_starts if one.stream]
 
 
 def check_follow(facts: Sequence[Fact], serial: int, digest: str) -> None:
@@ -110,7 +150,7 @@ def _check_positions(
         position = positions.get(pair)
         # After a loss a position is where the old history ended rather than at a fact. If all facts of the
         # tail were late, it is at a fact before them.
-        is_exact = pair in advanced and not discarded.for_stream(stream)
+        is_exact = pair in advanced and not discarded.has_stream(stream)
         if position is None or position < token or (is_exact and position > token):
             return f"the last token of {writer} in {stream} is {token}, its position is {position}"
     return ""

@@ -15,13 +15,14 @@ from synrepl.ports.interfaces import Head, KeysOf
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.continuity import (
     CHECKED_AT_OPEN,
+    DiscardedRanges,
     advance,
     check_ascend,
     check_epoch_start,
     check_follow,
+    discarded_rows,
     find_inconsistency,
 )
-from synrepl.storage.discarded import DiscardedRanges
 from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.storage.schema import (
     COLUMNS,
@@ -526,8 +527,7 @@ class SQLEngine:
     def _insert_epoch_starts(connection: SQLConnection, epoch_starts: Sequence[EpochStart]) -> None:
         """Insert the starts of epochs, and the ranges that they discard; within a transaction."""
         connection.insert("turns", EPOCH_START_COLUMNS, map(msgspec.structs.astuple, epoch_starts))
-        lost = [(one.stream, one.epoch, one.token) for one in epoch_starts if one.stream]
-        connection.insert("voids", "stream, epoch, token", lost)
+        connection.insert("voids", "stream, epoch, token", discarded_rows(epoch_starts))
 
     def snapshot(self) -> LogSnapshot:
         """Everything the log has besides facts, as of now."""

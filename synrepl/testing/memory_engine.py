@@ -10,8 +10,14 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, EpochStart, Lease, LogPosition, LogRange, LogSnapshot
 from synrepl.ports.interfaces import AppendReceipt, Head, KeysOf
-from synrepl.storage.continuity import advance, check_ascend, check_epoch_start, check_follow
-from synrepl.storage.discarded import DiscardedRange, DiscardedRanges
+from synrepl.storage.continuity import (
+    DiscardedRanges,
+    advance,
+    check_ascend,
+    check_epoch_start,
+    check_follow,
+    discarded_rows,
+)
 from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
@@ -226,7 +232,7 @@ class MemoryEngine:
         self._position = LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
         self._epoch_starts.append(epoch_start)
         if epoch_start.stream:
-            self._discarded.add(epoch_start.stream, DiscardedRange(epoch_start.epoch, epoch_start.token))
+            self._discarded = DiscardedRanges(discarded_rows(self._epoch_starts))
             for position, token in self._positions.items():
                 if position[0] == epoch_start.stream:
                     self._positions[position] = min(token, epoch_start.token)
@@ -272,11 +278,7 @@ class MemoryEngine:
         self._positions = dict(snapshot.positions)
         self.receipts = {receipt.key: receipt for receipt in snapshot.receipts}
         self.epoch = snapshot.position.epoch
-        self._discarded = DiscardedRanges(
-            (epoch_start.stream, epoch_start.epoch, epoch_start.token)
-            for epoch_start in self._epoch_starts
-            if epoch_start.stream
-        )
+        self._discarded = DiscardedRanges(discarded_rows(self._epoch_starts))
         self._allocate()
         return self.head()
 

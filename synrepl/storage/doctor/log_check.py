@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from synrepl.ports.history import BEGINNING
-from synrepl.storage.continuity import advance
-from synrepl.storage.discarded import DiscardedRanges
+from synrepl.storage.continuity import DiscardedRanges, advance
 from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.ids.database import Flavor
 from synrepl.storage.schema import COLUMNS, VERSION, load_bounds
@@ -154,9 +153,7 @@ def _check_positions(
     found = []
     for stream, writer in sorted(chain.highest | positions if whole else chain.highest):
         token, position = chain.highest.get((stream, writer)), positions.get((stream, writer))
-        may_be_further = bool(discarded.for_stream(stream)) or not (
-            whole or (stream, writer) in chain.advanced
-        )
+        may_be_further = discarded.has_stream(stream) or not (whole or (stream, writer) in chain.advanced)
         if token is not None and (position is None or position < token):
             kind = "position_behind_facts"
             text = (
