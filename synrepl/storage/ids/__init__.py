@@ -1,8 +1,14 @@
 """Ids for streams in a database: their reservation, completion and positions."""
 
-from synrepl.storage.ids.generator import AllocatedIds, MultiWriterIdGenerator, StreamIdGenerator
+from synrepl.storage.ids.generator import (
+    AllocatedIds,
+    MultiWriterIdGenerator,
+    NotAWriter,
+    Reservation,
+    StreamIdGenerator,
+    Unfinished,
+)
 from synrepl.storage.ids.layout import IdStream, IdTable
-from synrepl.storage.ids.reservation import NotAWriter, Reservation, Unfinished
 from synrepl.storage.ids.transactions import ITransaction, Transaction, transact
 from synrepl.storage.ids.writer_session import WriterSession
 

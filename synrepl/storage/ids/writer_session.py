@@ -20,9 +20,8 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator
+from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator, Unfinished
 from synrepl.storage.ids.names import FileNames, INames, SessionNames
-from synrepl.storage.ids.reservation import Unfinished
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.ids.writers import create_writers, last_process, store_status
 

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from synrepl.storage.ids.database import Flavor, IdDatabase, lock_table_creation
-from synrepl.storage.ids.reservation import Unfinished
+from synrepl.storage.ids.generator import Unfinished
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import execute
 

@@ -9,7 +9,7 @@ from synrepl.storage.databases import Database, engine_for
 from synrepl.storage.doctor import Diagnosis, Doctor
 from synrepl.storage.ids import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.reservation import Unfinished
+from synrepl.storage.ids.generator import Unfinished
 from synrepl.storage.ids.writers import create_writers, store_status
 from synrepl.streams.facts import Fact
 from tests.postgres import new_database
