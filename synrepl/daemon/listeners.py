@@ -1,0 +1,180 @@
+"""The listening ports of a daemon: for followers and replicas, and for HTTP."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from twisted.internet.endpoints import quoteStringArgument
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort, IProtocolFactory
+from twisted.logger import Logger
+
+from synrepl.config import Settings
+from synrepl.errors import ConfigError
+from synrepl.ports.access import Keyring
+from synrepl.ports.time import sleep
+from synrepl.replication.addresses import Address
+from synrepl.replication.relay import ReplicaRegistry
+from synrepl.transports.endpoints import server_endpoint
+from synrepl.transports.http.server import Services, make_site
+from synrepl.transports.limits import LimitedFactory, connection_limit
+from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
+
+if TYPE_CHECKING:
+    from synrepl.transports.http.request import ApiSite
+    from synrepl.transports.tls import ServerTls
+
+__all__ = ["Listeners"]
+
+EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not listened at
+FAREWELL_SECONDS: Final = 2.0
+"""How long a stopping daemon waits for followers to receive what was sent to them."""
+
+
+class Listeners:
+    """The ports that the settings name, in `ports`: those for followers in that order, then HTTP."""
+
+    _logger = Logger()
+
+    def __init__(self, settings: Settings, reactor: Any) -> None:
+        self.ports: list[IListeningPort] = []
+        self._settings = settings
+        self._reactor = reactor
+        self._factories: list[PublisherFactory] = []
+        self._site: ApiSite | None = None
+        self._tls: list[ServerTls] = []
+        self._secured: list[bool] = []
+        """For each of `ports`: whether it speaks TLS."""
+
+    async def open(self, services: Services, registry: ReplicaRegistry, keys: Keyring) -> None:
+        """Listen at every port. Raises `ConfigError`."""
+        settings = self._settings
+        most = connection_limit(len(settings.listen) + 1, MAX_CONNECTIONS)
+        for description in settings.listen:
+            factory = PublisherFactory(
+                services.publisher,
+                server_name=settings.server_name,
+                dialect=settings.dialect,
+                clock=self._reactor,
+                metrics=services.metrics,
+                keepalive=settings.keepalive,
+                relays=lambda: registry,
+                keys=keys,
+                max_connections=most,
+            )
+            self._factories.append(factory)
+            self._logger.info(
+                "followers: listening at {address}, dialect {dialect}",
+                address=_endpoint_of(await self._listen(description, factory)),
+                dialect=settings.dialect.name if settings.dialect is not None else "auto",
+            )
+        self._site = make_site(services, keys=keys)
+        port = await self._listen(settings.http, LimitedFactory(self._site, most, self._reactor))
+        self._logger.info("http: listening at {address}", address=_endpoint_of(port))
+
+    async def _listen(self, description: str, factory: IProtocolFactory) -> IListeningPort:
+        try:
+            endpoint = server_endpoint(self._reactor, description)
+            port: IListeningPort = await endpoint.listen(factory)
+        except (CannotListenError, OSError) as error:
+            raise ConfigError(f"cannot listen at {description}: {_reason(error)}") from error
+        self.ports.append(port)
+        self._secured.append(hasattr(endpoint, "tls"))
+        if (tls := getattr(endpoint, "tls", None)) is not None:
+            self._tls.append(tls)
+        return port
+
+    def address(self) -> Address:
+        """The address that other daemons use: the advertised host, or else the listening one."""
+        reachable = [_reachable(port, self._settings.advertise) for port in self.ports]
+        schemes = [("tls", "https") if secured else ("tcp", "http") for secured in self._secured]
+        natives = [
+            f"{scheme}:{quoteStringArgument(target[0])}:{target[1]}"
+            for target, (scheme, _) in zip(reachable[:-1], schemes, strict=False)
+            if target
+        ]
+        http = ""
+        if reachable and (target := reachable[-1]) is not None:
+            host = f"[{target[0]}]" if ":" in target[0] else target[0]
+            http = f"{schemes[-1][1]}://{host}:{target[1]}"
+        return Address(native=next(iter(natives), ""), http=http)
+
+    def close_followers(self, why: str) -> None:
+        """Disconnect all followers, so that they read their streams again."""
+        for factory in self._factories:
+            factory.close(why)
+
+    def history_lost(self, stream: str) -> None:
+        """Disconnect the followers, which hold facts that the log has discarded: after the reconnect they
+        receive the new position of the stream, and read it again.
+        """
+        self.close_followers(f"history of {stream} was lost, a new epoch has begun")
+
+    def reload(self) -> None:
+        """Read the certificates again, and disconnect peers whose key or certificate is gone."""
+        for tls in self._tls:
+            try:
+                tls.reload()
+            except ConfigError as error:
+                self._logger.error("the old certificates stay in use: {why}", why=str(error))
+        for factory in self._factories:
+            factory.recheck()
+        if self._site is not None:
+            self._site.recheck()
+
+    def unsent_bytes(self) -> int:
+        """Bytes in the send buffers of followers."""
+        return sum(_unsent(protocol.transport) for protocol in self._protocols())
+
+    async def stop(self) -> None:
+        """Close the ports, then the connections of followers."""
+        ports, self.ports = self.ports, []
+        for port in ports:
+            stopped = port.stopListening()
+            if stopped is not None:
+                await stopped
+        self.close_followers("server shutting down")
+
+    async def drain(self) -> None:
+        """Wait until followers have received what was sent to them, at most `FAREWELL_SECONDS`."""
+        until = self._reactor.seconds() + FAREWELL_SECONDS
+        while any(self._protocols()) and self._reactor.seconds() < until:
+            await sleep(self._reactor, 0.01)
+        self._factories = []
+
+    def _protocols(self) -> Iterator[Any]:
+        for factory in self._factories:
+            yield from factory.protocols
+
+
+def _unsent(transport: Any) -> int:
+    """Bytes in the send buffer of a Twisted transport, which has no public attribute for them."""
+    held = len(getattr(transport, "dataBuffer", b"")) - getattr(transport, "offset", 0)
+    return int(held + getattr(transport, "_tempDataLen", 0))
+
+
+def _reachable(port: IListeningPort, host: str | None) -> tuple[str, int] | None:
+    """Host and port for other machines; None if this is no TCP port."""
+    address = port.getHost()
+    number: int | None = getattr(address, "port", None)
+    if number is None:
+        return None
+    bound = str(getattr(address, "host", ""))
+    if host is None:
+        host = "127.0.0.1" if bound in EVERYWHERE else bound
+    return host, number
+
+
+def _endpoint_of(port: IListeningPort) -> str:
+    """The endpoint string of a listening port."""
+    host = port.getHost()
+    number = getattr(host, "port", None)
+    if number is None:
+        name = getattr(host, "name", None)
+        return f"unix:{name.decode() if isinstance(name, bytes) else name}"
+    return f"tcp:{quoteStringArgument(getattr(host, 'host', ''))}:{number}"
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's message, without the error number."""
+    cause = getattr(error, "socketError", error)
+    return getattr(cause, "strerror", None) or str(cause)
