@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,8 +72,6 @@ class Options(usage.Options):
 
     def opt_version(self) -> None:
         """Show the version and exit."""
-        from importlib.metadata import version
-
         print(f"synrepl {version('synrepl')}")  # noqa: T201  # the purpose of --version
         sys.exit(0)
 

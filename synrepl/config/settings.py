@@ -185,6 +185,7 @@ class Settings(
         """Return the credentials that this daemon sends to other daemons."""
         if not (self.ca_file or self.certificate_file):
             return Credentials(self.secret)
+        # Imported on use: it loads OpenSSL.
         from synrepl.transports.tls import TlsFiles
 
         files = TlsFiles(

@@ -9,13 +9,13 @@ from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage import Log, ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
     from synrepl.ingest.source_manager import SourceManager
-    from synrepl.replication.write_policy import WritePolicy
     from synrepl.storage.ids.writers import WriterState
     from synrepl.storage.tables.layout import TableStream
     from synrepl.storage.tables.source import TableSource
@@ -55,13 +55,10 @@ class IngestServices:
         self._wakeups: Wakeups | None = None
         self._write_policy = self._make_write_policy()
 
-    def _make_write_policy(self) -> "WritePolicy | None":
+    def _make_write_policy(self) -> WritePolicy | None:
         settings = self._settings
         if settings.redis is None and not settings.follow:
             return None
-        # Imported on use: a daemon without sources need not load it.
-        from synrepl.replication.write_policy import WritePolicy
-
         return WritePolicy(
             settings.redis_writes,
             instance=settings.instance_name,
@@ -157,6 +154,7 @@ class IngestServices:
         """Connect to Redis and to the servers that the settings name."""
         if self._write_policy is None:
             return
+        # Imported on use: a daemon without sources need not load followers.
         from synrepl.ingest.source_manager import SourceManager
 
         self.sources = SourceManager(

@@ -1,5 +1,6 @@
 """Replication: the parts that let a daemon be a replica, and serve replicas, built from the settings."""
 
+import random
 import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -199,6 +200,7 @@ class ReplicationServices:
         self._files_url = url
         former, self._files_client = self._files_client, None
         if url:
+            # Imported on use: only a replica fetches.
             from synrepl.transports.http.files_client import HttpFiles
 
             self._files_client = HttpFiles(self._reactor, url, secret=self._credentials)
@@ -213,7 +215,7 @@ class ReplicationServices:
         return NOT_READY if replica is not None and not replica.is_whole else ""
 
     def _follow(self, where: Address | None) -> "Replica":
-        # Imported on use, as all that only some daemons need.
+        # Imported on use: a primary does not load it, nor the upstreams below.
         from synrepl.replication.replica import Replica
 
         return Replica(
@@ -250,7 +252,7 @@ class ReplicationServices:
     def _upstream(self, where: Address | None) -> "IUpstream":
         """The upstream at this address, over the transport of the configured one: native or HTTP."""
         settings = self._settings
-        configured = self._configured(settings.upstream or "")
+        configured = settings.upstream_address
         over_http = bool(configured.http)
         if where is None:
             where = configured
@@ -280,13 +282,6 @@ class ReplicationServices:
             address=lambda: str(self._address()),
         )
 
-    @staticmethod
-    def _configured(upstream: str) -> Address:
-        """The address of the upstream that the settings name."""
-        if upstream.startswith(("http://", "https://")):
-            return Address(http=upstream)
-        return Address(native=upstream)
-
     def _secret_of(self, address: Address) -> str | None:
         """The secret for requests to this daemon: a replica's own secret, if it has one."""
         leases = self.relays.leases.all()
@@ -304,9 +299,8 @@ class ReplicationServices:
         noted = self._log.notes.get("peers", "[]")
         known = [*msgspec.json.decode(noted, type=list[str])]
         known += [text for text in (self._log.notes.get("primary_at"),) if text]
-        upstream = self._settings.upstream
-        if upstream is not None:
-            known.append(str(self._configured(upstream)))
+        if upstream := self._settings.upstream_address:
+            known.append(str(upstream))
         known += [lease.address for lease in self.relays.leases.all() if lease.address]
         mine = str(self._address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
@@ -420,6 +414,4 @@ def _is_endpoint(text: str) -> bool:
 
 
 def _jitter() -> float:
-    import random
-
     return random.uniform(0.7, 1.3)

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from synrepl.errors import ConfigError, suggest
 from synrepl.ports.settings import MIB, NameSettings, names, positive, setting, size, switch, text, word
+from synrepl.replication.addresses import Address
 from synrepl.transports.endpoints import check_client, check_server
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.session import Keepalive
@@ -134,6 +135,12 @@ class UpstreamSettings(ConnectionSettings):
         parse=switch,
         kind="switch",
     )
+
+    @property
+    def upstream_address(self) -> Address:
+        """The address of the upstream; empty without one."""
+        where = self.upstream or ""
+        return Address(http=where) if where.startswith(("http://", "https://")) else Address(native=where)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

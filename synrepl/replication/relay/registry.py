@@ -108,6 +108,7 @@ class ReplicaRegistry:
 
     def attach(self, connection: "RelayConnection") -> "Relay":
         """Make the relay of a new connection."""
+        # Imported on use: most daemons have no replicas, and need not load relays and their blocks.
         from synrepl.replication.relay.relay import Relay
 
         relay = Relay(self, connection)
