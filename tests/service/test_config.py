@@ -11,6 +11,7 @@ from scripts.docs import settings as settings_page
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Key, Right
+from synrepl.ports.settings import Setting
 from synrepl.replication.write_policy import StreamWrite
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, NATIVE, Dialect
@@ -82,23 +83,14 @@ def test_a_setting_can_be_given_as_a_flag_and_in_a_file(
     assert getattr(parsed("--config", str(path)), name) == value
 
 
-def test_every_setting_is_tried_here() -> None:
-    """A new one is not forgotten."""
-    elsewhere = {"upstream", "secret_file", "instance_map", "table_streams", "insecure"}
-    elsewhere |= {
-        "redis",
-        "redis_writes",
-        "upstream_streams",
-        "upstream_writers",
-        "keys_file",
-        "allowed_hosts",
-        "ca_file",
-        "certificate_file",
-        "private_key_file",
-    }
-    elsewhere |= {"anonymous", "resync_on_fork", "refuse_stale_reads"}
+@pytest.mark.parametrize("one", settings(), ids=lambda one: one.name)
+def test_the_example_of_a_setting_is_accepted(one: Setting) -> None:
+    """The example file and the manual show it; a setting without a default has one."""
+    assert bool(one.example) == (one.default in (None, {}, ()))
 
-    assert {name for name, *_ in VALUES} | elsewhere == {one.name for one in settings()}
+    parsed = one.parse(yaml.safe_load(one.example)) if one.example else one.parse(one.default)
+
+    assert one.example or getattr(Settings.build(), one.name) == parsed
 
 
 def test_what_a_replica_wants(tmp_path: Path) -> None:
