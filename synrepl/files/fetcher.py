@@ -8,8 +8,9 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import ReplicationError
 from synrepl.files.context import STEP, FilesContext, Wakeup
-from synrepl.files.records import WantedFile
+from synrepl.files.queue import WantedFile
 from synrepl.files.spool import Spool
+from synrepl.ports.time import sleep
 
 __all__ = ["FileFetcher", "IFetchFile"]
 
@@ -135,13 +136,13 @@ class FileFetcher:
         except ReplicationError as error:
             context.logger.error("files: {why}", why=error)
             # Otherwise the file would be due again at once.
-            await Wakeup(context.clock).wait(UNRECORDED_SECONDS)
+            await sleep(context.clock, UNRECORDED_SECONDS)
         self._on_failure()
 
     async def _receive(self, sha256: str) -> None:
         context = self._context
         assert self._source is not None
-        spool: Spool = await context.acquire(partial(context.store.resume, sha256), _close)
+        spool: Spool = await context.acquire(partial(context.store.resume, sha256), Spool.close)
         try:
             while not await context.run(partial(spool.rehash, STEP)):
                 pass
@@ -152,7 +153,3 @@ class FileFetcher:
         finally:
             # The next fetch resumes after these bytes, unless they were wrong.
             context.run_later(spool.close)
-
-
-def _close(spool: Spool) -> None:
-    spool.close()

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from synrepl.errors import StorageError
-from synrepl.files.records import Damaged
 from synrepl.storage.private_files import map_errors
 
-__all__ = ["FileCheck", "Scrub", "StoredFile"]
+__all__ = ["Damaged", "FileCheck", "Scrub", "StoredFile"]
 
 BLOCK: Final = 1024 * 1024
+
+
+class Damaged(StorageError):
+    """A stored file was damaged; it is in quarantine now, and counts as missing."""
 
 
 class StoredFile:

@@ -13,13 +13,12 @@ from synrepl.files.fetcher import FileFetcher, IFetchFile
 from synrepl.files.file_check import StoredFile
 from synrepl.files.maintenance import FileMaintenance
 from synrepl.files.name_index import NameIndex
-from synrepl.files.queue import FileQueue
-from synrepl.files.records import QueueSummary
+from synrepl.files.queue import FileQueue, QueueSummary
 from synrepl.files.spool import Spool
 from synrepl.files.store import FileStore
 from synrepl.files.verified_reads import VerifiedReads
 from synrepl.ports.interfaces import IClock, ILog, IThread
-from synrepl.ports.time import Timer
+from synrepl.ports.time import Timer, sleep
 
 __all__ = ["Files"]
 
@@ -196,7 +195,7 @@ class Files:
         """Start an upload; `append` its bytes, then `keep` or `discard` it. Raises the error of `refusal`."""
         if (refused := self._refusal()) is not None:
             raise refused
-        return await self._context.acquire(self._context.store.receive, _abort)
+        return await self._context.acquire(self._context.store.receive, Spool.abort)
 
     async def append(self, spool: Spool, data: bytes) -> None:
         """Add bytes to an upload. Raises `DiskFull`, or another `StorageError`."""
@@ -226,7 +225,7 @@ class Files:
 
     async def missing(self) -> list[tuple[str, str]]:
         """The name and checksum of every missing file, oldest first."""
-        return await self._missing(None)
+        return await self._context.run(self._context.queue.missing)
 
     async def missing_upto(self, serial: int) -> list[tuple[str, str]]:
         """The missing files of the facts up to this serial; empty if there are none.
@@ -235,7 +234,7 @@ class Files:
         """
         await self._names.wait_for(serial)
         await self._maintenance.compare()
-        return await self._missing(serial)
+        return await self._context.run(partial(self._context.queue.missing, serial))
 
     async def delete_unreferenced(self) -> int:
         """Delete the files without a name for the grace period; return their number."""
@@ -289,10 +288,6 @@ class Files:
 
     def _rule_now(self) -> Rule:
         return "none" if self._fetch is None else self._rule
-
-    async def _missing(self, upto: int | None) -> list[tuple[str, str]]:
-        found = await self._context.run(partial(self._context.queue.missing, upto))
-        return [(one.name, one.sha256) for one in found]
 
     async def _request(self, sha256: str) -> None:
         context = self._context
@@ -352,13 +347,9 @@ class Files:
     async def _update_summary(self) -> None:
         await self._summary_wakeup.wait()
         self._summary = await self._context.run(partial(self._context.queue.summary, MAX_FAILING_SHOWN))
-        await Wakeup(self._clock).wait(SUMMARY_SECONDS)
+        await sleep(self._clock, SUMMARY_SECONDS)
 
 
 def _give_up(waiter: "Deferred[bool]") -> None:
     if not waiter.called:
         waiter.callback(False)
-
-
-def _abort(spool: Spool) -> None:
-    spool.abort()

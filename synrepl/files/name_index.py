@@ -7,7 +7,7 @@ from typing import Final
 from twisted.internet.defer import Deferred
 
 from synrepl.files.context import FilesContext, Wakeup
-from synrepl.files.records import LogProgress, NamedFile
+from synrepl.files.queue import LogProgress, NamedFile
 from synrepl.ports.interfaces import ILog
 from synrepl.streams import jsontext
 from synrepl.streams.catalog import FILES
@@ -19,14 +19,12 @@ __all__ = ["NameIndex"]
 
 PAGE_ROWS: Final = 1_000
 FILES_ONLY: Final = Filter.of(streams=[FILES.name])
-MAX_BUFFERED_FACTS: Final = 10_000
-"""The most facts buffered in memory; with more, they are read from the log again."""
 UNSAVED_SERIALS: Final = 10_000
 """After how many serials without files the progress is saved."""
 
 
 class NameIndex:
-    """Follows the log: reads it first, then watches its commits. `on_batch` is called after each batch."""
+    """Follows the log, which it reads after each commit with files. `on_batch` is called after each batch."""
 
     def __init__(self, log: ILog, context: FilesContext, on_batch: Callable[[], None]) -> None:
         self.progress = LogProgress()
@@ -34,10 +32,9 @@ class NameIndex:
         self._context = context
         self._on_batch = on_batch
         self._wakeup = Wakeup(context.clock)
-        self._buffer: list[Fact] = []
-        self._buffered_upto = LogProgress()
         self._saved = 0
-        self._is_live = False
+        self._is_idle = False
+        """Whether all facts are read, and `step` waits for more."""
         self._is_stale = False
         self._is_watching = False
         self._waiters: list[tuple[int, Deferred[None]]] = []
@@ -80,40 +77,26 @@ class NameIndex:
             await self._store([], self.progress)
 
     async def step(self) -> None:
-        """Process the next batch, or wait for one."""
+        """Read the next facts, or wait for some."""
         if self._is_stale:
             await self._context.run(self._context.queue.reset)
             self._is_stale = False
-            self._restart(LogProgress())
-        elif not self._is_live:
-            await self._read()
-        elif self._buffer:
-            facts, self._buffer = self._buffer, []
-            upto = self._buffered_upto
-            try:
-                await self._store(facts, upto)
-            except BaseException:
-                self._restart(self.progress)
-                raise
-        elif self.progress.serial < self._buffered_upto.serial:
-            self._advance(self._buffered_upto)
+            self._saved = 0
+            self.progress = LogProgress()
+        elif self.progress.serial < self._log.serial:
+            facts, upto = await self._log.read(
+                after=self.progress.serial, upto=self._log.serial, limit=PAGE_ROWS, filter=FILES_ONLY
+            )
+            await self._store(facts, LogProgress(upto, await self._log.digest_at(upto) or ""))
         elif self.progress.serial - self._saved > UNSAVED_SERIALS:
             await self.save()
         else:
-            await self._wakeup.wait()
-
-    async def _read(self) -> None:
-        upto = self._log.serial
-        if self.progress.serial < upto:
-            facts, upto_read = await self._log.read(
-                after=self.progress.serial, upto=upto, limit=PAGE_ROWS, filter=FILES_ONLY
-            )
-            digest = await self._log.digest_at(upto_read)
-            await self._store(facts, LogProgress(upto_read, digest or ""))
-        # There is no await from here on, so that no fact is committed in between.
-        if self.progress.serial >= self._log.serial:
-            self._buffered_upto = self.progress
-            self._is_live = True
+            # There was no await since the check, so that no fact was committed in between.
+            self._is_idle = True
+            try:
+                await self._wakeup.wait()
+            finally:
+                self._is_idle = False
 
     async def _store(self, facts: Sequence[Fact], progress: LogProgress) -> None:
         context = self._context
@@ -139,29 +122,14 @@ class NameIndex:
             if not waiter.called:
                 waiter.callback(None)
 
-    def _restart(self, progress: LogProgress) -> None:
-        self._buffer = []
-        self._is_live = False
-        self._saved = min(self._saved, progress.serial)
-        self.progress = progress
-        self._wakeup.notify()
-
     def _on_committed(self, facts: Sequence[Fact]) -> None:
-        if not self._is_live or not facts or not facts[-1].serial:
+        if not facts or not facts[-1].serial:
             return
-        is_idle = self.progress == self._buffered_upto
-        self._buffered_upto = LogProgress(facts[-1].serial, facts[-1].digest)
-        found = [fact for fact in facts if fact.stream == FILES.name]
-        if found:
-            self._buffer += found
-            if len(self._buffer) > MAX_BUFFERED_FACTS:
-                self._buffer = []
-                self._is_live = False
-            self._wakeup.notify()
-        elif is_idle:
-            self._advance(self._buffered_upto)
-        if self.progress.serial - self._saved > UNSAVED_SERIALS:
-            self._wakeup.notify()
+        if self._is_idle and not any(fact.stream == FILES.name for fact in facts):
+            self._advance(LogProgress(facts[-1].serial, facts[-1].digest))
+            if self.progress.serial - self._saved <= UNSAVED_SERIALS:
+                return
+        self._wakeup.notify()
 
 
 def _rows(fact: Fact) -> list[NamedFile]:

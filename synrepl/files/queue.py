@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from synrepl.files.records import FailingFile, LogProgress, MissingFile, NamedFile, QueueSummary, WantedFile
-from synrepl.files.tables import Tables
+import msgspec
 
-__all__ = ["FileQueue"]
+from synrepl.files.tables import Tables
+from synrepl.ports.history import EMPTY
+
+__all__ = ["FailingFile", "FileQueue", "LogProgress", "NamedFile", "QueueSummary", "WantedFile"]
 
 FIRST_DELAY_MS: Final = 1_000
 LONGEST_DELAY_MS: Final = 600_000
@@ -18,7 +20,69 @@ _INSERT_WANTED: Final = (
     "INSERT INTO wanted (sha256, size, name, serial, is_queued, since_ms) VALUES (?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (sha256) DO UPDATE SET is_queued = max(is_queued, excluded.is_queued)"
 )
+_SELECT_IS_NAMED: Final = "SELECT 1 FROM names WHERE sha256 = ?"
 _SELECT_NAMED: Final = "SELECT name, sha256, size, serial FROM names"
+
+
+class NamedFile(msgspec.Struct, frozen=True):
+    """A row of ``files``: from `serial` on the name refers to these bytes, or to none."""
+
+    name: str
+    sha256: str | None
+    size: int | None
+    serial: int
+
+
+class LogProgress(msgspec.Struct, frozen=True):
+    """The position up to which the log was read: `serial`, with its `digest`."""
+
+    serial: int = 0
+    digest: str = EMPTY
+
+    @property
+    def text(self) -> str:
+        """The text that is stored in a note; `read` parses it."""
+        return f"{self.serial} {self.digest}"
+
+    @classmethod
+    def read(cls, text: str) -> "LogProgress":
+        """Parse a note; the beginning of the log if it is empty."""
+        serial, _, digest = text.partition(" ")
+        return cls(int(serial), digest) if serial else cls()
+
+
+class WantedFile(msgspec.Struct, frozen=True):
+    """A file to be fetched; `tries` downloads have failed."""
+
+    sha256: str
+    size: int
+    name: str
+    serial: int
+    demanded: bool
+    tries: int
+
+
+class FailingFile(msgspec.Struct, frozen=True):
+    """A file whose downloads failed so far, the reason, and the time of the next retry."""
+
+    name: str
+    sha256: str
+    why: str
+    tries: int
+    next_at_ms: int
+    since_ms: int
+
+
+class QueueSummary(msgspec.Struct, frozen=True):
+    """The state of the queue: `missing` files, those of them that are `wanted` (to be fetched), the time
+    since the oldest is missing, and the first of the failing ones."""
+
+    missing: int = 0
+    wanted: int = 0
+    failing_count: int = 0
+    oldest_since_ms: int | None = None
+    failing: Sequence[FailingFile] = ()
+    first_missing: str = ""
 
 
 class FileQueue:
@@ -95,7 +159,7 @@ class FileQueue:
 
     def reset(self) -> None:
         """Delete all names: the log was replaced."""
-        if self._exists():
+        if self._tables.exists():
             with self._tables.writing("reset") as database:
                 for table in ("names", "wanted"):
                     database.execute(f"DELETE FROM {table}")
@@ -103,7 +167,7 @@ class FileQueue:
 
     def follow(self, rule: Literal["eager", "lazy", "none"]) -> None:
         """Queue all missing files, only the demanded ones, or none."""
-        if self._exists():
+        if self._tables.exists():
             queued = {"eager": "1", "lazy": "is_demanded", "none": "0"}[rule]
             with self._tables.writing("follow a rule") as database:
                 database.execute(f"UPDATE wanted SET is_queued = {queued}")
@@ -113,16 +177,13 @@ class FileQueue:
     def take(self, now_ms: int, limit: int) -> list[WantedFile]:
         """Take the next files to fetch; they are in flight then."""
         batch: list[WantedFile] = []
-        with self._tables.reading("take a file") as database:
-            rows = (
-                ()
-                if database is None
-                else database.execute(
-                    "SELECT sha256, size, name, serial, is_demanded, tries FROM wanted"
-                    " WHERE is_queued = 1 AND next_at_ms <= ? ORDER BY is_demanded DESC, serial LIMIT ?",
-                    (now_ms, limit + len(self._in_flight)),
-                ).fetchall()
-            )
+        rows = self._tables.read(
+            "take a file",
+            "SELECT sha256, size, name, serial, is_demanded, tries FROM wanted"
+            " WHERE is_queued = 1 AND next_at_ms <= ? ORDER BY is_demanded DESC, serial LIMIT ?",
+            now_ms,
+            limit + len(self._in_flight),
+        )
         for sha256, size, name, serial, is_demanded, tries in rows:
             if len(batch) < limit and sha256 not in self._in_flight:
                 self._in_flight.add(sha256)
@@ -131,15 +192,11 @@ class FileQueue:
 
     def next_at(self) -> int | None:
         """When the next file that is not in flight is due, in ms; None if there is none."""
-        with self._tables.reading("take a file") as database:
-            rows = (
-                ()
-                if database is None
-                else database.execute(
-                    "SELECT sha256, next_at_ms FROM wanted WHERE is_queued = 1 ORDER BY next_at_ms LIMIT ?",
-                    (1 + len(self._in_flight),),
-                ).fetchall()
-            )
+        rows = self._tables.read(
+            "take a file",
+            "SELECT sha256, next_at_ms FROM wanted WHERE is_queued = 1 ORDER BY next_at_ms LIMIT ?",
+            1 + len(self._in_flight),
+        )
         return next((at for sha256, at in rows if sha256 not in self._in_flight), None)
 
     def mark_arrived(self, sha256: str, now_ms: int) -> None:
@@ -169,7 +226,7 @@ class FileQueue:
 
     def demand(self, sha256: str, now_ms: int) -> bool:
         """Fetch the file soon, if it is missing and has a name. Returns whether it is."""
-        if not self._exists():
+        if not self._tables.exists():
             return False
         with self._tables.writing("demand a file") as database:
             if not self._add_wanted(database, sha256, now_ms, is_queued=True):
@@ -184,7 +241,7 @@ class FileQueue:
 
     def mark_lost(self, sha256: str, now_ms: int, *, fetches: bool) -> str | None:
         """Record that a stored file is gone. Returns one of its names; None if it has none."""
-        if not self._exists():
+        if not self._tables.exists():
             return None
         with self._tables.writing("note a loss") as database:
             database.execute("DELETE FROM unnamed WHERE sha256 = ?", (sha256,))
@@ -205,41 +262,26 @@ class FileQueue:
 
     def is_named(self, sha256: str) -> bool:
         """Whether the file has a name."""
-        with self._tables.reading("look up a file") as database:
-            return database is not None and _is_named(database, sha256)
+        return bool(self._tables.read("look up a file", _SELECT_IS_NAMED, sha256))
 
     def is_missing(self, sha256: str) -> bool:
         """Whether the file has a name and is not stored."""
-        with self._tables.reading("look up a file") as database:
-            return database is not None and bool(
-                database.execute("SELECT 1 FROM wanted WHERE sha256 = ?", (sha256,)).fetchone()
-            )
+        return bool(self._tables.read("look up a file", "SELECT 1 FROM wanted WHERE sha256 = ?", sha256))
 
     def names_after(self, name: str, limit: int) -> list[NamedFile]:
         """The names after this one, in alphabetical order."""
-        with self._tables.reading("list names") as database:
-            rows = (
-                ()
-                if database is None
-                else database.execute(
-                    f"{_SELECT_NAMED} WHERE name > ? ORDER BY name LIMIT ?", (name, limit)
-                ).fetchall()
-            )
-        return [NamedFile(*row) for row in rows]
+        query = f"{_SELECT_NAMED} WHERE name > ? ORDER BY name LIMIT ?"
+        return [NamedFile(*row) for row in self._tables.read("list names", query, name, limit)]
 
-    def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[MissingFile]:
-        """Names whose files are not stored, oldest first."""
-        with self._tables.reading("list files") as database:
-            rows = (
-                ()
-                if database is None
-                else database.execute(
-                    "SELECT names.name, sha256 FROM names JOIN wanted USING (sha256)"
-                    " WHERE names.serial <= ? ORDER BY names.serial, names.name LIMIT ?",
-                    (2**63 - 1 if upto is None else upto, limit),
-                ).fetchall()
-            )
-        return [MissingFile(*row) for row in rows]
+    def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[tuple[str, str]]:
+        """Names whose files are not stored, with the checksums, oldest first."""
+        return self._tables.read(
+            "list files",
+            "SELECT names.name, sha256 FROM names JOIN wanted USING (sha256)"
+            " WHERE names.serial <= ? ORDER BY names.serial, names.name LIMIT ?",
+            2**63 - 1 if upto is None else upto,
+            limit,
+        )
 
     def mark_stored(self, stored: Sequence[str], now_ms: int) -> None:
         """Record that these files are stored; those without a name may become garbage."""
@@ -251,16 +293,8 @@ class FileQueue:
 
     def garbage(self, before_ms: int, limit: int) -> list[str]:
         """Up to `limit` stored files that no fact has named since `before_ms` or earlier."""
-        with self._tables.reading("list garbage") as database:
-            rows = (
-                ()
-                if database is None
-                else database.execute(
-                    "SELECT sha256 FROM unnamed WHERE since_ms <= ? ORDER BY since_ms LIMIT ?",
-                    (before_ms, limit),
-                ).fetchall()
-            )
-        return [sha256 for (sha256,) in rows]
+        query = "SELECT sha256 FROM unnamed WHERE since_ms <= ? ORDER BY since_ms LIMIT ?"
+        return [sha256 for (sha256,) in self._tables.read("list garbage", query, before_ms, limit)]
 
     def mark_removed(self, sha256: str) -> None:
         """Record that the file was deleted as garbage."""
@@ -269,51 +303,43 @@ class FileQueue:
 
     def remember(self, key: str, value: str) -> None:
         """Store a short text, if the queue exists."""
-        if self._exists():
+        if self._tables.exists():
             with self._tables.writing("note") as database:
                 _store_note(database, key, value)
 
     def recall(self, key: str) -> str:
         """The stored text; empty if there is none."""
-        with self._tables.reading("recall") as database:
-            found = (
-                None
-                if database is None
-                else database.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
-            )
-        return str(found[0]) if found else ""
+        found = self._tables.read("recall", "SELECT value FROM notes WHERE key = ?", key)
+        return str(found[0][0]) if found else ""
 
     def summary(self, failing: int) -> QueueSummary:
         """The counts, and at most this many of the failing files."""
-        with self._tables.reading("count") as database:
-            if database is None:
-                return QueueSummary()
-            missing, wanted, failed, oldest = database.execute(
-                "SELECT count(*), coalesce(sum(is_queued), 0), coalesce(sum(tries > 0), 0), min(since_ms)"
-                " FROM wanted"
-            ).fetchone()
-            rows = database.execute(
-                "SELECT name, sha256, why, tries, next_at_ms, since_ms FROM wanted WHERE tries > 0"
-                " ORDER BY since_ms, serial LIMIT ?",
-                (failing,),
-            ).fetchall()
-            first = database.execute("SELECT name FROM wanted ORDER BY since_ms, serial LIMIT 1").fetchone()
+        if not self._tables.exists():
+            return QueueSummary()
+        ((missing, wanted, failed, oldest),) = self._tables.read(
+            "count",
+            "SELECT count(*), coalesce(sum(is_queued), 0), coalesce(sum(tries > 0), 0), min(since_ms)"
+            " FROM wanted",
+        )
+        rows = self._tables.read(
+            "count",
+            "SELECT name, sha256, why, tries, next_at_ms, since_ms FROM wanted WHERE tries > 0"
+            " ORDER BY since_ms, serial LIMIT ?",
+            failing,
+        )
+        first = self._tables.read("count", "SELECT name FROM wanted ORDER BY since_ms, serial LIMIT 1")
         return QueueSummary(
             missing=missing,
             wanted=wanted,
             failing_count=failed,
             oldest_since_ms=oldest,
             failing=[FailingFile(*row) for row in rows],
-            first_missing=first[0] if first else "",
+            first_missing=first[0][0] if first else "",
         )
-
-    def _exists(self) -> bool:
-        with self._tables.reading("open") as database:
-            return database is not None
 
 
 def _is_named(database: sqlite3.Connection, sha256: str) -> bool:
-    return database.execute("SELECT 1 FROM names WHERE sha256 = ?", (sha256,)).fetchone() is not None
+    return database.execute(_SELECT_IS_NAMED, (sha256,)).fetchone() is not None
 
 
 def _store_note(database: sqlite3.Connection, key: str, value: str) -> None:

@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import Final
 
 from synrepl.errors import StorageError
-from synrepl.files.records import ChecksumMismatch
 from synrepl.storage.private_files import map_errors
 
-__all__ = ["Spool"]
+__all__ = ["ChecksumMismatch", "Spool"]
 
 BLOCK: Final = 1024 * 1024
 
 Store = Callable[[Path, str, int], bool]
+
+
+class ChecksumMismatch(StorageError):
+    """The received bytes are not those announced: `expected` and `found` are checksums."""
+
+    def __init__(self, *, op: str, expected: str, found: str, why: str) -> None:
+        super().__init__(op=op, why=why, retryable=True)
+        self.expected = expected
+        self.found = found
 
 
 class Spool:
@@ -65,18 +73,14 @@ class Spool:
                 self._add(rest[:written])
                 rest = rest[written:]
 
-    def commit(self, sha256: str, size: int | None = None) -> bool:
-        """Store the file if its checksum and size are right. Returns whether it is new."""
+    def commit(self, sha256: str) -> bool:
+        """Store the file if its checksum is right. Returns whether it is new."""
         self._check()
         found = self._hash.hexdigest()
         if self._unread or found != sha256:
             self.abort()
             why = f"received {self._length} bytes with checksum {found}, not {sha256}"
             raise ChecksumMismatch(op="receive", expected=sha256, found=found, why=why)
-        if size is not None and size != self._length:
-            self.abort()
-            why = f"received {self._length} bytes, not {size}; their checksum {sha256} is right"
-            raise ChecksumMismatch(op="receive", expected=str(size), found=str(self._length), why=why)
         try:
             with map_errors("receive"):
                 os.fsync(self._descriptor)

@@ -15,7 +15,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from synrepl.files.file_check import FileCheck, Scrub, StoredFile
+from synrepl.files.file_check import FileCheck, Scrub
 from synrepl.files.spool import Spool
 from synrepl.storage.private_files import make_directory, map_errors, sync_directory
 
@@ -147,18 +147,6 @@ class FileStore:
             good=lambda stat: self._remember(sha256, stat),
             bad=lambda stat: self._quarantine_file(sha256, stat),
         )
-
-    def open_verified(self, sha256: str) -> StoredFile | None:
-        """Verify a file and open it; None if it is not stored. Raises `Damaged`."""
-        checking = self.check(sha256)
-        if checking is None:
-            return None
-        try:
-            while (file := checking.step(64 * 1024 * 1024)) is None:
-                pass
-        finally:
-            checking.close()
-        return file
 
     def scrub(self, position: str = "") -> Scrub:
         """Start verifying all files after this checksum."""

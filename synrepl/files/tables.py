@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from synrepl.errors import StorageError
 from synrepl.storage.lock import DatabaseFile
@@ -59,13 +59,20 @@ class Tables:
         self._file = DatabaseFile(path)
         self._database: sqlite3.Connection | None = None
 
-    @contextmanager
-    def reading(self, op: str) -> Iterator[sqlite3.Connection | None]:
-        """The database, or None if it does not exist."""
-        with self._map_errors(op):
+    def exists(self) -> bool:
+        """Whether there is a database."""
+        with self._map_errors("open"):
             if self._database is None and self._path.exists():
                 self._database = self._open()
-            yield self._database
+        return self._database is not None
+
+    def read(self, op: str, query: str, *values: object) -> list[Any]:
+        """The rows that this query finds; none if there is no database."""
+        if not self.exists():
+            return []
+        with self._map_errors(op):
+            assert self._database is not None
+            return self._database.execute(query, values).fetchall()
 
     @contextmanager
     def writing(self, op: str) -> Iterator[sqlite3.Connection]:

@@ -7,8 +7,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import StorageError
 from synrepl.files.context import STEP, FilesContext
-from synrepl.files.file_check import FileCheck, StoredFile
-from synrepl.files.records import Damaged
+from synrepl.files.file_check import Damaged, FileCheck, StoredFile
 
 __all__ = ["VerifiedReads"]
 

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.files import FileQueue, FileStore
-from synrepl.files.records import LogProgress, NamedFile
+from synrepl.files.queue import LogProgress, NamedFile
 from synrepl.ports.history import Lease
 from synrepl.replication.retention import keys_of
 from synrepl.storage import ImmediateThread, Log, SQLEngine, SQLiteDatabase
@@ -30,6 +30,7 @@ from synrepl.storage.position_files import FilePositions
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import verify
 from synrepl.streams.table import StreamTable
+from tests.files.builders import open_verified
 from tests.storage.builders import NOW
 from tests.storage.ids.databases import DirectPool
 
@@ -396,7 +397,7 @@ class FilesScenario(Scenario):
         if until < len(self.FETCHED):
             spool.close()
         else:
-            spool.commit(_sha256(self.FETCHED), len(self.FETCHED))
+            spool.commit(_sha256(self.FETCHED))
 
     def check(self, acknowledged: Sequence[Acknowledged]) -> None:
         store = self._store()
@@ -404,11 +405,11 @@ class FilesScenario(Scenario):
         saved = max((told for what, told in acknowledged if what == "positions"), default=0)
         for what, told in acknowledged:
             if what == "file" and told not in deleted and told != _sha256(self.DELETED):
-                assert store.open_verified(told) is not None, f"{told} is gone"
+                assert open_verified(store, told) is not None, f"{told} is gone"
         for sha256 in deleted:
             assert not store.has(sha256)
         for data in (self.PUT, self.FETCHED, self.DELETED):
-            file = store.open_verified(_sha256(data))
+            file = open_verified(store, _sha256(data))
             assert file is None or file.size == len(data)
         assert store.quarantined == 0
         found = FilePositions(self.position / "positions").load().get("events", {}).get("w1", 0)

@@ -9,6 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synrepl.files import FileStore
+from synrepl.files.file_check import StoredFile
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""
@@ -17,6 +18,19 @@ NOW = 1_700_000_000
 def checksum(data: bytes) -> str:
     """The name of these bytes."""
     return hashlib.sha256(data).hexdigest()
+
+
+def open_verified(store: FileStore, sha256: str) -> StoredFile | None:
+    """Verify a file at once, and open it; None if it is not stored."""
+    checking = store.check(sha256)
+    if checking is None:
+        return None
+    try:
+        while (file := checking.step(64 * 1024 * 1024)) is None:
+            pass
+    finally:
+        checking.close()
+    return file
 
 
 class DiskCase(SynchronousTestCase):

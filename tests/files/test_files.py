@@ -3,7 +3,7 @@
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
-from synrepl.files.records import ChecksumMismatch
+from synrepl.files.spool import ChecksumMismatch
 from tests.files.builders import checksum
 from tests.files.story import FilesCase
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from synrepl.files import FileQueue
-from synrepl.files.records import LogProgress, MissingFile, NamedFile, QueueSummary, WantedFile
+from synrepl.files.queue import LogProgress, NamedFile, QueueSummary, WantedFile
 from tests.files.builders import NOW, DiskCase, checksum
 
 A, B, C = (checksum(name.encode()) for name in "abc")
@@ -63,7 +63,7 @@ class NoteTests(QueueCase):
         """Until the last of them is gone."""
         self.note(("one", A), ("two", A))
         self.note(("one", None))
-        self.assertEqual([MissingFile("two", A)], self.queue.missing())
+        self.assertEqual([("two", A)], self.queue.missing())
         self.assertEqual("two", self.queue.summary(1).first_missing)
 
         self.note(("two", B))
@@ -84,7 +84,7 @@ class NoteTests(QueueCase):
         queue = self.restarted()
 
         self.assertEqual(LogProgress(1, "d" * 64), queue.open())
-        self.assertEqual([MissingFile("a", A)], queue.missing())
+        self.assertEqual([("a", A)], queue.missing())
         self.assertEqual([], queue.missing(upto=0))
 
     def test_a_queue_without_files_makes_no_directory(self) -> None:
@@ -351,7 +351,7 @@ class QueueMachine(RuleBasedStateMachine):
     def missing_is_right(self) -> None:
         """What promotion relies on."""
         expected = {(name, sha256) for name, sha256 in self.names.items() if sha256 not in self.case.here}
-        assert {(one.name, one.sha256) for one in self.case.queue.missing()} == expected
+        assert set(self.case.queue.missing()) == expected
         assert self.case.queue.summary(1).missing == len({sha256 for _, sha256 in expected})
 
     def teardown(self) -> None:

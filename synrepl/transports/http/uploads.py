@@ -9,8 +9,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.files import Files
-from synrepl.files.records import ChecksumMismatch
-from synrepl.files.spool import Spool
+from synrepl.files.spool import ChecksumMismatch, Spool
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.private_files import DiskFull
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
