@@ -70,48 +70,22 @@ class ChangelogClient(DaemonClient):
         since: int,
         on_lines: Callable[[list[bytes]], Awaitable[None] | None],
         *,
-        streams: Collection[str] | None = None,
-        writers: Collection[str] | None = None,
-        epoch: int | None = None,
-        digest: str | None = None,
-        history: str | None = None,
-        upto: int | None = None,
-        epoch_starts: bool = False,
-        receipts: bool = False,
-        compacted: bool = False,
-        ephemeral: bool = False,
-        commands: str | None = None,
-        checksum: bool = False,
         heartbeat: float = 5.0,
         silence: float | None = None,
         on_begin: Callable[[FirstAnswer], None] | None = None,
+        **query: Any,
     ) -> None:
         """Call `on_lines` with lines after the serial `since` as they arrive: facts, epoch starts, receipts,
         heartbeats.
 
-        An awaitable that `on_lines` returns is awaited; meanwhile reading pauses. With `commands`, commands
-        for all processes come too, except those of this origin. `epoch`, `digest` and `history` describe the
-        reader's own log at `since`; the server refuses a diverged reader. Returns when the server has sent
-        everything up to `upto`. Raises `NotConnected` after `silence` seconds (default: three heartbeats)
-        without data, or another `ReplicationError`. `on_begin` is called before the first lines.
+        `query` has other parameters of the changelog. An awaitable that `on_lines` returns is awaited;
+        meanwhile reading pauses. With `commands`, commands for all processes come too, except those of this
+        origin. `epoch`, `digest` and `history` describe the reader's own log at `since`; the server refuses a
+        diverged reader. Returns when the server has sent everything up to `upto`. Raises `NotConnected` after
+        `silence` seconds (default: three heartbeats) without data, or another `ReplicationError`. `on_begin`
+        is called before the first lines.
         """
-        request = CHANGELOG.request(
-            since=since,
-            upto=upto,
-            follow=True,
-            heartbeat=heartbeat,
-            streams=streams,
-            writers=writers,
-            epoch=epoch,
-            digest=digest,
-            history=history,
-            commands=commands,
-            epoch_starts=epoch_starts or None,
-            receipts=receipts or None,
-            compacted=compacted or None,
-            ephemeral=ephemeral or None,
-            checksum=checksum or None,
-        )
+        request = CHANGELOG.request(since=since, follow=True, heartbeat=heartbeat, **query)
         url = request.url(self._base_url)
         response = await self._http.open("GET", url, None, extra_seconds=0.0)
         silence = 3 * heartbeat if silence is None else silence

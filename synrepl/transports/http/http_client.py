@@ -191,6 +191,7 @@ class HttpClient:
 
 
 def _is_never_sent(error: Exception) -> bool:
+    # Imported here, as is TLS below: followers over TCP have this module, and make no request.
     from twisted.web._newclient import RequestNotSent
 
     # UnicodeError: an invalid host name, found before connecting.
@@ -207,6 +208,7 @@ def _is_never_sent(error: Exception) -> bool:
 
 def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
     """Make a treq client; return it with its connection pool."""
+    # Loaded with the first request: followers over TCP have this module, too.
     from treq.client import HTTPClient
     from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from synrepl.wire.native import JoinRequest, Subscription
+from synrepl.wire.native import JoiningBody, JoinRequest, Subscription
 from synrepl.wire.position import LogPosition
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ForwardedCommands",
     "JoinAnswer",
     "JoinBody",
+    "ReplicaIdentity",
     "SubscribeAnswer",
     "SubscribeBody",
 ]
@@ -29,13 +30,18 @@ class DigestsAnswer(msgspec.Struct, frozen=True):
     digests: Mapping[int, str | None]
 
 
-class SubscribeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A replica's identity, position and filter."""
+class ReplicaIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a replica says of itself: its name, its address, and whether its lease is a registered one."""
 
     name: str
-    subscription: Subscription
     registered: bool = True
     address: str = ""
+
+
+class SubscribeBody(ReplicaIdentity, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica's identity, position and filter."""
+
+    subscription: Subscription
 
 
 class SubscribeAnswer(msgspec.Struct, frozen=True):
@@ -45,27 +51,18 @@ class SubscribeAnswer(msgspec.Struct, frozen=True):
     peers: list[str]
 
 
-class JoinBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JoinBody(ReplicaIdentity, frozen=True, kw_only=True, omit_defaults=True):
     """A replica's identity and its request for a snapshot."""
 
-    name: str
     join: JoinRequest
-    registered: bool = True
-    address: str = ""
 
 
-class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class JoinAnswer(JoiningBody, frozen=True, kw_only=True):
     """Response to a join: the reader fetches the facts after `after`, up to `position`, from the changelog.
 
     `snapshot` is the rest of the snapshot (lines of JSON, as in a block); None if the replica has it already.
     """
 
-    join: str
-    history: str
-    position: LogPosition
-    trimmed_upto: LogPosition
-    after: int
-    resumed: bool
     snapshot: str | None
 
 

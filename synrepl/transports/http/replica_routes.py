@@ -14,6 +14,7 @@ from synrepl.transports.http.messages import (
     AckBody,
     JoinAnswer,
     JoinBody,
+    ReplicaIdentity,
     SubscribeAnswer,
     SubscribeBody,
 )
@@ -110,7 +111,7 @@ def renew_lease(registry: ReplicaRegistry, reader: str, since: int, wait: float)
     registry.note_http_reader(uuid, wait + PRESENT_SECONDS)
 
 
-def _name(registry: ReplicaRegistry, body: SubscribeBody | JoinBody, uuid: str) -> str:
+def _name(registry: ReplicaRegistry, body: ReplicaIdentity, uuid: str) -> str:
     if (unfit := registry.identity_refusal(uuid, body.name, body.address)) is not None:
         raise refusal_error(unfit, status=None)
     return body.name or uuid

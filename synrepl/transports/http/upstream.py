@@ -51,7 +51,6 @@ from synrepl.wire.native import (
     Joined,
     JoinedBody,
     Joining,
-    JoiningBody,
     JoinRequest,
     Peers,
     Refusal,
@@ -209,19 +208,8 @@ class HttpConversation:
             address=upstream.address(),
         )
         response = await self._request(JOIN.request(self._uuid), JoinAnswer, body, max_bytes=MAX_JOIN_BYTES)
-        position, trimmed_upto = response.position, response.trimmed_upto
-        self._events.put(
-            Joining(
-                body=JoiningBody(
-                    join=response.join,
-                    history=response.history,
-                    position=position,
-                    trimmed_upto=trimmed_upto,
-                    after=response.after,
-                    resumed=response.resumed,
-                )
-            )
-        )
+        position = response.position
+        self._events.put(Joining(body=response))
         if response.snapshot is None:
             # The replica has all of the snapshot; the subscription brings newer facts.
             self._events.put(Joined(body=JoinedBody(position)))
@@ -234,7 +222,7 @@ class HttpConversation:
                 compacted=True,
                 # The digests of a complete log verify each fact; after trimming or filtering, only checksums
                 # can.
-                checksum=trimmed_upto.serial > 0 or not request.filter.is_open,
+                checksum=response.trimmed_upto.serial > 0 or not request.filter.is_open,
                 silence=upstream.settings.timeout_seconds,
                 heartbeat=HEARTBEAT_SECONDS,
                 **_filter_parameters(request.filter),
