@@ -25,6 +25,8 @@ from synrepl.cli.progress import Advance
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.html.humanize import counted
 from synrepl.http_client import ConnectError, HttpError
+from synrepl.pipeline.jobs import explain_failure
+from synrepl.pipeline.session import session as start_session
 
 # The jobs are imported by their commands, once `spark_session` has found the optional libraries.
 if TYPE_CHECKING:
@@ -88,9 +90,6 @@ def spark_session(
     job: str, *, master: str | None, remote: str | None, ui: bool, memory: str, conf: tuple[str, ...]
 ) -> Iterator["SparkSession"]:
     """Provide a Spark session for a job. A failure of Spark becomes a one-line `CliError`."""
-    from synrepl.pipeline.jobs import explain_failure
-    from synrepl.pipeline.session import session
-
     settings = {}
     for one in conf:
         name, equals, value = one.partition("=")
@@ -101,7 +100,9 @@ def spark_session(
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield session(app=f"synrepl {job}", master=master, remote=remote, ui=ui, memory=memory, conf=settings)
+        yield start_session(
+            app=f"synrepl {job}", master=master, remote=remote, ui=ui, memory=memory, conf=settings
+        )
     except (ConfigError, click.ClickException):
         raise
     except ReplicationError as error:

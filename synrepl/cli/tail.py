@@ -7,9 +7,10 @@ from typing import Literal
 import click
 
 from synrepl.cli.errors import EXIT_CODES, CliError, dialect_option, read_secret, secret_option
-from synrepl.cli.output import JsonLines
+from synrepl.cli.output import JsonLines, TailOutput, quiet
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.position_files import FilePositions
+from synrepl.transports.endpoints import check_client
 from synrepl.transports.redis.address import SCHEMES
 from synrepl.wire.dialect import Dialect
 
@@ -73,9 +74,9 @@ def tail(
     is_redis = target.startswith(SCHEMES)
     endpoint = target if is_http or is_redis else _endpoint(target)
     file = FilePositions(state) if state is not None else None
+    # Imported on use: the first installs the reactor, the others take most of the start time.
     from twisted.internet import reactor
 
-    from synrepl.cli.output import TailOutput, quiet
     from synrepl.cli.tail_changelog import ChangelogTail
     from synrepl.cli.tail_lines import tail_lines
 
@@ -119,8 +120,6 @@ def tail(
 
 def _endpoint(target: str) -> str:
     """Return TARGET as a Twisted client endpoint string."""
-    from synrepl.transports.endpoints import check_client
-
     if found := re.fullmatch(r"\[([0-9a-fA-F:.]+)\]:(\d+)", target):
         target = f"tcp:{found[1].replace(':', chr(92) + ':')}:{found[2]}"
     elif re.fullmatch(r"[\w.-]+:\d+", target) and not re.match(r"(tcp|unix|tls|ssl):", target):

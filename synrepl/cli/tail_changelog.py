@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
+import treq
 from OpenSSL import SSL
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -126,8 +127,6 @@ class ChangelogTail:
             self._check_epoch(status.epoch)
 
     async def _get_status(self) -> _Status:
-        import treq
-
         headers: dict[bytes | str, bytes | str] = (
             {} if self._secret is None else {"Authorization": f"Bearer {self._secret}"}
         )

@@ -39,13 +39,12 @@ class Part(msgspec.Struct, frozen=True):
     path: str
     rows: int
     batch: int
-    stream: str
 
 
 def parts_of(found: Sequence[Manifest], stream: str | None = None) -> list[Part]:
     """Return the files of these manifests, or those of one stream."""
     return [
-        Part(file.path, file.rows, manifest.batch, file.stream)
+        Part(file.path, file.rows, manifest.batch)
         for manifest in found
         for file in manifest.files
         if stream is None or file.stream == stream
