@@ -36,7 +36,7 @@ class CacheSettings(Protocol):
 
 
 class Cached:
-    """Base of cached functions: a named cache. A method has a set of entries for each instance."""
+    """Base of cached functions, before their calls: a named cache. A method has entries for each instance."""
 
     __wrapped__: Callable[..., Any]
     _plan: Plan
@@ -60,6 +60,8 @@ class Cached:
             abandoned=abandoned,
         )
         cache.set_arguments(self._plan.arguments)
+        # The next class is `Calls` or `AsyncCalls`.
+        super().__init__(self._plan, cache.new_entries())  # type: ignore[call-arg]
 
     def invalidate_all(self) -> None:
         """Drop all entries in this process; for a method, those of all instances."""
@@ -107,16 +109,6 @@ class Cached:
 class CachedFunction(Cached, Calls[P, T]):
     """A plain function, or method, with a cache behind it."""
 
-    def __init__(
-        self,
-        function: Callable[P, T],
-        cache: Cache,
-        waiter: Callable[[], IWaiter],
-        abandoned: tuple[type[BaseException], ...],
-    ) -> None:
-        Cached.__init__(self, function, cache, waiter, abandoned)
-        Calls.__init__(self, self._plan, cache.new_entries())
-
     @overload
     def __get__(self, instance: None, owner: type, /) -> "CachedFunction[P, T]": ...
     @overload
@@ -132,16 +124,6 @@ class CachedFunction(Cached, Calls[P, T]):
 
 class CachedCoroutine(Cached, AsyncCalls[P, T]):
     """A coroutine function, or method, with a cache behind it."""
-
-    def __init__(
-        self,
-        function: CoroutineFunction[P, T],
-        cache: Cache,
-        waiter: Callable[[], IWaiter],
-        abandoned: tuple[type[BaseException], ...],
-    ) -> None:
-        Cached.__init__(self, function, cache, waiter, abandoned)
-        AsyncCalls.__init__(self, self._plan, cache.new_entries())
 
     @overload
     def __get__(self, instance: None, owner: type, /) -> "CachedCoroutine[P, T]": ...
