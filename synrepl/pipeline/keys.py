@@ -18,10 +18,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class KeyExtractor:
-    """Extractor of the column `key` of record batches, as the streams of a table declare it."""
+    """Extractor of the column `key` of record batches, as the streams declare it."""
 
-    def __init__(self, table: StreamTable | None = None) -> None:
-        self._table = StreamTable.default() if table is None else table
+    def __init__(self) -> None:
+        self._table = StreamTable.default()
 
     def extract(self, stream: str, rows: list[str | None]) -> list[str | None]:
         """Return the keys of rows of one stream as JSON arrays; None for rows without a known key."""

@@ -36,18 +36,10 @@ class Batches(Generic[T]):
         self.max_bytes = max_bytes
         self._pending: dict[tuple[str, str], list[T]] = {}
         self._sizes: dict[tuple[str, str], int] = {}
-        self._rows = 0
-        self._bytes = 0
-
-    @property
-    def pending_rows(self) -> int:
+        self.pending_rows = 0
         """Number of rows in unfinished facts."""
-        return self._rows
-
-    @property
-    def pending_bytes(self) -> int:
+        self.pending_bytes = 0
         """Bytes of rows in unfinished facts."""
-        return self._bytes
 
     def add(self, stream: str, writer: str, token: int | None, row: T, size: int) -> list[T] | None:
         """Add a row. Returns all rows of its fact once that is complete, else None.
@@ -62,32 +54,33 @@ class Batches(Generic[T]):
             rows = self._pending.pop(key, None)
             if rows is None:
                 return [row]
-            self._rows -= len(rows)
-            self._bytes -= self._sizes.pop(key)
+            self.pending_rows -= len(rows)
+            self.pending_bytes -= self._sizes.pop(key)
             rows.append(row)
             return rows
-        if self._rows + 1 > self.max_rows or self._bytes + size > self.max_bytes:
+        if self.pending_rows + 1 > self.max_rows or self.pending_bytes + size > self.max_bytes:
             why = (
-                f"too many unfinished batch rows ({self._rows + 1} rows, {self._bytes + size} bytes; at most"
-                f" {self.max_rows} rows, {self.max_bytes} bytes), the last one of {stream} from {writer}"
+                f"too many unfinished batch rows ({self.pending_rows + 1} rows, {self.pending_bytes + size}"
+                f" bytes; at most {self.max_rows} rows, {self.max_bytes} bytes), the last one of {stream}"
+                f" from {writer}"
             )
             self.clear_all()
             raise RemoteProtocolError(why)
         key = (stream, writer)
         self._pending.setdefault(key, []).append(row)
         self._sizes[key] = self._sizes.get(key, 0) + size
-        self._rows += 1
-        self._bytes += size
+        self.pending_rows += 1
+        self.pending_bytes += size
         return None
 
     def clear(self, stream: str, writer: str | None = None) -> None:
         """Drop unfinished facts of a stream, or of one writer: after a POSITION their end never comes."""
         for key in [key for key in self._pending if key[0] == stream and writer in (None, key[1])]:
-            self._rows -= len(self._pending.pop(key))
-            self._bytes -= self._sizes.pop(key)
+            self.pending_rows -= len(self._pending.pop(key))
+            self.pending_bytes -= self._sizes.pop(key)
 
     def clear_all(self) -> None:
         """Drop all unfinished facts: after a reconnect their end never comes."""
         self._pending.clear()
         self._sizes.clear()
-        self._rows = self._bytes = 0
+        self.pending_rows = self.pending_bytes = 0

@@ -1,21 +1,19 @@
 """Check of the chains of facts: `prev_token` names the previous fact of a writer, so a loss is detected."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from synrepl.pipeline.report.counts import collected
+from synrepl.pipeline.report.counts import Row, collected
 from synrepl.ports.history import EpochStart
 
 __all__ = ["ChainBreak", "breaks", "suspicious", "shared_tokens", "void"]
 
 MOST: Final = 10_000
 """Maximum number of examined breaks."""
-
-Row = dict[str, Any]
 
 
 class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ __all__ = [
     "DAY",
     "Bins",
     "bins_for",
+    "Row",
     "SHARES",
     "by_writer",
     "collected",

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from synrepl.caches import NEWEST
-from synrepl.pipeline.report.counts import Bins, collected
+from synrepl.pipeline.report.counts import Bins, Row, collected
 from synrepl.pipeline.report.facts import Part, read, read_by_executors
 from synrepl.pipeline.store import Store
 from synrepl.streams import jsontext
@@ -157,8 +157,6 @@ def _batch(columns: list[Any]) -> Any:
 CACHES: Final = "caches"
 
 READ: Final = ("key", "row", "committed_at")
-
-Row = dict[str, Any]
 
 
 class Invalidations(msgspec.Struct, frozen=True, kw_only=True):

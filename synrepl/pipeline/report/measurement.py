@@ -10,7 +10,7 @@ from synrepl.pipeline.archive.manifest import Arrival, Manifest, manifests
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.report import chains, counts
 from synrepl.pipeline.report.chains import ChainBreak
-from synrepl.pipeline.report.counts import Bins, WriterLag, bins_for, writer_lags
+from synrepl.pipeline.report.counts import Bins, Row, WriterLag, bins_for, writer_lags
 from synrepl.pipeline.report.daemon_status import DaemonStatus
 from synrepl.pipeline.report.facts import counted_once, facts_of, parts_of, seconds_of
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
@@ -89,9 +89,6 @@ def coverage(found: Sequence[Manifest]) -> Coverage | None:
 def positions_before(found: Sequence[Manifest]) -> dict[str, dict[str, Any]]:
     """Return the writers' positions at which the chain check starts: after the compacted part, if any."""
     return found[0].end if found[0].compacted else found[0].start
-
-
-Row = dict[str, Any]
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,7 +84,7 @@ def build_facts(
 
 
 def request_bodies(facts: Iterable[tuple[str, str | None, str]], most: int) -> Iterator[tuple[bytes, int]]:
-    """Yield request request_bodies for ``POST /v1/facts`` and their numbers of facts, at most `most`.
+    """Yield bodies of requests for ``POST /v1/facts``, and their numbers of facts, at most `most`.
 
     Adjacent facts of one stream and writer are grouped; the order is kept.
     """
@@ -144,26 +144,33 @@ def commit(
             daemon.send(APPEND_BATCH.request(), body)
 
 
-class SinkBatchWriter(DataSourceArrowWriter):
-    """Writer of ``df.write.format("synrepl")``, idempotent under a name (option `query`)."""
+class _Sink:
+    """The methods of both writers; a batch query is one batch."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, query: str) -> None:
         self._options = options
-        self._query = options.query or f"write-{uuid4().hex}"
+        self._query = query
 
     def write(self, iterator: Iterator[Any]) -> StagedFacts:
         """Stage the rows of a task."""
         return stage(self._options, iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append the facts of all tasks."""
-        commit(self._options, self._query, 0, messages)
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+        """Append the facts of all tasks of this batch."""
+        commit(self._options, self._query, batchId, messages)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
         """Do nothing: the daemon removes staged facts that are never committed."""
 
 
-class SinkStreamWriter(DataSourceStreamArrowWriter):
+class SinkBatchWriter(_Sink, DataSourceArrowWriter):
+    """Writer of ``df.write.format("synrepl")``, idempotent under a name (option `query`)."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(options, options.query or f"write-{uuid4().hex}")
+
+
+class SinkStreamWriter(_Sink, DataSourceStreamArrowWriter):
     """Writer of ``df.writeStream.format("synrepl")``. Raises `ConfigError` without the option `query`.
 
     The name of the query identifies a batch that is repeated after a restart.
@@ -174,16 +181,4 @@ class SinkStreamWriter(DataSourceStreamArrowWriter):
             raise ConfigError(
                 "a streaming write needs the option `query`, a name that stays the same across restarts"
             )
-        self._options = options
-        self._query = options.query
-
-    def write(self, iterator: Iterator[Any]) -> StagedFacts:
-        """Stage the rows of a task."""
-        return stage(self._options, iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Append the facts of all tasks of this batch."""
-        commit(self._options, self._query, batchId, messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: the daemon removes staged facts that are never committed."""
+        super().__init__(options, options.query)
