@@ -24,7 +24,7 @@ from synrepl.cli.errors import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
 from synrepl.ports.metrics import Metrics  # noqa: E402
-from synrepl.replication.follower.mode import Verdict  # noqa: E402
+from synrepl.replication.follower.modes import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
@@ -93,7 +93,7 @@ with the queue, and may be blocked again in the same step: the diagram leaves th
 them."""
 
 FOLLOWER_POSITIONS: Final = """\
-`AppliedPositions` (`positions.py`) owns the position of each writer. A position advances after a fact was
+`AppliedPositions` (`history.py`) owns the position of each writer. A position advances after a fact was
 applied and the fact's caches were invalidated, or when a POSITION shows that nothing is missing. Before it
 advances over facts that were not applied, everything that they could invalidate is dropped
 ([G4](guarantees.md)). What a POSITION shows depends on the mode of the connection (`modes.py`):

@@ -7,7 +7,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.cli.output import PrintedPositions, TailOutput
 from synrepl.cli.tail_failures import TargetCheck, speaks_http
-from synrepl.replication.follower.decoders import untyped
+from synrepl.replication.follower.facts import untyped
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.strategy import following

@@ -20,13 +20,12 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.allocation import Allocation
 from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NoCatchUp
-from synrepl.replication.follower.decoders import decoder, untyped
 from synrepl.replication.follower.events import ADVANCED, DISCONNECTED, STOPPED, Connected, Report, Reported
 from synrepl.replication.follower.executor import StreamExecutor
+from synrepl.replication.follower.facts import decoder, untyped
 from synrepl.replication.follower.follower_event import FollowerEvent, code_of
-from synrepl.replication.follower.mode import ApplyPolicy, StreamHistory
+from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
 from synrepl.replication.follower.position_saver import PositionSaver
-from synrepl.replication.follower.positions import AppliedPositions
 from synrepl.replication.follower.strategy import FollowStrategy, following
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import Subscriber
@@ -350,7 +349,7 @@ class FollowerEngine:
         )
         return None
 
-    # -- called by the executors (`executor.ExecutorHost`) -------------------------------------------------
+    # -- called by the executors ---------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
         """Run a coroutine and log its failure."""

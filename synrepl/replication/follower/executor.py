@@ -1,43 +1,83 @@
 """StreamExecutor: performs the actions that a stream's machine orders."""
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import ICaches, IClock
+from synrepl.ports.interfaces import ICaches
 from synrepl.ports.tasks import resume, step_eagerly
 from synrepl.replication.follower import events
-from synrepl.replication.follower.catchup import ICatchUp
 from synrepl.replication.follower.events import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.gaps import retry_seconds
-from synrepl.replication.follower.steps import FactSteps
+from synrepl.replication.follower.history import AppliedPositions
 from synrepl.replication.follower.stream import StreamMachine
-from synrepl.replication.follower.updates import Updates
+from synrepl.replication.follower.updates import Subscriber, Updates
 
-__all__ = ["ExecutorHost", "StreamExecutor"]
+if TYPE_CHECKING:
+    from synrepl.replication.follower.engine import FollowerEngine
+
+__all__ = ["FactSteps", "StreamExecutor"]
 
 Waiting = Coroutine[Any, Any, StreamEvent]
 
 
-class ExecutorHost(ICatchUp, Protocol):
-    """The surroundings of a `StreamExecutor`: a clock, tasks, a source of missing facts, and reports."""
+class FactSteps:
+    """The subscribers of one stream in order, then its caches: `steps`, each with its index.
+
+    A failed step is repeated until it succeeds. `report_failure` takes an error, the stream, and what failed,
+    in words.
+    """
+
+    def __init__(
+        self, stream: str, positions: AppliedPositions, report_failure: Callable[[Exception, str, str], None]
+    ) -> None:
+        self.steps: list[tuple[int, Subscriber]] = []
+        self._stream = stream
+        self._positions = positions
+        self._report_failure = report_failure
+        self._caches: ICaches | None = None
 
     @property
-    def clock(self) -> IClock:
-        """The clock."""
+    def has_caches(self) -> bool:
+        """Whether the stream invalidates caches."""
+        return self._caches is not None
 
-    def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
-        """Run a coroutine and log its failure."""
+    def attach_caches(self, caches: ICaches) -> None:
+        """Invalidate these caches with each fact from now on."""
+        if self._caches is None:
+            self._caches = caches
+            self.steps.append((len(self.steps), self._invalidate))
 
-    def report(self, stream: str, report: Report) -> None:
-        """Handle a report of a stream."""
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call `subscriber` with each fact."""
+        steps = [step for _, step in self.steps]
+        steps.insert(len(steps) - self.has_caches, subscriber)
+        self.steps = list(enumerate(steps))
 
-    def report_failure(self, error: Exception, stream: str, owner: str) -> None:
-        """Report a failed subscriber or cache to the operator. `owner` names it, in words."""
+    def owner(self, index: int) -> str:
+        """The code that runs a step, in words."""
+        return "a cache" if self.steps[index][1] == self._invalidate else "a subscriber"
+
+    def invalidate_stream(self) -> None:
+        """Drop everything that the stream can invalidate."""
+        if self._caches is not None:
+            self._caches.invalidate_stream(self._stream)
+
+    def _invalidate(self, updates: Updates[object]) -> None:
+        """The last step. Raises only if neither the entries nor all caches can be dropped."""
+        assert self._caches is not None
+        if updates.writer not in self._positions.tokens:
+            # The first fact of a new writer: its earlier facts may be newer than our entries.
+            self.invalidate_stream()
+        try:
+            self._caches.apply(self._stream, updates.rows, token=updates.token)
+        except Exception as error:
+            self._report_failure(error, self._stream, "a cache")
+            self.invalidate_stream()
 
 
 class StreamExecutor:
@@ -47,10 +87,12 @@ class StreamExecutor:
     and a fact is never skipped. So are caches.
     """
 
-    def __init__(self, machine: StreamMachine, host: ExecutorHost, caches: ICaches | None = None) -> None:
+    def __init__(
+        self, machine: StreamMachine, engine: "FollowerEngine", caches: ICaches | None = None
+    ) -> None:
         self.machine = machine
-        self._host = host
-        self.steps = FactSteps(machine.name, machine.positions, host.report_failure)
+        self._engine = engine
+        self.steps = FactSteps(machine.name, machine.positions, engine.report_failure)
         # What the machine waits for. It is void once `_turn` has changed.
         self._current: Deferred[StreamEvent] | None = None
         self._turn = 0
@@ -90,7 +132,7 @@ class StreamExecutor:
         return None
 
     def _wait_for(self, waiting: Waiting) -> None:
-        self._host.start(self._drive(waiting), f"following {self.machine.name}")
+        self._engine.start(self._drive(waiting), f"following {self.machine.name}")
 
     async def _drive(self, waiting: Waiting | None) -> None:
         turn = self._turn
@@ -110,7 +152,7 @@ class StreamExecutor:
     def _execute(self, action: Action) -> StreamEvent | Waiting | None:
         match action:
             case Report():
-                self._host.report(self.machine.name, action)
+                self._engine.report(self.machine.name, action)
             case events.Invalidate():
                 return self._invalidate()
             case events.Fetch():
@@ -119,7 +161,7 @@ class StreamExecutor:
                 return self._pause(seconds)
             case events.Wake(seconds):
                 if self._timer is None:
-                    self._timer = self._host.clock.callLater(seconds, self._tick)
+                    self._timer = self._engine.clock.callLater(seconds, self._tick)
             case events.Cancel():
                 self._turn += 1
                 current, self._current = self._current, None
@@ -133,7 +175,7 @@ class StreamExecutor:
         for updates in facts.take():
             if is_page:
                 # A page may be long: the positions count after each fact of it.
-                self._host.report(self.machine.name, ADVANCED)
+                self._engine.report(self.machine.name, ADVANCED)
             for index, step in steps[-1:] if facts.is_repetition else steps:
                 try:
                     waiting = step(updates)
@@ -149,9 +191,9 @@ class StreamExecutor:
                         waiting = resume(waiting, first)
                 except Exception as error:
                     waiting, failure = None, error
-                self._host.report(self.machine.name, ADVANCED)
+                self._engine.report(self.machine.name, ADVANCED)
                 return self._finish(updates, index, waiting, failure)
-        self._host.report(self.machine.name, ADVANCED)
+        self._engine.report(self.machine.name, ADVANCED)
         return APPLIED
 
     async def _finish(
@@ -176,7 +218,7 @@ class StreamExecutor:
             except Exception as error:
                 if turn != self._turn:
                     raise CancelledError from error
-                self._host.report_failure(error, self.machine.name, self.steps.owner(index))
+                self._engine.report_failure(error, self.machine.name, self.steps.owner(index))
                 failure = None
                 await self._sleep(retry_seconds(attempt))
                 attempt += 1
@@ -193,7 +235,7 @@ class StreamExecutor:
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
         attempt = 0
         while True:
-            self._host.report_failure(error, self.machine.name, "a cache")
+            self._engine.report_failure(error, self.machine.name, "a cache")
             await self._sleep(retry_seconds(attempt))
             attempt += 1
             try:
@@ -206,7 +248,7 @@ class StreamExecutor:
     async def _fetch(self, action: events.Fetch) -> StreamEvent:
         turn = self._turn
         try:
-            return await self._host.fetch(
+            return await self._engine.fetch(
                 stream=self.machine.name, writer=action.writer, after=action.after, upto=action.upto
             )
         except ReplicationError as error:
@@ -221,7 +263,7 @@ class StreamExecutor:
         return events.PAUSE_OVER
 
     def _sleep(self, seconds: float) -> "Deferred[None]":
-        return deferLater(self._host.clock, seconds, lambda: None)  # type: ignore[arg-type]
+        return deferLater(self._engine.clock, seconds, lambda: None)  # type: ignore[arg-type]
 
     def _tick(self) -> None:
         self._timer = None

@@ -1,4 +1,4 @@
-"""PendingFacts: the facts of one stream that come next."""
+"""PendingFacts: the facts of one stream that come next, and the decoders of their rows."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -7,13 +7,16 @@ from typing import Any, cast
 
 from synrepl.errors import RowError
 from synrepl.replication.follower.gaps import StreamGaps
-from synrepl.replication.follower.mode import Mode, StreamHistory
+from synrepl.replication.follower.history import PositionStep, StreamHistory
+from synrepl.replication.follower.modes import Mode
 from synrepl.replication.follower.order import ORDERED
-from synrepl.replication.follower.positions import PositionStep
 from synrepl.replication.follower.updates import RawFact, Updates
+from synrepl.streams.stream import Stream, row
+from synrepl.wire import jsontext
+from synrepl.wire.dialect import Dialect
 from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["PendingFacts"]
+__all__ = ["PendingFacts", "decoder", "untyped"]
 
 
 class PendingFacts:
@@ -122,3 +125,38 @@ class PendingFacts:
             return None
         self.token = None
         return PositionStep(self._writer, token)
+
+
+@row
+class _AnyRow:
+    """Placeholder for the rows of an unknown stream, which are not decoded."""
+
+    value: Any
+
+
+def untyped(name: str) -> Stream[Any]:
+    """A stream of which only the name is known, for a follower with `raw`."""
+    return Stream(name, _AnyRow)
+
+
+def decoder(
+    stream: Stream[Any], dialect: Dialect, *, raw: bool = False, canonical: bool = False
+) -> Callable[[list[bytes]], list[Any]]:
+    """What decodes the rows of a stream: to typed rows, to JSON values (`raw`), or to canonical JSON texts.
+
+    It raises `RowError` for a row of no known shape.
+    """
+    if raw:
+        return lambda rows: _decode_raw(stream.name, rows)
+    if canonical:
+        return lambda rows: [stream.canonical(row, dialect) for row in rows]
+    decode, decode_many = stream.decode, stream.decode_many
+    # A row alone costs less by itself.
+    return lambda rows: [decode(rows[0], dialect)] if len(rows) == 1 else decode_many(rows, dialect)
+
+
+def _decode_raw(stream: str, rows: list[bytes]) -> list[Any]:
+    try:
+        return [jsontext.loads(row) for row in rows]
+    except ValueError as error:
+        raise RowError(stream=stream, why=str(error)) from error

@@ -6,7 +6,7 @@ from typing import Final
 from synrepl.errors import GapError, ReplicationError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.events import Fetch, Report, Reported
-from synrepl.replication.follower.positions import AppliedPositions, PositionStep
+from synrepl.replication.follower.history import AppliedPositions, PositionStep
 
 __all__ = ["MAX_ATTEMPTS", "GapRepair", "StreamGaps", "retry_seconds"]
 

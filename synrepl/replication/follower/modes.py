@@ -1,14 +1,329 @@
-"""mode_for: chooses the mode and the order in which a stream is followed."""
+"""Modes: what a POSITION means on one connection, and when received rows can be applied."""
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from synrepl.replication.follower.mode import Mode, StreamHistory
-from synrepl.replication.follower.order import ORDERED, OVERTAKING, RESTARTING, UNORDERED
-from synrepl.replication.follower.pull import Pull, Shared
-from synrepl.replication.follower.push import Push
+import msgspec
+
+from synrepl.replication.follower.history import StreamHistory
+from synrepl.replication.follower.order import (
+    ORDERED,
+    OVERTAKING,
+    RESTARTING,
+    UNORDERED,
+    Order,
+    ReorderBuffer,
+)
 from synrepl.replication.follower.strategy import FollowStrategy
+from synrepl.replication.follower.updates import RawFact
+from synrepl.wire.commands import Position
 
-__all__ = ["mode_for"]
+__all__ = ["Judgement", "Mode", "Pull", "Push", "PushBacklog", "Shared", "Verdict", "mode_for"]
+
+RECHECK_TOKENS: Final = 1_000
+"""Tokens before the last one that are fetched again after a disconnect, where later facts arrive before
+earlier ones.
+"""
+
+
+class Verdict(enum.Enum):
+    """What a POSITION shows; the value says it in words."""
+
+    CERTAIN = "nothing is missing: the position advances"
+    UNCERTAIN = "nothing is known to be missing, but facts may have been: the position advances over them"
+    GAP = "facts are missing: they are fetched"
+    RECHECK = "late facts may have been missed: the last facts are fetched again"
+    REWOUND = "the writer lost facts, and so does the log: the position falls"
+    RESTARTED = "the writer begins again: all its facts are fetched"
+    STALE = "it was sent before rows that have arrived: nothing changes"
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """A `verdict` on a POSITION, and the `token` to reach.
+
+    `after`: where to fetch from. `is_certain`: no fact at or below `after` is missing. `is_rewound`: the
+    writer's position fell. `void_after`: facts after this token are void, so that equal ones are new.
+    """
+
+    verdict: Verdict
+    token: int
+    after: int = 0
+    is_certain: bool = False
+    is_rewound: bool = False
+    void_after: int | None = None
+
+
+class Mode:
+    """How one stream is followed on one connection.
+
+    `order`: the order of its facts. `pushes`: the server pushes missed facts, and can only be paused;
+    otherwise they can be fetched. `collects_rows`: rows are given to `collect`; otherwise each that is not
+    part of a batch is a fact that can be applied now. `ready`: the writers of which rows can be applied.
+    """
+
+    pushes = False
+
+    def __init__(self, history: StreamHistory, order: Order, *, collects_rows: bool = False) -> None:
+        self.order = order
+        self.collects_rows = collects_rows
+        self.ready: set[str] = set()
+        self._history = history
+        self._policy = history.policy
+        self._positions = history.positions
+
+    @property
+    def in_backlog(self) -> bool:
+        """Whether the server still pushes what it had before this connection."""
+        return False
+
+    @property
+    def collects(self) -> bool:
+        """Whether facts arrived that are applied only when more has arrived, or after a while."""
+        return False
+
+    def collect(self, writer: str, token: int, rows: list[bytes]) -> Sequence[RawFact]:
+        """Take rows. Returns the facts that can be applied now."""
+        raise NotImplementedError
+
+    def flush(self, writer: str) -> Sequence[RawFact]:
+        """The facts that are complete because the writer announces a POSITION."""
+        return ()
+
+    def quiet_facts(self) -> Sequence[RawFact]:
+        """The facts that are complete because nothing followed them for a while."""
+        return ()
+
+    def accepts_writer(self, writer: str) -> bool:
+        """Whether rows of a writer can be applied that is not `ready`; it is then."""
+        raise NotImplementedError
+
+    def announce(self, writer: str) -> bool:
+        """A POSITION of this writer arrived. Returns whether it is the first one on this connection."""
+        raise NotImplementedError
+
+    def judge(self, command: Position, *, is_first: bool) -> Judgement:
+        """What a POSITION shows, after the facts before it were applied."""
+        raise NotImplementedError
+
+    def _is_certain(self, command: Position, *, is_first: bool) -> bool:
+        """Whether all earlier facts of the writer were applied, so that this POSITION can be trusted.
+
+        False for an unknown writer: the facts it wrote since our caches were filled are unknown. False on the
+        first POSITION of a connection if tokens can go back: between two connections they may have gone back
+        and grown again. False if the master sends facts out of order (such as 211 before 206), because the
+        disconnect may have come between two of them.
+        """
+        if command.instance not in self._positions.tokens:
+            return False
+        return not is_first or (self._policy.monotonic and not self._history.is_out_of_order)
+
+
+class Pull(Mode):
+    """A server since 1.13: it announces the position of each writer, and missed facts are fetched."""
+
+    def __init__(self, history: StreamHistory, order: Order, *, collects_rows: bool = False) -> None:
+        super().__init__(history, order, collects_rows=collects_rows)
+        # A stream that had no positions when this connection was opened starts here.
+        self._is_new_stream = not history.has_started
+
+    def accepts_writer(self, writer: str) -> bool:
+        """Whether the writer had no position when positions were announced: then these are its first rows.
+
+        Otherwise there may be a gap before the rows: they are accepted once its POSITION was received.
+        """
+        if not self.ready or writer in self._positions.tokens:
+            return False
+        self.ready.add(writer)
+        return True
+
+    def announce(self, writer: str) -> bool:
+        """Accept the writer's rows from now on."""
+        is_first = writer not in self.ready
+        self.ready.add(writer)
+        return is_first
+
+    def judge(self, command: Position, *, is_first: bool) -> Judgement:
+        """Compare a writer's POSITION with the applied one, or with that of another source if it is ahead."""
+        writer, token = command.instance, command.token
+        known = self._known(command)
+        if self.order.is_exact and known <= token and (external := self._external(writer)) > known:
+            self._positions.advance_external(writer, external)
+            if token < external:
+                return Judgement(Verdict.STALE, token)
+            known = external
+        prev = token if command.prev_token is None else command.prev_token
+        is_certain = self._is_certain(command, is_first=is_first)
+        recheck_after = self._recheck_after(command, known, is_first=is_first)
+        if token <= known and self._announces_late:
+            # A lower POSITION has no meaning.
+            prev = token = known
+        if prev <= known <= token:
+            if recheck_after is not None:
+                return Judgement(Verdict.RECHECK, token, recheck_after)
+            return Judgement(Verdict.CERTAIN if is_certain else Verdict.UNCERTAIN, token)
+        if known < prev:
+            after = known if recheck_after is None else min(recheck_after, known)
+            return Judgement(Verdict.GAP, token, after, is_certain)
+        is_rewound = is_first or self._rewinds_any_time
+        if not is_rewound and self._policy.monotonic:
+            return Judgement(Verdict.STALE, token)
+        if self._policy.is_kept:
+            return Judgement(Verdict.REWOUND, token, is_rewound=is_rewound)
+        # All facts of a restarted writer are new, and its earlier ones are void.
+        return Judgement(Verdict.RESTARTED, token, is_rewound=is_rewound, void_after=0)
+
+    _announces_late = False
+    _rewinds_any_time = False
+
+    def _known(self, command: Position) -> int:
+        """The applied position of this writer, or the position to start a new writer from."""
+        tokens = self._positions.tokens
+        if command.instance in tokens:
+            return tokens[command.instance]
+        if self._policy.earliest:
+            return 0
+        if self._is_new_stream:
+            # Every writer starts here, not only the one announced first.
+            return 0 if self._policy.is_kept and self._policy.resumes else command.token
+        # The writer appeared while we were disconnected, so its facts are after our positions of all others.
+        return min(tokens.values(), default=command.token)
+
+    def _external(self, writer: str) -> int:
+        external_position = self._policy.external_position
+        return -1 if external_position is None else external_position(writer)
+
+    def _recheck_after(self, command: Position, known: int, *, is_first: bool) -> int | None:
+        """The token after which late facts may be missing; None if none can be."""
+        return None
+
+
+class Shared(Pull):
+    """A shared channel: every writer publishes its own facts, and may fall back at any time."""
+
+    _rewinds_any_time = True
+
+    def __init__(self, history: StreamHistory, order: Order, seconds: Callable[[], float]) -> None:
+        policy = history.policy
+        super().__init__(history, order, collects_rows=policy.descends)
+        # Whether rows arrive ahead of the POSITION that covers them.
+        self._announces_late = policy.monotonic and not policy.ordered
+        self._burst = ReorderBuffer(seconds)
+
+    @property
+    def collects(self) -> bool:
+        """Whether a burst has begun."""
+        return bool(self._burst)
+
+    def collect(self, writer: str, token: int, rows: list[bytes]) -> Sequence[RawFact]:
+        """Collect a burst, as facts descend."""
+        return self._burst.add(writer, token, rows)
+
+    def flush(self, writer: str) -> Sequence[RawFact]:
+        """End the writer's burst."""
+        return self._burst.pop(writer)
+
+    def quiet_facts(self) -> Sequence[RawFact]:
+        """The bursts of the writers that are quiet."""
+        return self._burst.pop_quiet()
+
+    def _recheck_after(self, command: Position, known: int, *, is_first: bool) -> int | None:
+        """The token after which late facts may be missing; None if none can be.
+
+        Where rows arrive ahead of POSITION, earlier facts may have been sent while this follower was
+        disconnected, or never: a writer that was disconnected itself moves on, and then only announces its
+        position.
+        """
+        if not self._announces_late:
+            return None
+        writer, token = command.instance, command.token
+        self._history.announcing[writer] = token
+        if not is_first and command.prev_token != token:
+            return None  # sent between its facts
+        announced = self._history.announced.get(writer)
+        if announced is None:
+            # Without a log, a restarted process cannot know which facts were applied before.
+            is_known = writer in self._positions.tokens
+            may_lack = is_known and (self._history.was_disconnected or self._policy.is_kept)
+            return max(0, known - RECHECK_TOKENS) if may_lack else None
+        return max(announced, token - RECHECK_TOKENS) if announced < token else None
+
+
+class PushBacklog:
+    """Joins pushed rows to facts: old masters mark the rows of one fact only by their equal token.
+
+    The backlog ends with `close`, at the first POSITION.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._last: RawFact | None = None
+
+    def add(self, writer: str, token: int, rows: list[bytes]) -> list[RawFact]:
+        """Add rows. Returns the facts that they show to be complete."""
+        last = self._last
+        if last is not None and last[:2] == (writer, token):
+            last[2].extend(rows)
+            return []
+        self._last = (writer, token, rows)
+        return [] if last is None else [last]
+
+    def close(self) -> list[RawFact]:
+        """End the backlog, and return its last fact."""
+        last, self._last, self.is_open = self._last, None, False
+        return [] if last is None else [last]
+
+
+class Push(Mode):
+    """A server before 1.13: it pushes the missed facts, and ends them with a POSITION."""
+
+    pushes = True
+
+    def __init__(self, history: StreamHistory, order: Order) -> None:
+        super().__init__(history, order, collects_rows=True)
+        self._backlog = PushBacklog()
+        self._start = dict(history.positions.tokens)
+        if not order.is_exact:
+            # A token says nothing about earlier facts until POSITION ends the push.
+            history.positions.hold_back()
+
+    @property
+    def in_backlog(self) -> bool:
+        """Whether the server still pushes what it had before this connection."""
+        return self._backlog.is_open
+
+    def collect(self, writer: str, token: int, rows: list[bytes]) -> Sequence[RawFact]:
+        """Join pushed rows to facts."""
+        return self._backlog.add(writer, token, rows)
+
+    def flush(self, writer: str) -> Sequence[RawFact]:
+        """End the backlog. From now on the rows of one fact are marked."""
+        self.collects_rows = False
+        return self._backlog.close()
+
+    def accepts_writer(self, writer: str) -> bool:
+        """Always: a push has no POSITION before its rows."""
+        self.ready.add(writer)
+        return True
+
+    def announce(self, writer: str) -> bool:
+        """Returns whether the POSITION ends the backlog."""
+        return self._backlog.is_open
+
+    def judge(self, command: Position, *, is_first: bool) -> Judgement:
+        """What the POSITION that ends a push shows (`is_first`), or a later one."""
+        writer, token = command.instance, command.token
+        known = self._positions.tokens.get(writer, token)
+        # Only the end of a push certifies. A later POSITION ahead of its rows says nothing about them.
+        is_certain = self._is_certain(command, is_first=is_first) and (
+            token == known or (is_first and known < token)
+        )
+        return Judgement(
+            Verdict.CERTAIN if is_certain else Verdict.UNCERTAIN,
+            token,
+            is_rewound=is_first and token < self._start.get(writer, token),
+            void_after=token if token < known else None,
+        )
 
 
 def mode_for(

@@ -9,11 +9,10 @@ from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.events import APPLY, Action, Report, Reported, StreamEvent
 from synrepl.replication.follower.facts import PendingFacts
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS, GapRepair, StreamGaps
+from synrepl.replication.follower.history import PositionStep, StreamHistory
 from synrepl.replication.follower.intake import StreamIntake
-from synrepl.replication.follower.mode import Mode, StreamHistory, Verdict
-from synrepl.replication.follower.modes import mode_for
+from synrepl.replication.follower.modes import Mode, Verdict, mode_for
 from synrepl.replication.follower.order import QUIET_SECONDS
-from synrepl.replication.follower.positions import PositionStep
 from synrepl.replication.follower.states import TRANSITIONS, StreamState
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata

@@ -9,11 +9,9 @@ from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.events import Fetch, Report, Reported
 from synrepl.replication.follower.facts import PendingFacts
 from synrepl.replication.follower.gaps import DESCENDING_TOKENS, GapRepair, StreamGaps
-from synrepl.replication.follower.mode import ApplyPolicy, Mode, StreamHistory, Verdict
-from synrepl.replication.follower.modes import mode_for
+from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
+from synrepl.replication.follower.modes import Mode, PushBacklog, Verdict, mode_for
 from synrepl.replication.follower.order import ORDERED, OVERTAKING, RESTARTING, UNORDERED, Order
-from synrepl.replication.follower.positions import AppliedPositions
-from synrepl.replication.follower.push import PushBacklog
 from synrepl.replication.follower.strategy import SHARED, FollowStrategy
 from synrepl.wire.commands import Position
 

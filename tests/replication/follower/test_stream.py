@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from synrepl.errors import GapError, LocalProtocolError, NotConnected, ReplicationError, RowError
-from synrepl.replication.follower.apply_queue import MAX_WAITING_BYTES
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.events import (
     ADVANCED,
@@ -32,9 +31,9 @@ from synrepl.replication.follower.events import (
     Wake,
 )
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS
-from synrepl.replication.follower.mode import ApplyPolicy, StreamHistory
+from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
+from synrepl.replication.follower.intake import MAX_WAITING_BYTES
 from synrepl.replication.follower.order import QUIET_SECONDS
-from synrepl.replication.follower.positions import AppliedPositions
 from synrepl.replication.follower.states import TRANSITIONS, StreamState
 from synrepl.replication.follower.strategy import SHARED, FollowStrategy
 from synrepl.replication.follower.stream import StreamMachine
