@@ -107,6 +107,27 @@ repetition if its token is not above the position. Where rows name no writer, or
 follower remembers the last facts and drops those that come again. A burst that **descends** is sorted before
 it is applied."""
 
+FOLLOWER_COMPARED: Final = """\
+The models were two protocol libraries without I/O: [h11](https://h11.readthedocs.io) 0.16 and
+[websockets](https://websockets.readthedocs.io) 17.4. What one sees in them at a glance, and where it is here:
+
+* h11 has its transitions as data, in `_state.py`. Here they are `TRANSITIONS`, in `states.py`. Some steps of
+  h11 are code that its diagrams are not drawn from; here the table has every step. `feed` checks the state
+  after each event, and `test_stream.py` takes each step of the table.
+* h11 has one gate: every event passes `_process_event`, which refuses it in a wrong state. Here that is
+  `StreamMachine.feed`. In h11 the connection is then in an error state for good; here nothing changes.
+* h11 finds the code that reads and writes by role and state, in `READERS` and `WRITERS`. Here `_STEPS`, in
+  `stream.py`, has the handler of each event in each state: a row is taken where the stream is live, and
+  queued elsewhere.
+* websockets has four states, named after the RFC. Here are six, each named after what the stream waits for.
+  In websockets each method checks the state itself; here one table says what is possible when.
+* websockets says in each docstring what the caller must do next: send `data_to_send`, then process
+  `events_received`. Here `feed` returns the actions, so none can be forgotten, and the docstring of each
+  action says which event it is followed by.
+* websockets parses in a generator, whose lines are in the order of the bytes. Here `PendingFacts.take`, in
+  `facts.py`, is one: it says from the top down which facts are new, and when the position advances. It can
+  be dropped at any fact; the next one continues there."""
+
 SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
 
 
@@ -282,6 +303,10 @@ def follower() -> str:
             FOLLOWER_POSITIONS,
             "",
             *_table(("a POSITION is", "when"), [(f"`{one.name}`", _sentence(one.value)) for one in Verdict]),
+            "",
+            "## Compared with h11 and websockets",
+            "",
+            FOLLOWER_COMPARED,
         ]
     )
 

@@ -1,4 +1,10 @@
-"""StreamMachine: decides how one stream is followed. It does no I/O: events in, actions out."""
+"""StreamMachine: decides how one stream is followed. It does no I/O: events in, actions out.
+
+Only this file changes the state, and only as `states.TRANSITIONS` allows: each event is checked before it is
+handled, and the state after it. Where the table allows several next states, `_proceed` chooses: pending facts
+come first, then the repair of a gap, then the POSITION after them, then the queue. What a POSITION shows is
+decided in `modes`, which facts are new in `facts`, what is requested and repeated in `gaps`.
+"""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -70,7 +76,10 @@ class StreamMachine:
         return True
 
     def feed(self, event: StreamEvent) -> list[Action]:
-        """Handle an event. Returns the actions to perform, in order.
+        """Handle an event. Returns the actions, which the caller must perform in order.
+
+        If the last one is followed by an event, as its class says, that event must be fed once it has come.
+        Until then anything else may be fed. Actions that are left must not be performed after a `Cancel`.
 
         Raises `LocalProtocolError` for an event that `TRANSITIONS` lacks, `RemoteProtocolError` for a batch
         that is too large.
@@ -117,7 +126,7 @@ class StreamMachine:
         self._cancel()
 
     def _cancel(self) -> None:
-        if self.state not in (StreamState.LIVE, StreamState.DISCONNECTED):
+        if self.state is not _LIVE and self.state is not _DISCONNECTED:
             self._actions.append(events.CANCEL)
         self.facts.finish()
         self.state = _DISCONNECTED
