@@ -10,7 +10,7 @@ from synrepl.errors import ConfigError, StorageError
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import EpochStart, LogPosition, LogSnapshot
+from synrepl.ports.history import EpochStart, LogSnapshot
 from synrepl.storage import Log, ReactorThread
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
@@ -69,9 +69,7 @@ async def _restore(
             facts = await thread.run(lambda part=part: _read(store, part))  # type: ignore[misc]
             for first in range(0, len(facts), COMMIT_FACTS):
                 some = facts[first : first + COMMIT_FACTS]
-                last = some[-1]
-                upto = LogPosition(last.epoch, last.serial, last.digest)
-                await copy.add(some, upto, trimmed_upto=snapshot.position)
+                await copy.add(some, some[-1].position, trimmed_upto=snapshot.position)
                 done += len(some)
                 if seconds() - logged >= PROGRESS_SECONDS:
                     logged = seconds()

@@ -40,6 +40,11 @@ class EpochStart(msgspec.Struct, frozen=True):
     stream: str = ""
     token: int = 0
 
+    @property
+    def position(self) -> LogPosition:
+        """The first position of the epoch."""
+        return LogPosition(self.epoch, self.serial, self.digest)
+
 
 class Appended(msgspec.Struct, frozen=True):
     """The result of an append. `first_serial` is None for ephemeral streams."""

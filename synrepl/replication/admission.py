@@ -63,11 +63,7 @@ async def position_mismatch(log: ILog, reader: ReaderPosition) -> Mismatch | Non
     if reader.digest is not None:
         known = head.digest if serial == head.serial else await log.digest_at(serial)
     starts = log.epoch_starts
-    same = [
-        start
-        for start in starts
-        if reader.epoch_start == LogPosition(start.epoch, start.serial, start.digest)
-    ]
+    same = [start for start in starts if reader.epoch_start == start.position]
     if reader.epoch_start is not None and not any(
         (start.stream, start.token) == (reader.lost_stream, reader.lost_upto) for start in same
     ):

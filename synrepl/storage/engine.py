@@ -724,7 +724,7 @@ def _advance_bounds(
 ) -> LogBounds:
     """The bounds after these facts were processed."""
     trimmed_upto, indexed = bounds.trimmed_upto, bounds.indexed
-    last = [LogPosition(fact.epoch, fact.serial, fact.digest) for fact in facts[-1:]]
+    last = [fact.position for fact in facts[-1:]]
     if len(facts) < limit and bounds.floor.serial <= upto:
         last.append(bounds.floor)
     for position in last:

@@ -69,10 +69,7 @@ class StagedCopy:
     ) -> None:
         """Append facts as `Log.follow` does, to the copy."""
         await self._thread.run(partial(commit_followed, self._engine, self.position, facts, receipts, upto))
-        if upto is not None:
-            self.position = upto
-        elif facts:
-            self.position = _position_of(facts[-1])
+        self.position = position_after(facts, upto, self.position)
 
     async def begin_epoch(self, epoch_start: EpochStart) -> None:
         """Begin an epoch at the end of the copy."""
@@ -140,8 +137,4 @@ def commit_followed(
 
 def position_after(facts: Sequence[Fact], upto: LogPosition | None, position: LogPosition) -> LogPosition:
     """The position of a log after these facts, from `position`."""
-    return upto or (_position_of(facts[-1]) if facts else position)
-
-
-def _position_of(fact: Fact) -> LogPosition:
-    return LogPosition(fact.epoch, fact.serial, fact.digest)
+    return upto or (facts[-1].position if facts else position)

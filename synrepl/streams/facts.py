@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import RemoteProtocolError
+from synrepl.wire.position import LogPosition
 
 __all__ = ["NO_ROWS", "Fact", "decode_facts", "encode_fact", "encode_facts"]
 
@@ -38,6 +39,11 @@ class Fact(msgspec.Struct, frozen=True):
     rows: bytes
     committed_at_ms: int
     digest: str
+
+    @property
+    def position(self) -> LogPosition:
+        """The position of a log that ends with this fact."""
+        return LogPosition(self.epoch, self.serial, self.digest)
 
 
 class _Line(msgspec.Struct):

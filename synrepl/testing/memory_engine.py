@@ -132,7 +132,7 @@ class MemoryEngine:
             self._position = upto
             self.epoch = max(self.epoch, upto.epoch)
         elif facts:
-            self._position = LogPosition(facts[-1].epoch, facts[-1].serial, facts[-1].digest)
+            self._position = facts[-1].position
         for receipt in receipts:
             self.receipts.setdefault(receipt.key, receipt)
         if failure is not None:
@@ -229,7 +229,7 @@ class MemoryEngine:
         self._check("begin_epoch")
         check_epoch_start(epoch_start, self.head().position)
         self.epoch = epoch_start.epoch
-        self._position = LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
+        self._position = epoch_start.position
         self._epoch_starts.append(epoch_start)
         if epoch_start.stream:
             self._discarded = DiscardedRanges(discarded_rows(self._epoch_starts))
@@ -296,7 +296,7 @@ class MemoryEngine:
         last = bisect_right(self.facts, upto, key=_serial)
         trimmed_upto = self._trimmed_upto
         for fact in self.facts[first:last][:limit]:
-            trimmed_upto = LogPosition(fact.epoch, fact.serial, fact.digest)
+            trimmed_upto = fact.position
         if last - first <= limit and self._position.serial == upto:
             trimmed_upto = self._position
         base = self.facts[: bisect_right(self.facts, trimmed_upto.serial, key=_serial)]

@@ -273,9 +273,6 @@ class JoinAttempt:
     async def _stage(self, unstaged: list[Facts]) -> None:
         facts = [fact for event in unstaged for fact in event.facts]
         if facts:
-            last = facts[-1]
-            await self._copy.add(
-                facts, LogPosition(last.epoch, last.serial, last.digest), trimmed_upto=self._trimmed_upto
-            )
-            self._progress.done = last.serial
+            await self._copy.add(facts, facts[-1].position, trimmed_upto=self._trimmed_upto)
+            self._progress.done = facts[-1].serial
             self._on_progress("snapshot", self._progress)

@@ -39,7 +39,6 @@ from synrepl.wire.native import (
     Taken,
     WelcomeBody,
 )
-from synrepl.wire.position import LogPosition
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable
 
 __all__ = ["RESYNC", "STATES", "WAYS_OUT", "Replica"]
@@ -275,9 +274,7 @@ class Replica:
                 position=position,
                 filter=self.query,
                 clock=clock if len(msgspec.json.encode(clock)) <= MAX_CLOCK_BYTES else {},
-                epoch_start=None
-                if epoch_start is None
-                else LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest),
+                epoch_start=None if epoch_start is None else epoch_start.position,
                 began_ms=0 if epoch_start is None else epoch_start.at_ms,
                 lost_stream="" if epoch_start is None else epoch_start.stream,
                 lost_upto=0 if epoch_start is None else epoch_start.token,
