@@ -120,7 +120,7 @@ class Database:
     def _begin(self, connection: Any, *, postgres: str, sqlite: str) -> Any:
         """A cursor in a transaction of this kind."""
         if self.flavor == "postgresql":
-            from psycopg import IsolationLevel
+            from psycopg import IsolationLevel  # an extra
 
             connection.isolation_level = IsolationLevel[postgres]
             return connection.cursor()

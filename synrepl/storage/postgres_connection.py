@@ -141,7 +141,7 @@ def is_alive(database: "psycopg.Connection[Any]") -> bool:
 @cache
 def _psycopg() -> Any:
     try:
-        import psycopg
+        import psycopg  # an extra
     except ImportError as error:
         raise StorageError(
             op="open", why=f"PostgreSQL needs psycopg: {error}", hint="install synrepl[postgres]", tried=False
@@ -152,7 +152,7 @@ def _psycopg() -> Any:
 def _parse(url: str) -> dict[str, Any]:
     """The parameters in the URL, by libpq's names."""
     _psycopg()
-    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.conninfo import conninfo_to_dict  # an extra
 
     try:
         return conninfo_to_dict(url)

@@ -3,6 +3,8 @@
 A `LogDatabase` has all that differs between the databases of a log.
 """
 
+# ruff: noqa: B027  # a database without such a need keeps the empty method
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -130,7 +132,6 @@ class Ownership:
         self.committed, self.attempted = found, None
 
 
-# ruff: noqa: B027
 class LogDatabase(ABC):
     """The database of one log: lock, two connections, errors, and the replacement of the log by a staged one.
 

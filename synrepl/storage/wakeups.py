@@ -124,7 +124,7 @@ class Wakeups:
 
     def _listen(self) -> "Connection":
         """Connect and listen, in the thread."""
-        from psycopg import sql
+        from psycopg import sql  # an extra
 
         database = self._address.connect("listen")
         try:
@@ -184,7 +184,7 @@ class _Socket:
 
     def doRead(self) -> None:
         """Read all notifications that have arrived, and wake once."""
-        import psycopg
+        import psycopg  # an extra
 
         connection = self._database.pgconn
         is_notified = False
