@@ -3,7 +3,7 @@
 import random
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from twisted.logger import Logger
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from synrepl.transports.http.client import HttpAppender
 
 __all__ = ["ReplicationServices", "make_write_forwarder"]
-
-NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
 
 
 class ReplicationServices:
@@ -105,19 +103,13 @@ class ReplicationServices:
             publisher,
             reactor,
             settings,
+            self.roles,
             keys=keys,
-            role=lambda: self.roles.role,
-            not_ready_reason=self._why_not_ready,
-            address=lambda: str(address()),
-            primary=lambda: str(self.roles.primary),
-            moved_to=lambda: "" if self.roles.role == "primary" else str(self.roles.primary),
-            is_promoting=lambda: self.roles.is_promoting,
-            on_higher_epoch=self.roles.on_higher_epoch,
         )
         self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, credentials)
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
-            joining=lambda: bool(self._why_not_ready()),
+            joining=lambda: not self.roles.is_whole,
             primary=lambda: self.roles.primary if self.roles.role == REPLICA else Address(),
         )
         log.on_replaced(self._warn_of_filter)
@@ -209,10 +201,6 @@ class ReplicationServices:
             await former.stop()
 
     # -- upstream ------------------------------------------------------------------------------------------
-
-    def _why_not_ready(self) -> str:
-        replica = self.replica
-        return NOT_READY if replica is not None and not replica.is_whole else ""
 
     def _follow(self, where: Address | None) -> "Replica":
         # Imported on use: a primary does not load it, nor the upstreams below.

@@ -99,15 +99,6 @@ class CopiesCase(SiteCase):
     def setUp(self) -> None:
         super().setUp()
         ephemeral = [stream.name for stream in self.table if stream.ephemeral]
-        self.relays = ReplicaRegistry(
-            self.log,
-            self.publisher,
-            self.clock,
-            RelaySettings(server_name="hs.example"),
-            role=lambda: self.roles.role,
-            address=lambda: str(HERE),
-        )
-        self.addCleanup(self.relays.halt)
         self.network = Nobody()
         self.roles = RoleManager(
             self.log,
@@ -119,6 +110,14 @@ class CopiesCase(SiteCase):
             peers=self.network,
             is_leased=lambda uuid: self.relays.leases[uuid] is not None,
         )
+        self.relays = ReplicaRegistry(
+            self.log,
+            self.publisher,
+            self.clock,
+            RelaySettings(server_name="hs.example"),
+            self.roles,
+        )
+        self.addCleanup(self.relays.halt)
         self.addCleanup(self.roles.stop)
         self.roles.start()
         self.ephemeral = ephemeral

@@ -149,7 +149,7 @@ class FakeNode:
         )
         self.publisher.holdings = Holdings(
             lambda: self.log.notes,
-            joining=lambda: bool(self._not_ready()),
+            joining=lambda: not self.roles.is_whole,
             primary=lambda: self.roles.primary,
         )
         self.log.on_replaced(self.publisher.log_replaced)
@@ -162,29 +162,6 @@ class FakeNode:
             dropped=lambda name: self.metrics.commands_dropped.labels(name).inc(),
         )
         self.publisher.follower_commands.add_carrier(self.commands)
-        self.relays = ReplicaRegistry(
-            self.log,
-            self.publisher,
-            clock,
-            self.settings,
-            keys=Keyring(self._secret),
-            role=lambda: self.roles.role,
-            not_ready_reason=self._not_ready,
-            address=lambda: self.name,
-            primary=lambda: str(self.roles.primary),
-            moved_to=lambda: str(self.roles.primary) if self.roles.role != "primary" else "",
-            is_promoting=lambda: self.roles.is_promoting,
-            on_higher_epoch=lambda *args: self.roles.on_higher_epoch(*args),  # noqa: PLW0108  # made below
-        )
-        self._factory = PublisherFactory(
-            self.publisher,
-            server_name=self.settings.server_name,
-            dialect=AUTO,
-            clock=clock,
-            metrics=self.metrics,
-            relays=lambda: self.relays,
-            keepalive=KEEPALIVE,
-        )
         self.roles = RoleManager(
             self.log,
             clock,
@@ -196,6 +173,23 @@ class FakeNode:
             known_daemons=self._known_daemons,
             is_leased=self._is_leased,
             on_change=self._changed,
+        )
+        self.relays = ReplicaRegistry(
+            self.log,
+            self.publisher,
+            clock,
+            self.settings,
+            self.roles,
+            keys=Keyring(self._secret),
+        )
+        self._factory = PublisherFactory(
+            self.publisher,
+            server_name=self.settings.server_name,
+            dialect=AUTO,
+            clock=clock,
+            metrics=self.metrics,
+            relays=lambda: self.relays,
+            keepalive=KEEPALIVE,
         )
         self.log.on_replaced(self._close_followers)
         self._network.listen(self.name, self._factory)
@@ -266,10 +260,6 @@ class FakeNode:
     def _is_leased(self, uuid: str) -> bool:
         lease = self.relays.leases[uuid]
         return (lease is not None and lease.ended_ms is None) or uuid in self.relays.present()
-
-    def _not_ready(self) -> str:
-        replica = self.roles.replica
-        return "this replica has no complete copy yet" if replica is not None and not replica.is_whole else ""
 
     def _close_followers(self) -> None:
         self._factory.close("the history of this daemon was replaced")

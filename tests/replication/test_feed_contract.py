@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
@@ -323,11 +324,13 @@ class RelayTests(FeedContract, SiteCase):
 
     def setUp(self) -> None:
         super().setUp()
+        roles: Any = SimpleNamespace(role="primary", is_whole=True, address="", primary="")
         self.registry = ReplicaRegistry(
             self.log,
             self.publisher,
             self.clock,
             RelaySettings(server_name="hs.example"),
+            roles,
         )
         self.addCleanup(self.registry.halt)
 

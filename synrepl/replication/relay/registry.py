@@ -1,6 +1,5 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.defer import Deferred
@@ -16,6 +15,7 @@ from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.holdings import held
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import Leases
+from synrepl.replication.roles import FENCED, RoleManager
 from synrepl.replication.settings import RelaySettings
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from synrepl.replication.relay.relay import Relay, RelayConnection
 
 __all__ = ["RELAY_STATES", "REPLICA_STATES", "ReplicaRegistry"]
+
+NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
 
 MAX_PEERS: Final = 50
 IDLE_SECONDS: Final = 60.0
@@ -58,14 +60,7 @@ REPLICA_STATES: Final = {
 
 
 class ReplicaRegistry:
-    """Serves replicas: decides about admission, keeps their leases, and reports their states.
-
-    `role` returns ``primary``, ``replica`` or ``fenced``, `address` this daemon's address, `primary` the
-    primary's, `moved_to` the new primary's if this daemon is fenced, `not_ready_reason` why this daemon can
-    give no copy (empty if it can). `is_promoting` tells whether this daemon requests a hand-over from its
-    primary. `on_higher_epoch` is called with the epoch, the name and the address of a replica in a later
-    epoch than this log, and with whether the replica proved a key that may administer.
-    """
+    """Serves replicas: decides about admission, keeps their leases, and reports their states."""
 
     _logger = Logger()
 
@@ -75,28 +70,16 @@ class ReplicaRegistry:
         publisher: Publisher,
         clock: IClock,
         settings: RelaySettings,
+        roles: RoleManager,
         *,
         keys: Keyring | None = None,
-        role: Callable[[], str] = lambda: "primary",
-        not_ready_reason: Callable[[], str] = lambda: "",
-        address: Callable[[], str] = lambda: "",
-        primary: Callable[[], str] = lambda: "",
-        moved_to: Callable[[], str] = lambda: "",
-        is_promoting: Callable[[], bool] = lambda: False,
-        on_higher_epoch: Callable[[int, str, str, bool], None] = lambda epoch, name, address, trusted: None,
     ) -> None:
         self.log = log
         self.publisher = publisher
         self.clock = clock
         self.settings = settings
         self.keys = keys if keys is not None else Keyring()
-        self.role = role
-        self.not_ready_reason = not_ready_reason
-        self.address = address
-        self.primary = primary
-        self.moved_to = moved_to
-        self.is_promoting = is_promoting
-        self.on_higher_epoch = on_higher_epoch
+        self.roles = roles
         self.connected: list[Relay] = []
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
@@ -195,17 +178,17 @@ class ReplicaRegistry:
             return refused
         if (why := _missing_rights(access, request.filter)) != "":
             return refusal("no_rights", why)
-        if (why := self.not_ready_reason()) != "":
+        if not self.roles.is_whole:
             # This log is about to be replaced by a copy.
-            return refusal("not_ready", why)
+            return refusal("not_ready", NOT_READY)
         reader = _reader_position(name, request)
         if (mismatch := history_mismatch(self.log, reader)) is not None:
             if mismatch.code == "other_history":
                 return refusal(mismatch.code, mismatch.message)
             may_administer = access.is_proven and not access.lacks(Right.ADMINISTER)
-            self.on_higher_epoch(request.position.epoch, name, address, may_administer)
+            self.roles.on_higher_epoch(request.position.epoch, name, address, may_administer)
             return self._refusal(mismatch.code, mismatch.message)
-        if self.role() == "fenced":
+        if self.roles.role == FENCED:
             return self._refusal("read_only", "this daemon is fenced: another one is primary")
         if self.leases.is_dropped(uuid):
             return refusal("unknown", f"{name} was dropped from the list of replicas")
@@ -227,7 +210,7 @@ class ReplicaRegistry:
 
     def _refusal(self, code: str, message: str) -> Refusal:
         # Only a fenced daemon redirects its replicas: followers of a replica stay with it.
-        moved_to = self.moved_to() if self.role() == "fenced" else ""
+        moved_to = str(self.roles.primary) if self.roles.role == FENCED else ""
         return refusal(code, message, moved_to=moved_to, epoch=self.log.epoch, serial=self.log.serial)
 
     def join_refusal(
@@ -238,10 +221,10 @@ class ReplicaRegistry:
             return refused
         if (why := _missing_rights(access, query)) != "":
             return refusal("no_rights", why)
-        if self.role() == "fenced":
+        if self.roles.role == FENCED:
             return self._refusal("read_only", "this daemon is fenced: another one is primary")
-        if (why := self.not_ready_reason()) != "":
-            return refusal("not_ready", why)
+        if not self.roles.is_whole:
+            return refusal("not_ready", NOT_READY)
         if self.leases.is_dropped(uuid):
             return refusal("unknown", f"{name} was dropped from the list of replicas")
         if not query.within(self.filter()):

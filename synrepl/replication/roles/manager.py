@@ -145,6 +145,16 @@ class RoleManager:
         return upstream_primary or self._primary
 
     @property
+    def address(self) -> Address:
+        """This daemon's own address."""
+        return self._address()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the copy of this daemon is complete, as a primary's is."""
+        return self.replica is None or self.replica.is_whole
+
+    @property
     def is_promoting(self) -> bool:
         """Whether this daemon is requesting a hand-over from its primary, and needs it to continue."""
         return self._candidate.is_requesting
