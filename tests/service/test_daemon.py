@@ -42,6 +42,15 @@ def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
     assert not any("Traceback" in line for line in daemon.lines)
 
 
+def test_a_database_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    """It stayed there, without a log and without ports: its parts were closed before they were made."""
+    with Process(*TWISTD, *ANYWHERE, "--database", "postgresql://u@h/d?nonsense=1", cwd=tmp_path) as daemon:
+        assert daemon.wait() == 1
+
+    assert any("cannot start: the log: " in line for line in daemon.lines)
+    assert not any("Traceback" in line for line in daemon.lines)
+
+
 def test_listening_for_everyone_is_refused(tmp_path: Path) -> None:
     """Before anything is opened."""
     with Process(*TWISTD, "--listen", "tcp:9092", cwd=tmp_path) as daemon:
