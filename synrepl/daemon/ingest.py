@@ -9,6 +9,7 @@ from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.status import NO_INGEST
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage import Log, ReactorThread
 from synrepl.streams.table import StreamTable
@@ -181,7 +182,7 @@ class IngestServices:
 
     def status(self) -> dict[str, Any]:
         """The sources' part of the status."""
-        status: dict[str, Any] = {"tables": [], "writers": [], "redis": None, "following": [], "stuck": []}
+        status = dict(NO_INGEST)
         if self.tables is not None:
             status |= self.tables.status(self._reactor.seconds())
         if self.sources is not None:
