@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from synrepl.errors import StorageError, UnknownStream
+from synrepl.files.spool import ChecksumMismatch
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.replication.roles import CannotPromote, ClaimRefused, ReadOnlyHere
 from synrepl.storage import GivenElsewhere, KeyReused
+from synrepl.storage.private_files import DiskFull
 from synrepl.streams.jsontext import dumps
 from synrepl.wire.error_codes import ERROR_CODES
 
@@ -82,6 +84,11 @@ def as_api_error(error: BaseException) -> ApiError | None:
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             why = "the daemon has no file descriptors left: raise its limit (LimitNOFILE, ulimit -n)"
             return ApiError("out_of_descriptors", why)
+        case ChecksumMismatch():
+            why = f"{error.why}; nothing was kept"
+            return ApiError("checksum_mismatch", why, expected=error.expected, found=error.found)
+        case DiskFull():
+            return ApiError("disk_full", str(error))
         case StorageError(retryable=True):
             return ApiError("storage_error", str(error))
         case StorageError():

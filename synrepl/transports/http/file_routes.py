@@ -11,7 +11,7 @@ from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.headers import Unsatisfiable, header, matches, read_range
-from synrepl.transports.http.uploads import Upload, upload_error
+from synrepl.transports.http.uploads import Upload
 
 __all__ = ["FileAnswer", "get", "put"]
 
@@ -38,10 +38,7 @@ async def put(call: Call) -> FileAnswer:
     upload = request.content
     if not isinstance(upload, Upload):
         raise ApiError("bad_request", "the path must contain the checksum without escapes")
-    try:
-        is_new, size = await upload.keep(sha256)
-    except ReplicationError as error:
-        raise upload_error(error) or error from error
+    is_new, size = await upload.keep(sha256)
     try:
         await files.forward(sha256, hops)
     except ApiResponseError as error:

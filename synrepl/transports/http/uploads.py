@@ -9,12 +9,11 @@ from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.files import Files
-from synrepl.files.spool import ChecksumMismatch, Spool
+from synrepl.files.spool import Spool
 from synrepl.ports.tasks import Tasks
-from synrepl.storage.private_files import DiskFull
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
 
-__all__ = ["Upload", "upload_error", "is_upload"]
+__all__ = ["Upload", "is_upload"]
 
 MAX_BUFFERED_BYTES: Final = 1024 * 1024
 """Bytes that wait for the disk at which reading from the connection pauses."""
@@ -134,7 +133,7 @@ class Upload:
         self.error = error
         self._buffered.clear()
         self._discard()
-        self._failed(upload_error(error) or INTERNAL)
+        self._failed(as_api_error(error) or INTERNAL)
 
     def _discard(self) -> None:
         spool, self._spool = self._spool, None
@@ -145,14 +144,3 @@ class Upload:
         if self._is_paused and not self._is_closed:
             self._is_paused = False
             self._transport.resumeProducing()
-
-
-def upload_error(error: ReplicationError) -> ApiError | None:
-    """Convert the error of a failed upload; None for an unknown one."""
-    match error:
-        case ChecksumMismatch():
-            why = f"{error.why}; nothing was kept"
-            return ApiError("checksum_mismatch", why, expected=error.expected, found=error.found)
-        case DiskFull():
-            return ApiError("disk_full", str(error))
-    return as_api_error(error)

@@ -6,8 +6,7 @@ from typing import Any, Final
 from synrepl.html.humanize import at, span
 from synrepl.html.markup import Markup, element, facts, mark
 from synrepl.replication.status import STATES
-from synrepl.transports.http.status_page.markup import bar, section, timed
-from synrepl.transports.http.status_page.words import address, ago, lag, short
+from synrepl.transports.http.status_page.markup import address, ago, bar, lag, section, short, timed
 
 __all__ = ["KINDS", "errors", "log", "state", "upstream"]
 

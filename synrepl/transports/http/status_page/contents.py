@@ -5,8 +5,7 @@ from typing import Any, Final
 
 from synrepl.html.humanize import counted, size, span
 from synrepl.html.markup import Markup, details, element, facts, mark
-from synrepl.transports.http.status_page.markup import section, table
-from synrepl.transports.http.status_page.words import ago, short
+from synrepl.transports.http.status_page.markup import ago, section, short, table
 
 __all__ = ["files", "recent", "streams", "epoch_starts"]
 

@@ -1,12 +1,13 @@
-"""Building blocks of the page: bars, tables, sections."""
+"""Building blocks of the page: bars, tables, sections, and short forms of times, digests and addresses."""
 
 from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any
 
+from synrepl.html.humanize import at, counted, span
 from synrepl.html.markup import Markup, element, text
 
-__all__ = ["bar", "section", "table", "timed"]
+__all__ = ["address", "ago", "bar", "lag", "section", "short", "table", "timed"]
 
 
 def timed(shown: str, exact: str) -> Markup:
@@ -75,3 +76,23 @@ def section(title: str, *content: object, note: str = "", is_wide: bool = False)
     note_html = f'<p class="dim">{escape(note)}</p>' if note else ""
     wide = ' class="wide"' if is_wide else ""
     return Markup(f"<section{wide}><h2>{escape(title)}</h2>{note_html}{inside}</section>")
+
+
+def ago(moment: float | None, now: float) -> Markup | None:
+    """Render the age of a moment, with the moment as title."""
+    return None if moment is None else timed(f"{span(max(0.0, now - moment))} ago", at(moment * 1000))
+
+
+def lag(rows: int, seconds: float) -> str:
+    """Describe a lag."""
+    return f"{counted(rows, 'fact')}, {span(seconds)}" if rows or seconds >= 1 else "none"
+
+
+def short(digest: str) -> Markup:
+    """Render the start of a digest, with all of it as title."""
+    return timed(f"{digest[:12]}…" if len(digest) > 13 else digest, digest)
+
+
+def address(value: str | None) -> str:
+    """Describe a daemon's address without its unknown half."""
+    return ", ".join(part for part in (value or "").split() if part != "-")

@@ -6,8 +6,7 @@ from typing import Any, Final
 from synrepl.html.humanize import counted, size, span
 from synrepl.html.markup import Markup, details, facts, mark
 from synrepl.replication.relay import RELAY_STATES, REPLICA_STATES
-from synrepl.transports.http.status_page.markup import bar, section, table, timed
-from synrepl.transports.http.status_page.words import address, ago, lag
+from synrepl.transports.http.status_page.markup import address, ago, bar, lag, section, table, timed
 
 __all__ = ["followers", "leases", "replicas"]
 

@@ -5,8 +5,7 @@ from typing import Any, Final
 
 from synrepl.html.humanize import span
 from synrepl.html.markup import Markup, mark
-from synrepl.transports.http.status_page.markup import section, table
-from synrepl.transports.http.status_page.words import lag
+from synrepl.transports.http.status_page.markup import lag, section, table
 
 __all__ = ["heard_from", "stuck", "tables", "unfinished"]
 
