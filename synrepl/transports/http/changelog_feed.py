@@ -5,6 +5,7 @@ from typing import Any
 from synrepl.errors import LocalProtocolError
 from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.feed import EphemeralStep, FeedPosition, PageStep, Stop, read_page
 from synrepl.replication.publisher import Publisher
@@ -76,7 +77,7 @@ class _ChangelogStream:
         self._is_idle = False
         self._was_at_head = False
         self._is_over = False
-        self._timer: Any = None
+        self._timer = Timer(feed.clock, self._tick)
 
     @property
     def origin(self) -> str | None:
@@ -88,7 +89,7 @@ class _ChangelogStream:
         since = self._query.since
         digest = self._query.digest or await self._log.digest_at(since)
         self._position = FeedPosition(self._feed.epoch, since, digest)
-        self._timer = self._clock.callLater(self._query.heartbeat, self._tick)
+        self._timer.start(self._query.heartbeat)
         try:
             while True:
                 if not self._valve.is_open:
@@ -114,7 +115,7 @@ class _ChangelogStream:
                         raise stop_error(self._log, self._feed, stop)
         finally:
             self._is_over = True
-            self._timer.cancel()
+            self._timer.stop()
 
     async def _send_group(self, group: RingGroup) -> None:
         data, last = self._feed.lines(group, self._encoder)
@@ -167,7 +168,7 @@ class _ChangelogStream:
     # -- heartbeats ----------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self._timer = self._clock.callLater(self._query.heartbeat, self._tick)
+        self._timer.start(self._query.heartbeat)
         if self._is_idle:
             self._waiters.poll()
         if self._is_idle:

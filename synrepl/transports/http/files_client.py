@@ -11,6 +11,7 @@ from zope.interface import implementer
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.routes import GET_FILE, PUT_FILE
 from synrepl.ports.response_errors import as_response_error
+from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import MAX_ERROR_BYTES, DaemonClient, public_url
 from synrepl.transports.http.response_body import BodyChunks
@@ -122,12 +123,12 @@ class _IdleTimeout:
 
     def __init__(self, reactor: Any, seconds: float, pending: "Deferred[Any]", body: "_Body | None") -> None:
         self.is_over = False
-        self._reactor = reactor
         self._seconds = seconds
         self._pending = pending
         self._body = body
         self._last_sent = 0
-        self._timer = reactor.callLater(seconds, self._check)
+        self._timer = Timer(reactor, self._check)
+        self._timer.start(seconds)
 
     def _check(self) -> None:
         sent = 0 if self._body is None else self._body.sent
@@ -136,12 +137,11 @@ class _IdleTimeout:
             self._pending.cancel()
         else:
             self._last_sent = sent
-            self._timer = self._reactor.callLater(self._seconds, self._check)
+            self._timer.start(self._seconds)
 
     def stop(self) -> None:
         """Stop the timer: the request has ended."""
-        if self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
 
 
 @implementer(IBodyProducer)

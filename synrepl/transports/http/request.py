@@ -10,6 +10,7 @@ from twisted.web.server import Request, Site
 from synrepl.files import Files
 from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body
 from synrepl.transports.http.authorization import AccessCheck
 from synrepl.transports.http.uploads import Upload, is_upload
@@ -101,7 +102,7 @@ class ApiRequest(Request):
     _is_complete = False
     _is_dropping = False
     _is_refused = False
-    _linger: Any = None
+    _linger: Timer | None = None
     _admitted: "set[ApiRequest]" = set()
     channel: Any
     content: Any
@@ -174,8 +175,8 @@ class ApiRequest(Request):
 
     def connectionLost(self, reason: Failure) -> None:
         self._admitted.discard(self)
-        if self._linger is not None and self._linger.active():
-            self._linger.cancel()
+        if self._linger is not None:
+            self._linger.stop()
         super().connectionLost(reason)
 
     def _answer(self, error: ApiError) -> None:
@@ -206,4 +207,5 @@ class ApiRequest(Request):
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
             % (error.status, RESPONSES[error.status], len(body), body)
         )
-        self._linger = site.clock.callLater(LINGER_SECONDS, self.channel.transport.abortConnection)
+        self._linger = Timer(site.clock, self.channel.transport.abortConnection)
+        self._linger.start(LINGER_SECONDS)

@@ -14,6 +14,7 @@ from synrepl.http_api.routes import ACKNOWLEDGE, FORWARD_COMMANDS, JOIN, REPLICA
 from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.relay.snapshot_codec import read_meta, read_snapshot
@@ -138,7 +139,7 @@ class HttpConversation:
         self._room: Deferred[None] | None = None
         self._acknowledged = 0
         self._to_acknowledge: LogPosition | None = None
-        self._ack_timer: Any = None
+        self._ack_timer = Timer(upstream.reactor, self._acknowledge_tick)
         self._head = 0
         self._commands: deque[Numbered] = deque()
         self._is_forwarding = False
@@ -243,7 +244,7 @@ class HttpConversation:
         self._events.put(Subscribed(body=response.position))
         self._events.put(Peers(body=response.peers))
         self._acknowledged = request.position.serial
-        self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_tick)
+        self._ack_timer.start(ACK_SECONDS)
         await self._changelog.follow(
             request.position.serial,
             self._handle_lines,
@@ -322,7 +323,7 @@ class HttpConversation:
         self._to_acknowledge = position
 
     def _acknowledge_tick(self) -> None:
-        self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_tick)
+        self._ack_timer.start(ACK_SECONDS)
         if len(self._tasks) < 2 + self._is_forwarding:
             self._tasks.start(self._acknowledge(), "acknowledging")
 
@@ -370,8 +371,7 @@ class HttpConversation:
         if self._events.error is not None:
             return
         self._events.end(NotConnected("the connection to the upstream is closed"))
-        if self._ack_timer is not None and self._ack_timer.active():
-            self._ack_timer.cancel()
+        self._ack_timer.stop()
         self._tasks.cancel_all()
         ending = Tasks(self._logger, "upstream")
         ending.start(self._changelog.stop(), "closing connections")
