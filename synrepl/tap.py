@@ -8,7 +8,6 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,6 +71,8 @@ class Options(usage.Options):
 
     def opt_version(self) -> None:
         """Show the version and exit."""
+        from importlib.metadata import version  # late: a running daemon has no use for its 0.4 MiB
+
         print(f"synrepl {version('synrepl')}")  # noqa: T201  # the purpose of --version
         sys.exit(0)
 

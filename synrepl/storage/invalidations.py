@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.caches import CacheRegistry, Changes
+from synrepl.storage.id_tables import identifier
 from synrepl.storage.ids import ITransaction, MultiWriterIdGenerator
-from synrepl.storage.ids.layout import identifier
 from synrepl.storage.sql import execute
 
 __all__ = ["InvalidationWriter"]

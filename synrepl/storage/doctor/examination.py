@@ -12,8 +12,8 @@ from synrepl.storage.doctor.complaints import Complaint, Diagnosis
 from synrepl.storage.doctor.holds import Hold, holds, read_positions
 from synrepl.storage.doctor.log_check import check_log, repair_positions
 from synrepl.storage.doctor.synapse import MARKS, STREAMS, Catalog, read_catalog
+from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.layout import IdStream, IdTable
 from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair
 from synrepl.storage.ids.writers import read_writers
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import Flavor
-from synrepl.storage.ids.layout import IdStream, IdTable
 
 __all__ = ["Catalog", "MARKS", "STREAMS", "read_catalog"]
 

@@ -1,5 +1,6 @@
 """Ids for streams in a database: their reservation, completion and positions."""
 
+from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.generator import (
     AllocatedIds,
     MultiWriterIdGenerator,
@@ -8,7 +9,6 @@ from synrepl.storage.ids.generator import (
     StreamIdGenerator,
     Unfinished,
 )
-from synrepl.storage.ids.layout import IdStream, IdTable
 from synrepl.storage.ids.transactions import ITransaction, Transaction, transact
 from synrepl.storage.ids.writer_session import WriterSession
 

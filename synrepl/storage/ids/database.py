@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from synrepl.errors import StorageError
-from synrepl.storage.ids.layout import IdStream
+from synrepl.storage.id_tables import IdStream
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import Flavor, execute
 

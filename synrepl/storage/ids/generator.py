@@ -15,8 +15,8 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Backoff, doubling, sleep
+from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.layout import IdStream, IdTable
 from synrepl.storage.ids.startup import IdPosition, IdProblem, IdProblems, examine, initial_position, repair
 from synrepl.storage.ids.tracker import Tracker
 from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, transact

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.storage.ids.layout import IdStream, IdTable, identifier
+from synrepl.storage.id_tables import IdStream, IdTable, identifier
 
 __all__ = ["SourceTable", "TableStream", "Template", "columns_of", "table_streams"]
 

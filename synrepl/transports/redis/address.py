@@ -3,7 +3,6 @@
 This module imports no Redis library, so that settings can be read without one.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from ipaddress import IPv6Address
@@ -14,7 +13,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from synrepl.errors import ConfigError
+from synrepl.errors import ConfigError, suggest
 
 __all__ = ["SCHEMES", "RedisAddress"]
 
@@ -165,9 +164,8 @@ def _read_query(scheme: str, query: str) -> dict[str, str]:
         if name in _TLS and name not in known:
             raise ConfigError(f"has {name}, which needs TLS: use rediss://")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"valid are {', '.join(known)}"
-            raise ConfigError(f"has the parameter {name!r}, which {scheme}:// does not have; {hint}")
+            hint = suggest(name, known) or f"; valid are {', '.join(known)}"
+            raise ConfigError(f"has the parameter {name!r}, which {scheme}:// does not have{hint}")
         if name in parameters:
             raise ConfigError(f"has {name} twice")
         if not value:
