@@ -459,6 +459,20 @@ class TestActions:
         assert [updates.token for updates in machine.facts.take()] == [13]
         assert machine.positions.tokens == {W: 13}
 
+    def test_a_run_with_a_batch_is_taken_row_by_row(self) -> None:
+        """Its first fact blocks the stream: the rows after it are queued."""
+        machine = live()
+
+        assert machine.feed(RdataRun(stream="s", instance=W, tokens=[11, None, 12], rows=[b"[]"] * 3)) == [
+            APPLY
+        ]
+
+        assert len(machine.intake.queue.commands) == 2
+        machine.apply()
+        assert machine.positions.tokens == {W: 11}
+        machine.apply()
+        assert machine.applied == [11, 12]
+
     def test_the_rest_of_a_run_ends_with_the_connection(self) -> None:
         """Even if the subscriber of one of its rows ends it."""
         machine = live()
