@@ -339,7 +339,7 @@ class Simulation(SeededRun):
                 if life.reader.stale:
                     self._fail(f"G4: {life.reader.stale[0]}")
                 self._check_life(slot, life, kept)
-            if slot.worker.follower.engine.waiters:
+            if slot.worker.follower.engine.waiters.queues:
                 self._fail(f"{slot.name} still holds somebody whose time is long over")
             if slot.starts_anew:
                 continue

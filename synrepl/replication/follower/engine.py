@@ -371,7 +371,7 @@ class FollowerEngine:
         if report is ADVANCED:
             if not self.saver.is_due:
                 self.saver.save_soon()
-            if self.waiters:
+            if self.waiters.queues:
                 self.waiters.wake(stream, self.executors[stream].machine.positions.reported)
             return
         writer, token, metrics = report.writer, report.token, self._metrics

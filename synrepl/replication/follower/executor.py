@@ -170,8 +170,8 @@ class StreamExecutor:
         return None
 
     def _apply(self) -> StreamEvent | Waiting:
-        facts, steps = self.machine.facts, self.steps.steps
-        is_page = self.machine.gaps.repair is not None
+        machine, steps = self.machine, self.steps.steps
+        facts, is_page = machine.facts, machine.gaps.repair is not None
         for updates in facts.take():
             if is_page:
                 # A page may be long: the positions count after each fact of it.

@@ -29,19 +29,18 @@ class Waiter:
 
 
 class Waiters:
-    """All waiters, sorted so that an advance of a stream touches only those it completes."""
+    """All waiters, sorted so that an advance of a stream touches only those it completes.
+
+    `queues`: by stream and writer, the waiters for a token, the lowest first.
+    """
 
     def __init__(self) -> None:
-        # By stream and writer: the waiters for a token, the lowest first.
-        self._queues: dict[str, dict[str, list[tuple[int, int, Waiter]]]] = {}
+        self.queues: dict[str, dict[str, list[tuple[int, int, Waiter]]]] = {}
         self._count = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._queues)
 
     def for_stream(self, stream: str) -> list[Waiter]:
         """The waiters of this stream, oldest first."""
-        queues = self._queues.get(stream, {}).values()
+        queues = self.queues.get(stream, {}).values()
         found = {waiter.number: waiter for queue in queues for _, _, waiter in queue}
         return [found[number] for number in sorted(found)]
 
@@ -56,7 +55,7 @@ class Waiters:
             if writer in positions and positions[writer] >= token:
                 del waiter.missing[writer]
             else:
-                queue = self._queues.setdefault(stream, {}).setdefault(writer, [])
+                queue = self.queues.setdefault(stream, {}).setdefault(writer, [])
                 entry = (token, waiter.number, waiter)
                 queue.insert(bisect_left(queue, entry[:2], key=_sort_key), entry)
         if not waiter.missing:
@@ -65,7 +64,7 @@ class Waiters:
 
     def remove(self, waiter: Waiter) -> None:
         """Remove a waiter, for any reason."""
-        queues = self._queues.get(waiter.stream, {})
+        queues = self.queues.get(waiter.stream, {})
         for writer, token in waiter.missing.items():
             queue = queues[writer]
             del queue[bisect_left(queue, (token, waiter.number), key=_sort_key)]
@@ -88,7 +87,7 @@ class Waiters:
     def wake(self, stream: str, positions: Mapping[str, int]) -> None:
         """Complete the waiters whose targets these positions include."""
         ready = []
-        for writer, queue in list(self._queues.get(stream, {}).items()):
+        for writer, queue in list(self.queues.get(stream, {}).items()):
             at = positions.get(writer)
             if at is None or queue[0][0] > at:
                 continue
@@ -110,10 +109,10 @@ class Waiters:
         waiter.timer = None
 
     def _tidy(self, stream: str, writer: str) -> None:
-        if not self._queues[stream][writer]:
-            del self._queues[stream][writer]
-            if not self._queues[stream]:
-                del self._queues[stream]
+        if not self.queues[stream][writer]:
+            del self.queues[stream][writer]
+            if not self.queues[stream]:
+                del self.queues[stream]
 
 
 def _sort_key(entry: tuple[int, int, Waiter]) -> tuple[int, int]:

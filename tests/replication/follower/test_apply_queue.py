@@ -59,7 +59,7 @@ class Waiting(Story):
         """Whether anything of those who waited is still around: in the list, or as a timer."""
         calls: Sequence[Any] = self.clock.getDelayedCalls()
         timers = [call for call in calls if call.func.__module__.endswith("waiters")]
-        return bool(self.follower.engine.waiters) or bool(timers)
+        return bool(self.follower.engine.waiters.queues) or bool(timers)
 
 
 class TestReaching:
@@ -235,7 +235,7 @@ class TestGivingUp:
 
         assert early == [n for n in range(70) if n % 3 and n % 7 <= 3 and n % 5 <= 2]
         assert all(waiter.done.called for waiter in held)
-        assert not waiters
+        assert not waiters.queues
 
 
 class TestTokensThatDoNotExist:

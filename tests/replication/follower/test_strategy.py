@@ -982,7 +982,7 @@ class TestSubscribers:
         story.hears(*rows(3, 3))
 
         assert fired == [None]
-        assert not story.follower.engine.waiters
+        assert not story.follower.engine.waiters.queues
 
     def test_a_waiter_that_gives_up_is_forgotten(self) -> None:
         """Time-outs must not leave anything behind."""
@@ -992,7 +992,7 @@ class TestSubscribers:
 
         waiter.cancel()
 
-        assert not story.follower.engine.waiters
+        assert not story.follower.engine.waiters.queues
 
     def test_commands_of_the_server_reach_who_subscribed(self) -> None:
         """REMOTE_SERVER_UP makes a federation sender try again."""
