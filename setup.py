@@ -34,7 +34,6 @@ setup(
     install_requires=[
         "Twisted[tls]>=24.7",
         "treq>=24.9",
-        "klein>=24.8",
         "msgspec>=0.19",
         "PyYAML>=6.0",
         "prometheus-client>=0.20",

@@ -2,12 +2,13 @@
 
 import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 from synrepl.http_api.kinds import Kind, Misplaced
 
-__all__ = ["Example", "HttpRequest", "Parameter", "Route"]
+__all__ = ["Example", "HttpRequest", "Parameter", "Route", "RouteTable"]
 
 JSON: Final = "application/json"
 
@@ -95,3 +96,34 @@ class Route(NamedTuple):
         kinds = {parameter.name: parameter.kind for parameter in self.query}
         pairs = [(name, kinds[name].format(value)) for name, value in query.items() if value is not None]
         return HttpRequest(self.method, f"{path}?{urlencode(pairs)}" if pairs else path)
+
+
+class RouteTable:
+    """Finds the routes of a path.
+
+    A part in braces matches any text that is not empty and has no slash. A literal part is preferred to it::
+
+        routes, variables = RouteTable(ROUTES).find(["v1", "streams", "events", "facts"])
+    """
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        by_path: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            by_path.setdefault(route.path, {})[route.method] = route
+        self._paths: dict[int, list[tuple[list[str], Mapping[str, Route]]]] = {}
+        for path in sorted(by_path, key=lambda path: path.replace("{", "\U0010ffff")):
+            parts = path[1:].split("/")
+            self._paths.setdefault(len(parts), []).append((parts, by_path[path]))
+
+    def find(self, parts: Sequence[str]) -> tuple[Mapping[str, Route], dict[str, str]]:
+        """Return the routes of this path by method, and its variable parts; no routes for an unknown path."""
+        for declared, routes in self._paths.get(len(parts), ()):
+            variables: dict[str, str] = {}
+            for name, part in zip(declared, parts, strict=True):
+                if name.startswith("{") and part and "/" not in part:
+                    variables[name[1:-1]] = part
+                elif name != part:
+                    break
+            else:
+                return routes, variables
+        return {}, {}

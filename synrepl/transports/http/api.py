@@ -1,23 +1,20 @@
-"""Dispatch of requests to the handlers of their routes, with access checks and error responses.
+"""Dispatch of requests to the handlers of their routes, with access checks and error responses."""
 
-Klein imports the reactor, so only `server.make_site` imports this module, when it is called.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from importlib import import_module
 from inspect import signature
 from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
-from klein import Klein
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
 
 from synrepl.http_api.kinds import BadParameter
-from synrepl.http_api.route import Route
+from synrepl.http_api.route import Route, RouteTable
 from synrepl.http_api.routes import ROUTES
 from synrepl.ports.access import Right
 from synrepl.streams import jsontext
@@ -65,35 +62,53 @@ def handler_of(name: str) -> Handler:
     return Handler(function, msgspec.json.Decoder(body), hints["return"], is_optional)
 
 
-class Api:
+class Api(Resource):
     """Handles the requests of all routes.
 
     Every failure becomes a JSON response without internal details.
     """
 
+    isLeaf = True
     _logger = Logger()
+    _routes = RouteTable(ROUTES)
 
     def __init__(self, services: Services, guard: AccessCheck) -> None:
+        super().__init__()
         self._state = ApiState(services)
         self._guard = guard
-        self.app = Klein()
-        rules = self.app.url_map
-        rules.merge_slashes, rules.strict_slashes, rules.redirect_defaults = False, True, False
-        for route in ROUTES:
-            rule = route.path.replace("{", "<").replace("}", ">")
-            self.app.route(rule, methods=[route.method], endpoint=route.name)(self._serve(route))
-        self.app.handle_errors(HTTPException)(self._refuse_url)
 
-    def _serve(self, route: Route) -> Callable[..., Any]:
-        async def serve(request: Any, **path: str) -> bytes | None:
-            try:
-                return await self._answer(Call(self._state, route, request, path))
-            except CancelledError:
-                raise
-            except Exception as error:
-                return _refuse(request, self._as_refusal(request, error))
+    def render(self, request: Any) -> int:
+        """Handle a request; it is cancelled when the connection is lost."""
+        ended: list[bool] = []
+        request.notifyFinish().addBoth(lambda _: ended.append(True))
 
-        return serve
+        def respond(body: bytes | None) -> None:
+            if not ended:
+                request.write(body or b"")
+                request.finish()
+
+        def failed(failure: Failure) -> None:
+            if not ended:
+                request.processingFailed(failure)
+
+        work = Deferred.fromCoroutine(self._serve(request))
+        work.addCallback(respond).addErrback(failed)
+        if not ended:
+            request.notifyFinish().addErrback(lambda _: work.cancel())
+        return NOT_DONE_YET
+
+    async def _serve(self, request: Any) -> bytes | None:
+        method = request.method.decode("ascii")
+        routes, variables = self._routes.find([part.decode("utf-8") for part in request.postpath])
+        route = routes.get("GET" if method == "HEAD" else method)
+        if route is None:
+            return _refuse_url(request, method, routes)
+        try:
+            return await self._answer(Call(self._state, route, request, variables))
+        except CancelledError:
+            raise
+        except Exception as error:
+            return _refuse(request, self._as_refusal(request, error))
 
     async def _answer(self, call: Call) -> bytes | None:
         """Return the body of the response; None if the handler wrote the response itself."""
@@ -145,23 +160,22 @@ class Api:
             self._logger.error("request refused: {why}", why=refused)
         return refused
 
-    @staticmethod
-    def _refuse_url(request: Any, failure: Failure) -> bytes:
-        """Respond to an unknown URL or method."""
-        error, is_synapse = failure.value, request.path.startswith(SYNAPSE)
-        if not isinstance(error, MethodNotAllowed):
-            if is_synapse:
-                return _refuse(request, ApiError("M_UNRECOGNIZED", "Unrecognized request"))
-            why = "no such URL in this API (docs/reference/http.md)"
-            return _refuse(request, ApiError("not_found", why))
-        allowed = ", ".join(sorted(error.valid_methods or ()))
+
+def _refuse_url(request: Any, method: str, allowed: Collection[str]) -> bytes:
+    """Respond to an unknown URL, or to a method that is not among the `allowed` ones of a known URL."""
+    is_synapse = request.path.startswith(SYNAPSE)
+    if not allowed:
         if is_synapse:
-            refused = ApiError("M_UNRECOGNIZED", "Unrecognized request", status=405)
-        else:
-            method = request.method.decode("ascii")
-            refused = ApiError("method_not_allowed", f"{method} is not supported for this URL; use {allowed}")
-        request.setHeader(b"allow", allowed.encode())
-        return _refuse(request, refused)
+            return _refuse(request, ApiError("M_UNRECOGNIZED", "Unrecognized request"))
+        why = "no such URL in this API (docs/reference/http.md)"
+        return _refuse(request, ApiError("not_found", why))
+    methods = ", ".join(sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])}))
+    if is_synapse:
+        refused = ApiError("M_UNRECOGNIZED", "Unrecognized request", status=405)
+    else:
+        refused = ApiError("method_not_allowed", f"{method} is not supported for this URL; use {methods}")
+    request.setHeader(b"allow", methods.encode())
+    return _refuse(request, refused)
 
 
 def _read_body(call: Call, decoder: "msgspec.json.Decoder[Any]", *, is_optional: bool) -> Any:

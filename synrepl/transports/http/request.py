@@ -145,13 +145,10 @@ class ApiRequest(Request):
             super().requestReceived(command, path, version)
 
     def process(self) -> None:
-        """Handle the request, except for errors that Klein would report in plain text or log with a
-        traceback.
-        """
+        """Handle the request, unless its method, path or Host is malformed."""
         try:
             self.method.decode("ascii")
             unquote_to_bytes(self.path).decode("utf-8")
-            # Werkzeug does the same, and responds with 500 if it fails.
             (self.getRequestHostname() or b"").decode("utf-8").partition(":")[0].encode("idna")
         except UnicodeError:
             self.prepath, self.postpath = [], []

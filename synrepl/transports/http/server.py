@@ -54,13 +54,12 @@ def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
     With `keys`, ``/v1``, ``/_synapse`` and ``/status`` need one of them as ``Authorization: Bearer``. Without
     keys, clients may use the host names of the settings only.
     """
-    # Klein imports the reactor, which the caller must have installed before.
-    from synrepl.transports.http.api import Api
+    from synrepl.transports.http.api import Api  # it imports this module
 
     settings = services.settings
     guard = AccessCheck(keys if keys is not None else Keyring(), settings.hosts)
     return ApiSite(
-        Api(services, guard).app.resource(),
+        Api(services, guard),
         clock=services.clock,
         guard=guard,
         max_body=settings.max_body_bytes,
