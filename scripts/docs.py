@@ -118,7 +118,7 @@ The models were two protocol libraries without I/O: [h11](https://h11.readthedoc
   `StreamMachine.feed`. In h11 the connection is then in an error state for good; here nothing changes.
 * h11 finds the code that reads and writes by role and state, in `READERS` and `WRITERS`. Here `_STEPS`, in
   `stream.py`, has the handler of each event in each state: a row is taken where the stream is live, and
-  queued elsewhere.
+  queued where it is blocked, and dropped where there is no connection.
 * websockets has four states, named after the RFC. Here are six, each named after what the stream waits for.
   In websockets each method checks the state itself; here one table says what is possible when.
 * websockets says in each docstring what the caller must do next: send `data_to_send`, then process
@@ -126,7 +126,7 @@ The models were two protocol libraries without I/O: [h11](https://h11.readthedoc
   action says which event it is followed by.
 * websockets parses in a generator, whose lines are in the order of the bytes. Here `PendingFacts.take`, in
   `facts.py`, is one: it says from the top down which facts are new, and when the position advances. It can
-  be dropped at any fact; the next one continues there."""
+  be dropped at any fact; the next generator continues at that fact."""
 
 SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
 

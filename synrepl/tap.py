@@ -65,7 +65,7 @@ class Options(usage.Options):
         if name == "upstream" and (before := self.get(name)) is not None:
             raise usage.UsageError(
                 f"--upstream is given twice, as {_redact(before)} and {_redact(value)}: a replica follows one"
-                " daemon; remove the other"
+                " daemon; remove one of the two"
             )
         super().__setitem__(name, value)
 

@@ -96,7 +96,9 @@ def append(stream: str, url: str, writer: str | None, secret_file: Path | None, 
     except OutputClosed:
         sys.exit(0)
     except KeyboardInterrupt:
-        raise CliError(f"interrupted; {appending.stored_text}, and possibly the batch in progress") from None
+        raise CliError(
+            f"interrupted; {appending.stored_text}; the batch in progress may have been stored as well"
+        ) from None
 
 
 class _Row:

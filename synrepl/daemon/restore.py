@@ -1,4 +1,4 @@
-"""Restores an empty log from a snapshot of the pipeline (``synrepl pipeline compact``)."""
+"""Restores an empty log from a snapshot that the pipeline made (``synrepl pipeline compact``)."""
 
 from collections.abc import Callable, Iterator
 from itertools import groupby

@@ -160,7 +160,7 @@ class BrokerPeer:
         if why != self._last_error:
             # Log each reason once: attempts repeat every few seconds.
             self._last_error = why
-            self._logger.warn("cannot connect to the channel, retrying: {why}", why=why)
+            self._logger.warn("cannot connect to Redis, retrying: {why}", why=why)
         if self._follower is not None:
             self._follower.engine.unreachable(why)
 

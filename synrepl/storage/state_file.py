@@ -64,7 +64,7 @@ class StateFile:
 
     def read(self) -> list[Summary]:
         """The logs of which one must be present; empty if nothing is recorded."""
-        with self._map_errors():
+        with self._map_errors("read the state file"):
             try:
                 data = self.path.read_bytes()
             except FileNotFoundError:
@@ -84,7 +84,7 @@ class StateFile:
             return
         # The contents are unknown while the file is being replaced.
         self._written = None
-        with self._map_errors():
+        with self._map_errors("write the state file"):
             replace_private(self.path, msgspec.json.encode(state) + b"\n")
         self._written = state
 
@@ -106,9 +106,9 @@ class StateFile:
             tried=False,
         )
 
-    def _map_errors(self) -> AbstractContextManager[None]:
+    def _map_errors(self, op: str) -> AbstractContextManager[None]:
         return map_path_errors(
-            "record how far the log has come",
+            op,
             self.path,
             "make the file readable and writable for this user, and free some space",
         )

@@ -365,7 +365,7 @@ class Stream(Generic[R]):
         for old in gone:
             of = f"field {old.name}, gone from stream {self.name},"
             if old.after and old.after not in names:
-                raise ConfigError(f"{of} cannot follow {old.after}: {cls.__name__} has no such field")
+                raise ConfigError(f"{of} cannot follow {old.after}: {cls.__name__} has no field {old.after}")
             _check_default(of, old.default, old.type)
             field = ShapeField(
                 name=old.name,

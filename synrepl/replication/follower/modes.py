@@ -31,10 +31,10 @@ class Verdict(enum.Enum):
     """What a POSITION shows; the value says it in words."""
 
     CERTAIN = "nothing is missing: the position advances"
-    UNCERTAIN = "nothing is known to be missing, but facts may have been: the position advances over them"
+    UNCERTAIN = "nothing is known to be missing, but facts may be lost: the position advances over them"
     GAP = "facts are missing: they are fetched"
     RECHECK = "late facts may have been missed: the last facts are fetched again"
-    REWOUND = "the writer lost facts, and so does the log: the position falls"
+    REWOUND = "the writer has lost facts, and the log discards them: the position falls"
     RESTARTED = "the writer begins again: all its facts are fetched"
     STALE = "it was sent before rows that have arrived: nothing changes"
 

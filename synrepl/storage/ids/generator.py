@@ -410,9 +410,10 @@ class MultiWriterIdGenerator:
     # -- storing the position ------------------------------------------------------------------------------
 
     def _save_soon(self) -> None:
-        """Start to store the announced token.
+        """Store the announced token.
 
-        A store that is already running repeats until it has stored the newest one.
+        If a store is running already, none is started: the running one repeats until it has stored the newest
+        token.
         """
         if self.stream.writers and not self._is_saving:
             ensureDeferred(self._save()).addErrback(

@@ -67,7 +67,9 @@ def table_streams(config: Any, *, default_writer: str) -> list[TableStream]:
     names = [one.stream for one in found]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"has {name} more than once; name all its tables under `tables`")
+            raise ConfigError(
+                f"has the stream {name} more than once; name all tables of this stream under one `tables`"
+            )
     return found
 
 
@@ -78,14 +80,14 @@ def _stream(config: Any, default_writer: str) -> TableStream:
     _check_keys(name, config, STREAM_KEYS)
     several = config.get("tables", [{key: config[key] for key in TABLE_KEYS if key in config}])
     if not isinstance(several, list) or not several:
-        raise ConfigError(f"of {name} needs `table: NAME`")
+        raise ConfigError(f"(stream {name}): `table: NAME` is missing")
     tables = tuple(_table(name, one) for one in several)
     writers = config.get("writers", [])
     if not isinstance(writers, list) or not all(isinstance(writer, str) for writer in writers):
-        raise ConfigError(f"of {name}: `writers` must be a list of instance names, not {writers!r}")
+        raise ConfigError(f"(stream {name}): `writers` must be a list of instance names, not {writers!r}")
     start = config.get("start", "latest")
     if start not in ("latest", "earliest"):
-        raise ConfigError(f"of {name}: `start` must be latest or earliest, not {start!r}")
+        raise ConfigError(f"(stream {name}): `start` must be latest or earliest, not {start!r}")
     negative, catch_up = (_flag(name, config, key) for key in ("negative", "catch_up"))
     try:
         ids = IdStream(
@@ -96,7 +98,7 @@ def _stream(config: Any, default_writer: str) -> TableStream:
             negative=negative,
         )
     except ConfigError as error:
-        raise ConfigError(f"of {name}: `sequence` {error}") from error
+        raise ConfigError(f"(stream {name}): `sequence`: {error}") from error
     return TableStream(
         stream=name,
         ids=ids,
@@ -110,13 +112,13 @@ def _stream(config: Any, default_writer: str) -> TableStream:
 def _flag(stream: str, config: Mapping[str, Any], key: str) -> bool:
     value = config.get(key, False)
     if not isinstance(value, bool):
-        raise ConfigError(f"of {stream}: `{key}` must be true or false, not {value!r}")
+        raise ConfigError(f"(stream {stream}): `{key}` must be true or false, not {value!r}")
     return value
 
 
 def _table(stream: str, config: Any) -> SourceTable:
     if not isinstance(config, Mapping) or "table" not in config or "row" not in config:
-        raise ConfigError(f"of {stream} needs `table: NAME` and `row: [COLUMN, ...]`")
+        raise ConfigError(f"(stream {stream}): each table needs `table: NAME` and `row: [COLUMN, ...]`")
     _check_keys(stream, config, TABLE_KEYS)
     try:
         ids = IdTable(
@@ -129,7 +131,7 @@ def _table(stream: str, config: Any) -> SourceTable:
         for column in columns_of(config["row"]):
             identifier(column)
     except ConfigError as error:
-        raise ConfigError(f"of {stream}: {error}") from error
+        raise ConfigError(f"(stream {stream}): {error}") from error
     return SourceTable(ids=ids, row=tuple(config["row"]))
 
 
@@ -158,5 +160,5 @@ def _check_keys(stream: str, config: Mapping[str, Any], known: set[str]) -> None
     for key in config:
         if key not in known:
             raise ConfigError(
-                f"of {stream} has no setting {key}; the settings are {', '.join(sorted(known))}"
+                f"(stream {stream}): there is no setting {key}; the settings are {', '.join(sorted(known))}"
             )

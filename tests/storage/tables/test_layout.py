@@ -51,18 +51,24 @@ def test_a_stream_can_be_the_union_of_several_tables() -> None:
     [
         ({}, "must be a list of streams"),
         ([3], "needs the name of a stream"),
-        ([{"stream": "receipts"}], "of receipts needs `table: NAME`"),
-        ([RECEIPTS | {"colour": 1}], "of receipts has no setting colour"),
-        ([RECEIPTS | {"table": "a; DROP TABLE b"}], "of receipts: must be the name of a table"),
-        ([RECEIPTS | {"row": []}], "of receipts: `row` must be a list of columns"),
-        ([RECEIPTS | {"row": ["room id"]}], "of receipts: must be the name of a table, column or sequence"),
-        ([RECEIPTS | {"row": [{"sql": "x"}]}], "of receipts: `row` consists of columns"),
-        ([RECEIPTS | {"row": [7]}], "of receipts: `row` consists of columns"),
+        ([{"stream": "receipts"}], "(stream receipts): each table needs `table: NAME`"),
+        ([RECEIPTS | {"colour": 1}], "(stream receipts): there is no setting colour"),
+        (
+            [RECEIPTS | {"table": "a; DROP TABLE b"}],
+            "(stream receipts): 'a; DROP TABLE b' is not the name of a table",
+        ),
+        ([RECEIPTS | {"row": []}], "(stream receipts): `row` must be a list of columns"),
+        (
+            [RECEIPTS | {"row": ["room id"]}],
+            "(stream receipts): 'room id' is not the name of a table, column or sequence",
+        ),
+        ([RECEIPTS | {"row": [{"sql": "x"}]}], "(stream receipts): `row` consists of columns"),
+        ([RECEIPTS | {"row": [7]}], "(stream receipts): `row` consists of columns"),
         ([RECEIPTS | {"writers": "w1"}], "`writers` must be a list of instance names"),
         ([RECEIPTS | {"start": "now"}], "`start` must be latest or earliest"),
         ([RECEIPTS | {"negative": 1}], "`negative` must be true or false"),
-        ([RECEIPTS | {"sequence": "a b"}], "of receipts: `sequence` must be the name"),
-        ([RECEIPTS, RECEIPTS], "has receipts more than once"),
+        ([RECEIPTS | {"sequence": "a b"}], "(stream receipts): `sequence`: 'a b' is not the name"),
+        ([RECEIPTS, RECEIPTS], "has the stream receipts more than once"),
     ],
 )
 def test_what_makes_no_sense_is_told(given: Any, said: str) -> None:
