@@ -123,6 +123,7 @@ for _one in settings():
 
 def makeService(options: Options) -> IService:
     """Return the daemon's service, not yet started."""
+    # Late: the import of the reactor installs it, which is for twistd to do.
     from twisted.internet import reactor
 
     from synrepl.daemon.service import Daemon

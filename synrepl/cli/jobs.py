@@ -1,4 +1,7 @@
-"""``synrepl pipeline``: the Spark jobs, their options, session, progress and output."""
+"""``synrepl pipeline``: the Spark jobs, their options, session, progress and output.
+
+The jobs are imported by the commands that run them: Spark takes seconds to import.
+"""
 
 import json
 import signal

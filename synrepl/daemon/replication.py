@@ -248,7 +248,7 @@ class ReplicationServices:
             if not over_http and known.native == where.native:
                 where = known
         if where.http and (over_http or not _is_endpoint(where.native)):
-            from synrepl.transports.http.upstream import HttpUpstream
+            from synrepl.transports.http.upstream import HttpUpstream  # a primary needs neither of the two
 
             return HttpUpstream(
                 self._reactor,

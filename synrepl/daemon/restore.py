@@ -128,7 +128,7 @@ def _checked(store: Store, server_name: str) -> SnapshotManifest:
 
 def _read(store: Store, part: PartFile) -> list[Fact]:
     """The facts of a file, in order. Runs in a thread."""
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # an extra
 
     with store.filesystem.open_input_file(store.path(part.path)) as source:
         found = list(_facts(pq.ParquetFile(source)))

@@ -164,7 +164,7 @@ class SourceManager:
 
     def _redis_source(self, publisher: Publisher, write_policy: WritePolicy) -> "RedisSource":
         try:
-            from synrepl.ingest.redis import RedisSource
+            from synrepl.ingest.redis import RedisSource  # an extra
         except ImportError as error:
             raise ConfigError(
                 f"--redis needs more libraries: pip install 'synrepl[redis]' ({error})"

@@ -76,7 +76,7 @@ def session(
     """
     if master is not None and remote is not None:
         raise ConfigError(f"master {master} and remote {remote} exclude each other: set one of them")
-    try:
+    try:  # an extra
         from py4j.protocol import Py4JError
         from pyspark import SparkContext
         from pyspark.errors import PySparkException

@@ -1,4 +1,7 @@
-"""Credentials: what a daemon sends to its peers, and the identity of a peer by its connection."""
+"""Credentials: what a daemon sends to its peers, and the identity of a peer by its connection.
+
+The module of TLS is imported where it is used: most daemons have no TLS.
+"""
 
 from functools import lru_cache
 from ipaddress import ip_address

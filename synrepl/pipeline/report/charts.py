@@ -1,6 +1,7 @@
 """Charts, drawn by matplotlib: series over time, bars, and a heat map.
 
 A chart is drawn in two widths for the page, as SVG in the colors of its theme, and as a PNG file.
+matplotlib is an extra, and slow to import: only the functions that draw import it.
 """
 
 import io

@@ -158,7 +158,7 @@ def _within(facts: Any, planned: SerialRange) -> Any:
 
 def _keys() -> Any:
     try:
-        from synrepl.pipeline.keys import KeyExtractor
+        from synrepl.pipeline.keys import KeyExtractor  # executors may lack it
     except ImportError as error:
         raise SourceError(
             f"the column key needs synrepl on the executors ({error}): install it there, or leave key out of"

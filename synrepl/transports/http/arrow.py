@@ -1,4 +1,7 @@
-"""The changelog as an Arrow IPC stream, for bulk readers of columns."""
+"""The changelog as an Arrow IPC stream, for bulk readers of columns.
+
+pyarrow is an extra: it is imported where it is used.
+"""
 
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
