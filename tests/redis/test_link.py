@@ -15,6 +15,7 @@ from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Server
 from tests.redis.contract import USER_IP, ClosedContract, FakeCase, FlowContract, LinkContract, OpenContract
+from tests.redis.fake_redis import _Client
 from tests.redis.worlds import SERVER, FakeWorld, Recorder, World, rdata, refusal, stopped
 
 
@@ -244,6 +245,31 @@ def test_a_redis_that_lets_in_and_drops_is_not_hammered() -> None:
 
         assert "hearing" in member.told
         assert len(times) < 30
+
+    FakeWorld().run(story)
+
+
+def test_a_refused_publish_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is lost: the member must learn that it has to be published again."""
+
+    async def story(world: World) -> None:
+        member = Recorder()
+        link = world.link(member)
+        link.start()
+        await world.until(lambda: {"hearing", "speaking"} <= set(member.told))
+        answer = _Client._answer
+        monkeypatch.setattr(
+            _Client,
+            "_answer",
+            lambda client, command, words: (
+                b"-OOM command not allowed\r\n" if command == b"PUBLISH" else answer(client, command, words)
+            ),
+        )
+        link.write(rdata(1))
+        await world.until(lambda: "mute" in member.told)
+        await stopped(world, link.stop())
+
+        assert "OOM" in member.whys[0]
 
     FakeWorld().run(story)
 

@@ -311,6 +311,13 @@ def test_a_bad_file_is_told_in_one_line(content: str, said: str, tmp_path: Path)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("timeout", ["5", "4.9"])
+def test_a_timeout_is_longer_than_the_time_between_pings(timeout: str) -> None:
+    """With the same time for both, a connection would be closed whenever its PING is a moment late."""
+    with pytest.raises(ConfigError, match="--timeout-seconds must be longer than --ping-seconds"):
+        Settings.build({"ping_seconds": "5", "timeout_seconds": timeout})
+
+
 @pytest.mark.parametrize("content", [b"listen: \xda", b"listen: \x07"])
 def test_a_file_that_is_no_text_is_told_in_one_line(content: bytes, tmp_path: Path) -> None:
     """What the library says of it has several lines."""
