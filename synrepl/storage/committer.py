@@ -158,10 +158,7 @@ class Committer:
             try:
                 if result.called:
                     raise StorageError(op="write", why="the caller was cancelled", retryable=True)
-                if (
-                    self._uncertain_commit is not None
-                    and (error := await self._resolve_uncertain_commit()) is not None
-                ):
+                if (error := await self._resolve_uncertain_commit()) is not None:
                     raise error
                 if self.lost is not None:
                     raise self.lost
@@ -223,10 +220,7 @@ class Committer:
     async def _write(self) -> None:
         try:
             while self._queue or self._uncertain_commit is not None:
-                if (
-                    self._uncertain_commit is not None
-                    and (error := await self._resolve_uncertain_commit()) is not None
-                ):
+                if (error := await self._resolve_uncertain_commit()) is not None:
                     self._fail_queue(error)
                     break
                 if self._queue:
@@ -312,9 +306,10 @@ class Committer:
         return group, None, True
 
     async def _resolve_uncertain_commit(self) -> StorageError | None:
-        """Look up the outcome of the uncertain commit. Returns the error if the engine cannot say."""
+        """Look up the outcome of the uncertain commit, if any. Returns the error if the engine cannot say."""
         group = self._uncertain_commit
-        assert group is not None
+        if group is None:
+            return None
         try:
             head: Head = await self._thread.run(self._engine.head)
         except Exception as error:
