@@ -13,7 +13,7 @@ from synrepl.errors import ConfigError
 from synrepl.ports.access import Keyring
 from synrepl.ports.time import sleep
 from synrepl.replication.addresses import Address
-from synrepl.replication.relay import ReplicaRegistry
+from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.limits import LimitedFactory, connection_limit

@@ -18,9 +18,10 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay import ReplicaRegistry
+from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.retention import Retention, keys_of
-from synrepl.replication.roles import PRIMARY, REPLICA, ReadOnlyHere, RoleManager
+from synrepl.replication.roles.manager import RoleManager
+from synrepl.replication.roles.messages import PRIMARY, REPLICA, ReadOnlyHere
 from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage import DivergedFacts, Log, ReactorThread
 from synrepl.streams.table import StreamTable
@@ -29,7 +30,8 @@ from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint
 from synrepl.transports.http.peer_client import PeerClient
 
 if TYPE_CHECKING:
-    from synrepl.replication.replica import IUpstream, Replica
+    from synrepl.replication.replica.conversation import IUpstream
+    from synrepl.replication.replica.replica import Replica
     from synrepl.transports.http.client import HttpAppender
 
 __all__ = ["ReplicationServices", "make_write_forwarder"]
@@ -204,7 +206,7 @@ class ReplicationServices:
 
     def _follow(self, where: Address | None) -> "Replica":
         # Imported on use: a primary does not load it, nor the upstreams below.
-        from synrepl.replication.replica import Replica
+        from synrepl.replication.replica.replica import Replica
 
         return Replica(
             self._log,

@@ -18,7 +18,7 @@ from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ports.metrics import CommitMetrics, Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.roles import PRIMARY, REPLICA
+from synrepl.replication.roles.messages import PRIMARY, REPLICA
 from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable

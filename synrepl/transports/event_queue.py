@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from synrepl.replication.replica import Event
+from synrepl.replication.replica.conversation import Event
 
 __all__ = ["EventQueue"]
 

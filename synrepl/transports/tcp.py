@@ -26,7 +26,7 @@ from synrepl.wire.text import printable
 if TYPE_CHECKING:
     # Imported for types only: a daemon without followers should not load these modules.
     from synrepl.replication.follower.follower import Follower
-    from synrepl.replication.relay import ReplicaRegistry
+    from synrepl.replication.relay.registry import ReplicaRegistry
     from synrepl.replication.relay.relay import Relay
 
 __all__ = ["MAX_CONNECTIONS", "FollowerFactory", "PublisherFactory"]

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from scripts.staging import Stage
 from synrepl.cli import main
 from synrepl.cli.promote import WHAT_TO_DO
-from synrepl.replication.relay import RELAY_STATES, REPLICA_STATES
-from synrepl.replication.replica import STATES as UPSTREAM_STATES
+from synrepl.replication.relay.registry import RELAY_STATES, REPLICA_STATES
+from synrepl.replication.replica.replica import STATES as UPSTREAM_STATES
 from synrepl.replication.status import STATES
 from synrepl.wire.error_codes import REFUSALS
 from tests.service.processes import ROOT, Daemon, Process

@@ -13,10 +13,11 @@ from synrepl.ports.history import EMPTY, EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.follower_commands import FollowerCommands
-from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.relay.leases import MAX_ANONYMOUS
-from synrepl.replication.replica import Replica
-from synrepl.replication.roles import Claim, HandOver, PeerStatus, RoleManager
+from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.replication.replica.replica import Replica
+from synrepl.replication.roles.manager import RoleManager
+from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.replication.status import NO_REPLICATION, SHOWN
 from synrepl.storage import ImmediateThread, Log

@@ -6,7 +6,7 @@ from base64 import b64encode
 from hashlib import sha256
 from typing import Any
 
-from synrepl.replication.relay import REPLICA_STATES
+from synrepl.replication.relay.registry import REPLICA_STATES
 from synrepl.replication.status import STATES
 from synrepl.transports.http.status_page import POLICY, page
 from synrepl.transports.http.status_page.about import KINDS

@@ -22,9 +22,12 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay import Leases, ReplicaRegistry
-from synrepl.replication.replica import IUpstream, Replica
-from synrepl.replication.roles import PRIMARY, REPLICA, Claim, HandOver, PeerStatus, RoleManager
+from synrepl.replication.relay.leases import Leases
+from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.replication.replica.conversation import IUpstream
+from synrepl.replication.replica.replica import Replica
+from synrepl.replication.roles.manager import RoleManager
+from synrepl.replication.roles.messages import PRIMARY, REPLICA, Claim, HandOver, PeerStatus
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
 from synrepl.streams import jsontext

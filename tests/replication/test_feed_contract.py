@@ -9,7 +9,7 @@ from twisted.logger import Logger
 
 from synrepl.ports.history import BEGINNING, LogPosition
 from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.replication.relay import ReplicaRegistry
+from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.settings import RelaySettings
 from synrepl.wire.blocks import BlockReader
 from synrepl.wire.dialect import CURRENT

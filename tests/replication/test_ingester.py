@@ -42,6 +42,9 @@ class Shelf:
 class Line:
     """A connection on which nothing need be said."""
 
+    def write(self, data: bytes) -> None:
+        pass
+
     def send(self, command: Command) -> None:
         pass
 

@@ -14,17 +14,17 @@ from synrepl.errors import NotConnected, StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 from synrepl.replication.replica.replica import RESYNC, WAYS_OUT
-from synrepl.replication.roles import (
-    HANDOVER_SECONDS,
+from synrepl.replication.roles.handover import HANDOVER_SECONDS
+from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL
+from synrepl.replication.roles.manager import RoleManager
+from synrepl.replication.roles.messages import (
     CannotPromote,
     Claim,
     ClaimRefused,
     HandOver,
+    PeerStatus,
     ReadOnlyHere,
-    RoleManager,
 )
-from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL
-from synrepl.replication.roles.messages import PeerStatus
 from synrepl.replication.roles.record import RoleRecord
 from synrepl.replication.roles.verification import common_serial, parse_peer_address
 from tests.replication.nodes import FakeNode

@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 
 from synrepl.daemon.replication import make_write_forwarder
 from synrepl.replication.replica.replica import RESYNC
-from synrepl.replication.roles import ReadOnlyHere
+from synrepl.replication.roles.messages import ReadOnlyHere
 from synrepl.replication.write_forwarder import PostedFacts, WriteForwarder
 from synrepl.transports.credentials import Credentials
 from tests.replication.worlds import World

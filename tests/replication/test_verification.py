@@ -9,8 +9,7 @@ from twisted.internet.task import Clock
 from synrepl.errors import NotConnected
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles import ClaimRefused
-from synrepl.replication.roles.messages import PeerStatus
+from synrepl.replication.roles.messages import ClaimRefused, PeerStatus
 from synrepl.replication.roles.verification import MAX_EPOCH, MAX_QUEUED, REST_SECONDS, ClaimVerifier
 
 THERE = Address.parse("there -")

@@ -24,7 +24,7 @@ from synrepl.replication.relay import leases as leases_module
 from synrepl.replication.replica import join as joining_module
 from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
-from synrepl.replication.roles import Claim, HandOver, PeerStatus
+from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import MemoryLink, Network

@@ -13,7 +13,7 @@ from zope.interface import implementer
 
 from synrepl.replication.addresses import Address
 from synrepl.replication.follower.follower_event import FollowerEvent
-from synrepl.replication.replica import IUpstream
+from synrepl.replication.replica.conversation import IUpstream
 from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositions, Network
 from synrepl.testing.cluster import DirectCatchUp
 from synrepl.testing.network import MemoryLink

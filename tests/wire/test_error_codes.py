@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from synrepl.http_api.routes import ROUTES
-from synrepl.replication.roles import CannotPromote, ClaimRefused
+from synrepl.replication.roles.messages import CannotPromote, ClaimRefused
 from synrepl.transports.http.api_error import ApiError
 from synrepl.wire.error_codes import ERROR_CODES, REFUSALS
 
@@ -20,8 +20,6 @@ RAISING: Final = {
     "BadParameter": 1,
     "CannotPromote": 0,
     "ClaimRefused": 0,
-    "Fenced": 0,
-    "HandingOver": 0,
     "InstanceName": 1,
     "NotForwarded": 0,
     "ReadOnlyHere": 0,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -19,6 +19,7 @@ from synrepl.ports.interfaces import IAllocated, ICaches, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.allocation import Allocation
+from synrepl.replication.connection import Connection
 from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NoCatchUp
 from synrepl.replication.follower.events import ADVANCED, DISCONNECTED, STOPPED, Connected, Report, Reported
 from synrepl.replication.follower.executor import StreamExecutor
@@ -38,32 +39,13 @@ from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["FollowerConnection", "FollowerEngine"]
+__all__ = ["FollowerEngine"]
 
 MAX_UNKNOWN: Final = 1_000
 """Names of unknown streams that are remembered; the peer chooses them."""
 
 MAX_LOST_GAPS: Final = 100
 """Lost gaps that are remembered for the status."""
-
-
-class FollowerConnection(Protocol):
-    """A follower's connection to its server."""
-
-    def send(self, command: Command) -> None:
-        """Send one command."""
-
-    def fail(self, why: str) -> None:
-        """Send ERROR, then close."""
-
-    def established(self) -> None:
-        """The first POSITION was applied: reset the reconnect backoff."""
-
-    def pause_reading(self) -> None:
-        """Stop reading from the server."""
-
-    def resume_reading(self) -> None:
-        """Read from the server again."""
 
 
 class FollowerEngine:
@@ -97,7 +79,7 @@ class FollowerEngine:
                 "a follower has `external_position` or `caches`: caches would miss external facts"
             )
         self.table = streams
-        self.connection: FollowerConnection | None = None
+        self.connection: Connection | None = None
         self.is_connected = False
         self.lost_gaps: list[tuple[float, GapError]] = []
         self.catch_up = catch_up or NoCatchUp()
@@ -254,7 +236,7 @@ class FollowerEngine:
     # -- called by the connection --------------------------------------------------------------------------
 
     def connected(
-        self, connection: FollowerConnection, dialect: Dialect, strategy: FollowStrategy | None = None
+        self, connection: Connection, dialect: Dialect, strategy: FollowStrategy | None = None
     ) -> None:
         """A connection was opened and the handshake is done: request the followed streams.
 

@@ -15,7 +15,8 @@ from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.holdings import held
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import Leases
-from synrepl.replication.roles import FENCED, RoleManager
+from synrepl.replication.roles.manager import RoleManager
+from synrepl.replication.roles.messages import FENCED
 from synrepl.replication.settings import RelaySettings
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
@@ -23,7 +24,6 @@ from synrepl.wire.native import Refusal, Subscription, refusal
 from synrepl.wire.text import identity_error
 
 if TYPE_CHECKING:
-    from synrepl.replication.publisher import Publisher
     from synrepl.replication.relay.relay import Relay, RelayConnection
 
 __all__ = ["RELAY_STATES", "REPLICA_STATES", "ReplicaRegistry"]

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 
@@ -73,9 +73,6 @@ from synrepl.wire.native import (
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import identity_error, printable
 
-if TYPE_CHECKING:
-    from synrepl.replication.relay.registry import ReplicaRegistry
-
 __all__ = ["Relay", "RelayConnection"]
 
 LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
@@ -117,7 +114,7 @@ class Relay:
     response has to wait, the connection is not read.
     """
 
-    def __init__(self, registry: "ReplicaRegistry", connection: RelayConnection) -> None:
+    def __init__(self, registry: ReplicaRegistry, connection: RelayConnection) -> None:
         self.connection = connection
         self._logger = connection.logger
         self.uuid = ""

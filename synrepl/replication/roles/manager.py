@@ -25,8 +25,6 @@ from synrepl.replication.roles.messages import (
     CannotPromote,
     Claim,
     ClaimRefused,
-    Fenced,
-    HandingOver,
     HandOver,
     IPeerClient,
     PeerStatus,
@@ -43,7 +41,7 @@ from synrepl.replication.roles.verification import (
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
-    from synrepl.replication.replica import Replica
+    from synrepl.replication.replica.replica import Replica
 
 __all__ = ["RoleManager"]
 
@@ -122,7 +120,7 @@ class RoleManager:
             self._verifier,
             role=lambda: self.role,
             is_leased=is_leased,
-            on_change=self._on_handover_change,
+            on_change=self._on_primary_changed,
         )
         self._candidate = HandOverCandidate(log, clock, peers, address=address, missing_files=missing_files)
         self._inquiry = Inquiry(
@@ -207,7 +205,7 @@ class RoleManager:
             if known:
                 self._logger.info("asking {count} known daemons which one is primary", count=len(known))
             self._inquiry.start(known)
-            self._update_write_barrier()
+            self._on_primary_changed()
         self._inquiry_timer.start(INQUIRY_INTERVAL)
         self._notifier.notify(self._daemons.others(unnotified))
 
@@ -223,32 +221,30 @@ class RoleManager:
         self._tasks.cancel_all()
         self._verifier.stop()
         self._handover.stop()
-        if self.replica is not None:
-            self.replica.stop()
-            self.replica = None
+        self._stop_replica()
+
+    def _stop_replica(self) -> None:
+        replica, self.replica = self.replica, None
+        if replica is not None:
+            replica.stop()
 
     def _become_primary(self) -> None:
-        if self.replica is not None:
-            self.replica.stop()
-            self.replica = None
+        self._stop_replica()
         self.role, self.why = PRIMARY, ""
         self._later_epochs.clear()
-        self._update_write_barrier()
+        self._on_primary_changed()
+
+    def _on_primary_changed(self) -> None:
+        """Accept facts, unless another daemon may be primary."""
+        is_open = not (self.is_handing_over or self._inquiry.is_running)
+        self._log.write_barrier = None if is_open else self._write_refusal
         self._on_change()
 
-    def _update_write_barrier(self) -> None:
-        """Accept facts, unless another daemon may be primary."""
-        if self.is_handing_over:
-            self._log.write_barrier = self._handing_over_refusal
-        else:
-            self._log.write_barrier = self._starting_refusal if self._inquiry.is_running else None
-
     def _become_replica(self, where: Address | None) -> "Replica":
-        if self.replica is not None:
-            self.replica.stop()
+        self._stop_replica()
         self.role, self.why = REPLICA, ""
         self._primary = where or Address()
-        self._log.write_barrier = self._replica_refusal
+        self._log.write_barrier = self._write_refusal
         replica = self.replica = self._follow(where)
         if not self._is_stopped:
             replica.start()
@@ -256,16 +252,14 @@ class RoleManager:
         return replica
 
     def _become_fenced(self, record: RoleRecord) -> None:
-        if self.replica is not None:
-            self.replica.stop()
-            self.replica = None
+        self._stop_replica()
         self._handover.stop()
         self.role = FENCED
         self._primary = Address.parse(record.address)
         self.since = self._clock.seconds()
         where = str(self.primary) if self.primary else "its address is unknown"
         self.why = f"another daemon is primary since epoch {record.epoch}: {where}"
-        self._log.write_barrier = self._fenced_refusal
+        self._log.write_barrier = self._write_refusal
         self._logger.warn("fenced: {why}; {ways_out}", why=self.why, ways_out=WAYS_OUT)
         self._on_change()
 
@@ -285,28 +279,27 @@ class RoleManager:
 
         A replica forwards uploads to its primary.
         """
-        return self._fenced_refusal("files") if self.role == FENCED else self.forwarding_refusal("files")
+        return self._write_refusal("files") if self.role == FENCED else self.forwarding_refusal("files")
 
-    def _replica_refusal(self, stream: str) -> StorageError:
-        if (stopped := self.forwarding_refusal(stream)) is not None:
-            return stopped
+    def _write_refusal(self, stream: str) -> ReadOnlyHere:
+        """Return why this daemon accepts no facts now."""
+        if self.role == PRIMARY:
+            if self.is_handing_over:
+                return ReadOnlyHere(
+                    "handing_over", "another daemon is about to become primary", stream=stream
+                )
+            why = (
+                "this primary has just started, and asks the daemons that it knows which one is primary;"
+                f" that takes {INQUIRY_SECONDS:g} seconds at most: try again"
+            )
+            return ReadOnlyHere("starting", why, stream=stream)
+        moved_to = str(self.primary)
+        if self.role == FENCED:
+            why = f"{self.why}; {WAYS_OUT}"
+            return ReadOnlyHere("fenced", why, stream=stream, moved_to=moved_to, retryable=False)
         why = "this daemon is a replica: write to the primary"
-        return ReadOnlyHere("replica", why, stream=stream, moved_to=str(self.primary))
-
-    def _fenced_refusal(self, stream: str) -> Fenced:
-        return Fenced(
-            "fenced", f"{self.why}; {WAYS_OUT}", stream=stream, moved_to=str(self.primary), retryable=False
-        )
-
-    def _starting_refusal(self, stream: str) -> StorageError:
-        why = (
-            "this primary has just started, and asks the daemons that it knows which one is primary;"
-            f" that takes {INQUIRY_SECONDS:g} seconds at most: try again"
-        )
-        return ReadOnlyHere("starting", why, stream=stream)
-
-    def _handing_over_refusal(self, stream: str) -> StorageError:
-        return HandingOver("handing_over", "another daemon is about to become primary", stream=stream)
+        stopped = self.forwarding_refusal(stream)
+        return stopped or ReadOnlyHere("replica", why, stream=stream, moved_to=moved_to)
 
     # -- promotion -----------------------------------------------------------------------------------------
 
@@ -355,9 +348,7 @@ class RoleManager:
     async def _begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
         # From here on no fact of the old history is accepted.
         record, was_fenced = self._store.load(), self.role == FENCED
-        if self.replica is not None:
-            self.replica.stop()
-        self.replica = None
+        self._stop_replica()
         try:
             if record is not None and not plausible_epoch(record.epoch):
                 self._logger.warn(
@@ -430,10 +421,6 @@ class RoleManager:
         `ClaimRefused`.
         """
         return Deferred.fromCoroutine(self._handover.handle(request, trusted=trusted))
-
-    def _on_handover_change(self) -> None:
-        self._update_write_barrier()
-        self._on_change()
 
     async def on_claim(self, claim: Claim, *, trusted: bool = False) -> None:
         """Handle a peer's claim that a daemon is primary.
@@ -655,8 +642,7 @@ class RoleManager:
 
     def _on_inquiry_end(self) -> None:
         if self.role == PRIMARY:
-            self._update_write_barrier()
-            self._on_change()
+            self._on_primary_changed()
 
     def on_primary_moved(self, address: str) -> None:
         """Follow the primary to this address, which an upstream sent."""

@@ -17,9 +17,7 @@ __all__ = [
     "CannotPromote",
     "Claim",
     "ClaimRefused",
-    "Fenced",
     "HandOver",
-    "HandingOver",
     "IPeerClient",
     "PeerStatus",
     "ReadOnlyHere",
@@ -89,33 +87,28 @@ class IPeerClient(Protocol):
         """Request the digest at this serial; None if the daemon no longer has it."""
 
 
-def _is_retryable(code: str) -> bool:
-    """Whether the same request can succeed later, as the code says."""
-    kind = ERROR_CODES.get(code)
-    return kind is not None and bool(kind.retryable)
-
-
-class CannotPromote(ReplicationError):
-    """This daemon cannot become primary in its current state; `code` gives the reason for programs."""
-
-    def __init__(
-        self, code: str, why: str, *, retryable: bool | None = None, missing: Sequence[Any] = ()
-    ) -> None:
-        super().__init__(why)
-        self.code = code
-        self.retryable = _is_retryable(code) if retryable is None else retryable
-        self.missing = list(missing)
-
-
-class ClaimRefused(ReplicationError):
-    """A claim, or another message of a peer about roles, is refused; it changed nothing. `code` gives
-    the reason for programs.
-    """
+class _RoleError(ReplicationError):
+    """`code` gives the reason for programs. Unless `retryable` is given, the code decides it."""
 
     def __init__(self, code: str, why: str, *, retryable: bool | None = None) -> None:
         super().__init__(why)
         self.code = code
-        self.retryable = _is_retryable(code) if retryable is None else retryable
+        known = ERROR_CODES.get(code)
+        self.retryable = bool(known is not None and known.retryable) if retryable is None else retryable
+
+
+class CannotPromote(_RoleError):
+    """This daemon cannot become primary in its current state. `missing` are the files that it lacks."""
+
+    def __init__(
+        self, code: str, why: str, *, retryable: bool | None = None, missing: Sequence[Any] = ()
+    ) -> None:
+        super().__init__(code, why, retryable=retryable)
+        self.missing = list(missing)
+
+
+class ClaimRefused(_RoleError):
+    """A claim, or another message of a peer about roles, is refused; it changed nothing."""
 
 
 class ReadOnlyHere(StorageError):
@@ -130,11 +123,3 @@ class ReadOnlyHere(StorageError):
         super().__init__(op="append", why=why, stream=stream, retryable=retryable, tried=False)
         self.code = code
         self.moved_to = moved_to
-
-
-class Fenced(ReadOnlyHere):
-    """Another daemon is primary: this one refuses writes."""
-
-
-class HandingOver(ReadOnlyHere):
-    """Another daemon is about to become primary: this one refuses writes."""

@@ -6,7 +6,8 @@ from uuid import uuid4
 import msgspec
 
 from synrepl.ports.history import LogPosition
-from synrepl.replication.roles import MAX_HANDOVER_SECONDS, Claim, HandOver
+from synrepl.replication.roles.handover import MAX_HANDOVER_SECONDS
+from synrepl.replication.roles.messages import Claim, HandOver
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.replica_routes import refusal_error

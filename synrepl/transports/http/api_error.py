@@ -7,7 +7,7 @@ from typing import Any, Final
 from synrepl.errors import StorageError, UnknownStream
 from synrepl.files.spool import ChecksumMismatch
 from synrepl.ports.response_errors import NotForwarded
-from synrepl.replication.roles import CannotPromote, ClaimRefused, ReadOnlyHere
+from synrepl.replication.roles.messages import CannotPromote, ClaimRefused, ReadOnlyHere
 from synrepl.storage import GivenElsewhere, KeyReused
 from synrepl.storage.private_files import DiskFull
 from synrepl.streams.jsontext import dumps

@@ -14,8 +14,8 @@ from synrepl.http_api.route import Route
 from synrepl.ports.access import Access
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.log_waiters import TooManyWaiting
-from synrepl.replication.relay import ReplicaRegistry
-from synrepl.replication.roles import RoleManager
+from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.replication.roles.manager import RoleManager
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.server import Services
 

@@ -11,7 +11,7 @@ from synrepl.http_api.routes import CLAIM, DIGESTS, HANDOVER, REPLICATION
 from synrepl.ports.history import LogPosition
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles import CannotPromote, Claim, HandOver, PeerStatus
+from synrepl.replication.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.messages import DigestsAnswer

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.relay.handshake import make_welcome, start_snapshot
+from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.relay.snapshot_codec import snapshot_lines
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call

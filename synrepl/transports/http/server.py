@@ -8,8 +8,8 @@ from synrepl.ports.access import Keyring
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay import ReplicaRegistry
-from synrepl.replication.roles import RoleManager
+from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.status import StatusSource
 from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage import Log

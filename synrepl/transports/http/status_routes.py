@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client import generate_latest
 
 from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
-from synrepl.replication.relay import REPLICA_STATES
+from synrepl.replication.relay.registry import REPLICA_STATES
 from synrepl.replication.status import build_status
 from synrepl.streams import jsontext
 from synrepl.transports.http.call import Call

@@ -18,7 +18,7 @@ from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.relay.snapshot_codec import read_meta, read_snapshot
-from synrepl.replication.replica import (
+from synrepl.replication.replica.conversation import (
     Ephemeral,
     Event,
     Facts,

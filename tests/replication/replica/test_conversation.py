@@ -9,7 +9,7 @@ from twisted.internet.testing import StringTransport
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
-from synrepl.replication.replica import RefusedByUpstream
+from synrepl.replication.replica.conversation import RefusedByUpstream
 from synrepl.testing import MemoryEndpoint, Network
 from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.native import MAX_QUEUED_BYTES, NativeConversation, NativeUpstream

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from synrepl.html.humanize import counted, size, span
 from synrepl.html.markup import Markup, details, facts, mark
-from synrepl.replication.relay import RELAY_STATES, REPLICA_STATES
+from synrepl.replication.relay.registry import RELAY_STATES, REPLICA_STATES
 from synrepl.transports.http.status_page.markup import address, ago, bar, lag, section, table, timed
 
 __all__ = ["followers", "leases", "replicas"]
