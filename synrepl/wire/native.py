@@ -104,6 +104,11 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: str = ""
     capabilities: tuple[str, ...] = CAPABILITIES
 
+    @property
+    def listed_name(self) -> str:
+        """The name on the list of replicas: the uuid, if the replica has no name."""
+        return self.name or self.uuid
+
 
 class ChallengeBody(msgspec.Struct, frozen=True, kw_only=True):
     """CHALLENGE: the primary's nonce, and whether it requires a proof."""

@@ -28,7 +28,7 @@ from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import MemoryLink, Network
-from synrepl.wire.native import Subscription
+from synrepl.wire.native import Greeting, Subscription
 from tests.replication.nodes import FakeNode
 from tests.simulation.histories import Content, Histories, content
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
@@ -553,7 +553,8 @@ class ReplicaSimulation(SeededRun):
         asked = Subscription(history=node.log.history, position=LogPosition(epoch, 0, ""))
         self.seen["made-up subscription"] += 1
         self._note(f"{node.name} hears a made-up subscription of epoch {epoch} from {address!r}")
-        self._do(node.relays.admission("stranger", "stranger", asked, LOCAL, address=address))
+        stranger = Greeting(uuid="stranger", name="stranger", nonce="", address=address)
+        self._do(node.relays.admission(stranger, asked, LOCAL))
 
     def _make_up_hand_over(self, node: FakeNode) -> None:
         _, uuid, address = self._made_up(node)

@@ -12,7 +12,7 @@ import msgspec
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.interfaces import ILog
 from synrepl.replication.relay.registry import ReplicaRegistry
-from synrepl.wire.native import OWN_CAPABILITIES, JoinRequest, WelcomeBody
+from synrepl.wire.native import OWN_CAPABILITIES, Greeting, JoiningBody, JoinRequest, WelcomeBody
 
 __all__ = [
     "PRIMARY",
@@ -52,44 +52,39 @@ def proves(
 
 
 class SnapshotStart(msgspec.Struct, frozen=True):
-    """A copy to send of the log at `of`: the facts after `at`, then `snapshot`, unless the replica has it."""
+    """A copy of the log to send: the facts after `at`, then `snapshot`, unless the replica has it."""
 
-    join: str
-    of: LogPosition
-    trimmed_upto: LogPosition
+    joining: JoiningBody
     at: LogPosition
-    resumed: bool
     snapshot: LogSnapshot | None
 
 
-async def start_snapshot(
-    registry: ReplicaRegistry, uuid: str, name: str, request: JoinRequest, *, registered: bool, address: str
-) -> SnapshotStart:
+async def start_snapshot(registry: ReplicaRegistry, replica: Greeting, request: JoinRequest) -> SnapshotStart:
     """Take a snapshot for this replica, or find where its interrupted copy resumes.
 
     From here on its lease retains the facts of the copy.
     """
     log = registry.log
-    lease, trimmed_upto = registry.leases[uuid], log.trimmed_upto
+    lease, trimmed_upto = registry.leases[replica.uuid], log.trimmed_upto
     is_leased = lease is not None and lease.ended_ms is None
-    position = None if request.position is None else request.position
+    position = request.position
     resumed = position is not None and is_leased and await _can_resume(log, request.join, position)
     # Before the snapshot is taken, so that none of its facts can be trimmed.
-    serial = lease.serial if resumed and lease is not None else trimmed_upto.serial
-    registry.leases.make(uuid, name, registered=registered, serial=serial, address=address)
+    registry.retain(replica, lease.serial if resumed and lease is not None else trimmed_upto.serial)
     snapshot = None
     if not resumed or not request.has_meta:
         snapshot = await log.snapshot()
         trimmed_upto = snapshot.trimmed_upto
     at = position if resumed and position is not None else BEGINNING
-    return SnapshotStart(
+    joining = JoiningBody(
         join=request.join if resumed else f"{log.history}/{trimmed_upto.serial}/{nonce()}",
-        of=snapshot.position if snapshot is not None else at,
+        history=log.history,
+        position=snapshot.position if snapshot is not None else at,
         trimmed_upto=trimmed_upto,
-        at=at,
+        after=at.serial,
         resumed=resumed,
-        snapshot=snapshot,
     )
+    return SnapshotStart(joining, at, snapshot)
 
 
 async def _can_resume(log: ILog, join: str, position: LogPosition) -> bool:

@@ -20,7 +20,7 @@ from synrepl.replication.roles.messages import FENCED
 from synrepl.replication.settings import RelaySettings
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import Refusal, Subscription, refusal
+from synrepl.wire.native import Greeting, Refusal, Subscription, refusal
 from synrepl.wire.text import identity_error
 
 if TYPE_CHECKING:
@@ -161,42 +161,67 @@ class ReplicaRegistry:
     # -- admission -----------------------------------------------------------------------------------------
 
     async def admission(
-        self,
-        uuid: str,
-        name: str,
-        request: Subscription,
-        access: Access,
-        *,
-        registered: bool = True,
-        address: str = "",
+        self, replica: Greeting, request: Subscription, access: Access, *, relay: "Relay | None" = None
     ) -> Refusal | None:
         """Return why this subscription is refused; None if it is admitted.
 
-        Every transport uses this check. `address` is the replica's own, as it sent it.
+        Every transport uses this check, a native one with its `relay`.
         """
-        if (refused := self.identity_refusal(uuid, name)) is not None:
+        if (refused := self._access_refusal(replica, request.filter, access)) is not None:
             return refused
-        if (why := _missing_rights(access, request.filter)) != "":
-            return refusal("no_rights", why)
-        if not self.roles.is_whole:
-            # This log is about to be replaced by a copy.
-            return refusal("not_ready", NOT_READY)
-        reader = _reader_position(name, request)
+        reader = _reader_position(replica.listed_name, request)
         if (mismatch := history_mismatch(self.log, reader)) is not None:
             if mismatch.code == "other_history":
                 return refusal(mismatch.code, mismatch.message)
             may_administer = access.is_proven and not access.lacks(Right.ADMINISTER)
-            self.roles.on_higher_epoch(request.position.epoch, name, address, may_administer)
+            self.roles.on_higher_epoch(request.position.epoch, reader.name, replica.address, may_administer)
             return self._refusal(mismatch.code, mismatch.message)
-        if self.roles.role == FENCED:
-            return self._refusal("read_only", "this daemon is fenced: another one is primary")
-        if self.leases.is_dropped(uuid):
-            return refusal("unknown", f"{name} was dropped from the list of replicas")
-        if not request.filter.within(self.filter()):
-            return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
+        if (refused := self._copy_refusal(replica, request.filter)) is not None:
+            return refused
         if (mismatch := await position_mismatch(self.log, reader)) is not None:
             return self._refusal(mismatch.code, mismatch.message)
-        return self.lease_limit_refusal(uuid, registered=registered)
+        return self._limit_refusal(replica, relay)
+
+    def join_refusal(
+        self, replica: Greeting, query: Filter, access: Access, *, relay: "Relay | None" = None
+    ) -> Refusal | None:
+        """Return why this daemon gives no copy; None if it does."""
+        return (
+            self._access_refusal(replica, query, access)
+            or self._copy_refusal(replica, query)
+            or self._limit_refusal(replica, relay)
+        )
+
+    def _access_refusal(self, replica: Greeting, query: Filter, access: Access) -> Refusal | None:
+        if (refused := self.identity_refusal(replica.uuid, replica.listed_name)) is not None:
+            return refused
+        if (why := access.lacks(Right.REPLICATE) or access.hides(query.streams)) != "":
+            return refusal("no_rights", why)
+        # This log is about to be replaced by a copy.
+        return None if self.roles.is_whole else refusal("not_ready", NOT_READY)
+
+    def _copy_refusal(self, replica: Greeting, query: Filter) -> Refusal | None:
+        if self.roles.role == FENCED:
+            return self._refusal("read_only", "this daemon is fenced: another one is primary")
+        if self.leases.is_dropped(replica.uuid):
+            return refusal("unknown", f"{replica.listed_name} was dropped from the list of replicas")
+        if query.within(self.filter()):
+            return None
+        return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
+
+    def _limit_refusal(self, replica: Greeting, relay: "Relay | None") -> Refusal | None:
+        if (refused := self.lease_limit_refusal(replica.uuid, registered=replica.registered)) is not None:
+            return refused
+        for other in self.connected:
+            if other is not relay and other.uuid == replica.uuid and other.is_serving:
+                why = f"{replica.listed_name} is already connected (state: {other.state})"
+                return refusal("duplicate", why)
+        return None
+
+    def retain(self, replica: Greeting, serial: int) -> None:
+        """Make or renew the lease of an admitted replica: it needs the facts after this serial."""
+        name, registered = replica.listed_name, replica.registered
+        self.leases.make(replica.uuid, name, registered=registered, serial=serial, address=replica.address)
 
     def identity_refusal(self, uuid: str, name: str, address: str = "") -> Refusal | None:
         """Return why a replica cannot have this identity; None if it can."""
@@ -213,46 +238,10 @@ class ReplicaRegistry:
         moved_to = str(self.roles.primary) if self.roles.role == FENCED else ""
         return refusal(code, message, moved_to=moved_to, epoch=self.log.epoch, serial=self.log.serial)
 
-    def join_refusal(
-        self, uuid: str, name: str, query: Filter, access: Access, *, registered: bool = True
-    ) -> Refusal | None:
-        """Return why this daemon gives no copy; None if it does."""
-        if (refused := self.identity_refusal(uuid, name)) is not None:
-            return refused
-        if (why := _missing_rights(access, query)) != "":
-            return refusal("no_rights", why)
-        if self.roles.role == FENCED:
-            return self._refusal("read_only", "this daemon is fenced: another one is primary")
-        if not self.roles.is_whole:
-            return refusal("not_ready", NOT_READY)
-        if self.leases.is_dropped(uuid):
-            return refusal("unknown", f"{name} was dropped from the list of replicas")
-        if not query.within(self.filter()):
-            return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
-        return self.lease_limit_refusal(uuid, registered=registered)
-
-    def duplicate_of(self, relay: "Relay") -> "Relay | None":
-        """Return another live connection of the same replica."""
-        return next(
-            (
-                one
-                for one in self.connected
-                if one is not relay and one.uuid == relay.uuid and one.is_known and one.is_serving
-            ),
-            None,
-        )
-
     def peers(self, *, excluding: str) -> list[str]:
         """The addresses of the replicas, except this one's."""
         found = self.leases.addresses()[: MAX_PEERS + 1]
         return [address for address, uuid in found if uuid != excluding][:MAX_PEERS]
-
-    def duplicate_refusal(self, uuid: str, name: str) -> Refusal | None:
-        """Refuse a replica over HTTP that has a live native connection; None without one."""
-        other = next((one for one in self.connected if one.uuid == uuid and one.is_serving), None)
-        if other is None:
-            return None
-        return refusal("duplicate", f"{name} is already connected (state: {other.state})")
 
     def filter(self) -> Filter:
         """The filter of this daemon's own log: everything, unless it is a filtered replica."""
@@ -316,10 +305,6 @@ class ReplicaRegistry:
             }
             for lease in self.leases.all()
         ]
-
-
-def _missing_rights(access: Access, query: Filter) -> str:
-    return access.lacks(Right.REPLICATE) or access.hides(query.streams)
 
 
 def _reader_position(name: str, request: Subscription) -> ReaderPosition:

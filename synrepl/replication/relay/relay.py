@@ -55,7 +55,6 @@ from synrepl.wire.native import (
     Joined,
     JoinedBody,
     Joining,
-    JoiningBody,
     JoinRequest,
     Peers,
     Proof,
@@ -125,7 +124,7 @@ class Relay:
         self.acknowledged = 0
         self._registry = registry
         self._log = registry.log
-        self._greeting: Greeting | None = None
+        self._greeting = Greeting(uuid="", name="", nonce="")
         self._nonce = nonce()
         self._access = REMOTE
         self._key: Key | None = None
@@ -258,7 +257,7 @@ class Relay:
 
     def _on_hello(self, greeting: Greeting) -> None:
         self._must_be("greeting")
-        self.name = printable(greeting.name or greeting.uuid)
+        self.name = printable(greeting.listed_name)
         if greeting.version < 1 or not greeting.uuid or not greeting.nonce:
             self._refuse(refusal("version", "its handshake lacks a version, a uuid or a nonce"))
             return
@@ -266,7 +265,7 @@ class Relay:
             self._refuse(refusal("bad_name", why))
             return
         self._greeting = greeting
-        self.uuid, self.name = greeting.uuid, greeting.name or greeting.uuid
+        self.uuid, self.name = greeting.uuid, greeting.listed_name
         self.state = "authenticating"
         challenge = ChallengeBody(
             nonce=self._nonce, proof=self._certificate_access is None and self._registry.keys.is_required
@@ -277,7 +276,7 @@ class Relay:
     def has_lost_key(self) -> bool:
         """Whether the key that the replica proved is no longer valid."""
         keys, greeting = self._registry.keys, self._greeting
-        if self._key is not None and greeting is not None:
+        if self._key is not None:
             return self._key != keys.for_name(greeting.name)
         return keys.is_required and self._access != self._certificate_access
 
@@ -290,7 +289,6 @@ class Relay:
     def _on_auth(self, message: Proof) -> None:
         self._must_be("authenticating")
         greeting, keys = self._greeting, self._registry.keys
-        assert greeting is not None
         key = keys.for_name(greeting.name)
         secret = None if key is None else key.secret
         nonces = (self._nonce, greeting.nonce)
@@ -363,37 +361,17 @@ class Relay:
     # -- joining -------------------------------------------------------------------------------------------
 
     async def _join(self, request: JoinRequest) -> None:
-        greeting, registry, log = self._greeting, self._registry, self._log
-        assert greeting is not None
-        refused = registry.join_refusal(
-            self.uuid, self.name, request.filter, self._access, registered=greeting.registered
-        )
-        if refused is None and (other := registry.duplicate_of(self)) is not None:
-            refused = refusal("duplicate", f"{self.name} is already connected (state: {other.state})")
+        registry = self._registry
+        refused = registry.join_refusal(self._greeting, request.filter, self._access, relay=self)
         if refused is not None:
             self._refuse(refused)
             return
         self.state = "snapshot"
         self._set_filter(request.filter)
-        start = await start_snapshot(
-            registry,
-            self.uuid,
-            self.name,
-            request,
-            registered=greeting.registered,
-            address=greeting.address,
-        )
+        start = await start_snapshot(registry, self._greeting, request)
         if self._is_gone:
             return
-        joining = JoiningBody(
-            join=start.join,
-            history=log.history,
-            position=start.of,
-            trimmed_upto=start.trimmed_upto,
-            after=start.at.serial,
-            resumed=start.resumed,
-        )
-        self.connection.send(Joining(body=joining))
+        self.connection.send(Joining(body=start.joining))
         self._start_heartbeats()
         self.sent = start.at
         if start.snapshot is not None:
@@ -438,19 +416,9 @@ class Relay:
     # -- subscription --------------------------------------------------------------------------------------
 
     async def _subscribe(self, request: Subscription) -> None:
-        greeting, registry, log = self._greeting, self._registry, self._log
-        assert greeting is not None
+        registry = self._registry
         self.state = "catching up"
-        refused = await registry.admission(
-            self.uuid,
-            self.name,
-            request,
-            self._access,
-            registered=greeting.registered,
-            address=greeting.address,
-        )
-        if refused is None and (other := registry.duplicate_of(self)) is not None:
-            refused = refusal("duplicate", f"{self.name} is already connected (state: {other.state})")
+        refused = await registry.admission(self._greeting, request, self._access, relay=self)
         if self._is_gone:
             return
         if refused is not None:
@@ -459,18 +427,12 @@ class Relay:
                 registry.leases.end(lease, refused.code)
             self._refuse(refused)
             return
-        registry.leases.make(
-            self.uuid,
-            self.name,
-            registered=greeting.registered,
-            serial=request.position.serial,
-            address=greeting.address,
-        )
+        registry.retain(self._greeting, request.position.serial)
         self._set_filter(request.filter)
         self.sent = request.position
         self.acknowledged = request.position.serial
         self._make_feed(after=self.sent.serial, epoch=self.sent.epoch, is_subscribed=True)
-        self.connection.send(Subscribed(body=log.position))
+        self.connection.send(Subscribed(body=self._log.position))
         self._start_heartbeats()
         self._send_heartbeat()
         for relay in registry.connected:
@@ -589,7 +551,7 @@ class Relay:
 
     def _supports(self, capability: str) -> bool:
         """Whether the replica announced this capability."""
-        return self._greeting is not None and capability in self._greeting.capabilities
+        return capability in self._greeting.capabilities
 
     def send_peers(self) -> None:
         """Send the addresses of the other replicas, if they have changed."""

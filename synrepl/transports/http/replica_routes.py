@@ -18,7 +18,7 @@ from synrepl.transports.http.messages import (
     SubscribeAnswer,
     SubscribeBody,
 )
-from synrepl.wire.native import Refusal
+from synrepl.wire.native import Greeting, Refusal
 
 __all__ = ["about", "acknowledge", "describe_log", "join", "refusal_error", "renew_lease", "subscribe"]
 
@@ -43,42 +43,23 @@ def describe_log(registry: ReplicaRegistry) -> bytes:
 
 async def subscribe(call: Call, body: SubscribeBody) -> SubscribeAnswer:
     """Admit a replica, and make a lease for the facts that it lacks."""
-    registry, uuid = call.registry, call.path["uuid"]
-    name = _name(registry, body, uuid)
-    refusal = await registry.admission(
-        uuid, name, body.subscription, call.access, registered=body.registered, address=body.address
-    )
-    refusal = refusal or registry.duplicate_refusal(uuid, name)
-    if refusal is not None:
+    registry, replica = call.registry, _replica(call, body)
+    if (refusal := await registry.admission(replica, body.subscription, call.access)) is not None:
         raise refusal_error(refusal)
-    serial = body.subscription.position.serial
-    registry.leases.make(uuid, name, registered=body.registered, serial=serial, address=body.address)
-    registry.note_http_reader(uuid, PRESENT_SECONDS)
-    return SubscribeAnswer(registry.log.position, list(registry.peers(excluding=uuid)))
+    registry.retain(replica, body.subscription.position.serial)
+    registry.note_http_reader(replica.uuid, PRESENT_SECONDS)
+    return SubscribeAnswer(registry.log.position, list(registry.peers(excluding=replica.uuid)))
 
 
 async def join(call: Call, body: JoinBody) -> JoinAnswer:
     """Start a snapshot for a replica."""
-    registry, uuid = call.registry, call.path["uuid"]
-    name = _name(registry, body, uuid)
-    refusal = registry.join_refusal(uuid, name, body.join.filter, call.access, registered=body.registered)
-    refusal = refusal or registry.duplicate_refusal(uuid, name)
-    if refusal is not None:
+    registry, replica = call.registry, _replica(call, body)
+    if (refusal := registry.join_refusal(replica, body.join.filter, call.access)) is not None:
         raise refusal_error(refusal)
-    begins = await start_snapshot(
-        registry, uuid, name, body.join, registered=body.registered, address=body.address
-    )
-    registry.note_http_reader(uuid, PRESENT_SECONDS)
-    snapshot = begins.snapshot
-    return JoinAnswer(
-        join=begins.join,
-        history=registry.log.history,
-        position=begins.of,
-        trimmed_upto=begins.trimmed_upto,
-        after=begins.at.serial,
-        resumed=begins.resumed,
-        snapshot=None if snapshot is None else b"".join(snapshot_lines(snapshot)).decode(),
-    )
+    start = await start_snapshot(registry, replica, body.join)
+    registry.note_http_reader(replica.uuid, PRESENT_SECONDS)
+    snapshot = None if start.snapshot is None else b"".join(snapshot_lines(start.snapshot)).decode()
+    return JoinAnswer(**msgspec.structs.asdict(start.joining), snapshot=snapshot)
 
 
 async def acknowledge(call: Call, body: AckBody) -> AckAnswer:
@@ -111,10 +92,11 @@ def renew_lease(registry: ReplicaRegistry, reader: str, since: int, wait: float)
     registry.note_http_reader(uuid, wait + PRESENT_SECONDS)
 
 
-def _name(registry: ReplicaRegistry, body: ReplicaIdentity, uuid: str) -> str:
-    if (unfit := registry.identity_refusal(uuid, body.name, body.address)) is not None:
+def _replica(call: Call, body: ReplicaIdentity) -> Greeting:
+    uuid = call.path["uuid"]
+    if (unfit := call.registry.identity_refusal(uuid, body.name, body.address)) is not None:
         raise refusal_error(unfit, status=None)
-    return body.name or uuid
+    return Greeting(uuid=uuid, name=body.name, nonce="", registered=body.registered, address=body.address)
 
 
 def refusal_error(refusal: Refusal, *, status: int | None = REFUSED) -> ApiError:

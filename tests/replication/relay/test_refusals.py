@@ -401,8 +401,9 @@ def test_a_key_gets_no_copy_of_streams_that_it_may_not_see(wanted: Filter) -> No
     a = world.node("a")
     access = Access(name="k", streams=frozenset({"events"}), is_proven=True)
 
-    refused = a.relays.join_refusal("u", "n", wanted, access)
+    replica = Greeting(uuid="u", name="n", nonce="")
+    refused = a.relays.join_refusal(replica, wanted, access)
 
     assert refused is not None
     assert "no_rights" == refused.code
-    assert a.relays.join_refusal("u", "n", Filter.of(streams=["events"]), access) is None
+    assert a.relays.join_refusal(replica, Filter.of(streams=["events"]), access) is None
