@@ -136,14 +136,14 @@ class FollowerEngine:
 
     def subscribe(self, stream: Stream[Any], subscriber: Subscriber) -> None:
         """Call `subscriber` with each fact of a stream."""
-        self.executor(stream).steps.subscribe(subscriber)
+        self.executor(stream).subscribe(subscriber)
         self.follow_caches()
 
     def subscribe_to_all(self, subscriber: Subscriber) -> None:
         """Call `subscriber` with each fact of every stream."""
         self._subscribers.append(subscriber)
         for stream in self.table:
-            self.executor(stream).steps.subscribe(subscriber)
+            self.executor(stream).subscribe(subscriber)
         self.follow_caches()
 
     def subscribe_to_command(self, command: type[Command], subscriber: Callable[[Any], None]) -> None:
@@ -323,7 +323,7 @@ class FollowerEngine:
         if self._raw and self._subscribers:
             executor = self.executor(untyped(name), asks=False)
             for subscriber in self._subscribers:
-                executor.steps.subscribe(subscriber)
+                executor.subscribe(subscriber)
             return executor
         self._unknown.add(name)
         self._emit(

@@ -1,83 +1,27 @@
 """StreamExecutor: performs the actions that a stream's machine orders."""
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import deferLater
 
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import ICaches
 from synrepl.ports.tasks import resume, step_eagerly
+from synrepl.ports.time import sleep
 from synrepl.replication.follower import events
 from synrepl.replication.follower.events import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.gaps import retry_seconds
-from synrepl.replication.follower.history import AppliedPositions
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import Subscriber, Updates
 
 if TYPE_CHECKING:
     from synrepl.replication.follower.engine import FollowerEngine
 
-__all__ = ["FactSteps", "StreamExecutor"]
+__all__ = ["StreamExecutor"]
 
 Waiting = Coroutine[Any, Any, StreamEvent]
-
-
-class FactSteps:
-    """The subscribers of one stream in order, then its caches: `steps`, each with its index.
-
-    A failed step is repeated until it succeeds. `report_failure` takes an error, the stream, and what failed,
-    in words.
-    """
-
-    def __init__(
-        self, stream: str, positions: AppliedPositions, report_failure: Callable[[Exception, str, str], None]
-    ) -> None:
-        self.steps: list[tuple[int, Subscriber]] = []
-        self._stream = stream
-        self._positions = positions
-        self._report_failure = report_failure
-        self._caches: ICaches | None = None
-
-    @property
-    def has_caches(self) -> bool:
-        """Whether the stream invalidates caches."""
-        return self._caches is not None
-
-    def attach_caches(self, caches: ICaches) -> None:
-        """Invalidate these caches with each fact from now on."""
-        if self._caches is None:
-            self._caches = caches
-            self.steps.append((len(self.steps), self._invalidate))
-
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Call `subscriber` with each fact."""
-        steps = [step for _, step in self.steps]
-        steps.insert(len(steps) - self.has_caches, subscriber)
-        self.steps = list(enumerate(steps))
-
-    def owner(self, index: int) -> str:
-        """The code that runs a step, in words."""
-        return "a cache" if self.steps[index][1] == self._invalidate else "a subscriber"
-
-    def invalidate_stream(self) -> None:
-        """Drop everything that the stream can invalidate."""
-        if self._caches is not None:
-            self._caches.invalidate_stream(self._stream)
-
-    def _invalidate(self, updates: Updates[object]) -> None:
-        """The last step. Raises only if neither the entries nor all caches can be dropped."""
-        assert self._caches is not None
-        if updates.writer not in self._positions.tokens:
-            # The first fact of a new writer: its earlier facts may be newer than our entries.
-            self.invalidate_stream()
-        try:
-            self._caches.apply(self._stream, updates.rows, token=updates.token)
-        except Exception as error:
-            self._report_failure(error, self._stream, "a cache")
-            self.invalidate_stream()
 
 
 class StreamExecutor:
@@ -92,7 +36,9 @@ class StreamExecutor:
     ) -> None:
         self.machine = machine
         self._engine = engine
-        self.steps = FactSteps(machine.name, machine.positions, engine.report_failure)
+        # What is done with a fact, each step with its index: the subscribers in order, then the caches.
+        self._steps: list[tuple[int, Subscriber]] = []
+        self._caches: ICaches | None = None
         # What the machine waits for. It is void once `_turn` has changed.
         self._current: Deferred[StreamEvent] | None = None
         self._turn = 0
@@ -102,8 +48,16 @@ class StreamExecutor:
 
     def attach_caches(self, caches: ICaches) -> None:
         """Invalidate these caches with each fact from now on."""
-        self.steps.attach_caches(caches)
-        self.machine.has_caches = True
+        if self._caches is None:
+            self._caches = caches
+            self._steps.append((len(self._steps), self._invalidate_rows))
+            self.machine.has_caches = True
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call `subscriber` with each fact."""
+        steps = [step for _, step in self._steps]
+        steps.insert(len(steps) - (self._caches is not None), subscriber)
+        self._steps = list(enumerate(steps))
 
     def feed(self, event: StreamEvent) -> None:
         """Feed an event to the machine and perform its actions."""
@@ -112,7 +66,7 @@ class StreamExecutor:
             self._timer = None
         actions = self.machine.feed(event)
         if actions and (waiting := self._perform(actions)) is not None:
-            self._wait_for(waiting)
+            self._engine.start(self._drive(waiting), f"following {self.machine.name}")
 
     def _perform(self, actions: list[Action]) -> Waiting | None:
         """Perform actions and what follows from them. Returns what must be waited for."""
@@ -130,9 +84,6 @@ class StreamExecutor:
                 return outcome
             actions = self.machine.feed(outcome)
         return None
-
-    def _wait_for(self, waiting: Waiting) -> None:
-        self._engine.start(self._drive(waiting), f"following {self.machine.name}")
 
     async def _drive(self, waiting: Waiting | None) -> None:
         turn = self._turn
@@ -170,7 +121,7 @@ class StreamExecutor:
         return None
 
     def _apply(self) -> StreamEvent | Waiting:
-        machine, steps = self.machine, self.steps.steps
+        machine, steps = self.machine, self._steps
         facts, is_page = machine.facts, machine.gaps.repair is not None
         for updates in facts.take():
             if is_page:
@@ -204,7 +155,7 @@ class StreamExecutor:
         failure: Exception | None,
     ) -> StreamEvent:
         """Continue a fact at the step that waits or failed."""
-        turn, attempt, steps = self._turn, 0, self.steps.steps
+        turn, attempt, steps = self._turn, 0, self._steps
         while index < len(steps):
             try:
                 if failure is not None:
@@ -218,16 +169,35 @@ class StreamExecutor:
             except Exception as error:
                 if turn != self._turn:
                     raise CancelledError from error
-                self._engine.report_failure(error, self.machine.name, self.steps.owner(index))
+                owner = "a cache" if steps[index][1] == self._invalidate_rows else "a subscriber"
+                self._engine.report_failure(error, self.machine.name, owner)
                 failure = None
-                await self._sleep(retry_seconds(attempt))
+                await sleep(self._engine.clock, retry_seconds(attempt))
                 attempt += 1
             waiting = None
         return APPLIED
 
+    def _invalidate_rows(self, updates: Updates[object]) -> None:
+        """The last step. Raises only if neither the entries nor all caches can be dropped."""
+        name = self.machine.name
+        assert self._caches is not None
+        if updates.writer not in self.machine.positions.tokens:
+            # The first fact of a new writer: its earlier facts may be newer than our entries.
+            self._caches.invalidate_stream(name)
+        try:
+            self._caches.apply(name, updates.rows, token=updates.token)
+        except Exception as error:
+            self._engine.report_failure(error, name, "a cache")
+            self._caches.invalidate_stream(name)
+
+    def _invalidate_stream(self) -> None:
+        """Drop everything that the stream can invalidate."""
+        if self._caches is not None:
+            self._caches.invalidate_stream(self.machine.name)
+
     def _invalidate(self) -> StreamEvent | Waiting:
         try:
-            self.steps.invalidate_stream()
+            self._invalidate_stream()
         except Exception as error:
             return self._invalidate_later(error)
         return events.INVALIDATED
@@ -236,10 +206,10 @@ class StreamExecutor:
         attempt = 0
         while True:
             self._engine.report_failure(error, self.machine.name, "a cache")
-            await self._sleep(retry_seconds(attempt))
+            await sleep(self._engine.clock, retry_seconds(attempt))
             attempt += 1
             try:
-                self.steps.invalidate_stream()
+                self._invalidate_stream()
             except Exception as again:
                 error = again
             else:
@@ -259,11 +229,8 @@ class StreamExecutor:
             return events.FetchFailed(ReplicationError(f"the source of missing facts failed: {error!r}"))
 
     async def _pause(self, seconds: float) -> StreamEvent:
-        await self._sleep(seconds)
+        await sleep(self._engine.clock, seconds)
         return events.PAUSE_OVER
-
-    def _sleep(self, seconds: float) -> "Deferred[None]":
-        return deferLater(self._engine.clock, seconds, lambda: None)  # type: ignore[arg-type]
 
     def _tick(self) -> None:
         self._timer = None

@@ -205,7 +205,7 @@ class Follower:
             lacks={writer: (applied.get(writer), want) for writer, want in waiter.missing.items()},
             timeout=timeout,
             connection="connected" if self.is_connected else "disconnected",
-            queued=len(machine.intake.queue.commands),
+            queued=len(machine.intake.queue),
         )
 
     # -- state ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from synrepl.replication.follower.strategy import FollowStrategy
 from synrepl.replication.follower.updates import RawFact
 from synrepl.wire.commands import Position
 
-__all__ = ["Judgement", "Mode", "Pull", "Push", "PushBacklog", "Shared", "Verdict", "mode_for"]
+__all__ = ["Judgement", "Mode", "Pull", "Push", "Shared", "Verdict", "mode_for"]
 
 RECHECK_TOKENS: Final = 1_000
 """Tokens before the last one that are fetched again after a disconnect, where later facts arrive before
@@ -59,10 +59,12 @@ class Mode:
 
     `order`: the order of its facts. `pushes`: the server pushes missed facts, and can only be paused;
     otherwise they can be fetched. `collects_rows`: rows are given to `collect`; otherwise each that is not
-    part of a batch is a fact that can be applied now. `ready`: the writers of which rows can be applied.
+    part of a batch is a fact that can be applied now. `in_backlog`: the server still pushes what it had
+    before this connection. `ready`: the writers of which rows can be applied.
     """
 
     pushes = False
+    in_backlog = False
 
     def __init__(self, history: StreamHistory, order: Order, *, collects_rows: bool = False) -> None:
         self.order = order
@@ -71,11 +73,6 @@ class Mode:
         self._history = history
         self._policy = history.policy
         self._positions = history.positions
-
-    @property
-    def in_backlog(self) -> bool:
-        """Whether the server still pushes what it had before this connection."""
-        return False
 
     @property
     def collects(self) -> bool:
@@ -249,57 +246,38 @@ class Shared(Pull):
         return max(announced, token - RECHECK_TOKENS) if announced < token else None
 
 
-class PushBacklog:
-    """Joins pushed rows to facts: old masters mark the rows of one fact only by their equal token.
-
-    The backlog ends with `close`, at the first POSITION.
-    """
-
-    def __init__(self) -> None:
-        self.is_open = True
-        self._last: RawFact | None = None
-
-    def add(self, writer: str, token: int, rows: list[bytes]) -> list[RawFact]:
-        """Add rows. Returns the facts that they show to be complete."""
-        last = self._last
-        if last is not None and last[:2] == (writer, token):
-            last[2].extend(rows)
-            return []
-        self._last = (writer, token, rows)
-        return [] if last is None else [last]
-
-    def close(self) -> list[RawFact]:
-        """End the backlog, and return its last fact."""
-        last, self._last, self.is_open = self._last, None, False
-        return [] if last is None else [last]
-
-
 class Push(Mode):
-    """A server before 1.13: it pushes the missed facts, and ends them with a POSITION."""
+    """A server before 1.13: it pushes the missed facts, and ends them with a POSITION.
+
+    Old masters mark the rows of one pushed fact only by their equal token.
+    """
 
     pushes = True
 
     def __init__(self, history: StreamHistory, order: Order) -> None:
         super().__init__(history, order, collects_rows=True)
-        self._backlog = PushBacklog()
+        self.in_backlog = True
+        # The last fact of the backlog, whose rows may not all have come.
+        self._last: RawFact | None = None
         self._start = dict(history.positions.tokens)
         if not order.is_exact:
             # A token says nothing about earlier facts until POSITION ends the push.
             history.positions.hold_back()
 
-    @property
-    def in_backlog(self) -> bool:
-        """Whether the server still pushes what it had before this connection."""
-        return self._backlog.is_open
-
     def collect(self, writer: str, token: int, rows: list[bytes]) -> Sequence[RawFact]:
-        """Join pushed rows to facts."""
-        return self._backlog.add(writer, token, rows)
+        """Join pushed rows to facts. Returns the facts that these rows show to be complete."""
+        last = self._last
+        if last is not None and last[:2] == (writer, token):
+            last[2].extend(rows)
+            return ()
+        self._last = (writer, token, rows)
+        return () if last is None else (last,)
 
     def flush(self, writer: str) -> Sequence[RawFact]:
-        """End the backlog. From now on the rows of one fact are marked."""
-        self.collects_rows = False
-        return self._backlog.close()
+        """End the backlog, and return its last fact. From now on the rows of one fact are marked."""
+        self.collects_rows = self.in_backlog = False
+        last, self._last = self._last, None
+        return () if last is None else (last,)
 
     def accepts_writer(self, writer: str) -> bool:
         """Always: a push has no POSITION before its rows."""
@@ -308,7 +286,7 @@ class Push(Mode):
 
     def announce(self, writer: str) -> bool:
         """Returns whether the POSITION ends the backlog."""
-        return self._backlog.is_open
+        return self.in_backlog
 
     def judge(self, command: Position, *, is_first: bool) -> Judgement:
         """What the POSITION that ends a push shows (`is_first`), or a later one."""

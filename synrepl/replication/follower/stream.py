@@ -138,7 +138,7 @@ class StreamMachine:
             self._block(_APPLYING, APPLY)
             return
         for row in run.commands():
-            if self.state is _LIVE and not self.intake.queue.commands:
+            if self.state is _LIVE and not self.intake.queue:
                 self._take_row(row)
             else:
                 self._queue(row)
@@ -245,7 +245,7 @@ class StreamMachine:
 
     def _proceed(self) -> None:
         """Do what is to be done next, until the stream is blocked or nothing is left."""
-        facts, queue = self.facts, self.intake.queue
+        facts, intake = self.facts, self.intake
         while self.state is _LIVE:
             if facts.queue or facts.run is not None:
                 self._block(_APPLYING, APPLY)
@@ -254,15 +254,15 @@ class StreamMachine:
             elif self._position is not None:
                 (command, is_first), self._position = self._position, None
                 self._judge(command, is_first=is_first)
-            elif queue.commands:
-                queued = queue.pop()
+            elif intake.queue:
+                queued = intake.pop()
                 if isinstance(queued, Rdata):
                     self._take_row(queued)
                 else:
                     self._take_position(queued)
             else:
-                if self.intake.is_full:
-                    self.intake.is_full = False
+                if intake.is_full:
+                    intake.is_full = False
                     self._report(Reported.EMPTY)
                 return
 

@@ -10,7 +10,7 @@ from synrepl.replication.follower.events import Fetch, Report, Reported
 from synrepl.replication.follower.facts import PendingFacts
 from synrepl.replication.follower.gaps import DESCENDING_TOKENS, GapRepair, StreamGaps
 from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
-from synrepl.replication.follower.modes import Mode, PushBacklog, Verdict, mode_for
+from synrepl.replication.follower.modes import Mode, Push, Verdict, mode_for
 from synrepl.replication.follower.order import ORDERED, OVERTAKING, RESTARTING, UNORDERED, Order
 from synrepl.replication.follower.strategy import SHARED, FollowStrategy
 from synrepl.wire.commands import Position
@@ -172,11 +172,12 @@ def test_orders(order: Order, new: list[tuple[int, bytes]], after: int) -> None:
 
 def test_pushed_rows_of_one_token_are_one_fact() -> None:
     """The next token, or the end of the backlog, completes it."""
-    backlog = PushBacklog()
+    policy = ApplyPolicy(ordered=True, monotonic=True, earliest=False)
+    push = Push(StreamHistory(policy, AppliedPositions({})), ORDERED)
 
-    assert backlog.add(W, 1, [b"a"]) == backlog.add(W, 1, [b"b"]) == []
-    assert backlog.add(W, 2, [b"c"]) == [(W, 1, [b"a", b"b"])]
-    assert backlog.close() == [(W, 2, [b"c"])]
+    assert push.collect(W, 1, [b"a"]) == push.collect(W, 1, [b"b"]) == ()
+    assert push.collect(W, 2, [b"c"]) == ((W, 1, [b"a", b"b"]),)
+    assert push.flush(W) == ((W, 2, [b"c"]),)
 
 
 def test_positions_held_back_are_not_reported() -> None:

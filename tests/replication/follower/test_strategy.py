@@ -488,7 +488,7 @@ class TestPositions:
         for n in range(3, 3 + count):
             story.master.says(f'RDATA to_device master {n} ["{big}"]')
         story.wait(3)
-        queued = story.follower.engine.executors["to_device"].machine.intake.queue.bytes
+        queued = story.follower.engine.executors["to_device"].machine.intake.bytes
 
         story.shelve("to_device", range(2, 3 + count))
         waiting, story.shelf.waiting = story.shelf.waiting, None

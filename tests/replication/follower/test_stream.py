@@ -467,7 +467,7 @@ class TestActions:
             APPLY
         ]
 
-        assert len(machine.intake.queue.commands) == 2
+        assert len(machine.intake.queue) == 2
         machine.apply()
         assert machine.positions.tokens == {W: 11}
         machine.apply()
