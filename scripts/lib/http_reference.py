@@ -79,7 +79,7 @@ def _route(route: Route, schemas: dict[str, Any]) -> Iterator[str]:
         for parameter in parameters:
             where = " (header)" if parameter in route.headers else ""
             yield (
-                f"| `{parameter.name}`{where} | {parameter.kind.describe()} | {_default(parameter)}"
+                f"| `{parameter.name}`{where} | {parameter.kind.words} | {_default(parameter)}"
                 f" | {parameter.text} |"
             )
     yield from _body(route, schemas)

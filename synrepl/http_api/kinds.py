@@ -1,7 +1,7 @@
 """Kinds of request parameters: how the text of each is parsed, formatted and described."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from synrepl.wire.text import MAX_NAME, is_name
@@ -31,6 +31,8 @@ BAD_WRITER: Final = f"a writer must be one word, without control characters, of 
 _INTEGER: Final = r"-?[0-9]{1,19}"
 _SECONDS: Final = r"[0-9]{1,9}(\.[0-9]{1,9})?"
 _DIGEST: Final = r"[0-9a-f]{64}"
+_STRING: Final = {"type": "string"}
+_NATURAL: Final = {"type": "integer", "minimum": 0}
 
 
 class BadParameter(ValueError):
@@ -43,12 +45,19 @@ class BadParameter(ValueError):
 
 
 class Kind:
-    """A kind of parameter. `default` is the value of an absent one."""
+    """A kind of parameter, described by a JSON `schema` and, for people, by `words`.
+
+    `default` is the value of an absent one.
+    """
 
     is_required = False
 
-    def __init__(self, default: Any = None) -> None:
+    def __init__(
+        self, default: Any = None, *, schema: Mapping[str, Any] = _STRING, words: str = "text"
+    ) -> None:
         self.default = default
+        self.schema = dict(schema)
+        self.words = words
 
     def read(self, name: str, values: Sequence[bytes]) -> Any:
         """Return the value of a parameter that occurs with these texts. Raises `BadParameter`."""
@@ -70,17 +79,6 @@ class Kind:
         """Return the text of a value."""
         return str(value)
 
-    def schema(self) -> dict[str, Any]:
-        """Describe the values as JSON Schema."""
-        return {"type": "string"}
-
-    def describe(self) -> str:
-        """Describe the values for people."""
-        return "text"
-
-    def _with_default(self, schema: dict[str, Any]) -> dict[str, Any]:
-        return schema if self.default is None else schema | {"default": self.default}
-
 
 class Text(Kind):
     """Any text."""
@@ -90,7 +88,7 @@ class InstanceName(Kind):
     """An instance name: one printable word. `why` and `code` refuse other text."""
 
     def __init__(self, why: str = BAD_WRITER, code: str = "bad_writer") -> None:
-        super().__init__()
+        super().__init__(schema=_STRING | {"minLength": 1, "maxLength": MAX_NAME}, words="word")
         self._why = why
         self._code = code
 
@@ -99,18 +97,12 @@ class InstanceName(Kind):
             raise BadParameter(self._why, self._code)
         return text
 
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
-
-    def describe(self) -> str:
-        return "word"
-
 
 class Choice(Kind):
     """The one word with a meaning; False if it is absent."""
 
     def __init__(self, word: str) -> None:
-        super().__init__(default=False)
+        super().__init__(False, schema=_STRING | {"enum": [word]}, words=f"`{word}`")
         self._word = word
 
     def parse(self, name: str, text: str) -> bool:
@@ -121,18 +113,14 @@ class Choice(Kind):
     def format(self, value: Any) -> str:
         return self._word
 
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "enum": [self._word]}
-
-    def describe(self) -> str:
-        return f"`{self._word}`"
-
 
 class WholeNumber(Kind):
     """A whole number from `lowest` on; numbers over `highest` are reduced to it."""
 
     def __init__(self, default: int | None = None, *, lowest: int = 0, highest: int = MAX_INTEGER) -> None:
-        super().__init__(default)
+        words = "integer" if highest == MAX_INTEGER else f"integer, {highest:,} at most"
+        schema = {"type": "integer", "minimum": lowest}
+        super().__init__(default, schema=schema | _default(default), words=words)
         self.lowest = lowest
         self.highest = highest
 
@@ -141,12 +129,6 @@ class WholeNumber(Kind):
             raise BadParameter(f"{name} must be a whole number from {self.lowest} on, not {text[:40]!r}")
         return min(int(text), self.highest)
 
-    def schema(self) -> dict[str, Any]:
-        return self._with_default({"type": "integer", "minimum": self.lowest})
-
-    def describe(self) -> str:
-        return "integer" if self.highest == MAX_INTEGER else f"integer, {self.highest:,} at most"
-
 
 class WholeNumbers(Kind):
     """Whole numbers separated by commas: at least one, and at most `most`."""
@@ -154,7 +136,8 @@ class WholeNumbers(Kind):
     is_required = True
 
     def __init__(self, most: int) -> None:
-        super().__init__()
+        schema = {"type": "array", "items": _NATURAL, "minItems": 1, "maxItems": most}
+        super().__init__(schema=schema, words=f"integers, {most:,} at most")
         self._most = most
 
     def read(self, name: str, values: Sequence[bytes]) -> list[int]:
@@ -173,19 +156,13 @@ class WholeNumbers(Kind):
     def format(self, value: Collection[int]) -> str:
         return ",".join(map(str, value))
 
-    def schema(self) -> dict[str, Any]:
-        items = {"type": "integer", "minimum": 0}
-        return {"type": "array", "items": items, "minItems": 1, "maxItems": self._most}
-
-    def describe(self) -> str:
-        return f"integers, {self._most:,} at most"
-
 
 class Seconds(Kind):
     """A time in seconds; values out of bounds are moved to the bound."""
 
     def __init__(self, default: float = 0.0, *, lowest: float = 0.0, highest: float) -> None:
-        super().__init__(default)
+        schema = {"type": "number", "minimum": 0, "default": default}
+        super().__init__(default, schema=schema, words=f"seconds, {lowest:g} to {highest:g}")
         self.lowest = lowest
         self.highest = highest
 
@@ -197,18 +174,12 @@ class Seconds(Kind):
     def format(self, value: float) -> str:
         return f"{value:g}"
 
-    def schema(self) -> dict[str, Any]:
-        return self._with_default({"type": "number", "minimum": 0})
-
-    def describe(self) -> str:
-        return f"seconds, {self.lowest:g} to {self.highest:g}"
-
 
 class Flag(Kind):
     """``true`` or ``false``."""
 
     def __init__(self, default: bool | None = False) -> None:
-        super().__init__(default)
+        super().__init__(default, schema={"type": "boolean"} | _default(default), words="flag")
 
     def parse(self, name: str, text: str) -> bool:
         if text not in ("true", "false"):
@@ -218,18 +189,12 @@ class Flag(Kind):
     def format(self, value: bool) -> str:
         return {True: "true", False: "false"}[value]
 
-    def schema(self) -> dict[str, Any]:
-        return self._with_default({"type": "boolean"})
-
-    def describe(self) -> str:
-        return "flag"
-
 
 class Names(Kind):
     """Names separated by commas. `are_writers`: each must be the name of a writer."""
 
     def __init__(self, *, are_writers: bool = False) -> None:
-        super().__init__()
+        super().__init__(schema={"type": "array", "items": _STRING}, words="names, separated by commas")
         self._are_writers = are_writers
 
     def parse(self, name: str, text: str) -> frozenset[str]:
@@ -241,32 +206,26 @@ class Names(Kind):
     def format(self, value: Collection[str]) -> str:
         return ",".join(sorted(value))
 
-    def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": {"type": "string"}}
-
-    def describe(self) -> str:
-        return "names, separated by commas"
-
 
 class Digest(Kind):
     """A digest of the log."""
+
+    def __init__(self) -> None:
+        super().__init__(schema=_STRING | {"pattern": f"^{_DIGEST}$"}, words="64 hexadecimal digits")
 
     def parse(self, name: str, text: str) -> str:
         if not re.fullmatch(_DIGEST, text, re.ASCII):
             raise BadParameter(f"{name} must be 64 hexadecimal digits in lower case, not {text[:80]!r}")
         return text
 
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": f"^{_DIGEST}$"}
-
-    def describe(self) -> str:
-        return "64 hexadecimal digits"
-
 
 class SynapseToken(Kind):
     """A required token. Refusals have the codes and the wording of Synapse."""
 
     is_required = True
+
+    def __init__(self) -> None:
+        super().__init__(schema=_NATURAL, words="integer, required")
 
     def read(self, name: str, values: Sequence[bytes]) -> int:
         if not values:
@@ -278,15 +237,12 @@ class SynapseToken(Kind):
             raise BadParameter(f"Query parameter {name} must be a positive integer.", "M_INVALID_PARAM")
         return int(text)
 
-    def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": 0}
-
-    def describe(self) -> str:
-        return "integer, required"
-
 
 class ReaderName(Kind):
     """The header with a reader's name."""
+
+    def __init__(self) -> None:
+        super().__init__(words="word")
 
     def read(self, name: str, values: Sequence[bytes]) -> str | None:
         if not values:
@@ -298,9 +254,6 @@ class ReaderName(Kind):
             )
         return reader
 
-    def describe(self) -> str:
-        return "word"
-
 
 class Misplaced(Kind):
     """A parameter that is refused in the query; the message says where it belongs."""
@@ -311,3 +264,7 @@ class Misplaced(Kind):
 
     def parse(self, name: str, text: str) -> None:
         raise BadParameter(self._why)
+
+
+def _default(value: object) -> dict[str, object]:
+    return {} if value is None else {"default": value}

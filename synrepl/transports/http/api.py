@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from importlib import import_module
-from inspect import signature
 from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
@@ -40,12 +39,17 @@ SYNAPSE: Final = b"/_synapse/"
 
 
 class Handler(NamedTuple):
-    """The function that handles a route, and the structs of its body (None: it reads the body) and answer."""
+    """The function that handles a route, and the structs of its body and answer.
+
+    None: the function reads the body itself, or makes an answer of another form.
+    """
 
     function: Callable[..., Any]
-    decoder: "msgspec.json.Decoder[Any] | None"
     answer: Any
-    is_body_optional: bool = False
+    body: Any = None
+    decoder: "msgspec.json.Decoder[Any] | None" = None
+    absent_body: bytes = b""
+    """Stands for an absent body: an empty object, if all fields have defaults."""
 
 
 @lru_cache
@@ -54,12 +58,15 @@ def handler_of(name: str) -> Handler:
     module, _, function_name = name.partition(".")
     function = getattr(import_module(f"synrepl.transports.http.{module}_routes"), function_name)
     hints = get_type_hints(function)
-    parameters = [hints[parameter] for parameter in signature(function).parameters]
-    if len(parameters) == 1:
-        return Handler(function, None, hints["return"])
-    body = parameters[1]
-    is_optional = not any(field.required for field in msgspec.structs.fields(body))
-    return Handler(function, msgspec.json.Decoder(body), hints["return"], is_optional)
+    answer = hints.pop("return")
+    if not (isinstance(answer, type) and issubclass(answer, msgspec.Struct)):
+        answer = None
+    _, *bodies = hints.values()
+    if not bodies:
+        return Handler(function, answer)
+    is_required = any(field.required for field in msgspec.structs.fields(bodies[0]))
+    decoder = msgspec.json.Decoder(bodies[0])
+    return Handler(function, answer, bodies[0], decoder, b"" if is_required else b"{}")
 
 
 class Api(Resource):
@@ -79,22 +86,20 @@ class Api(Resource):
 
     def render(self, request: Any) -> int:
         """Handle a request; it is cancelled when the connection is lost."""
-        ended: list[bool] = []
-        request.notifyFinish().addBoth(lambda _: ended.append(True))
+        ended: Deferred[None] = request.notifyFinish()
 
         def respond(body: bytes | None) -> None:
-            if not ended:
+            if not ended.called:
                 request.write(body or b"")
                 request.finish()
 
         def failed(failure: Failure) -> None:
-            if not ended:
+            if not ended.called:
                 request.processingFailed(failure)
 
         work = Deferred.fromCoroutine(self._serve(request))
         work.addCallback(respond).addErrback(failed)
-        if not ended:
-            request.notifyFinish().addErrback(lambda _: work.cancel())
+        ended.addErrback(lambda _: work.cancel())
         return NOT_DONE_YET
 
     async def _serve(self, request: Any) -> bytes | None:
@@ -117,11 +122,7 @@ class Api(Resource):
         _check_digest(request)
         call.query = _read_parameters(request, route)
         handler = handler_of(route.name)
-        if handler.decoder is None:
-            content = await handler.function(call)
-        else:
-            body = _read_body(call, handler.decoder, is_optional=handler.is_body_optional)
-            content = await handler.function(call, body)
+        content = await handler.function(call, *_read_body(call, handler))
         if content is None:
             return None
         answer = _encode(content)
@@ -178,13 +179,15 @@ def _refuse_url(request: Any, method: str, allowed: Collection[str]) -> bytes:
     return _refuse(request, refused)
 
 
-def _read_body(call: Call, decoder: "msgspec.json.Decoder[Any]", *, is_optional: bool) -> Any:
-    """Decode the request's body; an absent one means only defaults. Raises `ApiError`."""
+def _read_body(call: Call, handler: Handler) -> list[Any]:
+    """Return the decoded body, if the handler takes one. Raises `ApiError`."""
+    if handler.decoder is None:
+        return []
     limit = call.route.max_body
     body = call.request.content.read(-1 if limit is None else limit + 1)
     if limit is not None and len(body) > limit:
         raise ApiError("too_large", f"the body is limited to {limit} bytes")
-    return decode_body(decoder, body if body or not is_optional else b"{}")
+    return [decode_body(handler.decoder, body or handler.absent_body)]
 
 
 def decode_body(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:

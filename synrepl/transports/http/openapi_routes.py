@@ -6,9 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.http_api.route import JSON, Parameter, Route
-from synrepl.http_api.routes import ROUTES
-from synrepl.streams import jsontext
-from synrepl.transports.http.api import handler_of
+from synrepl.http_api.routes import OCTETS, ROUTES
+from synrepl.transports.http.api import Handler, handler_of
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.status_routes import daemon_version
 from synrepl.wire.error_codes import ERROR_CODES
@@ -16,6 +15,7 @@ from synrepl.wire.error_codes import ERROR_CODES
 __all__ = ["ErrorAnswer", "SynapseError", "build_description", "describe"]
 
 REFERENCE: Final = "#/components/schemas/{name}"
+BINARY: Final = {"type": "string", "format": "binary"}
 COMMON_ERRORS: Final = ("bad_request", "unauthorized", "no_rights", "internal")
 """Codes that every route which needs a right can answer."""
 
@@ -35,27 +35,21 @@ class SynapseError(msgspec.Struct):
     error: str
 
 
-async def describe(call: Call) -> bytes:
+async def describe(call: Call) -> dict[str, Any]:
     """Return the description; it is made on the first request."""
-    return _encoded()
+    return build_description()
 
 
 @cache
-def _encoded() -> bytes:
-    return jsontext.dumps(build_description())
-
-
 def build_description() -> dict[str, Any]:
     """Build the OpenAPI document."""
-    bodies = {route.name: _body_of(route) for route in ROUTES}
-    answers = {route.name: _answer_of(route) for route in ROUTES}
-    types = {kind for kind in (*bodies.values(), *answers.values()) if kind is not None}
+    handlers = [handler_of(route.name) for route in ROUTES]
+    types = {kind for handler in handlers for kind in (handler.body, handler.answer) if kind is not None}
     ordered = [ErrorAnswer, SynapseError, *sorted(types, key=lambda kind: kind.__name__)]
     _, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
-    for route in ROUTES:
-        operation = _operation(route, bodies[route.name], answers[route.name])
-        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    for route, handler in zip(ROUTES, handlers, strict=True):
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, handler)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -72,7 +66,7 @@ def build_description() -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, body: Any, answer: Any) -> dict[str, Any]:
+def _operation(route: Route, handler: Handler) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.name.replace(".", "_"),
         "tags": [route.name.partition(".")[0]],
@@ -85,15 +79,15 @@ def _operation(route: Route, body: Any, answer: Any) -> dict[str, Any]:
             *(_parameter(one, "query") for one in route.query if one.is_documented),
             *(_parameter(one, "header") for one in route.headers),
         ],
-        "responses": _responses(route, answer),
+        "responses": _responses(route, handler.answer),
     }
     # Without a secret, every request is accepted from this machine.
     operation["security"] = [] if route.right is None else [{"secret": []}, {}]
-    if body is not None:
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": _reference(body)}}}
+    if handler.body is not None:
+        content = {JSON: {"schema": _reference(handler.body)}}
+        operation["requestBody"] = {"required": True, "content": content}
     elif route.method == "PUT":
-        bytes_schema = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-        operation["requestBody"] = {"required": True, "content": bytes_schema}
+        operation["requestBody"] = {"required": True, "content": {OCTETS: {"schema": BINARY}}}
     return operation
 
 
@@ -103,7 +97,7 @@ def _parameter(parameter: Parameter, where: str) -> dict[str, Any]:
         "in": where,
         "required": parameter.kind.is_required,
         "description": parameter.text,
-        "schema": parameter.kind.schema(),
+        "schema": parameter.kind.schema,
     }
     if described["schema"].get("type") == "array":
         described |= {"style": "form", "explode": False}  # separated by commas
@@ -118,7 +112,7 @@ def _responses(route: Route, answer: Any) -> dict[str, Any]:
         schema = {"type": "object"} if media_type == JSON else {"type": "string"}
     content: dict[str, Any] = {media_type: {"schema": schema}}
     for other in route.other_types:
-        content[other] = {"schema": {"type": "string", "format": "binary"}}
+        content[other] = {"schema": BINARY}
     responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
     codes = [*route.errors, *(COMMON_ERRORS if route.right is not None else ())]
     by_status: dict[int, list[str]] = {}
@@ -129,16 +123,6 @@ def _responses(route: Route, answer: Any) -> dict[str, Any]:
         text = "; ".join(f"{code}: {ERROR_CODES[code].means}" for code in found)
         responses[str(status)] = {"description": text, "content": {JSON: {"schema": error}}}
     return responses
-
-
-def _body_of(route: Route) -> Any:
-    decoder = handler_of(route.name).decoder
-    return None if decoder is None else decoder.type
-
-
-def _answer_of(route: Route) -> Any:
-    answer = handler_of(route.name).answer
-    return answer if isinstance(answer, type) and issubclass(answer, msgspec.Struct) else None
 
 
 def _reference(kind: Any) -> dict[str, str]:
