@@ -8,22 +8,18 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST
-from synrepl.wire.grammar import (
-    BOTH,
-    BROKER,
-    CLIENT,
-    SERVER,
-    Command,
-    command,
-    either,
-    integer,
-    json_array,
-    json_rest,
-    json_value,
-    middle_text,
-    rest,
-    token_or,
-    word,
+from synrepl.wire.grammar import BOTH, BROKER, CLIENT, SERVER, Command, command, field
+from synrepl.wire.kinds import (
+    Either,
+    Integer,
+    JsonArray,
+    JsonValue,
+    MiddleText,
+    RawJson,
+    Rest,
+    TokenOr,
+    Word,
+    WordOr,
 )
 from synrepl.wire.native import NATIVE_COMMANDS
 
@@ -59,7 +55,7 @@ ANYONE = BOTH | BROKER
 class Server(Command, frozen=True):
     """The server's name. The client closes the connection if it expects another one."""
 
-    server_name: str = word()
+    server_name: str = field(Word())
 
     EXAMPLES = {LEGACY: "SERVER localhost:8823", CURRENT: "SERVER localhost:8823"}
 
@@ -72,10 +68,10 @@ class Rdata(Command, frozen=True):
     the stream's row type decodes.
     """
 
-    stream: str = word()
-    instance: str = word(since="1.13", default="master")
-    token: int | None = token_or("batch")
-    row: bytes = json_rest()
+    stream: str = field(Word())
+    instance: str = field(Word(), since="1.13", default="master")
+    token: int | None = field(TokenOr("batch"))
+    row: bytes = field(RawJson())
 
     EXAMPLES = {
         LEGACY: 'RDATA typing batch ["!room:hs", ["@ada:hs"]]',
@@ -91,10 +87,10 @@ class Position(Command, frozen=True):
     `prev_token` is None if the release does not send it (before 1.22).
     """
 
-    stream: str = word()
-    instance: str = word(since="1.13", default="master")
-    prev_token: int | None = integer(since="1.22", default=None)
-    token: int = integer()
+    stream: str = field(Word())
+    instance: str = field(Word(), since="1.13", default="master")
+    prev_token: int | None = field(Integer(), since="1.22", default=None)
+    token: int = field(Integer())
 
     EXAMPLES = {
         LEGACY: "POSITION events 53",
@@ -107,7 +103,7 @@ class Position(Command, frozen=True):
 class Error(Command, frozen=True):
     """An error message. The sender then closes the connection."""
 
-    text: str = rest(may_be_empty=True)
+    text: str = field(Rest(may_be_empty=True))
 
     EXAMPLES = {LEGACY: "ERROR server stopping", CURRENT: "ERROR ping timeout"}
 
@@ -116,7 +112,7 @@ class Error(Command, frozen=True):
 class Ping(Command, frozen=True):
     """A keepalive. A peer that has ever sent one times out when silent. The text is usually a time in ms."""
 
-    text: str | None = rest(optional=True)
+    text: str | None = field(Rest(optional=True))
 
     EXAMPLES = {LEGACY: "PING 1490197665618", MIDDLE: "PING", CURRENT: "PING "}
 
@@ -125,7 +121,7 @@ class Ping(Command, frozen=True):
 class Name(Command, frozen=True):
     """The client's name, for logs."""
 
-    name: str = rest()
+    name: str = field(Rest())
 
     EXAMPLES = {LEGACY: "NAME synapse.app.appservice", CURRENT: "NAME worker 1"}
 
@@ -139,9 +135,9 @@ class Replicate(Command, frozen=True):
     the server. From 1.13 on the text after the name is ignored; real clients send only a space.
     """
 
-    stream: str | None = word(until="1.13", default=None)
-    token: int | None = token_or("NOW", until="1.13", default=None, any_case=True)
-    ignored: str | None = rest(since="1.13", default="", optional=True, ignored=True)
+    stream: str | None = field(Word(), until="1.13", default=None)
+    token: int | None = field(TokenOr("NOW", any_case=True), until="1.13", default=None)
+    ignored: str | None = field(Rest(optional=True, ignored=True), since="1.13", default="")
 
     EXAMPLES = {LEGACY: "REPLICATE events 53", MIDDLE: "REPLICATE", CURRENT: "REPLICATE "}
 
@@ -154,11 +150,11 @@ class UserSync(Command, frozen=True):
     `instance_id` identifies one run of that worker (before 1.13, the connection does).
     """
 
-    instance_id: str = word(since="1.13", default="")
-    user_id: str = word()
-    device_id: str | None = word(since="1.92", default=None, none="None")
-    is_syncing: bool = either("start", "end")
-    last_sync_ms: int = integer()
+    instance_id: str = field(Word(), since="1.13", default="")
+    user_id: str = field(Word())
+    device_id: str | None = field(WordOr("None"), since="1.92", default=None)
+    is_syncing: bool = field(Either("start", "end"))
+    last_sync_ms: int = field(Integer())
 
     EXAMPLES = {
         LEGACY: "USER_SYNC @ada:hs start 1490197670513",
@@ -171,7 +167,7 @@ class UserSync(Command, frozen=True):
 class ClearUserSync(Command, frozen=True):
     """A worker stops: no user syncs on it any more."""
 
-    instance_id: str = word()
+    instance_id: str = field(Word())
 
     EXAMPLES = {CURRENT: "CLEAR_USER_SYNC xyzzy"}
 
@@ -180,8 +176,8 @@ class ClearUserSync(Command, frozen=True):
 class FederationAck(Command, frozen=True):
     """A federation sender has received the federation stream up to `token`."""
 
-    instance: str = word(since="1.18", default="")
-    token: int = integer()
+    instance: str = field(Word(), since="1.18", default="")
+    token: int = field(Integer())
 
     EXAMPLES = {LEGACY: "FEDERATION_ACK 177", CURRENT: "FEDERATION_ACK federation_sender1 177"}
 
@@ -194,9 +190,9 @@ class RemovePusher(Command, frozen=True):
     the last word. Peers split at every space and get such keys wrong.
     """
 
-    app_id: str = word()
-    push_key: str = middle_text()
-    user_id: str = word()
+    app_id: str = field(Word())
+    push_key: str = field(MiddleText())
+    user_id: str = field(Word())
 
     EXAMPLES = {LEGACY: "REMOVE_PUSHER app.id push key 0 @ada:hs"}
 
@@ -205,8 +201,8 @@ class RemovePusher(Command, frozen=True):
 class InvalidateCache(Command, frozen=True):
     """A cache entry that every process must drop."""
 
-    cache: str = word()
-    keys: Any = json_value()
+    cache: str = field(Word())
+    keys: Any = field(JsonValue())
 
     EXAMPLES = {LEGACY: 'INVALIDATE_CACHE get_user_by_id ["@ada:hs"]'}
 
@@ -215,7 +211,7 @@ class InvalidateCache(Command, frozen=True):
 class Sync(Command, frozen=True):
     """A marker for tests: when it arrives, everything sent before it has arrived."""
 
-    text: str = rest(may_be_empty=True)
+    text: str = field(Rest(may_be_empty=True))
 
     EXAMPLES = {LEGACY: "SYNC 17"}
 
@@ -224,7 +220,7 @@ class Sync(Command, frozen=True):
 class RemoteServerUp(Command, frozen=True):
     """Another homeserver may be reachable again: retry it. A server forwards this to its other clients."""
 
-    server: str = word()
+    server: str = field(Word())
 
     EXAMPLES = {MIDDLE: "REMOTE_SERVER_UP example.org", CURRENT: "REMOTE_SERVER_UP example.org"}
 
@@ -236,8 +232,8 @@ class UserIp(Command, frozen=True):
     0.22 wrote single words, in a form that no other release has; it is not supported.
     """
 
-    user_id: str = word()
-    seen: Any = json_array(5)
+    user_id: str = field(Word())
+    seen: Any = field(JsonArray(5))
 
     EXAMPLES = {
         LEGACY: 'USER_IP @ada:hs ["secret", "127.0.0.1", "curl", "PHONE", 1490197670513]',
@@ -253,7 +249,7 @@ class UserIp(Command, frozen=True):
 class LockReleased(Command, frozen=True):
     """A lock was released: ``[instance, lock name, key]``."""
 
-    lock: Any = json_array(3)
+    lock: Any = field(JsonArray(3))
 
     EXAMPLES = {NEWEST: 'LOCK_RELEASED ["worker1","purge","!room:hs"]'}
 
@@ -262,7 +258,7 @@ class LockReleased(Command, frozen=True):
 class NewActiveTask(Command, frozen=True):
     """A background task became active. Redis only."""
 
-    task_id: str = word()
+    task_id: str = field(Word())
 
     EXAMPLES = {NEWEST: "NEW_ACTIVE_TASK abcdef"}
 
@@ -271,7 +267,7 @@ class NewActiveTask(Command, frozen=True):
 class CancelTask(Command, frozen=True):
     """A background task was cancelled. Redis only."""
 
-    task_id: str = word()
+    task_id: str = field(Word())
 
     EXAMPLES = {NEWEST: "CANCEL_TASK abcdef"}
 

@@ -14,22 +14,7 @@ import msgspec
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.dialect import Dialect, Release, Span, span
-from synrepl.wire.kinds import (
-    MIN_INTEGER,
-    Body,
-    Either,
-    FieldKind,
-    Integer,
-    JsonArray,
-    JsonValue,
-    MiddleText,
-    RawJson,
-    Rest,
-    TokenOr,
-    Word,
-    WordOr,
-    show,
-)
+from synrepl.wire.kinds import FieldKind, MiddleText, Rest, show
 
 __all__ = [
     "BOTH",
@@ -40,16 +25,7 @@ __all__ = [
     "CommandForm",
     "Side",
     "command",
-    "either",
-    "integer",
-    "json_array",
-    "json_body",
-    "json_rest",
-    "json_value",
-    "middle_text",
-    "rest",
-    "token_or",
-    "word",
+    "field",
 ]
 
 _REQUIRED: Final = object()
@@ -78,73 +54,9 @@ class FieldSpec(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-def _field(kind: FieldKind, since: str, until: str, default: Any) -> Any:
+def field(kind: FieldKind, *, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
+    """A field of this kind in the releases of a span; for other releases it has the default."""
     return FieldSpec(kind=kind, span=span(since=since, until=until), default=default)
-
-
-def word(*, since: str = "", until: str = "", default: Any = _REQUIRED, none: str | None = None) -> Any:
-    """Text without spaces. The word `none`, if given, is None."""
-    return _field(Word() if none is None else WordOr(none), since, until, default)
-
-
-def integer(*, since: str = "", until: str = "", default: Any = _REQUIRED, least: int = MIN_INTEGER) -> Any:
-    """A 64-bit integer of at least `least`."""
-    return _field(Integer(least=least), since, until, default)
-
-
-def token_or(
-    absent: str, *, since: str = "", until: str = "", default: Any = _REQUIRED, any_case: bool = False
-) -> Any:
-    """A 64-bit integer, or None written as the word `absent`."""
-    return _field(TokenOr(absent, any_case=any_case), since, until, default)
-
-
-def either(yes: str, no: str, *, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """True and False as two words."""
-    return _field(Either(yes, no), since, until, default)
-
-
-def rest(
-    *,
-    since: str = "",
-    until: str = "",
-    default: Any = _REQUIRED,
-    optional: bool = False,
-    may_be_empty: bool = False,
-    ignored: bool = False,
-) -> Any:
-    """Free text to the end of the line.
-
-    If `optional`, a missing argument is None; an empty one, after a space, is not. `ignored` text has no
-    meaning, so it cannot show which release a peer speaks.
-    """
-    kind = Rest(optional=optional, may_be_empty=may_be_empty or optional, ignored=ignored)
-    return _field(kind, since, until, default)
-
-
-def middle_text(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """Text that may contain spaces, followed by single words."""
-    return _field(MiddleText(), since, until, default)
-
-
-def json_rest(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """JSON to the end of the line, as undecoded bytes."""
-    return _field(RawJson(), since, until, default)
-
-
-def json_body(shape: Any, *, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """JSON to the end of the line, decoded as this type."""
-    return _field(Body(shape), since, until, default)
-
-
-def json_value(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """JSON to the end of the line, decoded."""
-    return _field(JsonValue(), since, until, default)
-
-
-def json_array(length: int, *, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """A JSON array of exactly `length` items, to the end of the line."""
-    return _field(JsonArray(length), since, until, default)
 
 
 # -- commands ------------------------------------------------------------------------------------------
@@ -164,28 +76,13 @@ class Command(msgspec.Struct, frozen=True):
 T = typing.TypeVar("T")
 
 
-@typing.dataclass_transform(
-    kw_only_default=True,
-    frozen_default=True,
-    field_specifiers=(
-        word,
-        integer,
-        token_or,
-        either,
-        rest,
-        middle_text,
-        json_rest,
-        json_body,
-        json_value,
-        json_array,
-    ),
-)
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def command(
     name: str, *, sent_by: Side, since: str = "", until: str = "", channel: str = ""
 ) -> Callable[[type[T]], type[T]]:
     """Declare a command: its name, its senders, and the releases that have it.
 
-    Fields are class attributes made by `word`, `integer` and similar functions, in the order of the wire.
+    Fields are class attributes made by `field`, in the order of the wire.
     `EXAMPLES` maps dialects to lines; each line must parse and format back to itself. With `channel`, a
     broker carries the command on a channel of its own: the main channel's name, ``/`` and `channel`.
     """

@@ -66,6 +66,8 @@ class _Names(dict[bytes, str]):
 
 
 class Word(FieldKind):
+    """Text without spaces."""
+
     def __init__(self) -> None:
         # A bound C method, as it parses the stream and writer of every row.
         self.parse = _Names().__getitem__  # type: ignore[method-assign, assignment]
@@ -77,6 +79,8 @@ class Word(FieldKind):
 
 
 class Integer(FieldKind):
+    """A 64-bit integer of at least `least`."""
+
     grammar = "<{name}: integer>"
 
     def __init__(self, *, least: int = MIN_INTEGER) -> None:
@@ -97,9 +101,9 @@ class Integer(FieldKind):
 
 
 class TokenOr(Integer):
-    """An integer, or a word for None."""
+    """A 64-bit integer, or None written as the word `absent`."""
 
-    def __init__(self, absent: str, *, any_case: bool) -> None:
+    def __init__(self, absent: str, *, any_case: bool = False) -> None:
         super().__init__()
         self._absent = absent.encode("ascii")
         self._any_case = any_case
@@ -122,7 +126,7 @@ class TokenOr(Integer):
 
 
 class WordOr(Word):
-    """A word, or a special word for None."""
+    """A word; the word `absent` is None."""
 
     def __init__(self, absent: str) -> None:
         super().__init__()
@@ -160,16 +164,16 @@ class Rest(FieldKind):
     """Free text to the end of the line.
 
     If `optional`, the value is None when the line ends without the space before the text, and empty when it
-    ends with that space.
+    ends with that space. `ignored` text has no meaning, so it cannot show which release a peer speaks.
     """
 
     takes_rest = True
     grammar = "<{name}...>"
 
-    def __init__(self, *, optional: bool, may_be_empty: bool, ignored: bool) -> None:
+    def __init__(self, *, optional: bool = False, may_be_empty: bool = False, ignored: bool = False) -> None:
         self.optional = optional
         self.ignored = ignored
-        self._may_be_empty = may_be_empty
+        self._may_be_empty = may_be_empty or optional
         if optional:
             self.grammar = "[{name}...]"
 
@@ -190,9 +194,6 @@ class MiddleText(Rest):
     takes_rest = False
     grammar = "<{name}>"
 
-    def __init__(self) -> None:
-        super().__init__(optional=False, may_be_empty=False, ignored=False)
-
 
 class RawJson(FieldKind):
     """JSON to the end of the line, left undecoded: the stream's row decoder reads it, once."""
@@ -212,7 +213,7 @@ class RawJson(FieldKind):
 
 
 class Body(FieldKind):
-    """JSON to the end of the line, decoded as a type and checked."""
+    """JSON to the end of the line, decoded as the type `shape` and checked."""
 
     takes_rest = True
     grammar = "<{name}: JSON>"
@@ -247,7 +248,7 @@ class JsonValue(FieldKind):
 
 
 class JsonArray(JsonValue):
-    """A JSON array of a fixed length, to the end of the line."""
+    """A JSON array of exactly `length` items, to the end of the line."""
 
     def __init__(self, length: int) -> None:
         self._length = length

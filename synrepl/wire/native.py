@@ -33,7 +33,8 @@ import msgspec
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import ALL, Filter
-from synrepl.wire.grammar import CLIENT, SERVER, Command, command, integer, json_body, rest, word
+from synrepl.wire.grammar import CLIENT, SERVER, Command, command, field
+from synrepl.wire.kinds import Body, Integer, Rest, Word
 from synrepl.wire.position import Int64, LogPosition, Natural64
 
 __all__ = [
@@ -229,7 +230,7 @@ class DigestsBody(msgspec.Struct, frozen=True):
 class Hello(Command, frozen=True):
     """The replica's identity: `uuid`, `name`, `nonce`, `registered`, `address`."""
 
-    body: Greeting = json_body(Greeting)
+    body: Greeting = field(Body(Greeting))
 
     EXAMPLES = {NATIVE: 'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'}
 
@@ -238,7 +239,7 @@ class Hello(Command, frozen=True):
 class Challenge(Command, frozen=True):
     """The primary's nonce, and whether it requires a proof of the secret."""
 
-    body: ChallengeBody = json_body(ChallengeBody)
+    body: ChallengeBody = field(Body(ChallengeBody))
 
     EXAMPLES = {NATIVE: 'CHALLENGE {"nonce":"n","proof":true,"version":1}'}
 
@@ -247,7 +248,7 @@ class Challenge(Command, frozen=True):
 class Auth(Command, frozen=True):
     """An HMAC-SHA256 over both nonces, the uuid and the name. The secret itself is never sent."""
 
-    body: Proof = json_body(Proof)
+    body: Proof = field(Body(Proof))
 
     EXAMPLES = {NATIVE: 'AUTH {"proof":"0a1b"}'}
 
@@ -259,7 +260,7 @@ class Auth(Command, frozen=True):
 class Welcome(Command, frozen=True):
     """The primary's identity with its own proof, its history and its position."""
 
-    body: WelcomeBody = json_body(WelcomeBody)
+    body: WelcomeBody = field(Body(WelcomeBody))
 
     EXAMPLES = {
         NATIVE: (
@@ -273,7 +274,7 @@ class Welcome(Command, frozen=True):
 class Join(Command, frozen=True):
     """A request for a snapshot, or for the rest of an interrupted one."""
 
-    body: JoinRequest = json_body(JoinRequest)
+    body: JoinRequest = field(Body(JoinRequest))
 
     EXAMPLES = {NATIVE: "JOIN {}"}
 
@@ -282,7 +283,7 @@ class Join(Command, frozen=True):
 class Joining(Command, frozen=True):
     """A snapshot of this position follows."""
 
-    body: JoiningBody = json_body(JoiningBody)
+    body: JoiningBody = field(Body(JoiningBody))
 
     EXAMPLES = {
         NATIVE: (
@@ -296,7 +297,7 @@ class Joining(Command, frozen=True):
 class Joined(Command, frozen=True):
     """The snapshot is complete up to this position."""
 
-    body: JoinedBody = json_body(JoinedBody)
+    body: JoinedBody = field(Body(JoinedBody))
 
     EXAMPLES = {NATIVE: 'JOINED {"position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
@@ -305,7 +306,7 @@ class Joined(Command, frozen=True):
 class Subscribe(Command, frozen=True):
     """The replica's position, and the streams and writers that it wants after it."""
 
-    body: Subscription = json_body(Subscription)
+    body: Subscription = field(Body(Subscription))
 
     EXAMPLES = {NATIVE: 'SUBSCRIBE {"history":"h","position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
@@ -314,7 +315,7 @@ class Subscribe(Command, frozen=True):
 class Subscribed(Command, frozen=True):
     """The subscription is accepted: missing facts follow, then new ones. Has the primary's position."""
 
-    body: LogPosition = json_body(LogPosition)
+    body: LogPosition = field(Body(LogPosition))
 
     EXAMPLES = {NATIVE: 'SUBSCRIBED {"epoch":1,"serial":9,"digest":"e"}'}
 
@@ -328,10 +329,10 @@ class Block(Command, frozen=True):
     facts of ephemeral streams, and the positions of their writers).
     """
 
-    kind: str = word()
-    lines: int = integer()
-    size: int = integer()
-    sha256: str = word()
+    kind: str = field(Word())
+    lines: int = field(Integer())
+    size: int = field(Integer())
+    sha256: str = field(Word())
 
     EXAMPLES = {NATIVE: "BLOCK facts 2 310 9f86d081884c7d65"}
 
@@ -343,12 +344,12 @@ class Heartbeat(Command, frozen=True):
     `check` is the CRC-32 of the other fields.
     """
 
-    epoch: int = integer(least=0)
-    serial: int = integer(least=0)
-    digest: str = word()
-    head: int = integer(least=0)
-    at_ms: int = integer()
-    check: str = word()
+    epoch: int = field(Integer(least=0))
+    serial: int = field(Integer(least=0))
+    digest: str = field(Word())
+    head: int = field(Integer(least=0))
+    at_ms: int = field(Integer())
+    check: str = field(Word())
 
     EXAMPLES = {NATIVE: "HEARTBEAT 1 812 9f86d081 900 1490197665618 0a1b2c3d"}
 
@@ -362,9 +363,9 @@ class Heartbeat(Command, frozen=True):
 class Ack(Command, frozen=True):
     """The replica has everything up to this position on disk. `at_ms` is that of its last HEARTBEAT."""
 
-    epoch: int = integer(least=0)
-    serial: int = integer(least=0)
-    at_ms: int = integer()
+    epoch: int = field(Integer(least=0))
+    serial: int = field(Integer(least=0))
+    at_ms: int = field(Integer())
 
     EXAMPLES = {NATIVE: "ACK 1 812 1490197665618"}
 
@@ -377,9 +378,9 @@ class Up(Command, frozen=True):
     primary drops a number that it has already accepted.
     """
 
-    origin: str = word()
-    number: int = integer(least=0)
-    line: str = rest()
+    origin: str = field(Word())
+    number: int = field(Integer(least=0))
+    line: str = field(Rest())
 
     EXAMPLES = {NATIVE: "UP replica1-f3a9 17 REMOTE_SERVER_UP example.org"}
 
@@ -392,9 +393,9 @@ class Up(Command, frozen=True):
 class Taken(Command, frozen=True):
     """All commands of this origin up to `number` were accepted. Those before `since` are unknown."""
 
-    origin: str = word()
-    number: int = integer(least=0)
-    since: int = integer(least=0)
+    origin: str = field(Word())
+    number: int = field(Integer(least=0))
+    since: int = field(Integer(least=0))
 
     EXAMPLES = {NATIVE: "TAKEN replica1-f3a9 17 1"}
 
@@ -403,7 +404,7 @@ class Taken(Command, frozen=True):
 class Down(Command, frozen=True):
     """A command for all processes, which the replica forwards to its followers."""
 
-    line: str = rest()
+    line: str = field(Rest())
 
     EXAMPLES = {NATIVE: "DOWN REMOTE_SERVER_UP example.org"}
 
@@ -412,7 +413,7 @@ class Down(Command, frozen=True):
 class Digests(Command, frozen=True):
     """A request for the digests at these serials, to find where two histories diverge."""
 
-    body: list[Natural64] = json_body(list[Natural64])
+    body: list[Natural64] = field(Body(list[Natural64]))
 
     EXAMPLES = {NATIVE: "DIGESTS [1,512]"}
 
@@ -421,7 +422,7 @@ class Digests(Command, frozen=True):
 class DigestsAre(Command, frozen=True):
     """The digests at the requested serials, as far as they are known."""
 
-    body: DigestsBody = json_body(DigestsBody)
+    body: DigestsBody = field(Body(DigestsBody))
 
     EXAMPLES = {NATIVE: 'DIGESTS_ARE {"digests":{"1":"d","512":null}}'}
 
@@ -430,7 +431,7 @@ class DigestsAre(Command, frozen=True):
 class Peers(Command, frozen=True):
     """The addresses of the other replicas, which a new primary must notify."""
 
-    body: list[str] = json_body(list[str])
+    body: list[str] = field(Body(list[str]))
 
     EXAMPLES = {NATIVE: 'PEERS ["tcp:host:9092 http://host:9093"]'}
 
@@ -439,7 +440,7 @@ class Peers(Command, frozen=True):
 class Refused(Command, frozen=True):
     """A request is refused: a code, a message, and whether to retry."""
 
-    body: Refusal = json_body(Refusal)
+    body: Refusal = field(Body(Refusal))
 
     EXAMPLES = {NATIVE: 'REFUSED {"code":"trimmed","message":"...","retryable":false}'}
 
