@@ -514,30 +514,5 @@ class File:
 FILES = Stream("files", File, key="name", tombstone=lambda row: row.action == "delete", since="999.0")
 
 
-# In the order in which masters announce their positions.
-ALL: tuple[Stream[Any], ...] = (
-    EVENTS,
-    BACKFILL,
-    PRESENCE,
-    PRESENCE_FEDERATION,
-    TYPING,
-    RECEIPTS,
-    PUSH_RULES,
-    PUSHERS,
-    CACHES,
-    PUBLIC_ROOMS,
-    DEVICE_LISTS,
-    TO_DEVICE,
-    FEDERATION,
-    TAG_ACCOUNT_DATA,
-    ACCOUNT_DATA,
-    GROUPS,
-    USER_SIGNATURE,
-    PROFILE_UPDATES,
-    STICKY_EVENTS,
-    THREAD_SUBSCRIPTIONS,
-    UN_PARTIAL_STATED_ROOM,
-    UN_PARTIAL_STATED_EVENT,
-    QUARANTINED_MEDIA,
-    FILES,
-)
+# In the order in which masters announce their positions, which is that of their declarations.
+ALL: tuple[Stream[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Stream))

@@ -101,32 +101,27 @@ class Doctor:
         streams = _merged(_present(catalog) if has_numbers else [], self._configured)
         complaints: list[Complaint] = []
         unread: dict[str, list[str]] = {}
+
+        def look(name: str, work: Callable[[Any], list[Complaint]]) -> None:
+            try:
+                complaints.extend(self._database.savepoint(cursor, "look", work))
+            except StorageError as error:
+                unread.setdefault(_reason(error), []).append(name)
+
+        checked: int | None = None
+
+        def look_at_log(cursor: Any) -> list[Complaint]:
+            nonlocal checked
+            checked, found = check_log(
+                cursor, self._database.flavor, whole=whole_log, progress=self._progress
+            )
+            return found
+
         for stream in streams:
-            try:
-                complaints += self._database.savepoint(
-                    cursor,
-                    "look",
-                    partial(self._check_stream, stream, is_synapse=is_synapse),
-                )
-            except StorageError as error:
-                unread.setdefault(_reason(error), []).append(stream.name)
-        try:
-            complaints += self._database.savepoint(cursor, "look", partial(self._check_writers, catalog))
-        except StorageError as error:
-            unread.setdefault(_reason(error), []).append("the writers' unfinished ids")
-        checked = None
+            look(stream.name, partial(self._check_stream, stream, is_synapse=is_synapse))
+        look("the writers' unfinished ids", partial(self._check_writers, catalog))
         if catalog.has_log:
-            try:
-                checked, found = self._database.savepoint(
-                    cursor,
-                    "look",
-                    partial(
-                        check_log, flavor=self._database.flavor, whole=whole_log, progress=self._progress
-                    ),
-                )
-                complaints += found
-            except StorageError as error:
-                unread.setdefault(_reason(error), []).append(LOG)
+            look(LOG, look_at_log)
         complaints += [_unread(reason, names) for reason, names in unread.items()]
         if is_synapse and not has_numbers:
             complaints.append(NO_SEQUENCES)

@@ -1,6 +1,7 @@
 """Holds: writers that keep a stream from advancing, because they are stuck, silent or behind."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -85,38 +86,35 @@ def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
     silent = max(0.0, now - state.told_at)
     # Without a process it is known to be gone, and its ids were released.
     is_silent = bool(state.process) and silent >= SILENT_SECONDS
+    hold = partial(
+        Hold,
+        stream=state.stream,
+        writer=state.writer,
+        position=state.position,
+        behind=behind,
+        unfinished=state.unfinished,
+        process=state.process,
+    )
     if state.oldest_id is not None and state.oldest_since is not None:
         age = max(0.0, now - state.oldest_since)
         what = (
             f"{state.unfinished} ids from {state.oldest_id} on" if state.unfinished > 1 else state.oldest_id
         )
-        yield Hold(
-            stream=state.stream,
-            writer=state.writer,
+        yield hold(
             why="unfinished",
             is_stuck=age >= STUCK_SECONDS,
             text=f"{state.writer} reserved {what}, {age:.0f} s ago, and has not finished (by {state.owner},"
             f" process {state.process}): the stream waits for it",
-            position=state.position,
-            behind=behind,
-            unfinished=state.unfinished,
             first_id=state.oldest_id,
             age_seconds=round(age, 3),
             owner=state.owner,
-            process=state.process,
         )
     if is_silent:
-        yield Hold(
-            stream=state.stream,
-            writer=state.writer,
+        yield hold(
             why="silent",
             is_stuck=bool(state.unfinished) or behind > 0,
             text=f"{state.writer} has been silent for {silent:.0f} s (process {state.process})",
-            position=state.position,
-            behind=behind,
-            unfinished=state.unfinished,
             age_seconds=round(silent, 3),
-            process=state.process,
         )
 
 

@@ -4,33 +4,46 @@ A name is a lock that the database (PostgreSQL: of a session) or the system (SQL
 its holder dies for any reason. No clock is involved, and nothing that a process stored about itself.
 """
 
+# ruff: noqa: B027  # names of SQLite need no marks, and locks of PostgreSQL no release
+
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from synrepl.errors import StorageError
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.lock import FileLock
 
-__all__ = ["FileNames", "INames", "SessionNames"]
+__all__ = ["FileNames", "WriterNames", "SessionNames"]
 
 NAMES: Final = 0x5359_4E57
 """The class of the advisory locks for writers' names."""
 
 
-class INames(Protocol):
+class WriterNames(ABC):
     """Writers' names in one database. Used in one thread, inside a transaction of the session."""
 
+    @abstractmethod
     def acquire(self, cursor: ICursor, name: str) -> str:
         """Acquire the name for the life of this session. Returns its holder if it is taken, or ""."""
 
+    @abstractmethod
     def is_free(self, cursor: ICursor, name: str) -> bool:
         """Whether no process holds the name; then none can acquire it before this transaction ends."""
 
-    def have_ended(self, cursor: ICursor, mark: int) -> bool:
-        """Whether every transaction that was running at the `mark` has ended."""
-
     def mark(self, cursor: ICursor) -> int:
-        """A mark that separates transactions that have begun to write from those that have not."""
+        """A mark that separates transactions that have begun to write from those that have not.
+
+        None is needed on SQLite: the caller holds the only write lock.
+        """
+        return 0
+
+    def have_ended(self, cursor: ICursor, mark: int) -> bool:
+        """Whether every transaction that was running at the `mark` has ended.
+
+        True on SQLite: only the caller can write now, and what a dead process had written is rolled back.
+        """
+        return True
 
     def end_transaction(self) -> None:
         """Called when the transaction of the previous calls has ended."""
@@ -39,8 +52,8 @@ class INames(Protocol):
         """Release the names held by this session."""
 
 
-class SessionNames:
-    """Advisory locks of PostgreSQL."""
+class SessionNames(WriterNames):
+    """Advisory locks of PostgreSQL, which go with the connection."""
 
     def acquire(self, cursor: ICursor, name: str) -> str:
         """Acquire the name, or give the backend that holds it."""
@@ -75,14 +88,8 @@ class SessionNames:
         cursor.execute("SELECT txid_snapshot_xmin(txid_current_snapshot())", ())
         return bool(cursor.fetchone()[0] >= mark)
 
-    def end_transaction(self) -> None:
-        """Do nothing: the server has released the transaction's locks."""
 
-    def release_all(self) -> None:
-        """Do nothing: the locks go with the connection."""
-
-
-class FileNames:
+class FileNames(WriterNames):
     """Locks on files next to an SQLite database."""
 
     def __init__(self) -> None:
@@ -109,14 +116,6 @@ class FileNames:
         except StorageError:
             return False
         self._probed.append(lock)
-        return True
-
-    def mark(self, cursor: ICursor) -> int:
-        """No mark is needed: the caller holds SQLite's only write lock."""
-        return 0
-
-    def have_ended(self, cursor: ICursor, mark: int) -> bool:
-        """True: only the caller can write now, and SQLite rolls back what a dead process had written."""
         return True
 
     def end_transaction(self) -> None:

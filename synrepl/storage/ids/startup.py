@@ -71,58 +71,39 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> IdProble
     allocated = database.allocated(cursor)
     found: list[IdProblem] = []
 
+    def add(kind: Kind, text: str, *, before: int, after: int = 0, writer: str = "") -> None:
+        found.append(
+            IdProblem(kind=kind, stream=stream.name, text=text, before=before, after=after, writer=writer)
+        )
+
     def check_sequence(kind: Kind, goal: int, what: str) -> None:
         if allocated < goal:
-            found.append(
-                IdProblem(
-                    kind=kind,
-                    stream=stream.name,
-                    text=f"sequence {stream.sequence} is at {allocated}, behind {what} ({goal});"
-                    f" without a repair it would reuse ids",
-                    before=allocated,
-                    after=goal,
-                )
+            text = (
+                f"sequence {stream.sequence} is at {allocated}, behind {what} ({goal}); without a repair it"
             )
+            add(kind, f"{text} would reuse ids", before=allocated, after=goal)
 
     check_sequence("sequence_behind_tables", highest, "the rows of its tables")
     stored = max(positions.values(), default=0)
     check_sequence("sequence_behind_positions", stored, "the stored positions of its writers")
     known = max(allocated, highest, stored)
     if seen > known:
-        found.append(
-            IdProblem(
-                kind="history_lost",
-                stream=stream.name,
-                text=f"readers have seen ids up to {seen}, the database has none beyond {known}: it is"
-                f" older than the readers (restored from a dump?), and the facts between are lost",
-                before=known,
-                after=seen,
-            )
+        add(
+            "history_lost",
+            f"readers have seen ids up to {seen}, the database has none beyond {known}: it is older than the"
+            " readers (restored from a dump?), and the facts between are lost",
+            before=known,
+            after=seen,
         )
     # Position 1 means "nothing yet": a fact with id 1 would count as seen.
     goal = max(known, seen, 1)
     if goal == 1 > allocated:
-        found.append(
-            IdProblem(
-                kind="sequence_unused",
-                stream=stream.name,
-                text=f"sequence {stream.sequence} would start with 1, which counts as seen",
-                before=allocated,
-                after=1,
-            )
-        )
-    found += [
-        IdProblem(
-            kind="unknown_writer",
-            stream=stream.name,
-            text=f"{writer} has a position ({positions[writer]}), but is none of the configured writers"
-            f" ({', '.join(stream.writers)})",
-            before=positions[writer],
-            writer=writer,
-        )
-        for writer in sorted(set(positions) - set(stream.writers))
-        if stream.writers
-    ]
+        text = f"sequence {stream.sequence} would start with 1, which counts as seen"
+        add("sequence_unused", text, before=allocated, after=1)
+    for writer in sorted(set(positions) - set(stream.writers)) if stream.writers else ():
+        at = positions[writer]
+        text = f"{writer} has a position ({at}), but is none of the configured writers"
+        add("unknown_writer", f"{text} ({', '.join(stream.writers)})", before=at, writer=writer)
     return IdProblems(
         stream=stream.name,
         allocated=allocated,

@@ -7,7 +7,8 @@ position advances like that of an idle writer.
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from secrets import token_hex
 from types import MappingProxyType
 from typing import Any, Final
@@ -21,7 +22,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator, Unfinished
-from synrepl.storage.ids.names import FileNames, INames, SessionNames
+from synrepl.storage.ids.names import FileNames, SessionNames, WriterNames
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.ids.writers import create_writers, last_process, store_status
 
@@ -84,7 +85,7 @@ class WriterSession:
         self._metrics = metrics
         self._heartbeat_seconds = heartbeat_seconds
         self._acquire_seconds = acquire_seconds
-        self._names: INames = SessionNames() if flavor == "postgresql" else FileNames()
+        self._names: WriterNames = SessionNames() if flavor == "postgresql" else FileNames()
         self._connection: Any = None
         self._tasks = Tasks(self._logger, "writer session")
         self._gone: dict[str, tuple[float, int]] = {}
@@ -213,16 +214,21 @@ class WriterSession:
             self._connection = self._connect()
             # A writer that was gone may have come back unnoticed.
             self._gone.clear()
-        try:
-            cursor = self._connection.cursor()
+        with self._transaction() as cursor:
             self.refusal = self._acquire_names(cursor)
             if not self.refusal:
                 create_writers(cursor, self._flavor)
+        return not self.refusal
+
+    @contextmanager
+    def _transaction(self) -> Iterator[ICursor]:
+        """A cursor, whose transaction is committed after the block. An error closes the connection."""
+        try:
+            yield self._connection.cursor()
             self._connection.commit()
         except BaseException:
             self._close()
             raise
-        return not self.refusal
 
     def _acquire_names(self, cursor: ICursor) -> str:
         """Acquire the writer's name and those of the streams without writers.
@@ -243,32 +249,22 @@ class WriterSession:
 
         Commits that it had sent may finish after its death. A process that stopped normally left none.
         """
-        try:
-            cursor = self._connection.cursor()
-            if self._predecessor_mark is None:
+        if self._predecessor_mark is None:
+            with self._transaction() as cursor:
                 found = [last_process(cursor, one.database, self.instance) for one in self._generators]
                 self._predecessor_mark = self._names.mark(cursor) if any(found) else 0
-                self._connection.commit()
-            has_ended = self._names.have_ended(cursor, self._predecessor_mark)
-            self._connection.commit()
-        except BaseException:
-            self._close()
-            raise
-        return has_ended
+        with self._transaction() as cursor:
+            return self._names.have_ended(cursor, self._predecessor_mark)
 
     def _heartbeat_in_thread(self) -> bool:
         """Run one heartbeat. False if this process is no longer the writer."""
         if not self.is_held and not self._acquire():
             return False
         try:
-            cursor = self._connection.cursor()
-            is_still_writer = self._is_still_writer(cursor)
-            if is_still_writer:
-                self._exchange_status(cursor)
-            self._connection.commit()
-        except BaseException:
-            self._close()
-            raise
+            with self._transaction() as cursor:
+                is_still_writer = self._is_still_writer(cursor)
+                if is_still_writer:
+                    self._exchange_status(cursor)
         finally:
             self._names.end_transaction()
         self._has_reported = True
