@@ -218,6 +218,12 @@ def _unheard(event: LogEvent) -> None:
     """What the log tells its operator is tested elsewhere."""
 
 
+def append_body(facts: list[list[Any]], writer: str | None = None, key: str | None = None) -> bytes:
+    """A body as `HttpAppender` posts it."""
+    names = {"writer": writer, "idempotency_key": key}
+    return json.dumps({"facts": facts, **{name: text for name, text in names.items() if text}}).encode()
+
+
 def receipt(user: str = "@ada:hs.example") -> list[Any]:
     """A row of receipts."""
     return ["!room:hs.example", "m.read", user, "$event", None, {"ts": 1}]

@@ -29,7 +29,7 @@ from synrepl.transports.http import response_body
 from synrepl.transports.http.changelog_client import ChangelogClient, FirstAnswer
 from synrepl.transports.http.client import HttpAppender
 from synrepl.transports.http.response_body import BodyLines
-from tests.http.builders import SiteCase, receipt
+from tests.http.builders import SiteCase, append_body, receipt
 
 URL = "http://ada:pass@hs.example:9093"
 
@@ -199,13 +199,6 @@ class SubscribingTests(SiteCase):
         self.assertEqual((1, 2, self.log.history), (told.epoch, told.serial, told.history))
         self.assertEqual({2: self.log.digest, 5: None}, told.digests)
 
-    def test_the_status_can_be_asked(self) -> None:
-        """As it is."""
-        asked = ensureDeferred(self.changelog.status())
-        self.client.flush()
-
-        self.assertEqual("hs.example", self.successResultOf(asked)["server_name"])
-
 
 class Misbehaving(SiteCase):
     """Servers, and the lack of them."""
@@ -238,7 +231,9 @@ class Misbehaving(SiteCase):
         ]
         for given, kind in cases:
             appender = HttpAppender(self.clock, URL, client=Failing(given))
-            error = self.failureResultOf(ensureDeferred(appender.append("receipts", [[receipt()]]))).value
+            error = self.failureResultOf(
+                ensureDeferred(appender.post("receipts", append_body([[receipt()]])))
+            ).value
 
             self.assertIs(kind, type(error))
             self.assertNotIn("pass", str(error))
@@ -255,7 +250,7 @@ class Misbehaving(SiteCase):
         ]
         for status, body, code, is_retryable, part in cases:
             client = StubTreq(StringStubbingResource(lambda *_, status=status, body=body: (status, {}, body)))
-            asked = ensureDeferred(ChangelogClient(self.clock, URL, client=client).status())
+            asked = ensureDeferred(ChangelogClient(self.clock, URL, client=client).digests([1]))
             error = self.failureResultOf(asked, ApiResponseError).value
 
             self.assertEqual((status, code, is_retryable), (error.status, error.code, error.retryable))

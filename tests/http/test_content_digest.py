@@ -45,10 +45,8 @@ class IntactTests(SiteCase):
 
     def test_an_answer_that_was_changed_is_no_answer(self) -> None:
         """What became of the request nobody knows then."""
-        http = HttpClient(
-            None, None, 10.0, _Client(b'{"first_serial":7}', content_digest(b'{"first_serial":3}'))
-        )
-        asked = ensureDeferred(http._fetch_body("POST", "http://h/", b"{}", 100, None))
+        http = HttpClient(None, client=_Client(b'{"first_serial":7}', content_digest(b'{"first_serial":3}')))
+        asked = ensureDeferred(http._read("POST", "http://h/", b"{}", 100, None))
         self.failureResultOf(asked, NotConnected)
 
     def test_of_other_digests_nothing_is_known(self) -> None:

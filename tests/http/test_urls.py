@@ -68,9 +68,9 @@ def test_a_daemon_asks_another_at_its_url(url: str, position: tuple[str, str, in
     """One without a name is reached by its address, of either version."""
     scheme, host, port, path = position
     agent = Asked()
-    http = HttpClient(Clock(), None, 10.0, HTTPClient(agent))
+    http = HttpClient(Clock(), client=HTTPClient(agent))
 
-    error = ended(http.fetch("GET", f"{url}/v1/changelog?since=0&streams=a%2Cb", None, 100))
+    error = ended(http.read("GET", f"{url}/v1/changelog?since=0&streams=a%2Cb", None, 100))
 
     assert (scheme, host, port, f"{path}/v1/changelog?since=0&streams=a%2Cb") == agent.only()
     assert f"{url}/v1/changelog" in str(error)

@@ -23,6 +23,7 @@ from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.http.client import HttpAppender, HttpCatchUp
 from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.settings import ApiSettings
+from tests.http.builders import append_body
 from tests.trial.worlds import running_log
 
 ROW = ["!room:hs.example", "m.read", "@ada:hs.example", "$event", None, {"ts": 1}]
@@ -224,7 +225,7 @@ class SocketTests(TestCase):
         appender = self.using(HttpAppender(reactor, self.url))
         lines: list[bytes] = []
         waiting = ensureDeferred(changelog.pages(0, ["receipts"], 30, lines.append))
-        appended = await appender.append("receipts", [[ROW]], writer="w")
+        appended = await appender.post("receipts", append_body([[ROW]], "w"))
 
         self.assertEqual(1, await waiting)
         self.assertEqual((1, [1]), (appended.first_serial, appended.tokens))
@@ -248,7 +249,7 @@ class SocketTests(TestCase):
     async def test_many_appends_at_once_are_all_answered(self) -> None:
         """They share commits, and each gets tokens of its own."""
         appender = self.using(HttpAppender(reactor, self.url))
-        asked = [ensureDeferred(appender.append("receipts", [[ROW]])) for _ in range(50)]
+        asked = [ensureDeferred(appender.post("receipts", append_body([[ROW]]))) for _ in range(50)]
         answers = await gatherResults(asked)
 
         self.assertEqual(list(range(1, 51)), sorted(answer.tokens[0] for answer in answers))

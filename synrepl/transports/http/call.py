@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from synrepl.http_api.route import Route
 from synrepl.ports.access import Access
+from synrepl.ports.gate import Gate
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.log_waiters import TooManyWaiting
 from synrepl.replication.relay.registry import ReplicaRegistry
@@ -38,27 +39,11 @@ class ApiState:
 
 
 @implementer(IPushProducer)
-class Valve:
-    """Tracks whether the transport accepts data."""
+class Valve(Gate):
+    """A gate that is open while the transport accepts data."""
 
-    def __init__(self) -> None:
-        self.is_open = True
-        self._waiter: Deferred[None] | None = None
-
-    async def wait_open(self) -> None:
-        """Wait until the transport accepts data."""
-        if not self.is_open:
-            self._waiter = Deferred()
-            await self._waiter
-
-    def pauseProducing(self) -> None:
-        self.is_open = False
-
-    def resumeProducing(self) -> None:
-        self.is_open = True
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.called:
-            waiter.callback(None)
+    pauseProducing = Gate.close
+    resumeProducing = Gate.open
 
     def stopProducing(self) -> None:
         """Do nothing: the handler is cancelled when the client disconnects."""

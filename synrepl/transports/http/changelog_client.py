@@ -1,14 +1,16 @@
 """Client of a daemon's changelog: by pages, or as an endless feed."""
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from inspect import isawaitable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from synrepl.http_api.routes import CHANGELOG, DIGESTS, STATUS
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.routes import CHANGELOG, DIGESTS
 from synrepl.transports.http.http_client import (
-    DaemonClient,
+    HttpClient,
     decode_json,
     public_url,
 )
@@ -16,8 +18,6 @@ from synrepl.transports.http.messages import DigestsAnswer
 from synrepl.transports.http.response_body import BodyLines
 
 __all__ = ["ChangelogClient", "FirstAnswer"]
-
-MAX_STATUS_BYTES: Final = 64 * 1024 * 1024
 
 
 class FirstAnswer(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class FirstAnswer(msgspec.Struct, frozen=True):
     history: str
 
 
-class ChangelogClient(DaemonClient):
+class ChangelogClient(HttpClient):
     """Reads a daemon's log over HTTP."""
 
     async def pages(
@@ -47,23 +47,19 @@ class ChangelogClient(DaemonClient):
         continue from there. Raises `AheadOfLog` or another `ReplicationError`; lines delivered before it are
         valid.
         """
-        url = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit).url(self._base_url)
-        response = await self._http.open("GET", url, None, extra_seconds=wait)
-        lines = BodyLines.of(response, public_url(url))
+        request = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit)
         count = 0
-        try:
+        async with self._lines(request, wait=wait) as (head, lines):
             while batch := await lines.next():
                 for text in batch:
                     handled = on_line(text)
                     if isawaitable(handled):
                         await handled
-                    since = _serial(text, public_url(url))
+                    since = decode_json(_Serial, text, lines.url).serial
                 count += len(batch)
-        finally:
-            lines.stop()
         if limit is not None and count >= limit:
             return since
-        return max(since, _response_head(response).serial)
+        return max(since, head.serial)
 
     async def follow(
         self,
@@ -86,37 +82,35 @@ class ChangelogClient(DaemonClient):
         is called before the first lines.
         """
         request = CHANGELOG.request(since=since, follow=True, heartbeat=heartbeat, **query)
-        url = request.url(self._base_url)
-        response = await self._http.open("GET", url, None, extra_seconds=0.0)
         silence = 3 * heartbeat if silence is None else silence
-        lines = BodyLines.of(response, public_url(url), clock=self._reactor, silence=silence)
-        try:
+        async with self._lines(request, silence=silence) as (head, lines):
             if on_begin is not None:
-                on_begin(_response_head(response))
+                on_begin(head)
             while batch := await lines.next():
                 handled = on_lines(batch)
                 if isawaitable(handled):
                     await handled
-        finally:
-            lines.stop()
 
     async def digests(self, serials: Collection[int]) -> DigestsAnswer:
         """Fetch the digests at these serials, at most 1,000."""
-        return await self._http.call(self._base_url, DIGESTS.request(serials=serials), DigestsAnswer)
+        return await self.call(DIGESTS.request(serials=serials), DigestsAnswer)
 
-    async def status(self) -> dict[str, Any]:
-        """Fetch the server's status."""
-        return await self._http.call(
-            self._base_url, STATUS.request(), dict[str, Any], max_bytes=MAX_STATUS_BYTES
-        )
+    @asynccontextmanager
+    async def _lines(
+        self, request: HttpRequest, *, wait: float = 0.0, silence: float | None = None
+    ) -> AsyncIterator[tuple[FirstAnswer, BodyLines]]:
+        """Yield the head of a response, and its lines. `wait` adds to the timeout, in seconds."""
+        url = request.url(self._base_url)
+        response = await self.open(request.method, url, None, extra_seconds=wait)
+        lines = BodyLines.of(response, public_url(url), clock=self._reactor, silence=silence)
+        try:
+            yield _response_head(response), lines
+        finally:
+            lines.stop()
 
 
 class _Serial(msgspec.Struct):
     serial: int
-
-
-def _serial(text: bytes, url: str) -> int:
-    return decode_json(_Serial, text, url).serial
 
 
 def _response_head(response: Any) -> FirstAnswer:

@@ -8,27 +8,25 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.http_api.routes import ALLOCATED, APPEND, CATCH_UP
 from synrepl.ports.interfaces import Appended
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.streams.jsontext import dumps
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import DaemonClient, HttpClient, decode_json, public_url
+from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
 
 __all__ = ["HttpAppender", "HttpCatchUp"]
 
 MIB: Final = 1024 * 1024
 
 
-class HttpCatchUp:
+class HttpCatchUp(HttpClient):
     """Fetches missed rows as Synapse's workers do; an `ICatchUp`, and for this daemon also an `IAllocated`.
 
     `instance_map` has the URLs of writers by instance name; a homeserver's map works, where `main` stands for
     `master`. `base_url` is the URL for all other writers (None: they have none). `secret` is sent as a bearer
-    token. A request may take `timeout` seconds, and its response may have `max_bytes` bytes. `client` is a
-    treq client, for tests.
+    token. A request may take `timeout` seconds, and its response may have `max_bytes` bytes.
     """
 
     def __init__(
@@ -42,12 +40,11 @@ class HttpCatchUp:
         max_bytes: int = 256 * MIB,
         client: Any = None,
     ) -> None:
-        self._base_url = base_url
+        super().__init__(reactor, base_url or "", secret, timeout=timeout, client=client)
         self._instance_map = dict(instance_map or {})
         if "main" in self._instance_map:
             self._instance_map.setdefault("master", self._instance_map["main"])
         self._max_bytes = max_bytes
-        self._http = HttpClient(reactor, secret, timeout, client)
         self._has_allocated = True
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
@@ -58,7 +55,7 @@ class HttpCatchUp:
         """
         mapped = self._instance_map.get(writer)
         base = mapped or self._base_url
-        if base is None:
+        if not base:
             raise NowhereToFetch(f"instance_map has no URL of {writer}")
         # Synapse's workers name the writer in Host; a proxy in front of one URL would not know that name.
         host = f"{writer}:80" if mapped else None
@@ -67,7 +64,7 @@ class HttpCatchUp:
         request = CATCH_UP.request(stream, txn_id, from_token=after, upto_token=upto, writer=writer)
         url = request.url(base)
         try:
-            body = await self._http.fetch(request.method, url, None, self._max_bytes, host=host)
+            body = await self.read(request.method, url, None, self._max_bytes, host=host)
         except ApiResponseError as error:
             error_type = NotConnected if error.retryable else RemoteProtocolError
             raise error_type(str(error)) from error
@@ -75,20 +72,16 @@ class HttpCatchUp:
 
     async def highest(self, stream: str) -> int | None:
         """Fetch the highest token of a stream from `base_url`; None if the server does not provide it."""
-        if not self._has_allocated or self._base_url is None:
+        if not self._has_allocated or not self._base_url:
             return None
         try:
-            found = await self._http.call(self._base_url, ALLOCATED.request(stream), _Allocated)
+            found = await self.call(ALLOCATED.request(stream), _Allocated)
         except ApiResponseError as error:
             if error.status == 404 and error.code != "unknown_stream":
                 self._has_allocated = False  # not a synrepl daemon: do not request it again
                 return None
             raise
         return found.allocated
-
-    async def stop(self) -> None:
-        """Close the idle connections."""
-        await self._http.stop()
 
 
 class _UpdatesAnswer(msgspec.Struct):
@@ -116,27 +109,8 @@ def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
     return MissedFacts(facts=facts, upto=response.upto_token, limited=response.limited)
 
 
-class HttpAppender(DaemonClient):
+class HttpAppender(HttpClient):
     """Appends facts to a daemon's log over HTTP."""
-
-    async def append(
-        self, stream: str, facts: list[list[Any]], writer: str | None = None, key: str | None = None
-    ) -> Appended:
-        """Append facts, each a list of rows; return once they are durable.
-
-        Raises `ApiResponseError` if the daemon refuses them, `NeverSent` if the request was not sent, and
-        `NotConnected` if the outcome is unknown (a retry with the same `key` is idempotent).
-        """
-        content: dict[str, Any] = {"facts": facts}
-        if writer is not None:
-            content["writer"] = writer
-        if key is not None:
-            content["idempotency_key"] = key
-        try:
-            body = dumps(content)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ReplicationError(f"these facts cannot be encoded as JSON: {error}") from error
-        return await self.post(stream, body)
 
     async def post(
         self,
@@ -146,10 +120,13 @@ class HttpAppender(DaemonClient):
         query: Sequence[tuple[bytes, bytes]] = (),
         timeout: float | None = None,
     ) -> Appended:
-        """Append an encoded body. `timeout`, in seconds, is for this request alone."""
+        """Append the facts of an encoded body; return once they are durable.
+
+        `timeout`, in seconds, is for this request alone. Raises `ApiResponseError` if the daemon refuses
+        them, `NeverSent` if the request was not sent, and `NotConnected` if the outcome is unknown (a retry
+        with the same idempotency key is harmless).
+        """
         request = APPEND.request(stream)
         if query:
             request = request._replace(target=f"{request.target}?{urlencode(query)}")
-        return await self._http.call(
-            self._base_url, request, Appended, body=body, max_bytes=64 * MIB, timeout=timeout
-        )
+        return await self.call(request, Appended, body=body, max_bytes=64 * MIB, timeout=timeout)

@@ -1,19 +1,20 @@
 """Client of another daemon's files."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
-from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.errors import NotConnected, RemoteProtocolError
+from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import GET_FILE, PUT_FILE
+from synrepl.ports.gate import Gate
 from synrepl.ports.response_errors import as_response_error
-from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import MAX_ERROR_BYTES, DaemonClient, public_url
+from synrepl.transports.http.http_client import MAX_ERROR_BYTES, HttpClient, public_url
 from synrepl.transports.http.response_body import BodyChunks
 
 __all__ = ["HttpFiles"]
@@ -23,11 +24,11 @@ BLOCK: Final = 256 * 1024
 MAX_FILE: Final = 16 * 1024**3
 
 
-class HttpFiles(DaemonClient):
+class HttpFiles(HttpClient):
     """Client of the files of the daemon at `base_url`; an `IFetchFile`.
 
     A response may take `timeout` seconds to start (the server verifies a big file first), and then `silence`
-    seconds between bytes. Files over `max_bytes` are refused. `client` is a treq client, for tests.
+    seconds between bytes. Files over `max_bytes` are refused.
     """
 
     def __init__(
@@ -42,30 +43,29 @@ class HttpFiles(DaemonClient):
         client: Any = None,
     ) -> None:
         super().__init__(reactor, base_url, secret, timeout=timeout, client=client)
-        self._timeout = timeout
         self._silence = silence
         self._max_bytes = max_bytes
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
         """Call `on_chunk` with the bytes from `offset` to the end; await its result before reading on."""
-        url = public_url(GET_FILE.request(sha256).url(self._base_url))
-        headers = {"range": [f"bytes={offset}-"]} if offset else {}
-        response = await self._respond(self._http.start("GET", url, headers, None), url, None)
-        chunks = BodyChunks.of(response, url, clock=self._reactor, silence=self._silence)
-        try:
-            if response.code == 416 and offset:
-                # The local part is complete already; its checksum will be verified.
+        # 416: the local part is complete already; its checksum will be verified.
+        headers, codes = ({"range": [f"bytes={offset}-"]}, {200, 206, 416}) if offset else ({}, {200, 206})
+        async with self._exchange(GET_FILE.request(sha256), codes, headers=headers) as (
+            url,
+            response,
+            chunks,
+        ):
+            if response.code == 416:
                 return
-            if response.code not in {200, 206}:
-                raise as_response_error(response.code, await _error_body(chunks), url)
-            skip = 0 if response.code == 206 else offset
-            room = self._max_bytes - offset + skip
+            skip = offset
             if response.code == 206:
+                skip = 0
                 content_range = (response.headers.getRawHeaders("content-range") or [""])[0]
                 if not content_range.startswith(f"bytes {offset}-"):
                     raise RemoteProtocolError(
                         f"{url} sent {content_range or 'no range'} instead of the bytes from {offset}"
                     )
+            room = self._max_bytes - offset + skip
             while data := b"".join(await chunks.next()):
                 room -= len(data)
                 if room < 0:
@@ -75,38 +75,41 @@ class HttpFiles(DaemonClient):
                 if selected:
                     await on_chunk(selected)
             chunks.check_complete()
-        finally:
-            chunks.stop()
 
     async def send(
         self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
     ) -> None:
         """Upload a file; return once it is stored."""
-        url = public_url(PUT_FILE.request(sha256, hops=hops).url(self._base_url))
-        body = _Body(size, read)
-        response = await self._respond(self._http.start("PUT", url, {}, body), url, body)
+        async with self._exchange(PUT_FILE.request(sha256, hops=hops), {200, 201}, body=_Body(size, read)):
+            pass
+
+    @asynccontextmanager
+    async def _exchange(
+        self,
+        request: HttpRequest,
+        codes: Collection[int],
+        *,
+        headers: dict[str, list[str]] | None = None,
+        body: "_Body | None" = None,
+    ) -> AsyncIterator[tuple[str, Any, BodyChunks]]:
+        """Send a request; yield its URL, the response and its body. Other `codes` raise `ApiResponseError`.
+
+        The timeout restarts while the server reads the request's body.
+        """
+        url = public_url(request.url(self._base_url))
+        response = await self._within(
+            self._timeout,
+            self._send(request.method, url, headers or {}, body),
+            url,
+            progress=lambda: 0 if body is None else body.sent,
+        )
         chunks = BodyChunks.of(response, url, clock=self._reactor, silence=self._silence)
         try:
-            if response.code not in {200, 201}:
+            if response.code not in codes:
                 raise as_response_error(response.code, await _error_body(chunks), url)
+            yield url, response, chunks
         finally:
             chunks.stop()
-
-    async def _respond(self, pending: "Deferred[Any]", url: str, body: "_Body | None") -> Any:
-        """Wait for the response. The timeout restarts while the server reads the request's body."""
-        idle_timeout = _IdleTimeout(self._reactor, self._timeout, pending, body)
-        try:
-            return await pending
-        except CancelledError:
-            if idle_timeout.is_over:
-                raise NotConnected(f"{url} has not answered within {self._timeout:g} seconds") from None
-            raise
-        except ReplicationError:
-            raise
-        except Exception as error:
-            raise self._http.unreachable(url, error) from error
-        finally:
-            idle_timeout.stop()
 
 
 async def _error_body(chunks: BodyChunks) -> bytes:
@@ -118,42 +121,18 @@ async def _error_body(chunks: BodyChunks) -> bytes:
     return body
 
 
-class _IdleTimeout:
-    """Cancels a request without progress for so many seconds."""
-
-    def __init__(self, reactor: Any, seconds: float, pending: "Deferred[Any]", body: "_Body | None") -> None:
-        self.is_over = False
-        self._seconds = seconds
-        self._pending = pending
-        self._body = body
-        self._last_sent = 0
-        self._timer = Timer(reactor, self._check)
-        self._timer.start(seconds)
-
-    def _check(self) -> None:
-        sent = 0 if self._body is None else self._body.sent
-        if sent == self._last_sent:
-            self.is_over = True
-            self._pending.cancel()
-        else:
-            self._last_sent = sent
-            self._timer.start(self._seconds)
-
-    def stop(self) -> None:
-        """Stop the timer: the request has ended."""
-        self._timer.stop()
-
-
 @implementer(IBodyProducer)
-class _Body:
+class _Body(Gate):
     """A request body that reads its file as the connection accepts data."""
 
+    pauseProducing = Gate.close
+    resumeProducing = Gate.open
+
     def __init__(self, size: int, read: Callable[[int, int], Awaitable[bytes]]) -> None:
+        super().__init__()
         self.length = size
         self.sent = 0
         self._read = read
-        self._room: Deferred[None] | None = None
-        self._is_paused = False
         self._sending: Deferred[None] | None = None
 
     def startProducing(self, consumer: Any) -> "Deferred[None]":
@@ -162,21 +141,10 @@ class _Body:
 
     async def _send(self, consumer: Any) -> None:
         while self.sent < self.length:
-            if self._is_paused:
-                self._room = Deferred()
-                await self._room
+            await self.wait_open()
             data = await self._read(self.sent, min(BLOCK, self.length - self.sent))
             self.sent += len(data)
             consumer.write(data)
-
-    def pauseProducing(self) -> None:
-        self._is_paused = True
-
-    def resumeProducing(self) -> None:
-        self._is_paused = False
-        room, self._room = self._room, None
-        if room is not None:
-            room.callback(None)
 
     def stopProducing(self) -> None:
         if self._sending is not None:

@@ -1,11 +1,11 @@
 """HTTP client of a daemon."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.error import ConnectError, ConnectingCancelledError, DNSLookupError
 from twisted.python.failure import Failure
 from twisted.python.url import URL
@@ -13,6 +13,7 @@ from twisted.python.url import URL
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import HttpRequest
 from synrepl.ports.response_errors import NeverSent, as_response_error
+from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.headers import CONTENT_DIGEST, WANT_DIGEST, content_digest, matches_digest
 from synrepl.transports.http.response_body import collect_body, describe_error
@@ -24,13 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_ERROR_BYTES",
-    "DaemonClient",
     "HttpClient",
     "decode_json",
-    "make_client",
     "public_url",
-    "treq_url",
-    "unreachable_message",
 ]
 
 T = TypeVar("T")
@@ -52,7 +49,7 @@ def public_url(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def treq_url(url: str) -> str | URL:
+def _treq_url(url: str) -> str | URL:
     """Return the URL for treq, without user and password."""
     shown = public_url(url)
     return _AddressUrl.from_text(shown) if "://[" in shown else shown
@@ -66,13 +63,17 @@ class _AddressUrl(URL):
         return URL.to_uri(self.replace(host="localhost")).replace(host=self.host)
 
 
-class DaemonClient:
-    """Base of the clients of one daemon. `timeout` bounds the wait for a response, in seconds."""
+class HttpClient:
+    """Client of a daemon over pooled connections; raises only `ReplicationError` and its subclasses.
+
+    `base_url` is the URL of the daemon; without it, each request names one. `timeout` bounds the wait for a
+    response, in seconds. `client` is a treq client, for tests.
+    """
 
     def __init__(
         self,
         reactor: Any,
-        base_url: str,
+        base_url: str = "",
         secret: str | Credentials | None = None,
         *,
         timeout: float = 60.0,
@@ -80,18 +81,6 @@ class DaemonClient:
     ) -> None:
         self._reactor = reactor
         self._base_url = base_url.rstrip("/")
-        self._http = HttpClient(reactor, secret, timeout, client)
-
-    async def stop(self) -> None:
-        """Close the idle connections."""
-        await self._http.stop()
-
-
-class HttpClient:
-    """Makes requests over pooled connections; raises only `ReplicationError` and its subclasses."""
-
-    def __init__(self, reactor: Any, secret: str | Credentials | None, timeout: float, client: Any) -> None:
-        self._reactor = reactor
         self._credentials = Credentials.of(secret)
         self._timeout = timeout
         self._client = client
@@ -99,21 +88,21 @@ class HttpClient:
 
     async def call(
         self,
-        base_url: str,
         request: HttpRequest,
         answer: type[T],
         *,
+        base_url: str | None = None,
         body: bytes | msgspec.Struct | None = None,
         max_bytes: int = MIB,
         timeout: float | None = None,
     ) -> T:
-        """Send a request of a route to a daemon; return its decoded answer."""
-        url = request.url(base_url)
+        """Send a request of a route; return its decoded answer."""
+        url = request.url(base_url or self._base_url)
         content = msgspec.json.encode(body) if isinstance(body, msgspec.Struct) else body
-        found = await self.fetch(request.method, url, content, max_bytes, timeout=timeout)
+        found = await self.read(request.method, url, content, max_bytes, timeout=timeout)
         return decode_json(answer, found, public_url(url))
 
-    async def fetch(
+    async def read(
         self,
         method: str,
         url: str,
@@ -124,7 +113,7 @@ class HttpClient:
         timeout: float | None = None,
     ) -> bytes:
         """Return the body of a response with status 200. `host` replaces the URL's host in the header."""
-        coroutine = self._fetch_body(method, url, body, max_bytes, host)
+        coroutine = self._read(method, url, body, max_bytes, host)
         content: bytes = await self._within(self._timeout if timeout is None else timeout, coroutine, url)
         return content
 
@@ -132,33 +121,12 @@ class HttpClient:
         """Return a response with status 200 whose body is not read yet."""
         return await self._within(self._timeout + extra_seconds, self._open(method, url, body), url)
 
-    def start(self, method: str, url: str, headers: dict[str, list[str]], body: Any) -> "Deferred[Any]":
-        """Send a request with these headers, and the secret; fires with the response, its body unread."""
-        if self._client is None:
-            self._client, self._pool = make_client(self._reactor, self._credentials)
-        started: Deferred[Any] = self._client.request(
-            method,
-            treq_url(url),
-            headers={**self._credentials.headers, **headers},
-            data=body,
-            # Redirects are not followed: they would send the secret to another host.
-            allow_redirects=False,
-            unbuffered=True,
-            reactor=self._reactor,
-        )
-        return started
-
-    def unreachable(self, url: str, error: Exception) -> NotConnected:
-        """Make the error for a request that failed so; `NeverSent` if it was not sent."""
-        kind = NeverSent if _is_never_sent(error) else NotConnected
-        return kind(unreachable_message(self._credentials, url, error))
-
     async def stop(self) -> None:
         """Close the idle connections."""
         if self._pool is not None:
             await self._pool.closeCachedConnections()
 
-    async def _fetch_body(
+    async def _read(
         self, method: str, url: str, body: bytes | None, max_bytes: int, host: str | None
     ) -> bytes:
         return await _verified_body(await self._open(method, url, body, host), max_bytes, public_url(url))
@@ -170,24 +138,66 @@ class HttpClient:
         if body is not None:
             headers["content-type"] = ["application/json"]
             headers[CONTENT_DIGEST] = [content_digest(body)]
-        response = await self.start(method, url, headers, body)
+        response = await self._send(method, url, headers, body)
         if response.code != 200:
             body = await _verified_body(response, MAX_ERROR_BYTES, public_url(url))
             raise as_response_error(response.code, body, public_url(url))
         return response
 
-    async def _within(self, seconds: float, coroutine: Any, url: str) -> Any:
-        """Await a coroutine, with a timeout."""
+    async def _send(self, method: str, url: str, headers: dict[str, list[str]], body: Any) -> Any:
+        """Send a request with these headers, and the secret; return the response, its body unread."""
+        if self._client is None:
+            self._client, self._pool = _make_client(self._reactor, self._credentials)
+        return await self._client.request(
+            method,
+            _treq_url(url),
+            headers={**self._credentials.headers, **headers},
+            data=body,
+            # Redirects are not followed: they would send the secret to another host.
+            allow_redirects=False,
+            unbuffered=True,
+            reactor=self._reactor,
+        )
+
+    async def _within(
+        self, seconds: float, coroutine: Any, url: str, *, progress: Callable[[], int] = lambda: 0
+    ) -> Any:
+        """Await a coroutine, with a timeout that restarts as long as `progress` grows."""
         done: Deferred[Any] = Deferred.fromCoroutine(coroutine)
-        done.addTimeout(seconds, self._reactor)
+        last = 0
+
+        def check() -> None:
+            nonlocal last
+            before, last = last, progress()
+            if last == before:
+                done.cancel()
+            else:
+                timer.start(seconds)
+
+        timer = Timer(self._reactor, check)
+        timer.start(seconds)
         try:
             return await done
-        except (ReplicationError, CancelledError):
+        except ReplicationError:
             raise
-        except TimedOut:
+        except CancelledError:
+            if timer.is_active:
+                raise
             raise NotConnected(f"{public_url(url)} has not answered within {seconds:g} seconds") from None
         except Exception as error:
-            raise self.unreachable(url, error) from error
+            kind = NeverSent if _is_never_sent(error) else NotConnected
+            raise kind(self._describe(url, error)) from error
+        finally:
+            timer.stop()
+
+    def _describe(self, url: str, error: Exception) -> str:
+        """Describe a failed request in one line."""
+        why = describe_error(error)
+        if url.startswith("https:"):
+            tls_error = _tls_error(error)
+            if tls_error is not None:
+                why = self._credentials.explain(urlsplit(url).hostname or "", tls_error)
+        return f"{public_url(url)} cannot be reached: {why}"
 
 
 def _is_never_sent(error: Exception) -> bool:
@@ -206,7 +216,7 @@ def _is_never_sent(error: Exception) -> bool:
     return is_handshake_refused(tls_error)
 
 
-def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
+def _make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
     """Make a treq client; return it with its connection pool."""
     # Loaded with the first request: followers over TCP have this module, too.
     from treq.client import HTTPClient
@@ -220,16 +230,6 @@ def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
     pool = HTTPConnectionPool(reactor)
     pool._factory = QuietFactory
     return HTTPClient(Agent(reactor, credentials, connectTimeout=10.0, pool=pool)), pool
-
-
-def unreachable_message(credentials: Credentials, url: str, error: Exception) -> str:
-    """Describe a failed request in one line."""
-    why = describe_error(error)
-    if url.startswith("https:"):
-        tls_error = _tls_error(error)
-        if tls_error is not None:
-            why = credentials.explain(urlsplit(url).hostname or "", tls_error)
-    return f"{public_url(url)} cannot be reached: {why}"
 
 
 def _tls_error(error: Exception) -> "SSL.Error | None":

@@ -83,5 +83,5 @@ class PeerClient:
         secret = self._secret_of(address) if trusted else None
         if secret not in self._clients:
             credentials = self._credentials.with_secret(secret)
-            self._clients[secret] = HttpClient(self._reactor, credentials, TIMEOUT_SECONDS, None)
-        return await self._clients[secret].call(address.http, request, answer, body=body)
+            self._clients[secret] = HttpClient(self._reactor, secret=credentials, timeout=TIMEOUT_SECONDS)
+        return await self._clients[secret].call(request, answer, base_url=address.http, body=body)

@@ -32,7 +32,7 @@ class _PacedBody(Protocol):
 
     def __init__(self, url: str, *, clock: IClock | None = None, silence: float | None = None) -> None:
         self.end: Failure | None = None
-        self._url = url
+        self.url = url
         self._clock = clock
         self._silence = silence
         self._queued: list[bytes] = []
@@ -91,7 +91,7 @@ class _PacedBody(Protocol):
         self._waiter = waiter
         if self._silence is None or self._clock is None:
             return await waiter
-        error = NotConnected(f"{self._url} was silent for {self._silence:g} seconds")
+        error = NotConnected(f"{self.url} was silent for {self._silence:g} seconds")
         timer = Timer(self._clock, lambda: waiter.errback(error))
         timer.start(self._silence)
         try:
@@ -106,7 +106,7 @@ class _PacedBody(Protocol):
             raise self._broken_off(self.end)
 
     def _broken_off(self, end: Failure) -> NotConnected:
-        return NotConnected(f"{self._url}: the response ended early: {describe_error(end.value)}")
+        return NotConnected(f"{self.url}: the response ended early: {describe_error(end.value)}")
 
     def stop(self) -> None:
         """Stop reading, and abort the response."""
@@ -164,7 +164,7 @@ class BodyLines(_PacedBody):
 
     def check_complete(self) -> None:
         if self._is_too_long:
-            raise RemoteProtocolError(f"{self._url} sent a line of more than {MAX_LINE_BYTES} bytes")
+            raise RemoteProtocolError(f"{self.url} sent a line of more than {MAX_LINE_BYTES} bytes")
         super().check_complete()
         if self._buffer.size:
             assert self.end is not None

@@ -4,12 +4,13 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.files import Files
 from synrepl.files.spool import Spool
+from synrepl.ports.gate import Gate
 from synrepl.ports.tasks import Tasks
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
 
@@ -44,9 +45,9 @@ class Upload:
         self._length = 0
         self._is_paused = False
         self._is_closed = False
-        self._is_writing = False
         self._spool: Spool | None = None
-        self._idle: Deferred[None] | None = None
+        self._idle = Gate()
+        """Open while nothing is written."""
         self.error: ReplicationError | None = None
 
     def write(self, data: bytes) -> None:
@@ -64,9 +65,7 @@ class Upload:
     async def keep(self, sha256: str) -> tuple[bool, int]:
         """Store the file if its checksum matches. Returns whether it is new, and its size in bytes."""
         self._start_writing()
-        if self._is_writing:
-            self._idle = Deferred()
-            await self._idle
+        await self._idle.wait_open()
         if self.error is not None:
             raise self.error
         assert self._spool is not None
@@ -106,8 +105,8 @@ class Upload:
         return size
 
     def _start_writing(self) -> None:
-        if not self._is_writing and (self._buffered or self._spool is None) and self.error is None:
-            self._is_writing = True
+        if self._idle.is_open and (self._buffered or self._spool is None) and self.error is None:
+            self._idle.close()
             self._tasks.start(self._write(), "writing an upload")
 
     async def _write(self) -> None:
@@ -123,11 +122,8 @@ class Upload:
         except ReplicationError as error:
             self._fail(error)
         finally:
-            self._is_writing = False
             self._resume()
-            idle, self._idle = self._idle, None
-            if idle is not None and not idle.called:
-                idle.callback(None)
+            self._idle.open()
 
     def _fail(self, error: ReplicationError) -> None:
         self.error = error

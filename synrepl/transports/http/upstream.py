@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import ACKNOWLEDGE, FORWARD_COMMANDS, JOIN, REPLICATION, SUBSCRIBE
+from synrepl.ports.gate import Gate
 from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
@@ -32,7 +32,7 @@ from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
 from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.http.changelog_lines import decode_line
-from synrepl.transports.http.http_client import HttpClient, decode_json
+from synrepl.transports.http.http_client import decode_json
 from synrepl.transports.http.messages import (
     AcceptedForwards,
     AckAnswer,
@@ -132,11 +132,10 @@ class HttpConversation:
         self._url = url = upstream.where.http.rstrip("/")
         self._uuid = uuid
         self._name = name
-        self._http = HttpClient(upstream.reactor, upstream.secret, TIMEOUT_SECONDS, upstream.client)
         self._changelog = ChangelogClient(upstream.reactor, url, upstream.secret, client=upstream.client)
         self._tasks = Tasks(self._logger, "upstream")
-        self._events = EventQueue(MAX_QUEUED_EVENTS, on_full=self._pause, on_room=self._resume)
-        self._room: Deferred[None] | None = None
+        self._room = Gate()
+        self._events = EventQueue(MAX_QUEUED_EVENTS, on_full=self._room.close, on_room=self._room.open)
         self._acknowledged = 0
         self._to_acknowledge: LogPosition | None = None
         self._ack_timer = Timer(upstream.reactor, self._acknowledge_tick)
@@ -153,14 +152,6 @@ class HttpConversation:
     def ready(self) -> Event | None:
         """Return the next event if one is queued."""
         return self._events.ready()
-
-    def _pause(self) -> None:
-        self._room = Deferred()
-
-    def _resume(self) -> None:
-        room, self._room = self._room, None
-        if room is not None:
-            room.callback(None)
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -196,7 +187,9 @@ class HttpConversation:
         max_bytes: int = MAX_RESPONSE_BYTES,
     ) -> T:
         try:
-            return await self._http.call(self._url, request, answer, body=body, max_bytes=max_bytes)
+            return await self._changelog.call(
+                request, answer, body=body, max_bytes=max_bytes, timeout=TIMEOUT_SECONDS
+            )
         except ApiResponseError as error:
             raise _convert_error(error) from error
 
@@ -286,7 +279,7 @@ class HttpConversation:
                     epoch_starts, receipts = read_meta(line + b"\n")
                     self._events.put(SnapshotMeta(epoch_starts, receipts))
         self._enqueue_facts(facts)
-        return self._room
+        return None if self._room.is_open else self._room.wait_open()
 
     def _enqueue_facts(self, lines: list[bytes]) -> None:
         if lines:
@@ -375,7 +368,6 @@ class HttpConversation:
         self._tasks.cancel_all()
         ending = Tasks(self._logger, "upstream")
         ending.start(self._changelog.stop(), "closing connections")
-        ending.start(self._http.stop(), "closing connections")
 
 
 def _check(facts: Sequence[Fact], data: bytes) -> None:
