@@ -57,7 +57,7 @@ class Credentials:
         from synrepl.transports.tls import ClientTls, TlsFiles, TlsWords
 
         words = TlsWords(
-            plain="use http:// for a listener without TLS",
+            not_tls="the peer does not speak it (use http:// for a listener without TLS)",
             trust="name its CA with ca_file",
             show="name one with certificate_file and private_key_file",
         )

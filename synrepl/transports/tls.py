@@ -81,12 +81,18 @@ class TlsWords(msgspec.Struct, frozen=True, kw_only=True):
     """Words of messages, as the operator's configuration calls them."""
 
     peer: str = "the server"
-    plain: str = "say tcp: in place of tls: for a listener without TLS"
+    not_tls: str = "the peer does not speak it (say tcp: in place of tls: for a listener without TLS)"
+    closed: str = "the connection was lost"
     trust: str = "name its CA with trustRoots="
     show: str = "name one with certificate= and privateKey="
 
 
 WORDS: Final = TlsWords()
+CLIENT_WORDS: Final = TlsWords(
+    peer="the client",
+    not_tls="the client does not speak it",
+    closed="the client closed the connection during the handshake",
+)
 
 
 @implementer(IOpenSSLClientConnectionCreator)
@@ -106,13 +112,9 @@ class ClientTls:
         extra: dict[str, Any] = {}
         client: PrivateCertificate | None = None
         if files.cert_file is not None and files.key_file is not None:
-            first, *chain = _certificates(files.cert_file)
-            client = PrivateCertificate.fromCertificateAndKeyPair(first, _key(files.key_file, first))
-            if chain:
-                extra["extraCertChain"] = [certificate.original for certificate in chain]
-        trusted = None
-        if files.ca_file is not None:
-            trusted = trustRootFromCertificates(_certificates(files.ca_file))
+            first, key, extra = _own_certificate(files.cert_file, files.key_file)
+            client = PrivateCertificate.fromCertificateAndKeyPair(first, key)
+        trusted = None if files.ca_file is None else trustRootFromCertificates(_certificates(files.ca_file))
         try:
             self._options = optionsForClientTLS(self._name, trusted, client, extraCertificateOptions=extra)  # type: ignore[no-untyped-call,unused-ignore]
         except (SSL.Error, UnicodeError) as error:
@@ -132,7 +134,8 @@ class ClientTls:
         """Verify a certificate; `ok` is OpenSSL's result. Depth 0 is the server's own certificate."""
         self.saw_certificate = True
         if not ok:
-            self.why = self._describe_fault(certificate, error)
+            hint = self._words.trust if self._ca_file is None else f"it is not in {self._ca_file}"
+            self.why = f"TLS: {_fault(certificate, error, hint)}"
             return False
         if depth > 0:
             return True
@@ -140,7 +143,10 @@ class ClientTls:
             patterns = extract_patterns(certificate)
             verify_service_identity(patterns, [self._identity], [])
         except VerificationError:
-            names = [_pattern_text(pattern) for pattern in patterns]
+            texts: list[Any] = [getattr(pattern, "pattern", pattern) for pattern in patterns]
+            names = [
+                text.decode("ascii", "replace") if isinstance(text, bytes) else str(text) for text in texts
+            ]
             shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "no name"
             self.why = f"TLS: the certificate is for {shown}, not for {self._name}"
             return False
@@ -148,10 +154,6 @@ class ClientTls:
             self.why = f"TLS: the certificate has no valid name: {malformed}"
             return False
         return True
-
-    def _describe_fault(self, certificate: crypto.X509, error: int) -> str:
-        hint = self._words.trust if self._ca_file is None else f"it is not in {self._ca_file}"
-        return f"TLS: {_fault(certificate, error, hint)}"
 
     def explain(self, error: SSL.Error) -> str:
         """Describe why the connection failed."""
@@ -182,13 +184,9 @@ class ServerTls:
         files = self._files
         assert files.cert_file is not None
         assert files.key_file is not None
-        first, *chain = _certificates(files.cert_file)
-        extra: dict[str, Any] = {}
-        if chain:
-            extra["extraCertChain"] = [certificate.original for certificate in chain]
+        first, key, extra = _own_certificate(files.cert_file, files.key_file)
         if files.ca_file is not None:
             extra["trustRoot"] = trustRootFromCertificates(_certificates(files.ca_file))
-        key = _key(files.key_file, first)
         options = CertificateOptions(privateKey=key.original, certificate=first.original, **extra)
         try:
             self._context = options.getContext()
@@ -213,16 +211,11 @@ class ServerTls:
 
     def explain(self, connection: Any, error: SSL.Error) -> str:
         """Describe why this connection failed."""
-        text = _reasons(error)
         if why := self._failures.get(connection):
             return why
-        if "did not return a certificate" in text:
+        if "did not return a certificate" in _reasons(error):
             return "TLS: the client sent no certificate; this listener requires one (trustRoots)"
-        if any(word in text for word in NOT_TLS):
-            return "TLS: the client does not speak it"
-        if "alert" in text and ("certificate" in text or "unknown ca" in text):
-            return f"TLS: the client refuses our certificate: {text}"
-        return f"TLS: {text or 'the client closed the connection during the handshake'}"
+        return tls_trouble(error, CLIENT_WORDS)
 
 
 def common_name(certificate: crypto.X509) -> str:
@@ -244,9 +237,9 @@ def _fault(certificate: crypto.X509, error: int, hint: str) -> str:
 
 def tls_trouble(error: SSL.Error, words: TlsWords = WORDS) -> str:
     """Describe a TLS failure other than an invalid server certificate."""
-    text = _reasons(error) or "the connection was lost"
+    text = _reasons(error) or words.closed
     if any(word in text for word in NOT_TLS):
-        return f"TLS: the peer does not speak it ({words.plain})"
+        return f"TLS: {words.not_tls}"
     if "certificate required" in text:
         return f"TLS: {words.peer} wants a certificate of its clients: {words.show}"
     if "alert" in text and ("certificate" in text or "unknown ca" in text):
@@ -288,6 +281,13 @@ def _certificates(path: Path) -> list[Certificate]:
     return found
 
 
+def _own_certificate(cert_file: Path, key_file: Path) -> tuple[Certificate, KeyPair, dict[str, Any]]:
+    """Read a certificate, its key, and as options of Twisted the rest of its chain."""
+    first, *chain = _certificates(cert_file)
+    extra = {"extraCertChain": [certificate.original for certificate in chain]} if chain else {}
+    return first, _key(key_file, first), extra
+
+
 def _key(path: Path, certificate: Certificate) -> KeyPair:
     data = _read(path, "key")
     try:
@@ -299,11 +299,6 @@ def _key(path: Path, certificate: Certificate) -> KeyPair:
     if private.public_key() != certificate.original.get_pubkey().to_cryptography_key():
         raise ConfigError(f"the key in {path} does not belong to the certificate")
     return KeyPair(key)
-
-
-def _pattern_text(pattern: Any) -> str:
-    found = pattern.pattern
-    return found.decode("ascii", "replace") if isinstance(found, bytes) else str(found)
 
 
 def _day(at: datetime) -> str:

@@ -11,10 +11,11 @@ client trusts the CAs of the system. The server's certificate must be for the ho
 ``hostname=``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import asdict
 from OpenSSL import SSL
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import clientFromString, serverFromString
@@ -45,29 +46,23 @@ __all__ = ["TlsClientEndpoint", "TlsServerEndpoint", "client_endpoint", "server_
 HANDSHAKE_SECONDS: Final = 30.0
 
 
-class TlsFailed(ConnectError):
-    """The handshake failed; the text is the reason. `code` is ``tls`` if no retry can succeed."""
+class _TlsError(Exception):
+    """TLS failed; the text is the reason. `code` is ``tls`` if no retry can succeed."""
 
     def __init__(self, why: str, code: str = "") -> None:
-        super().__init__(string=why)
+        Exception.__init__(self, why)
         self.code = code
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
-class TlsLost(ConnectionLost):
-    """TLS failed after the handshake (with TLS 1.3 a server refuses clients then); the text is the reason.
+class TlsFailed(_TlsError, ConnectError):
+    """The handshake failed."""
 
-    `code` is as in `TlsFailed`.
-    """
 
-    def __init__(self, why: str, code: str) -> None:
-        super().__init__(why)
-        self.code = code
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+class TlsLost(_TlsError, ConnectionLost):
+    """TLS failed after the handshake: with TLS 1.3 a server refuses clients then."""
 
 
 @implementer(IHandshakeListener)
@@ -83,7 +78,7 @@ class _TlsProtocol(ProtocolWrapper):
         directlyProvides(self, providedBy(transport))
         Protocol.makeConnection(self, transport)
         self.factory.registerProtocol(self)
-        self._timer = Timer(self.factory.clock, self._on_timeout)
+        self._timer = Timer(self.factory.clock, self.transport.abortConnection)
         self._timer.start(HANDSHAKE_SECONDS)
 
     def handshakeCompleted(self) -> None:
@@ -91,7 +86,7 @@ class _TlsProtocol(ProtocolWrapper):
         self._is_connected = True
         transport: Any = self
         self.wrappedProtocol.makeConnection(transport)
-        self.factory.handshake_done(self)
+        self.factory.on_done(self)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if reason.check(SSL.Error):
@@ -103,74 +98,40 @@ class _TlsProtocol(ProtocolWrapper):
             return
         self._timer.stop()
         self.factory.unregisterProtocol(self)
-        self.factory.failed(self, reason)
-
-    def _on_timeout(self) -> None:
-        self.transport.abortConnection()
+        self.factory.on_failed(self, reason)
 
 
 class _TlsFactory(WrappingFactory):
-    """Wraps the protocols of a factory."""
+    """Wraps the protocols of a factory.
+
+    `explain` describes why a connection failed. `on_failed` is called with a connection that was lost before
+    the handshake was complete, and `on_done` with any other.
+    """
 
     protocol = _TlsProtocol
     noisy = False
 
-    def __init__(self, wrapped: IProtocolFactory, clock: Any) -> None:
+    def __init__(
+        self,
+        wrapped: IProtocolFactory,
+        clock: Any,
+        *,
+        explain: Callable[[Any, Any], str],
+        on_failed: Callable[[_TlsProtocol, Failure], None],
+        on_done: Callable[[_TlsProtocol], None] = lambda protocol: None,
+    ) -> None:
         super().__init__(wrapped)
         self.clock = clock
-
-    def explain(self, transport: Any, error: Any) -> str:
-        """Describe why this connection failed."""
-        raise NotImplementedError
-
-    def handshake_done(self, protocol: _TlsProtocol) -> None:
-        """Handle a complete handshake."""
-
-    def failed(self, protocol: _TlsProtocol, reason: Failure) -> None:
-        """Handle a connection that was lost before the handshake."""
-
-
-class _ClientTlsFactory(_TlsFactory):
-    def __init__(self, wrapped: IProtocolFactory, clock: Any, tls: ClientTls) -> None:
-        super().__init__(wrapped, clock)
-        self._tls = tls
-        self.done: Deferred[IProtocol] = Deferred()
-
-    def explain(self, transport: Any, error: Any) -> str:
-        return self._tls.explain(error)
-
-    def handshake_done(self, protocol: _TlsProtocol) -> None:
-        self.done.callback(protocol.wrappedProtocol)
-
-    def failed(self, protocol: _TlsProtocol, reason: Failure) -> None:
-        if not self.done.called:
-            if not reason.check(TlsFailed):
-                reason = Failure(TlsFailed("TLS: the connection was lost during the handshake"))
-            self.done.errback(reason)
-
-
-class _ServerTlsFactory(_TlsFactory):
-    _logger = Logger()
-
-    def __init__(self, wrapped: IProtocolFactory, clock: Any, tls: ServerTls) -> None:
-        super().__init__(wrapped, clock)
-        self._tls = tls
-
-    def explain(self, transport: Any, error: Any) -> str:
-        return self._tls.explain(transport.getHandle(), error)
-
-    def failed(self, protocol: _TlsProtocol, reason: Failure) -> None:
-        if reason.check(TlsFailed):
-            self._logger.warn(
-                "refused {peer}: {why}",
-                peer=protocol.transport.getPeer(),
-                why=printable(str(reason.value), limit=500),
-            )
+        self.explain = explain
+        self.on_failed = on_failed
+        self.on_done = on_done
 
 
 @implementer(IStreamServerEndpoint)
 class TlsServerEndpoint:
     """Listens with TLS on a plain endpoint. `tls.reload` reads its files again."""
+
+    _logger = Logger()
 
     def __init__(self, plain: IStreamServerEndpoint, tls: ServerTls, reactor: Any) -> None:
         self.tls = tls
@@ -178,11 +139,23 @@ class TlsServerEndpoint:
         self._reactor = reactor
 
     def listen(self, factory: IProtocolFactory) -> "Deferred[IListeningPort]":
-        handshake_done = TLSMemoryBIOFactory(
-            self.tls, False, _ServerTlsFactory(factory, self._reactor, self.tls), self._reactor
+        inner = _TlsFactory(
+            factory,
+            self._reactor,
+            explain=lambda transport, error: self.tls.explain(transport.getHandle(), error),
+            on_failed=self._refused,
         )
-        listening: Deferred[IListeningPort] = self._plain.listen(handshake_done)
+        outer = TLSMemoryBIOFactory(self.tls, False, inner, self._reactor)
+        listening: Deferred[IListeningPort] = self._plain.listen(outer)
         return listening
+
+    def _refused(self, protocol: _TlsProtocol, reason: Failure) -> None:
+        if reason.check(TlsFailed):
+            self._logger.warn(
+                "refused {peer}: {why}",
+                peer=protocol.transport.getPeer(),
+                why=printable(str(reason.value), limit=500),
+            )
 
 
 @implementer(IStreamClientEndpoint)
@@ -203,10 +176,23 @@ class TlsClientEndpoint:
 
     async def _connect(self, factory: IProtocolFactory) -> Any:
         tls = ClientTls(self._files, self._host)
-        client_factory = _ClientTlsFactory(factory, self._reactor, tls)
-        outer: Any = await self._plain.connect(TLSMemoryBIOFactory(tls, True, client_factory, self._reactor))
+        done: Deferred[Any] = Deferred()
+
+        def failed(protocol: _TlsProtocol, reason: Failure) -> None:
+            if not done.called:
+                lost = TlsFailed("TLS: the connection was lost during the handshake")
+                done.errback(reason if reason.check(TlsFailed) else Failure(lost))
+
+        inner = _TlsFactory(
+            factory,
+            self._reactor,
+            explain=lambda transport, error: tls.explain(error),
+            on_failed=failed,
+            on_done=lambda protocol: done.callback(protocol.wrappedProtocol),
+        )
+        outer: Any = await self._plain.connect(TLSMemoryBIOFactory(tls, True, inner, self._reactor))
         try:
-            return await client_factory.done
+            return await done
         except BaseException:
             outer.transport.abortConnection()
             raise
@@ -231,20 +217,12 @@ def client_endpoint(
     if (own.cert_file is None) != (own.key_file is None):
         raise ConfigError("tls: needs certificate= and privateKey= together, or neither")
     if files is not None:
-        own = TlsFiles(
-            ca_file=own.ca_file or files.ca_file,
-            cert_file=own.cert_file or files.cert_file,
-            key_file=own.key_file or files.key_file,
-        )
+        own = TlsFiles(**{**asdict(files), **{file: path for file, path in asdict(own).items() if path}})
     name = named.pop("hostname", None) or named.get("host") or (words[0] if words else "")
     return TlsClientEndpoint(clientFromString(reactor, join("tcp", words, named)), own, name, reactor)
 
 
 def _take_files(named: dict[str, str]) -> TlsFiles:
     """Remove the file arguments from `named`, and return them."""
-    certificate, key, roots = (named.pop(word, None) for word in ("certificate", "privateKey", "trustRoots"))
-    return TlsFiles(
-        cert_file=None if certificate is None else Path(certificate),
-        key_file=None if key is None else Path(key),
-        ca_file=None if roots is None else Path(roots),
-    )
+    words = {"ca_file": "trustRoots", "cert_file": "certificate", "key_file": "privateKey"}
+    return TlsFiles(**{file: Path(named.pop(word)) for file, word in words.items() if word in named})

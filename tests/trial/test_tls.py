@@ -72,7 +72,7 @@ class TlsTests(TestCase):
 
     def observe(self, event: Any) -> None:
         """Keeps the log lines of listeners."""
-        if event.get("log_namespace", "").endswith("tls_endpoints._ServerTlsFactory"):
+        if event.get("log_namespace", "").endswith("tls_endpoints.TlsServerEndpoint"):
             self.lines.append(event["log_format"].format(**event))
 
     async def listen(self, certificate: tuple[Path, Path], more: str = "") -> int:

@@ -15,7 +15,7 @@ WITHOUT_A_WORD: Final = "it closed the connection without a word"
 
 TLS_WORDS: Final = TlsWords(
     peer="Redis",
-    plain="redis:// is without TLS",
+    not_tls="the peer does not speak it (redis:// is without TLS)",
     trust="name a ca_file",
     show="name a cert_file and a key_file",
 )
