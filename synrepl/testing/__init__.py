@@ -13,7 +13,6 @@ from synrepl.testing.cluster import (
     kill_follower,
 )
 from synrepl.testing.network import MemoryEndpoint, Network
-from synrepl.testing.raw_peer import RawPeer, raw_client, raw_server
 
 __all__ = [
     "Cluster",
@@ -22,8 +21,5 @@ __all__ = [
     "MemoryEndpoint",
     "MemoryPositions",
     "Network",
-    "RawPeer",
     "kill_follower",
-    "raw_client",
-    "raw_server",
 ]

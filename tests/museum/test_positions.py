@@ -6,10 +6,11 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from synrepl.replication.follower.updates import Updates
-from synrepl.testing import Cluster, MemoryPositions, raw_client
+from synrepl.testing import Cluster, MemoryPositions
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.dialect import CURRENT
 from tests.http.builders import SiteCase, receipt
+from tests.raw_peer import raw_client
 from tests.replication.follower.test_strategy import TABLE, Story, rows
 from tests.replication.test_serve_strategy import append, client
 

@@ -13,7 +13,6 @@ from synrepl.daemon.replication import make_write_forwarder
 from synrepl.files import FileQueue, Files, FileStore
 from synrepl.ports.access import LOCAL
 from synrepl.storage import ImmediateThread
-from synrepl.testing.raw_peer import raw_client
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.settings import ApiSettings
@@ -23,6 +22,7 @@ from synrepl.wire.filter import ALL
 from synrepl.wire.native import Greeting
 from tests.files.builders import checksum
 from tests.http.builders import CATCH_UP, Answer, Talk
+from tests.raw_peer import raw_client
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 

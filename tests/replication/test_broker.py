@@ -20,7 +20,6 @@ from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import ImmediateThread, Log
 from synrepl.streams.table import StreamTable
-from synrepl.testing import RawPeer, raw_client
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import Network
 from synrepl.transports.tcp import PublisherFactory
@@ -29,6 +28,7 @@ from synrepl.wire.commands import RemoteServerUp, Replicate, UserIp, UserSync
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.session import AUTO
+from tests.raw_peer import RawPeer, raw_client
 
 TABLE = StreamTable.default()
 CODEC = codec_of(NEWEST, ours=BROKER, theirs=BROKER)

@@ -5,8 +5,8 @@ from unittest.mock import Mock
 import pytest
 
 from synrepl.replication.serve_strategy import serving
-from synrepl.testing.raw_peer import RawPeer, raw_client
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
+from tests.raw_peer import RawPeer, raw_client
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 

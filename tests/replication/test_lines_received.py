@@ -7,10 +7,11 @@ from twisted.internet.task import Clock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
-from synrepl.testing import MemoryEndpoint, Network, RawPeer, raw_server
+from synrepl.testing import MemoryEndpoint, Network
 from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.dialect import CURRENT
+from tests.raw_peer import RawPeer, raw_server
 
 TABLE = StreamTable.default()
 

@@ -9,10 +9,11 @@ from twisted.logger import capturedLogs, formatEvent
 
 from synrepl.ports.access import Key, Keyring, Right
 from synrepl.ports.limited_logger import MAX_LINES, WINDOW_SECONDS
-from synrepl.testing import Cluster, RawPeer, raw_client
+from synrepl.testing import Cluster
 from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.session import AUTO
+from tests.raw_peer import RawPeer, raw_client
 
 READER = Key(name="reader", secret=None, rights=frozenset({Right.READ}))
 WRITER = Key(name="writer", secret=None, rights=frozenset({Right.WRITE}))

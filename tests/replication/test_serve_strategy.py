@@ -7,10 +7,11 @@ import pytest
 
 from synrepl.replication.federation_acks import RECONNECT_SECONDS
 from synrepl.replication.presence import EXPIRY_SECONDS, SyncingUser
-from synrepl.testing import Cluster, RawPeer, raw_client
+from synrepl.testing import Cluster
 from synrepl.transports.connection import STALLED_SECONDS
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.commands import LockReleased, UserIp
+from tests.raw_peer import RawPeer, raw_client
 
 EVENT = ["ev", ["$e", "!r", "m.room.message", None, None, None, None, False, False]]
 STATE = ["state", ["!r", "m.room.topic", "", "$e"]]

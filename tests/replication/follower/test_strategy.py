@@ -19,10 +19,11 @@ from synrepl.replication.follower.intake import MAX_WAITING_BYTES
 from synrepl.replication.follower.updates import Updates
 from synrepl.streams.catalog import RECEIPTS, Receipt
 from synrepl.streams.table import StreamTable
-from synrepl.testing import Cluster, MemoryEndpoint, MemoryPositions, Network, RawPeer, raw_server
+from synrepl.testing import Cluster, MemoryEndpoint, MemoryPositions, Network
 from synrepl.transports.tcp import EndpointConnector, FollowerFactory
 from synrepl.wire.commands import RemoteServerUp, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
+from tests.raw_peer import RawPeer, raw_server
 
 TABLE = StreamTable.default()
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.testing import raw_server
 from synrepl.wire.native import heartbeat_check
+from tests.raw_peer import raw_server
 from tests.replication.replica.test_conversation import connected
 from tests.replication.worlds import World
 
