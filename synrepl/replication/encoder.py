@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from synrepl.replication.serve_strategy import ServeStrategy
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
@@ -22,7 +23,7 @@ class Encoder:
     """Formats facts for one release.
 
     Streams, fields and rows that the release does not know are left out. A fact without rows, or with a row
-    too long for a line, is never sent in part. If the release supports it, POSITION replaces the fact: one
+    too long for a line, is never sent in part. If the `strategy` allows it, POSITION replaces the fact: one
     that advances the position (`certifies`), or one that makes the reader fetch the fact (`pulls`). Otherwise
     `withheld` is called with the fact and the reason. `writes` limits facts to these streams and writers,
     `streams` and `writers` to these names.
@@ -32,15 +33,15 @@ class Encoder:
         self,
         table: StreamTable,
         codec: Codec,
+        strategy: ServeStrategy,
         *,
-        pulls: bool,
-        certifies: bool,
         withheld: Callable[[Fact, str], None],
         writes: Collection[tuple[str, str]] | None = None,
         streams: Collection[str] | None = None,
         writers: Collection[str] | None = None,
     ) -> None:
         self.dialect = codec.dialect
+        self.strategy = strategy
         self._codec = codec
         self._writes = None if writes is None else frozenset(writes)
         self._writers = None if writers is None else frozenset(writers)
@@ -50,8 +51,6 @@ class Encoder:
             if (writes is None or any(stream.name == name for name, _ in writes))
             and (streams is None or stream.name in streams)
         }
-        self._pulls = pulls
-        self._certifies = certifies
         self._withheld = withheld
         self._prefixes: dict[tuple[str, str], bytes] = {}
 
@@ -77,14 +76,14 @@ class Encoder:
             return
         rows = stream.project_fact(fact.rows, self.dialect)
         if not rows:
-            if self._certifies:
+            if self.strategy.certifies:
                 out.append(self._position(fact, fact.prev_token))
             return
         prefix = self._prefix(fact.stream, fact.writer)
         token = b"%d " % fact.token
         room = self._codec.max_length - len(prefix)
         if len(rows[-1]) + len(token) > room or any(len(row) + len(BATCH) > room for row in rows[:-1]):
-            if self._pulls:
+            if self.strategy.pulls:
                 out.append(self._position(fact, fact.token))
             else:
                 self._withheld(fact, "row too long for a line")

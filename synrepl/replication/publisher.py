@@ -1,8 +1,8 @@
 """Publisher: sends committed facts from the log to followers."""
 
 import bisect
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from twisted.logger import Logger
 
@@ -26,7 +26,7 @@ from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import Error, InvalidateCache, Name, RemoteServerUp, Replicate
-from synrepl.wire.dialect import Dialect
+from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -60,7 +60,6 @@ class FollowerSession:
         self.reader: Reader | None = None
         self._publisher = publisher
         self._connection = connection
-        self._strategy: ServeStrategy | None = None
         self._paused = False
         self._answered_streams: set[str | None] = set()
         """Streams whose REPLICATE was answered in this reactor turn."""
@@ -72,13 +71,11 @@ class FollowerSession:
     def dialect_known(self, dialect: Dialect) -> None:
         """Start serving: the dialect decides what the follower can be sent."""
         self.dialect = dialect
-        self._strategy = serving(dialect)
-        self.reader = self._publisher.make_reader(
-            self._connection, dialect, self._strategy, self.access.streams
-        )
+        self.reader = self._publisher.make_reader(self._connection, dialect, self.access.streams)
         if self._paused:
             self.reader.pause()
-        self._strategy.start(self.reader)
+        if serving(dialect).pulls:
+            self.reader.push_everything()
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Handle commands from the follower."""
@@ -111,11 +108,10 @@ class FollowerSession:
             self._answer(command)
 
     def _answer(self, command: Replicate) -> None:
-        assert self._strategy is not None
         assert self.reader is not None
         self._answered_streams.add(command.stream)
         self._next_turn_timer.start(0)
-        self._strategy.replicate(self.reader, command)
+        self.reader.replicate(command)
 
     def _next_turn(self) -> None:
         self._answered_streams.clear()
@@ -219,7 +215,7 @@ class Publisher:
         self.followers: list[FollowerSession] = []
         self._broker_readers: list[Reader] = []
         self._encoders: dict[tuple[Dialect, Filter], Encoder] = {}
-        self._tasks = Tasks(self._logger)
+        self.tasks = Tasks(self._logger)
         self._head_samples: list[tuple[int, float]] = [(log.serial, clock.seconds())]
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer = Timer(clock, self._pump)
@@ -244,7 +240,6 @@ class Publisher:
         self,
         connection: Connection,
         dialect: Dialect,
-        strategy: ServeStrategy,
         streams: frozenset[str] | None = None,
     ) -> Reader:
         """Make a reader for a follower with this dialect that may read these streams (None: all).
@@ -252,13 +247,14 @@ class Publisher:
         The reader announces only streams that this daemon holds. A daemon that lacks some writers announces
         nothing to a release that cannot tell writers apart.
         """
+        strategy = serving(dialect)
         held, scope = self.holdings.filter, self.holdings.describe(streams)
         served = Filter(_intersection(held.streams, streams), held.writers)
         if held.writers is not None and not strategy.pulls:
             served = Filter(frozenset())
             scope = f"{scope}, and this release cannot tell writers apart"
         encoder = self._encoder(dialect, strategy, served)
-        return Reader(self, connection, encoder, linear=not strategy.pulls, scope=scope)
+        return Reader(self, connection, encoder, scope=scope)
 
     def join_broker(
         self, connection: Connection, writes: Collection[tuple[str, str]], dialect: Dialect
@@ -267,8 +263,7 @@ class Publisher:
         encoder = Encoder(
             self.table,
             codec_of(dialect, ours=BROKER, theirs=BROKER),
-            pulls=True,
-            certifies=True,
+            serving(NEWEST),
             withheld=self._note_withheld,
             writes=writes,
         )
@@ -277,7 +272,7 @@ class Publisher:
             found = self.log.positions(stream)
             return {writer: found.get(writer, 0) for name, writer in writes if name == stream}
 
-        reader = Reader(self, connection, encoder, linear=False, positions=positions)
+        reader = Reader(self, connection, encoder, positions=positions)
         self._broker_readers.append(reader)
         return reader
 
@@ -315,8 +310,7 @@ class Publisher:
             encoder = self._encoders[dialect, served] = Encoder(
                 self.table,
                 codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
-                pulls=strategy.pulls,
-                certifies=strategy.certifies,
+                strategy,
                 withheld=self._note_withheld,
                 streams=served.streams,
                 writers=served.writers,
@@ -335,14 +329,6 @@ class Publisher:
         if writers is None:
             return positions
         return {writer: token for writer, token in positions.items() if writer in writers}
-
-    def linear_position(self, stream: str) -> int:
-        """The highest published token of this stream, of any writer."""
-        return self.log.linear_position(stream)
-
-    def start(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Run a coroutine and log its failure."""
-        self._tasks.start(work, what)
 
     def log_replaced(self) -> None:
         """Reset after the log was replaced by another copy.
@@ -420,7 +406,7 @@ class Publisher:
         """Stop all timers and tasks. Connections are closed by the services that opened them."""
         self._sample_timer.stop()
         self._pump_timer.stop()
-        self._tasks.cancel_all()
+        self.tasks.cancel_all()
         self.command_receiver.stop()
         self.follower_commands.stop()
 

@@ -21,7 +21,7 @@ from synrepl.replication.feed import (
 from synrepl.replication.ring import RingGroup
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
-from synrepl.wire.commands import Position
+from synrepl.wire.commands import Position, Replicate
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 
@@ -78,8 +78,9 @@ class Reader:
     A live reader takes each group of facts from the ring. While its transport is full (`pause`) it takes
     nothing. If its next group has left the ring when it resumes, its streams become a backlog that is read
     from the log; they go live again after catching up. All decisions are made in `pump`, which runs after
-    every change. `scope` describes what the daemon holds, if it does not hold everything. `positions` returns
-    the position of each writer of a stream to announce, by default of all that are held.
+    every change. `streams`: those that the follower's release knows, and that are held here. `scope`
+    describes what the daemon holds, if it does not hold everything. `positions` returns the position of each
+    writer of a stream to announce, by default of all that are held.
     """
 
     _log = Logger()
@@ -90,7 +91,6 @@ class Reader:
         connection: Connection,
         encoder: Encoder,
         *,
-        linear: bool,
         scope: str = "",
         positions: Callable[[str], dict[str, int]] | None = None,
     ) -> None:
@@ -100,8 +100,9 @@ class Reader:
         self._ring = source.ring
         self._connection = connection
         self._encoder = encoder
-        self._linear = linear
-        self._all_streams = frozenset(stream.name for stream in encoder.streams())
+        # Without writer names, all writers of a stream share one sequence of positions.
+        self._linear = not encoder.strategy.pulls
+        self.streams = frozenset(stream.name for stream in encoder.streams())
         self._live: Feed | None = None
         """The feed of the streams that are sent as they are committed."""
         self._live_streams: frozenset[str] | None = None
@@ -119,20 +120,28 @@ class Reader:
 
     # -- requests of the follower --------------------------------------------------------------------------
 
-    def known_streams(self) -> list[Stream[Any]]:
-        """The streams that the follower's release knows."""
-        return self._encoder.streams()
+    def replicate(self, command: Replicate) -> None:
+        """Answer REPLICATE."""
+        if not self._linear:
+            self.send_positions()
+            return
+        asked = [stream for stream in self._encoder.streams() if command.stream in ("ALL", stream.name)]
+        for stream in asked:
+            self._push_from(stream, command.token)
+        if not asked:
+            hint = f": {self._scope}" if self._scope else ""
+            self._connection.fail(f"unknown stream {command.stream or ''}{hint}")
 
     def push_everything(self) -> None:
         """Send every row from now on."""
-        self._set_live(self._make_feed(self._all_streams, after=self._ring.serial, is_live=True))
+        self._set_live(self._make_feed(self.streams, after=self._ring.serial, is_live=True))
 
     def push_since(self, serial: int) -> None:
         """Send every row after this serial of the log, then go live."""
-        self._backlogs.append(Backlog(self._make_feed(self._all_streams, after=serial, tokens={})))
+        self._backlogs.append(Backlog(self._make_feed(self.streams, after=serial, tokens={})))
         self.pump()
 
-    def push_from(self, stream: Stream[Any], token: int | None) -> None:
+    def _push_from(self, stream: Stream[Any], token: int | None) -> None:
         """Send this stream's facts after `token` (None: no facts), then its POSITION, then go live."""
         name = stream.name
         if self._live is not None:
@@ -142,7 +151,7 @@ class Reader:
             backlog.feed.filter = _without(name, backlog.feed.filter)
             if not backlog.streams:
                 self._backlogs.remove(backlog)
-        head = self._source.linear_position(name)
+        head = self._source.log.linear_position(name)
         after_token: int | None = None
         last_token: int | None = None
         tokens: dict[str, int] = {}
@@ -182,11 +191,6 @@ class Reader:
         """Send all positions after the facts that come before them."""
         self._positions_requested = True
         self.pump()
-
-    def refuse_stream(self, name: str) -> None:
-        """Send ERROR for a stream that is not in `known_streams`, and close."""
-        hint = f": {self._scope}" if self._scope else ""
-        self._connection.fail(f"unknown stream {name}{hint}")
 
     def send_command(self, command: Command) -> None:
         """Queue a broadcast command."""
@@ -276,7 +280,7 @@ class Reader:
             if self._reading_page_of is not None:
                 return False
             self._reading_page_of = backlog
-            self._source.start(self._read_page(backlog, step), "reading the log for a follower")
+            self._source.tasks.start(self._read_page(backlog, step), "reading the log for a follower")
             return self._reading_page_of is None
         if step is Stop.WAIT:
             self._go_live(backlog)
@@ -335,7 +339,7 @@ class Reader:
             stream=stream,
             writer=None,
             after=backlog.after_token,
-            upto=self._source.linear_position(stream),
+            upto=self._source.log.linear_position(stream),
             serial=backlog.feed.serial,
             limit=PAGE_ROWS,
         )
@@ -373,14 +377,14 @@ class Reader:
     def _set_live(self, feed: Feed) -> None:
         streams = feed.filter.streams
         self._live = feed if streams else None
-        self._live_streams = None if streams == self._all_streams else streams
+        self._live_streams = None if streams == self.streams else streams
 
     def _position_lines(self, streams: list[Stream[Any]]) -> bytes:
         """A POSITION for each stream, and for each of its writers if the release knows writers."""
         lines: list[bytes] = []
         for stream in streams:
             if self._linear:
-                token = self._source.linear_position(stream.name)
+                token = self._source.log.linear_position(stream.name)
                 commands = [Position(stream=stream.name, token=token)]
             else:
                 commands = [

@@ -6,15 +6,11 @@ positions, and the follower fetches missed facts over HTTP (docs/reference/peers
 on POSITION also says where it continues from.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import Dialect, Span, span
-
-if TYPE_CHECKING:
-    from synrepl.replication.reader import Reader
 
 __all__ = ["ServeStrategy", "serving"]
 
@@ -30,25 +26,6 @@ class ServeStrategy(msgspec.Struct, frozen=True):
     pulls: bool
     certifies: bool
     is_replica: bool = False
-
-    def start(self, reader: "Reader") -> None:
-        """Start serving a reader whose dialect is known."""
-        if self.pulls:
-            reader.push_everything()
-
-    def replicate(self, reader: "Reader", command: Replicate) -> None:
-        """Answer REPLICATE."""
-        if self.pulls:
-            reader.send_positions()
-            return
-        streams = {stream.name: stream for stream in reader.known_streams()}
-        if command.stream == "ALL" and streams:
-            for stream in streams.values():
-                reader.push_from(stream, command.token)
-        elif command.stream in streams:
-            reader.push_from(streams[command.stream], command.token)
-        else:
-            reader.refuse_stream(command.stream or "")
 
 
 _TABLE: Final[tuple[tuple[Span, ServeStrategy], ...]] = (

@@ -59,13 +59,6 @@ class PostedFacts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class _PostResponse(msgspec.Struct, frozen=True):
-    """The primary's response: the facts up to `serial` are committed there."""
-
-    appended: Appended
-    serial: int | None
-
-
 class WriteForwarder:
     """Forwards facts to the daemon at the URL that `primary_url` returns, with the client
     (`append_client.HttpAppender`) that `make_client` makes.
@@ -96,7 +89,8 @@ class WriteForwarder:
         self._refusal = refusal
         self._has_file = has_file
         self._max_pending_bytes = max_pending_bytes
-        self._pending_bytes = 0
+        self.pending_bytes = 0
+        """Bytes of facts that wait for the primary's response."""
         self._logger = logger
         self._tasks = Tasks(logger, "write forwarding")
         self._client: tuple[str, Any] | None = None
@@ -105,11 +99,6 @@ class WriteForwarder:
     def is_active(self) -> bool:
         """Whether facts are forwarded to the primary."""
         return self._is_active()
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of facts that wait for the primary's response."""
-        return self._pending_bytes
 
     async def stop(self) -> None:
         """Cancel pending writes, and close the connections."""
@@ -129,22 +118,21 @@ class WriteForwarder:
         query = self._query(posted)
         key = str(uuid4()) if posted.key is None else posted.key
         body = posted.body(key)
-        if waiters.is_full or self._pending_bytes + len(body) > max(self._max_pending_bytes, len(body)):
+        if waiters.is_full or self.pending_bytes + len(body) > max(self._max_pending_bytes, len(body)):
             why = "too many writes are being forwarded to the primary: retry later"
             raise NotForwarded("busy", why)
 
-        outcome: Deferred[_PostResponse | NotForwarded] = Deferred()
+        outcome: Deferred[Appended | NotForwarded] = Deferred()
         self._tasks.start(self._forward(outcome, posted.stream, body, key, query, until), "forwarding facts")
         response = await outcome
         if isinstance(response, NotForwarded):
             if response.status >= 500:
                 response.more["idempotency_key"] = key
             raise response
-        if response.serial is not None:
-            await self._wait_until_applied(
-                response.appended, response.serial, key, posted.files, until, waiters
-            )
-        return response.appended
+        if response.first_serial is not None:
+            last = response.first_serial + len(response.tokens) - 1
+            await self._wait_until_applied(response, last, key, posted.files, until, waiters)
+        return response
 
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
         """Forward facts (each the JSON array of its rows) without waiting until they are applied.
@@ -169,14 +157,14 @@ class WriteForwarder:
 
     async def _forward(
         self,
-        outcome: "Deferred[_PostResponse | NotForwarded]",
+        outcome: "Deferred[Appended | NotForwarded]",
         stream: str,
         body: bytes,
         key: str,
         query: Query,
         until: float,
     ) -> None:
-        self._pending_bytes += len(body)
+        self.pending_bytes += len(body)
         try:
             response = await self._post_until_known(stream, body, key, query, until)
         except CancelledError:
@@ -185,19 +173,19 @@ class WriteForwarder:
             self._logger.failure("cannot forward facts to the primary")
             response = _unknown(key, "internal error; see the log of this daemon")
         finally:
-            self._pending_bytes -= len(body)
+            self.pending_bytes -= len(body)
         if not outcome.called:
             outcome.callback(response)
 
     async def _post_until_known(
         self, stream: str, body: bytes, key: str, query: Query, until: float
-    ) -> "_PostResponse | NotForwarded":
+    ) -> "Appended | NotForwarded":
         """Post the facts; retry, until the deadline, while the outcome is unknown."""
         doubt = ""
         for pause in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
             result, why = await self._try(stream, body, query, until)
             # A refusal of this try says nothing about an earlier try with an unknown outcome.
-            if result is not None and (not doubt or isinstance(result, _PostResponse) or result.status < 500):
+            if result is not None and (not doubt or isinstance(result, Appended) or result.status < 500):
                 return result
             doubt = doubt or why
             if self._clock.seconds() + pause >= until:
@@ -207,7 +195,7 @@ class WriteForwarder:
 
     async def _try(
         self, stream: str, body: bytes, query: Query, until: float
-    ) -> "tuple[_PostResponse | NotForwarded | None, str]":
+    ) -> "tuple[Appended | NotForwarded | None, str]":
         """Post once. Return the result; or None, and the reason why the outcome is unknown."""
         url = self._primary_url()
         if url is None:
@@ -216,9 +204,7 @@ class WriteForwarder:
         left = max(until - self._clock.seconds(), LOWEST_SECONDS)
         full_query = [*query, (b"timeout", b"%.3f" % left)]
         try:
-            return _response(
-                await self._client_for(url).post(stream, body, query=full_query, timeout=left)
-            ), ""
+            return await self._client_for(url).post(stream, body, query=full_query, timeout=left), ""
         except NeverSent as error:
             return NotForwarded("upstream_unreachable", f"nothing was stored: {error}"), ""
         except ApiResponseError as error:
@@ -289,12 +275,7 @@ class WriteForwarder:
         return True
 
 
-def _response(appended: Appended) -> _PostResponse:
-    first = appended.first_serial
-    return _PostResponse(appended, None if first is None else first + len(appended.tokens) - 1)
-
-
-def _refusal(error: ApiResponseError) -> "_PostResponse | NotForwarded | None":
+def _refusal(error: ApiResponseError) -> "Appended | NotForwarded | None":
     """Convert the primary's error; None if the outcome is unknown."""
     match error.status, error.code:
         case ((502 | 504), _) if not error.body:  # from a proxy
@@ -328,13 +309,13 @@ def _unchanged(error: ApiResponseError) -> NotForwarded:
     return refused
 
 
-def _stored_upstream(error: ApiResponseError) -> "_PostResponse | None":
+def _stored_upstream(error: ApiResponseError) -> "Appended | None":
     try:
         response = msgspec.convert(error.body, type=_NotHereYetBody)
     except msgspec.ValidationError:
         return None
     first = response.serial - len(response.tokens) + 1
-    return _response(Appended(epoch=response.epoch, first_serial=first, tokens=response.tokens))
+    return Appended(epoch=response.epoch, first_serial=first, tokens=response.tokens)
 
 
 class _NotHereYetBody(msgspec.Struct):

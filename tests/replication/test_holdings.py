@@ -4,7 +4,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from synrepl.replication.serve_strategy import serving
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
 from tests.raw_peer import RawPeer, raw_client
 from tests.replication.nodes import FakeNode
@@ -136,8 +135,8 @@ def test_a_reader_knows_no_stream_that_it_may_not_see() -> None:
     seen = frozenset({"to_device", "push_rules"})
 
     def names(node: FakeNode, dialect: Dialect) -> set[str]:
-        reader = node.publisher.make_reader(Mock(), dialect, serving(dialect), seen)
-        return {stream.name for stream in reader.known_streams()}
+        reader = node.publisher.make_reader(Mock(), dialect, seen)
+        return set(reader.streams)
 
     for dialect in (LEGACY, CURRENT):
         assert seen == names(a, dialect)

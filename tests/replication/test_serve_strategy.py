@@ -372,7 +372,7 @@ class TestRepeatedReplicate:
 
         assert not link.server._reading
         assert link.server.most_buffered < 64 * 1024 + 600 * 1024
-        assert len(one.daemon.publisher._tasks) <= 1
+        assert len(one.daemon.publisher.tasks) <= 1
         peer.transport.resumeProducing()
         one.settle(60)
         assert link.server._reading

@@ -45,8 +45,6 @@ class JoinRecord(msgspec.Struct, frozen=True):
     join: str
     history: str
     filter: Filter
-    trimmed_upto: LogPosition
-    target: int
     has_meta: bool
 
 
@@ -131,13 +129,8 @@ class JoinAttempt:
         if record is None:
             request = JoinRequest(filter=self._query)
         else:
-            at = self._copy.position
-            request = JoinRequest(
-                filter=self._query,
-                join=record.join,
-                position=at,
-                has_meta=record.has_meta,
-            )
+            at, has_meta = self._copy.position, record.has_meta
+            request = JoinRequest(filter=self._query, join=record.join, position=at, has_meta=has_meta)
         self._conversation.join(request)
         start = await self._conversation.next()
         while isinstance(start, Heartbeat):
@@ -148,14 +141,7 @@ class JoinAttempt:
         if not begins.resumed or record is None:
             await self._log.drop_copy(self._copy)
             self._copy = await self._log.open_staged_copy()
-            record = JoinRecord(
-                begins.join,
-                begins.history,
-                self._query,
-                begins.trimmed_upto,
-                begins.position.serial,
-                False,
-            )
+            record = JoinRecord(begins.join, begins.history, self._query, has_meta=False)
             await self._save_record(record)
         self._trimmed_upto = begins.trimmed_upto if self._query.is_open else None
         self._announced = begins.position.serial
