@@ -1,14 +1,14 @@
 """Publisher: sends committed facts from the log to followers."""
 
 import bisect
-from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, Final
 
 from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, Access, Right
-from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.interfaces import Appended, IClock, ILog
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
@@ -173,7 +173,7 @@ class Publisher:
             instance="master",
         )
         synrepl.serve(reactor, "tcp:9092:interface=127.0.0.1", publisher, server_name="hs").startService()
-        await log.append("push_rules", "master", [b'[["@ada:hs"]]'])
+        await publisher.append("push_rules", [[PushRules(user_id="@ada:hs")]])
 
     A fact is encoded once for all followers of one release. A ring of `ring_bytes` bytes holds the newest
     facts; followers that are further behind read from the log. Streams and writers that this daemon's
@@ -317,7 +317,18 @@ class Publisher:
             )
         return encoder
 
-    # -- facts for readers --------------------------------------------------------------------------------
+    # -- facts ---------------------------------------------------------------------------------------------
+
+    def append(
+        self, stream: str, facts: Iterable[Sequence[Any]], *, writer: str | None = None
+    ) -> Awaitable[Appended]:
+        """Append facts to the log, which sends them once they are durable. Each is a sequence of rows.
+
+        A row is an instance of the stream's row class, or a JSON array. `writer` is `instance` by default.
+        Raises `UnknownStream`, and `RowError` before anything is appended; fails with `StorageError`.
+        """
+        canonical = self.table[stream].canonical_fact
+        return self.log.append(stream, writer or self.instance, [canonical(rows) for rows in facts])
 
     def positions(self, stream: str) -> dict[str, int]:
         """The published position of each writer of this stream that is held here.

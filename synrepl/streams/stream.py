@@ -14,7 +14,7 @@ Reading rows of any known release, validating them, and writing them for a relea
 
 import operator
 import typing
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import UnionType
 from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, dataclass_transform, overload
 
@@ -34,11 +34,12 @@ from synrepl.streams.shapes import (
 )
 from synrepl.wire.dialect import ALWAYS, NEWEST, Dialect, Release, Span, span
 
-__all__ = ["Bool", "Gone", "Row", "Since", "Stream", "BoolSpelling", "row"]
+__all__ = ["Bool", "Gone", "Row", "Since", "Stream", "BoolSpelling", "row", "row_values"]
 
 R = TypeVar("R")
 T = TypeVar("T")
-Row = bytes | list[object]
+Row = bytes | list[object] | msgspec.Struct
+"""A row: JSON text, a JSON array, or an instance of a `row` class."""
 
 # Masters on SQLite write booleans as 1 and 0, those on PostgreSQL as true and false. Rows always hold a bool.
 Bool = Annotated[bool, BoolSpelling(accepts=bool | Literal[0, 1], read=bool)]
@@ -165,6 +166,13 @@ def _check_default(of: str, default: Any, kind: Any) -> None:
         raise ConfigError(f"the default of {of} does not fit it: {error}") from error
 
 
+def row_values(row: msgspec.Struct) -> list[object]:
+    """The JSON array of an instance of a `row` class, with its tag if it has one."""
+    values: list[object] = list(msgspec.structs.astuple(row))
+    tag = row._declared.tag  # type: ignore[attr-defined]  # `row` sets it
+    return [tag, values] if tag else values
+
+
 class Stream(Generic[R]):
     """A stream: its name, its row type, and its properties.
 
@@ -273,7 +281,14 @@ class Stream(Generic[R]):
         return [self.decode(text, dialect) for text in texts] if found is None else found
 
     def canonical(self, data: Row, dialect: Dialect = NEWEST) -> bytes:
-        """Validate a row, and return its newest shape as canonical JSON text. Raises `RowError`."""
+        """Validate a row, and return its newest shape as canonical JSON text. Raises `RowError`.
+
+        An instance of a `row` class has the newest shape, whatever the `dialect`.
+        """
+        if isinstance(data, msgspec.Struct):
+            if type(data) not in self._by_class:
+                raise RowError(stream=self.name, why=f"{type(data).__name__} is not a row of this stream")
+            data, dialect = row_values(data), NEWEST
         if not isinstance(data, bytes):
             data = self._text(data)
         found = self.decode(data, dialect)
@@ -282,12 +297,13 @@ class Stream(Generic[R]):
         except undecodable as error:
             raise RowError(stream=self.name, why=f"cannot be written: {error}") from error
 
-    def canonical_fact(self, rows: bytes | list[Row], dialect: Dialect = NEWEST) -> bytes:
-        """Validate the rows of a fact (a JSON array), and return them as canonical JSON text.
+    def canonical_fact(self, rows: bytes | Sequence[Row], dialect: Dialect = NEWEST) -> bytes:
+        """Validate the rows of a fact, and return them as canonical JSON text.
 
-        Raises `RowError` for an empty array, or for a bad row; its `index` is the position of that row.
+        `rows` is the text of a JSON array, or a sequence of rows. Raises `RowError` for an
+        empty array, or for a bad row; its `index` is the position of that row.
         """
-        items: list[Row] | list[bytes]
+        items: Sequence[Row]
         if isinstance(rows, bytes):
             try:
                 items = jsontext.split(rows)
@@ -307,11 +323,7 @@ class Stream(Generic[R]):
 
     def encode(self, row: R) -> bytes:
         """Encode a row as canonical JSON text. Raises `RowError` if a value does not fit its field."""
-        kind = self._by_class.get(type(row))
-        if kind is None:
-            raise RowError(stream=self.name, why=f"{type(row).__name__} is not a row of this stream")
-        values: list[object] = list(msgspec.structs.astuple(typing.cast(Any, row)))
-        return self.canonical([kind.tag, values] if kind.tag else values)
+        return self.canonical(typing.cast(msgspec.Struct, row))
 
     def project(self, canonical: bytes, dialect: Dialect) -> bytes | None:
         """Convert a canonical row to the fields and spacing of a release; None if the release lacks it.

@@ -7,19 +7,19 @@ facts that it applied.
 
 from synrepl.testing.cluster import (
     Cluster,
+    ConnectedFollower,
     FakeDaemon,
     FakeWorker,
     MemoryPositions,
-    kill_follower,
 )
 from synrepl.testing.network import MemoryEndpoint, Network
 
 __all__ = [
     "Cluster",
+    "ConnectedFollower",
     "FakeDaemon",
     "FakeWorker",
     "MemoryEndpoint",
     "MemoryPositions",
     "Network",
-    "kill_follower",
 ]

@@ -1,6 +1,6 @@
 """A daemon and its workers in memory, built from the real parts."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, MIDDLE, Dialect
 from synrepl.wire.session import AUTO
 
-__all__ = ["Cluster", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions", "kill_follower"]
+__all__ = ["Cluster", "ConnectedFollower", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions"]
 
 
 class MemoryPositions:
@@ -136,9 +136,9 @@ class FakeDaemon:
         self.engine.crash()
 
     def append(
-        self, stream: str, facts: Iterable[list[Any]], *, writer: str = "master"
+        self, stream: str, facts: Iterable[Sequence[Any]], *, writer: str = "master"
     ) -> "Deferred[Appended]":
-        """Append facts, each a list of rows."""
+        """Append facts, each a sequence of rows, typed or JSON arrays."""
         canonical = self.table[stream].canonical_fact
         return self.log.append(stream, writer, [canonical(rows) for rows in facts])
 
@@ -185,13 +185,54 @@ class DirectCatchUp:
         return MissedFacts(facts=facts, upto=page.upto, limited=page.limited)
 
 
-def kill_follower(follower: Follower) -> None:
-    """Kill a follower as SIGKILL does: its positions are those of the last save."""
-    follower.engine.saver.store = None
-    follower.stop()
+class ConnectedFollower:
+    """Any follower, connected to a `FakeDaemon` over a `Network`: what the process of a worker is."""
+
+    def __init__(
+        self,
+        network: Network,
+        daemon: FakeDaemon,
+        follower: Follower,
+        *,
+        dialect: Dialect = CURRENT,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.name = follower.instance
+        self.follower = follower
+        self._network = network
+        self._factory = FollowerFactory(
+            follower,
+            dialect=dialect,
+            expected_server="hs",
+            clock=network.clock,
+            metrics=metrics or Metrics(CollectorRegistry()),
+        )
+        self._factory.jitter = 0  # the simulation is the only source of chance
+        self._endpoint = MemoryEndpoint(network, self.name, daemon.address_for(dialect))
+
+    def start(self) -> None:
+        """Connect, and reconnect until `stop`."""
+        self._factory.connect(self._endpoint)
+
+    def stop(self) -> None:
+        """Stop in order: positions are saved."""
+        self._factory.stop()
+        self.follower.stop()
+
+    def kill(self) -> None:
+        """Kill the worker as SIGKILL does: its positions are those of the last save."""
+        self.follower.engine.saver.store = None
+        self.follower.stop()
+        self._factory.stop()
+        for link in self.links():
+            link.cut()
+
+    def links(self) -> list[MemoryLink]:
+        """The open connections of this worker."""
+        return self._network.links_of(self.name)
 
 
-class FakeWorker:
+class FakeWorker(ConnectedFollower):
     """A real follower that records the facts that it applied, and its events.
 
     A `subscriber` is called with this worker and each fact instead.
@@ -212,12 +253,11 @@ class FakeWorker:
         caches: ICaches | None = None,
         subscriber: "Callable[[FakeWorker, Updates[Any]], Awaitable[None] | None] | None" = None,
     ) -> None:
-        self.name = name
         self.applied: list[Updates[Any]] = []
         self.events: list[FollowerEvent] = []
         self.metrics = Metrics(CollectorRegistry())
         self.catch_up = DirectCatchUp(daemon, network.clock, delay, page_rows=page_rows)
-        self.follower = Follower(
+        follower = Follower(
             instance=name,
             clock=network.clock,
             streams=daemon.table,
@@ -227,43 +267,14 @@ class FakeWorker:
             metrics=self.metrics,
             caches=caches,
         )
-        hear = self.applied.append if subscriber is None else partial(subscriber, self)
+        record = self.applied.append if subscriber is None else partial(subscriber, self)
         if streams is None:
-            self.follower.on_everything(hear)
+            follower.on_everything(record)
         else:
             for stream in streams:
-                self.follower.on(stream)(hear)
-        self.follower.on_event(self.events.append)
-        self._network = network
-        self._factory = FollowerFactory(
-            self.follower,
-            dialect=dialect,
-            expected_server="hs",
-            clock=network.clock,
-            metrics=self.metrics,
-        )
-        self._factory.jitter = 0  # the simulation is the only source of chance
-        self._endpoint = MemoryEndpoint(network, name, daemon.address_for(dialect))
-
-    def start(self) -> None:
-        """Connect, and reconnect until `stop`."""
-        self._factory.connect(self._endpoint)
-
-    def stop(self) -> None:
-        """Stop in order: positions are saved."""
-        self._factory.stop()
-        self.follower.stop()
-
-    def kill(self) -> None:
-        """Kill the worker: its positions are those of the last save."""
-        kill_follower(self.follower)
-        self._factory.stop()
-        for link in self.links():
-            link.cut()
-
-    def links(self) -> list[MemoryLink]:
-        """The open connections of this worker."""
-        return self._network.links_of(self.name)
+                follower.on(stream)(record)
+        follower.on_event(self.events.append)
+        super().__init__(network, daemon, follower, dialect=dialect, metrics=self.metrics)
 
     def tokens(self, stream: str) -> list[int]:
         """The tokens of a stream, in the order in which they were applied."""
@@ -281,8 +292,10 @@ class Cluster:
 
         cluster = Cluster()
         worker = cluster.worker(streams=[TYPING])
-        cluster.append("typing", [["!room:hs", ["@ada:hs"]]])
+        cluster.append("typing", Typing(room_id="!room:hs", user_ids=["@ada:hs"]))
         assert worker.tokens("typing") == [1]
+
+    `follower` connects a follower of your own instead.
     """
 
     def __init__(self, **daemon: Any) -> None:
@@ -302,8 +315,17 @@ class Cluster:
         self.settle()
         return worker
 
-    def append(self, stream: str, *facts: list[Any], writer: str = "master") -> Appended:
-        """Append facts of one row each, and run the clock until the workers have them."""
+    def follower(self, follower: Follower, *, dialect: Dialect = CURRENT) -> ConnectedFollower:
+        """Connect a follower, and give it this clock and source of missing facts if it has none."""
+        catch_up = DirectCatchUp(self.daemon, self.clock, lambda: 0.001)
+        follower.engine.complete(self.clock, catch_up)
+        connected = ConnectedFollower(self.network, self.daemon, follower, dialect=dialect)
+        connected.start()
+        self.settle()
+        return connected
+
+    def append(self, stream: str, *facts: Any, writer: str = "master") -> Appended:
+        """Append facts of one row each, typed or a JSON array, and run the clock until workers have them."""
         appended: Appended = self._run(self.daemon.append(stream, [[fact] for fact in facts], writer=writer))
         self.settle()
         return appended

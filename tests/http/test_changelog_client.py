@@ -25,6 +25,7 @@ from synrepl.ports.response_errors import (
     OtherHistory,
     Trimmed,
 )
+from synrepl.streams.catalog import PushRules
 from synrepl.transports.http import response_body
 from synrepl.transports.http.changelog_client import ChangelogClient, FirstAnswer
 from synrepl.transports.http.client import HttpAppender
@@ -198,6 +199,16 @@ class SubscribingTests(SiteCase):
 
         self.assertEqual((1, 2, self.log.history), (told.epoch, told.serial, told.history))
         self.assertEqual({2: self.log.digest, 5: None}, told.digests)
+
+    def test_typed_rows_can_be_appended(self) -> None:
+        """As their JSON arrays."""
+        ada = PushRules(user_id="@ada:hs")
+        appender = HttpAppender(self.clock, URL, client=self.client)
+        asked = ensureDeferred(appender.append("push_rules", [[ada], [["@bob:hs"]]]))
+        self.client.flush()
+
+        self.assertEqual((1, 2), tuple(self.successResultOf(asked).tokens))
+        self.assertEqual([b'[["@ada:hs"]]', b'[["@bob:hs"]]'], [fact.rows for fact in self.engine.facts])
 
 
 class Misbehaving(SiteCase):

@@ -8,11 +8,13 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from synrepl.errors import NotConnected, RemoteProtocolError
+from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.routes import ALLOCATED, APPEND, CATCH_UP
 from synrepl.ports.interfaces import Appended
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
+from synrepl.streams.jsontext import dumps
+from synrepl.streams.stream import row_values
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
 
@@ -111,6 +113,28 @@ def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
 
 class HttpAppender(HttpClient):
     """Appends facts to a daemon's log over HTTP."""
+
+    async def append(
+        self, stream: str, facts: Sequence[Sequence[Any]], writer: str | None = None, key: str | None = None
+    ) -> Appended:
+        """Append facts, each a sequence of rows, typed or JSON arrays; return once they are durable.
+
+        Raises `ApiResponseError` if the daemon refuses them, `NeverSent` if the request was not sent, and
+        `NotConnected` if the outcome is unknown (a retry with the same `key` is idempotent).
+        """
+        values = [
+            [row_values(row) if isinstance(row, msgspec.Struct) else row for row in rows] for rows in facts
+        ]
+        content: dict[str, Any] = {"facts": values}
+        if writer is not None:
+            content["writer"] = writer
+        if key is not None:
+            content["idempotency_key"] = key
+        try:
+            body = dumps(content)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ReplicationError(f"these facts cannot be encoded as JSON: {error}") from error
+        return await self.post(stream, body)
 
     async def post(
         self,

@@ -135,6 +135,17 @@ def test_shared(
     assert (found.verdict, found.after) == (verdict, after)
 
 
+@pytest.mark.parametrize("strategy", [PULL, SHARED], ids=["server", "channel"])
+def test_latest_adopts_every_first_position_of_the_first_connection(strategy: FollowStrategy) -> None:
+    """The history of all writers but the first is not news."""
+    new = mode(strategy, known=None)
+    positions = [Position(stream="s", instance=w, prev_token=t, token=t) for w, t in ((W, 3), ("w2", 9))]
+
+    for position in positions:
+        assert new.judge(position, is_first=True).verdict is Verdict.UNCERTAIN
+        new._positions.advance(position.instance, position.token)
+
+
 def test_rows_are_accepted_behind_a_position() -> None:
     """There may be a gap before the others, unless their writer is a new one."""
     pull = mode(PULL)
