@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.lib.http_reference import http_reference  # noqa: E402  # after the path
 from scripts.lib.museum import cases  # noqa: E402
-from synrepl.cli.errors import EXIT_CODES  # noqa: E402
+from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
 from synrepl.ports.metrics import Metrics  # noqa: E402

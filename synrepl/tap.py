@@ -1,34 +1,20 @@
 """Entry point of `twistd synrepl` and `twist synrepl`: options, settings and the daemon's service."""
 
 import atexit
-import gc
-import os
-import resource
-import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 from twisted.application.service import IService
-from twisted.logger import ILogObserver, LogEvent, Logger, globalLogPublisher
 from twisted.python import usage
-from twisted.python.logfile import BaseLogFile
-from zope.interface import implementer
 
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError, suggest
 from synrepl.ports.settings import Setting
 
-if TYPE_CHECKING:
-    from synrepl.daemon.service import Daemon
-
 __all__ = ["Options", "makeService"]
-
-MAX_DESCRIPTORS: Final = 65_536
-
-_logger = Logger(namespace="synrepl.process")
 
 
 class Options(usage.Options):
@@ -80,7 +66,12 @@ class Options(usage.Options):
         try:
             super().parseOptions(options)
         except usage.UsageError as error:
-            raise usage.UsageError(_add_suggestion(str(error))) from error
+            why = _add_suggestion(str(error))
+            if self.parent is None:
+                raise usage.UsageError(why) from error
+            # twistd and twist would print every option on standard output, and the mistake last.
+            print(f"Error: {why}; see {Path(sys.argv[0]).name} synrepl --help", file=sys.stderr)  # noqa: T201
+            sys.exit(1)
 
     def parseArgs(self, *extra: str) -> None:
         if extra:
@@ -126,70 +117,19 @@ def makeService(options: Options) -> IService:
     # Late: the import of the reactor installs it, which is for twistd to do.
     from twisted.internet import reactor
 
+    from synrepl.daemon.process import exit_with_failure, prepare_process
     from synrepl.daemon.service import Daemon
 
     assert options.settings is not None
 
     def failed() -> None:
         # twistd and twist would exit with code 0; neither accepts an exit code.
-        atexit.register(_exit_with_failure)
+        atexit.register(exit_with_failure)
         reactor.callWhenRunning(reactor.stop)
 
     daemon = Daemon(options.settings, reactor, on_failure=failed)
-    reactor.callWhenRunning(_handle_signals, reactor, daemon, options)
-    globalLogPublisher.addObserver(_exit_on_memory_error)
-    _raise_descriptor_limit()
+    prepare_process(daemon, reactor, options.read)
     return daemon
-
-
-def _handle_signals(reactor: Any, daemon: "Daemon", options: Options) -> None:
-    """Reload on SIGHUP. Ignore SIGUSR1 and SIGUSR2, unless twistd uses the signal to rotate its log."""
-
-    def reload(number: int, frame: Any) -> None:
-        reactor.callFromThread(_reload, daemon, options)
-
-    signal.signal(signal.SIGHUP, reload)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, signal.SIG_IGN)
-
-
-@implementer(ILogObserver)
-def _exit_on_memory_error(event: LogEvent) -> None:
-    """Exit at once after an unhandled MemoryError: the code that it interrupted is unknown.
-
-    All acknowledged facts are on disk, and a supervisor restarts the daemon.
-    """
-    failure = event.get("log_failure")
-    if failure is not None and failure.check(MemoryError):
-        _logger.critical("out of memory: the daemon exits; give it more memory, or reduce --max-body-bytes")
-        _exit_with_failure()
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the limit of file descriptors to the hard limit: each connection needs one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def _reload(daemon: "Daemon", options: Options) -> None:
-    """Reopen the log files, which logrotate has moved, and apply the current settings."""
-    # Twisted keeps no list of its log files.
-    for found in gc.get_objects():
-        if isinstance(found, BaseLogFile) and not found.closed:
-            found.reopen()
-    try:
-        daemon.reload(options.read())
-    except ConfigError as error:
-        _logger.error("cannot reload on SIGHUP, the old settings remain: {why}", why=str(error))
-
-
-def _exit_with_failure() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
 
 
 def _redact(url: str) -> str:

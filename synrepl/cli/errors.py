@@ -3,16 +3,16 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from synrepl import http_client
-from synrepl.cli.main import EXIT_CODES
+from synrepl.cli.command import EXIT_CODES, CliError
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.route import HttpRequest
 from synrepl.wire.dialect import Dialect
-from synrepl.wire.text import printable, printable_values
+from synrepl.wire.text import printable_values
 
 __all__ = [
     "EXIT_CODES",
@@ -28,19 +28,7 @@ __all__ = [
     "url_option",
 ]
 
-MAX_LINE: Final = 2_000
-"""Maximum length of an error in characters. An error may quote a daemon."""
-
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class CliError(click.ClickException):
-    """A failure that ends the command with exit code 1 and this line."""
-
-    exit_code = 1
-
-    def __init__(self, why: str) -> None:
-        super().__init__(printable(" ".join(why.split()), limit=MAX_LINE))
 
 
 def connect(

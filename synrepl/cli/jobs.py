@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
+from synrepl.cli.command import LazyGroup
 from synrepl.cli.errors import (
     EXIT_CODES,
     CliError,
@@ -23,7 +24,6 @@ from synrepl.cli.errors import (
     stream_option,
     url_option,
 )
-from synrepl.cli.main import LazyGroup
 from synrepl.cli.progress import Advance
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.html.humanize import counted

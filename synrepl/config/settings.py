@@ -14,20 +14,25 @@ from synrepl.errors import ConfigError, suggest
 from synrepl.files.settings import FilesSettings
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ports.access import Key, Keyring
-from synrepl.ports.settings import MIB, Setting, path, positive, setting, size, switch, text
+from synrepl.ports.settings import Setting, duration, path, setting, size, switch, text
 from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.settings import ApiSettings, UpstreamSettings, endpoint, endpoints
 
 __all__ = ["Settings", "settings"]
 
-ORDER: Final = """\
-server_name instance_name listen http database redis redis_writes follow upstream snapshot upstream_streams
-upstream_writers replica_name anonymous resync_on_fork stale_seconds refuse_stale_reads advertise
-heartbeat_seconds max_file_bytes files fetch_files lease_seconds lease_bytes retain_seconds secret_file
-keys_file ca_file certificate_file private_key_file allowed_hosts instance_map table_streams tables_database
-dialect insecure ping_seconds timeout_seconds reader_bytes max_body_bytes"""
-"""The names of the settings in the order of the manual. Those that are not named here come last."""
+GROUPS: Final[Mapping[str, str]] = {
+    "Identity": "server_name instance_name",
+    "Listeners and access": "listen http insecure secret_file keys_file ca_file certificate_file"
+    " private_key_file allowed_hosts advertise",
+    "Log and files": "database retain_seconds lease_seconds lease_bytes snapshot files fetch_files"
+    " max_file_bytes",
+    "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
+    " stale_seconds refuse_stale_reads",
+    "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database",
+    "Connections": "dialect ping_seconds timeout_seconds heartbeat_seconds reader_bytes max_body_bytes",
+}
+"""The names of the settings by the heading of the manual, in its order."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,10 +69,10 @@ class Settings(
         example="/var/lib/synrepl/snapshot",
     )
     stale_seconds: float = setting(
-        60,
+        "60s",
         "A replica that was last up to date longer ago than this is stale, hence not ready (/readyz).",
-        parse=positive,
-        metavar="SECONDS",
+        parse=duration,
+        metavar="DURATION",
     )
     secret_file: Path | None = setting(
         None,
@@ -111,11 +116,11 @@ class Settings(
         False, "Allow listeners beyond loopback without authentication.", parse=switch, kind="switch"
     )
     reader_bytes: int = setting(
-        8 * MIB,
+        "8MiB",
         "The buffer of the newest facts that followers share in memory."
         " Followers further behind read from the log.",
         parse=size,
-        metavar="BYTES",
+        metavar="SIZE",
     )
     secret: str | None = dataclasses.field(default=None, repr=False)
     keys: tuple[Key, ...] = dataclasses.field(default=(), repr=False)
@@ -131,10 +136,11 @@ class Settings(
 
             settings = Settings.build({"server_name": "example.org", "lease_bytes": "2GiB"})
         """
-        unparsed = {
+        given = {
             **(read_file(file, [one.name for one in settings()]) if file is not None else {}),
             **flags,
         }
+        unparsed = dict(given)
         origin = f" in {file}" if file is not None else ""
         parsed: dict[str, Any] = {}
         for one in settings():
@@ -156,7 +162,7 @@ class Settings(
             parsed["secret"] = read_secret(parsed["secret_file"], warnings)
         if parsed["keys_file"] is not None:
             parsed["keys"] = read_keys(parsed["keys_file"], warnings)
-        built = cls(**parsed, warnings=tuple(warnings))
+        built = cls(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
         built = dataclasses.replace(
             built,
             instance_map=built.without_own_name(),
@@ -196,10 +202,9 @@ class Settings(
 
 def settings() -> list[Setting]:
     """Return every setting, in the order of the manual."""
-    found = [
-        Setting(name=field.name, **field.metadata["setting"])
-        for field in dataclasses.fields(Settings)
-        if "setting" in field.metadata
+    declared = {field.name: field.metadata for field in dataclasses.fields(Settings)}
+    return [
+        Setting(name=name, group=group, **declared[name]["setting"])
+        for group, names in GROUPS.items()
+        for name in names.split()
     ]
-    order = {name: place for place, name in enumerate(ORDER.split())}
-    return sorted(found, key=lambda one: order.get(one.name, len(order)))

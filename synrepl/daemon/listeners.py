@@ -52,7 +52,7 @@ class Listeners:
         for description in settings.listen:
             factory = PublisherFactory(
                 services.publisher,
-                server_name=settings.server_name,
+                server_name=lambda: settings.server_name_of(services.log.notes),
                 dialect=settings.dialect,
                 clock=self._reactor,
                 metrics=services.metrics,

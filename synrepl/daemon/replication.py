@@ -306,7 +306,9 @@ class ReplicationServices:
         if roles.role != REPLICA or replica is None:
             return []
         if not replica.is_whole:
-            return [("joining: this replica has no complete copy yet", replica.since)]
+            is_stuck = replica.state in ("disconnected", "refused", "stopped") and replica.why
+            why = f": {replica.why}" if is_stuck else ""
+            return [(f"joining: this replica has no complete copy yet{why}", replica.since)]
         if replica.state == "stopped":
             return [(f"stopped: {replica.why}", replica.since)]
         lag = replica.lag_seconds()

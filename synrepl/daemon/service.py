@@ -16,6 +16,7 @@ from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.replication import ReplicationServices
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ports.metrics import CommitMetrics, Metrics
+from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.roles.messages import PRIMARY, REPLICA
@@ -35,7 +36,8 @@ class Daemon(Service):
     """Keeps the log and serves it, from `startService` to `stopService`.
 
     `ready` fires once every port listens. A daemon that cannot start logs the reason in one line, keeps it in
-    `failure`, closes what it had opened, and calls `on_failure`.
+    `failure`, closes what it had opened, and calls `on_failure`. With `needs_name` a primary refuses to
+    create a log without a configured server name.
     """
 
     name = "synrepl"
@@ -48,6 +50,7 @@ class Daemon(Service):
         *,
         table: StreamTable | None = None,
         on_failure: Callable[[], None] | None = None,
+        needs_name: bool = False,
     ) -> None:
         self.settings = settings
         self.table = table if table is not None else StreamTable.default()
@@ -57,7 +60,10 @@ class Daemon(Service):
         self.listeners = Listeners(settings, reactor)
         self.ready: Deferred[None] = Deferred()
         self.failure = ""
+        self.is_misconfigured = False
+        """Whether `failure` is a mistake in the settings, such as a port that is in use."""
         self.replication: ReplicationServices | None = None
+        self._needs_name = needs_name
         self._reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
@@ -87,6 +93,7 @@ class Daemon(Service):
             log = await self._open()
         except ReplicationError as error:
             self.failure = str(error)
+            self.is_misconfigured = isinstance(error, ConfigError)
         except BaseException as error:
             self._logger.failure("unexpected error while starting")
             self.failure = f"unexpected {type(error).__name__}: {error}"
@@ -97,7 +104,7 @@ class Daemon(Service):
         elif self.running:
             self._logger.info(
                 "ready: {server} as {instance}, epoch {epoch}, serial {serial}",
-                server=self.settings.server_name,
+                server=self.settings.server_name_of(log.notes),
                 instance=self.settings.instance_name,
                 epoch=log.epoch,
                 serial=log.serial,
@@ -117,6 +124,7 @@ class Daemon(Service):
         )
         log = await self._open_log(ingest)
         self._stops.append(log.stop)
+        self._check_name(log)
         log.subscribe(CommitMetrics(self.metrics).committed)
         publisher = Publisher(
             log,
@@ -189,7 +197,7 @@ class Daemon(Service):
             unordered=[stream.name for stream in self.table if not stream.ordered],
             any_writer=[stream.name for stream in self.table if stream.any_writer],
             append_refusal=ingest.refusal,
-            server_name=self.settings.server_name,
+            server_name=self.settings.server_name if self.settings.is_named else "",
             logger=Logger(namespace="synrepl.storage"),
         )
         try:
@@ -197,6 +205,19 @@ class Daemon(Service):
         except StorageError as error:
             raise ConfigError(f"the log {database}: {error}") from error
         return log
+
+    def _check_name(self, log: Log) -> None:
+        """Refuse, or warn of, a primary's log that belongs to no homeserver."""
+        settings = self.settings
+        if settings.upstream is not None or settings.is_named or "server_name" in log.notes:
+            return
+        if self._needs_name and not log.serial and not log.trimmed_upto.serial:
+            raise ConfigError(
+                f"the log {settings.database} is new: set --server-name to the server_name of its homeserver"
+            )
+        self._logger.warn(
+            "the log belongs to no homeserver, and is served as {name}: set --server-name", name=UNNAMED
+        )
 
     async def _restore(self, log: Log, location: str) -> None:
         """Restore the snapshot that the settings name, if the log is empty."""
@@ -209,7 +230,7 @@ class Daemon(Service):
             log,
             location,
             self._reactor,
-            server_name=self.settings.server_name,
+            server_name=self.settings.server_name_of(log.notes),
             is_replica=self.settings.upstream is not None,
         )
 

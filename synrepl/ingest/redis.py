@@ -35,6 +35,7 @@ class RedisSource(Source):
         publisher: Publisher,
         metrics: Metrics,
         write_policy: WritePolicy,
+        server_name: str,
     ) -> None:
         super().__init__(follower, reactor)
         assert settings.redis is not None
@@ -45,7 +46,7 @@ class RedisSource(Source):
             reactor,
             settings.redis,
             self.peer,
-            server_name=settings.server_name,
+            server_name=server_name,
             instance=settings.instance_name,
             metrics=metrics,
             hears=("",),

@@ -42,6 +42,7 @@ class ServerSource(Source):
         *,
         endpoint: str,
         metrics: Metrics,
+        server_name: str,
         publisher: Publisher | None = None,
     ) -> None:
         super().__init__(follower, reactor)
@@ -52,7 +53,7 @@ class ServerSource(Source):
         self._factory = FollowerFactory(
             follower,
             dialect=settings.dialect or CURRENT,
-            expected_server=settings.server_name,
+            expected_server=server_name,
             clock=reactor,
             metrics=metrics,
             keepalive=settings.keepalive,

@@ -64,6 +64,7 @@ class SourceManager:
         self._database = self._database_catch_up()
         self.ingester = Ingester(log, table, reactor, lost=lost)
         self.stalled_writers = StalledWriters(log, table, reactor)
+        self._server_name = settings.server_name_of(log.notes)
         self.redis: RedisSource | None = None
         self.servers: list[ServerSource] = []
         if settings.redis is not None:
@@ -77,6 +78,7 @@ class SourceManager:
                 follower,
                 endpoint=endpoint,
                 metrics=metrics,
+                server_name=self._server_name,
                 # Commands are forwarded once: to Redis, or without Redis to the first server.
                 publisher=publisher if is_first else None,
             )
@@ -177,6 +179,7 @@ class SourceManager:
             publisher=publisher,
             metrics=self._metrics,
             write_policy=write_policy,
+            server_name=self._server_name,
         )
 
     def _follower(self, *, is_first: bool) -> Follower:

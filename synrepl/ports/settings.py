@@ -7,19 +7,19 @@ text follows the name of the setting.
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from synrepl.errors import ConfigError
 
 __all__ = [
-    "MIB",
+    "UNNAMED",
     "NameSettings",
     "Setting",
+    "duration",
     "names",
     "path",
-    "positive",
     "setting",
     "size",
     "switch",
@@ -27,8 +27,11 @@ __all__ = [
     "word",
 ]
 
-MIB: Final = 1024 * 1024
-UNITS: Final = {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
+SIZES: Final = {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
+DURATIONS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+
+UNNAMED: Final = "localhost"
+"""The server name of an unconfigured daemon. It is not stored: a real name may be configured later."""
 
 Parser = Callable[[Any], Any]
 
@@ -38,10 +41,11 @@ class Setting:
     """A declared setting.
 
     `parse` accepts the text of a flag and the value of a file. `example` is a value as in the file, shown for
-    a setting without a default.
+    a setting without a default. `group` is the heading of the manual that it belongs to.
     """
 
     name: str
+    group: str
     default: Any
     help: str
     parse: Parser
@@ -106,21 +110,23 @@ def word(value: Any) -> str:
     return name
 
 
-def positive(value: Any) -> float:
-    """Parse a number of seconds."""
+def duration(value: Any) -> float:
+    """Parse a duration, such as 90 (seconds), 30s, 1.5h or 7d. Returns seconds."""
+    given = str(value).strip()
+    number = given.rstrip("mshdw")
     try:
-        number = float(value) if not isinstance(value, bool) else 0.0
-    except (TypeError, ValueError):
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ConfigError(f"must be a number of seconds above 0, not {value!r}")
-    return number
+        seconds = float(number) * DURATIONS[given[len(number) :]] if given.isascii() else 0.0
+    except (KeyError, ValueError):
+        seconds = 0.0
+    if isinstance(value, bool) or not 0 < seconds < float("inf"):
+        raise ConfigError(f"must be a number of seconds above 0, such as 90 or 30s, 5m, 7d, not {value!r}")
+    return seconds
 
 
 def size(value: Any) -> int:
     """Parse a number of bytes, such as 1048576 or 1MiB."""
     found = re.fullmatch(r"(\d{1,18}) ?(B|KiB|MiB|GiB|TiB)?", str(value).strip(), re.ASCII)
-    number = int(found[1]) * UNITS[found[2] or "B"] if found else 0
+    number = int(found[1]) * SIZES[found[2] or "B"] if found else 0
     if isinstance(value, bool) or number <= 0:
         raise ConfigError(f"must be a number of bytes above 0, such as 1048576 or 1MiB, not {value!r}")
     return number
@@ -153,10 +159,12 @@ class NameSettings:
     """The names of a daemon."""
 
     server_name: str = setting(
-        "localhost",
-        "The server_name of the homeserver, which followers check.",
+        UNNAMED,
+        "The server_name of the homeserver, which followers check. The log stores it, and a replica takes"
+        " that of its upstream: later starts need not give it.",
         parse=word,
         metavar="NAME",
+        example="example.org",
     )
     instance_name: str = setting(
         "master",
@@ -164,3 +172,13 @@ class NameSettings:
         parse=word,
         metavar="NAME",
     )
+    is_named: bool = False
+    """Whether `server_name` was given, and is not the default."""
+
+    def server_name_of(self, notes: Mapping[str, str]) -> str:
+        """Return the name that a log with these notes belongs to; else the configured one."""
+        return notes.get("server_name", self.server_name)
+
+    def expected_name(self, notes: Mapping[str, str]) -> str | None:
+        """Return the name that other daemons must have; None if neither the log nor a setting has one."""
+        return notes.get("server_name") or (self.server_name if self.is_named else None)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from synrepl.ports.settings import MIB, NameSettings, names, positive, setting, size, switch, word
+from synrepl.ports.settings import NameSettings, duration, names, setting, size, switch, word
 from synrepl.wire.filter import Filter
 
 __all__ = ["CopySettings", "RelaySettings", "RetentionSettings"]
@@ -57,21 +57,21 @@ class RelaySettings(NameSettings):
     """How replicas are served, and how much of the log a disconnected reader retains."""
 
     heartbeat_seconds: float = setting(
-        1, "The time between two heartbeats to replicas.", parse=positive, metavar="SECONDS"
+        "1s", "The time between two heartbeats to replicas.", parse=duration, metavar="DURATION"
     )
     lease_seconds: float | None = setting(
         None,
         "How long the lease of a disconnected reader keeps the log from being trimmed."
         " None: an hour for anonymous readers, 7 days for registered ones.",
-        parse=positive,
-        metavar="SECONDS",
-        example="3600",
+        parse=duration,
+        metavar="DURATION",
+        example="1h",
     )
     lease_bytes: int = setting(
-        1024 * MIB,
+        "1GiB",
         "How much of the log a lease may retain.",
         parse=size,
-        metavar="BYTES",
+        metavar="SIZE",
     )
 
     def allowed_seconds(self, *, registered: bool) -> float:
@@ -84,8 +84,8 @@ class RetentionSettings:
     """How long the log keeps facts."""
 
     retain_seconds: float = setting(
-        604_800,
+        "7d",
         "How long the log retains facts that no lease needs.",
-        parse=positive,
-        metavar="SECONDS",
+        parse=duration,
+        metavar="DURATION",
     )

@@ -10,6 +10,7 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogRange, LogSnapshot
 from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread, KeysOf
+from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, KeyReused, append_error
@@ -29,8 +30,6 @@ RECEIPT_MS = 24 * 3600 * 1000
 """How long the receipt of an append with an idempotency key is kept."""
 MAX_NAME_BYTES = 1024
 """Limit for stream names, writer names and idempotency keys: two of them fit in a PostgreSQL index entry."""
-UNNAMED = "localhost"
-"""The server name of an unconfigured daemon. It is not stored: a real name may be configured later."""
 COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
 """Notes that describe the copied log rather than this daemon. A new copy brings or drops them."""
 

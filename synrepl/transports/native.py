@@ -282,7 +282,6 @@ class NativeUpstream:
             NATIVE,
             name=name,
             seconds=self._clock.seconds,
-            expected_server=self._settings.server_name,
             keepalive=self._settings.keepalive,
         )
         return ReplicationProtocol(

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from synrepl.errors import ConfigError, suggest
-from synrepl.ports.settings import MIB, NameSettings, names, positive, setting, size, switch, text, word
+from synrepl.ports.settings import NameSettings, duration, names, setting, size, switch, text, word
 from synrepl.replication.addresses import Address
 from synrepl.transports.endpoints import check_client, check_server
 from synrepl.wire.dialect import Dialect
@@ -99,16 +99,16 @@ class ConnectionSettings(NameSettings):
         metavar="DIALECT",
     )
     ping_seconds: float = setting(
-        5,
+        "5s",
         "The time after which an idle connection sends PING.",
-        parse=positive,
-        metavar="SECONDS",
+        parse=duration,
+        metavar="DURATION",
     )
     timeout_seconds: float = setting(
-        25,
+        "25s",
         "The time after which a silent connection is closed.",
-        parse=positive,
-        metavar="SECONDS",
+        parse=duration,
+        metavar="DURATION",
     )
 
     @property
@@ -169,10 +169,10 @@ class ApiSettings(ConnectionSettings):
         example="[replication.example.org]",
     )
     max_body_bytes: int = setting(
-        64 * MIB, "The size limit of the body of an HTTP request.", parse=size, metavar="BYTES"
+        "64MiB", "The size limit of the body of an HTTP request.", parse=size, metavar="SIZE"
     )
     max_file_bytes: int = setting(
-        16 * 1024 * MIB, "The size limit of a file by checksum.", parse=size, metavar="BYTES"
+        "16GiB", "The size limit of a file by checksum.", parse=size, metavar="SIZE"
     )
 
     @property

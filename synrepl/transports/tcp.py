@@ -100,7 +100,7 @@ class PublisherFactory(Factory):
     """Serves followers, and replicas if there is a registry (`relays`) for them.
 
     With `dialect` None, each connection's dialect is detected. A connection beyond `max_connections` gets an
-    ERROR line and is closed.
+    ERROR line and is closed. `server_name` is the name to greet with; a function gives the current one.
     """
 
     noisy = False
@@ -111,7 +111,7 @@ class PublisherFactory(Factory):
         self,
         publisher: Publisher,
         *,
-        server_name: str,
+        server_name: str | Callable[[], str],
         dialect: Dialect | None,
         clock: IClock,
         metrics: Metrics,
@@ -138,7 +138,7 @@ class PublisherFactory(Factory):
         session = Session(
             SERVER,
             self._dialect,
-            name=self._server_name,
+            name=self._server_name if isinstance(self._server_name, str) else self._server_name(),
             seconds=self._clock.seconds,
             keepalive=self._keepalive,
         )

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from synrepl.cli import main
+from synrepl.cli.command import LazyGroup
 from synrepl.cli.jobs import pipeline
-from synrepl.cli.main import LazyGroup
 
 COMMANDS = sorted(main.places)
 NOBODY = "http://127.0.0.1:1"

@@ -219,7 +219,7 @@ def test_a_log_of_another_homeserver_is_refused(tmp_path: Path) -> None:
         primary.terminate()
 
     for name in names:
-        told = cannot_open(tmp_path / name)
+        told = cannot_open(tmp_path / name, "synrepl.db", "--server-name", "localhost")
         assert "this log belongs to example.org, not to localhost (use --server-name example.org" in told
         told = cannot_open(tmp_path / name, "synrepl.db", "--server-name", "other.org")
         assert "this log belongs to example.org, not to other.org (use --server-name example.org" in told

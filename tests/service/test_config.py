@@ -1,5 +1,6 @@
 """Settings: every one by flag and by file, who wins, what is refused and how it is said."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,8 @@ def test_a_setting_can_be_given_as_a_flag_and_in_a_file(
 
 @pytest.mark.parametrize("one", settings(), ids=lambda one: one.name)
 def test_the_example_of_a_setting_is_accepted(one: Setting) -> None:
-    """The example file and the manual show it; a setting without a default has one."""
-    assert bool(one.example) == (one.default in (None, {}, ()))
+    """The example file and the manual show it; a setting without a default has one, and the server name."""
+    assert bool(one.example) == (one.default in (None, {}, ()) or one.name == "server_name")
 
     parsed = one.parse(yaml.safe_load(one.example)) if one.example else one.parse(one.default)
 
@@ -528,3 +529,26 @@ def test_a_file_that_python_cannot_bear_is_refused_in_a_line(tmp_path: Path, tex
         Settings.build(file=path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_each_setting_has_a_heading() -> None:
+    """Or it would be in no help, no manual and no file."""
+    declared = {field.name for field in dataclasses.fields(Settings) if "setting" in field.metadata}
+
+    assert declared == {one.name for one in settings()}
+    assert len(declared) == len(settings())
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("90", 90), ("30s", 30), ("1.5h", 5400), ("7d", 604_800), ("2 w", 1_209_600), ("250ms", 0.25), (5, 5)],
+)
+def test_a_duration_may_have_a_unit(given: Any, seconds: float) -> None:
+    """As people write it, in the file and on the command line."""
+    assert seconds == Settings.build({"retain_seconds": given}).retain_seconds
+
+
+@pytest.mark.parametrize("given", ["", "d", "7y", "-1d", "0s", "1e400", "7dd", True, "٣d"])
+def test_a_duration_that_makes_no_sense(given: Any) -> None:
+    with pytest.raises(ConfigError, match="a number of seconds above 0, such as 90 or 30s"):
+        Settings.build({"retain_seconds": given})

@@ -10,10 +10,10 @@ from synrepl.config import settings
 from synrepl.errors import StorageError
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import Appended
+from synrepl.ports.settings import UNNAMED
 from synrepl.storage import KeyReused, Log, SQLEngine, SQLiteDatabase
 from synrepl.storage.append_errors import LogLost
 from synrepl.storage.group_commit import checksum
-from synrepl.storage.log import UNNAMED
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryEngine

@@ -106,7 +106,7 @@ def make_welcome(registry: ReplicaRegistry, *, proof: str) -> WelcomeBody:
         history=log.history,
         uuid=log.uuid,
         instance=registry.settings.instance_name,
-        server_name=registry.settings.server_name,
+        server_name=registry.settings.server_name_of(log.notes),
         role=registry.roles.role,
         position=log.position,
         trimmed_upto=log.trimmed_upto.serial,

@@ -9,6 +9,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, doubling, sleep
 from synrepl.replication.addresses import Address
@@ -132,7 +133,7 @@ class Replica:
         self._log = log
         self._clock = clock
         self._ephemeral = frozenset(ephemeral)
-        self._resync_on_fork = settings.resync_on_fork
+        self._settings = settings
         self._keep_leftovers = keep_leftovers
         self._on_primary_moved = on_primary_moved
         self._on_change = on_change
@@ -207,7 +208,9 @@ class Replica:
         await sleep(self._clock, self._backoff.next())
 
     async def _run_conversation(self, conversation: IConversation) -> None:
-        welcome = self.welcome = conversation.welcome
+        welcome = conversation.welcome
+        await self._check_server_name(welcome.server_name)
+        self.welcome = welcome
         self._contact_at = self._clock.seconds()
         self.head = welcome.position.serial
         self._set_state("ready")
@@ -232,6 +235,15 @@ class Replica:
                 "joined at serial {serial} of epoch {epoch}", serial=position.serial, epoch=position.epoch
             )
         await self._follow(conversation)
+
+    async def _check_server_name(self, found: str) -> None:
+        """Refuse the upstream of another homeserver; store the upstream's name in a log without one."""
+        expected = self._settings.expected_name(self._log.notes)
+        if expected not in (None, found):
+            message = f"it belongs to {found}, this daemon to {expected}; correct --upstream or --server-name"
+            raise RefusedByUpstream(Refusal(code="wrong_server", message=message, retryable=False))
+        if found != UNNAMED and "server_name" not in self._log.notes:
+            await self._log.note(server_name=found)
 
     def _why_join(self, welcome: WelcomeBody) -> str:
         """Return why this log must become a copy first; empty if it is one."""
@@ -381,7 +393,7 @@ class Replica:
             self._must_join = refusal.code
         elif refusal.code in DIVERGED:
             self._must_join = refusal.code
-            if not self._resync_on_fork and not self._is_resync_requested:
+            if not self._settings.resync_on_fork and not self._is_resync_requested:
                 await self._wait_for_resync(WAYS_OUT[refusal.code])
         elif not refusal.retryable:
             # An operator may fix the cause at the upstream: retry, but seldom.

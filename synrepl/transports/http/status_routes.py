@@ -83,7 +83,7 @@ def _status(call: Call) -> dict[str, Any]:
         files=services.files,
         clock=services.clock,
         instance=services.settings.instance_name,
-        server_name=services.settings.server_name,
+        server_name=services.settings.server_name_of(services.log.notes),
         started_at=call.state.started_at,
         version=daemon_version(),
     )

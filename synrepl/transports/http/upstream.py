@@ -106,17 +106,13 @@ class HttpUpstream:
         self.client = client
 
     async def connect(self, uuid: str, name: str) -> "HttpConversation":
-        """Connect, and verify the server name."""
+        """Connect."""
         conversation = HttpConversation(self, uuid, name)
         try:
             await conversation.greet()
         except BaseException:
             conversation.close()
             raise
-        server_name = conversation.welcome.server_name
-        if server_name != self.settings.server_name:
-            conversation.close()
-            raise NotConnected(f"{self.where} belongs to {server_name}, expected {self.settings.server_name}")
         return conversation
 
 

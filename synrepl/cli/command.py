@@ -1,0 +1,123 @@
+"""The base of commands: groups that import late, help in groups, and errors of one line with an exit code."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from synrepl.errors import ConfigError
+
+__all__ = ["EXIT_CODES", "CliError", "Command", "LazyGroup", "MainGroup", "Option"]
+
+EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
+
+MAX_LINE: Final = 2_000
+"""Maximum length of an error in characters. An error may quote a daemon."""
+
+
+class CliError(click.ClickException):
+    """A failure that ends the command with this line and exit code 1."""
+
+    exit_code = 1
+
+    def __init__(self, why: str) -> None:
+        from synrepl.wire.text import printable  # Imported late: a command that succeeds does not need it.
+
+        super().__init__(printable(" ".join(why.split()), limit=MAX_LINE))
+
+
+class UsageMistake(CliError):
+    """A mistake in the arguments, which ends the command with this line and exit code 2."""
+
+    exit_code = 2
+
+
+class Option(click.Option):
+    """An option that help shows under the heading `group`."""
+
+    def __init__(self, *args: Any, group: str = "Options", **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.group = group
+
+
+class Command(click.Command):
+    """A command whose help has the options in groups, and the exit codes."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **{"epilog": EXIT_CODES, **attributes})
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                groups.setdefault(getattr(parameter, "group", "Options"), []).append(record)
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+class LazyGroup(click.Group):
+    """A group of commands in other modules, each imported when it is used: `--help` imports none.
+
+    `places` maps the name of a command to ``module:attribute`` and the line that the list of commands shows,
+    which is the first line of the command's own help. `headings` maps the headings of that list to names.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        places: Mapping[str, tuple[str, str]],
+        headings: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **{"epilog": EXIT_CODES, **options})
+        self.places = places
+        self.headings = headings or {"Commands": " ".join(places)}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the table."""
+        return list(self.places)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None if there is none of this name."""
+        if cmd_name not in self.places:
+            return None
+        module, _, attribute = self.places[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the lists of commands, without importing them."""
+        for heading, names in self.headings.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.places[name][1]) for name in names.split()])
+
+
+class MainGroup(LazyGroup):
+    """The commands of the program. Every mistake ends a command with one line on standard error."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _one_line():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _one_line():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Replace the errors of wrong usage and of settings by a `CliError`."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        context = error.ctx or click.get_current_context(silent=True)
+        advice = f"; see {context.command_path} --help" if context is not None else ""
+        raise UsageMistake(f"{error.format_message().rstrip('.')}{advice}") from error
+    except ConfigError as error:
+        raise CliError(str(error)) from error

@@ -1,0 +1,107 @@
+"""``synrepl serve``: the daemon in the foreground."""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from synrepl.cli.command import Command, Option
+from synrepl.config import Settings, settings
+from synrepl.errors import ConfigError
+
+__all__ = ["serve"]
+
+START_SECONDS: Final = 2.0
+"""A start that takes longer shows its log before it ends."""
+
+
+def _options() -> Iterator[click.Parameter]:
+    """Yield an option for the file, and one for each setting that has a flag."""
+    yield Option(
+        ["--config"],
+        type=click.Path(path_type=Path, dir_okay=False),
+        group="Configuration file",
+        help="A YAML file with settings, named like the options with _ in place of -. Options override it.",
+    )
+    for one in settings():
+        if one.kind == "switch":
+            yield Option([f"--{one.flag}"], is_flag=True, group=one.group, help=one.help)
+        elif one.kind != "file":
+            text = f"{one.help} [default: {one.default_text}]"
+            # A repeated option is an error of usage. Click would take the last one.
+            yield Option([f"--{one.flag}"], multiple=True, metavar=one.metavar, group=one.group, help=text)
+
+
+def read_flags(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that were given as options. Raises `click.UsageError` for a repeated one."""
+    flags: dict[str, Any] = {}
+    for one in settings():
+        match given.get(one.name):
+            case None | False | ():
+                continue
+            case tuple() as values if one.kind != "list":
+                if len(values) > 1:
+                    raise click.UsageError(f"--{one.flag} is given twice; remove one of the two")
+                flags[one.name] = values[0]
+            case tuple() as values:
+                flags[one.name] = list(values)
+            case _:
+                flags[one.name] = True
+    return flags
+
+
+@click.command(cls=Command, params=[*_options()])
+def serve(config: Path | None, **given: Any) -> None:
+    """Run the daemon in the foreground, until SIGTERM or SIGINT; log to standard error.
+
+    The options are the settings. It is the same daemon as ``twistd synrepl``. SIGHUP reloads secrets, keys
+    and certificates. Exit code 2: the settings are wrong, or a port or the database cannot be used.
+    """
+    flags = read_flags(given)
+    read = partial(Settings.build, flags, file=config.absolute() if config is not None else None)
+    try:
+        built = read()
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    _run(built, read)
+
+
+def _run(built: Settings, read: Callable[[], Settings]) -> None:
+    """Run the daemon until a signal. Exits if it cannot start."""
+    # Late: the import of the reactor installs it, and the daemon imports most of the package.
+    from twisted.internet import reactor as installed
+    from twisted.logger import globalLogBeginner, textFileLogObserver
+
+    from synrepl.daemon.process import prepare_process
+    from synrepl.daemon.service import Daemon
+
+    reactor: Any = installed
+    is_logging = False
+
+    def begin_logging(_: object = None) -> None:
+        nonlocal is_logging
+        if not is_logging:
+            is_logging = True
+            globalLogBeginner.beginLoggingTo([textFileLogObserver(sys.stderr)], redirectStandardIO=False)
+
+    def failed() -> None:
+        reactor.callWhenRunning(reactor.stop)
+
+    daemon = Daemon(built, reactor, on_failure=failed, needs_name=True)
+    prepare_process(daemon, reactor, read)
+    # The events until then are kept, and shown when the log begins; a mistake in the settings is one line.
+    daemon.ready.addCallback(begin_logging)
+    showing = reactor.callLater(START_SECONDS, begin_logging)
+    reactor.callWhenRunning(daemon.startService)
+    reactor.addSystemEventTrigger("before", "shutdown", daemon.stopService)
+    reactor.run()
+    if showing.active():
+        showing.cancel()
+    if daemon.failure:
+        # Twisted has written critical events to standard error, with or without a log.
+        if not daemon.is_misconfigured:
+            begin_logging()
+        sys.exit(2 if daemon.is_misconfigured else 1)

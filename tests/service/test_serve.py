@@ -1,0 +1,108 @@
+"""`synrepl serve`: the daemon in the foreground, and whose log it serves."""
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes.channel import eventually
+from tests.service.processes import ROOT, Daemon, Process
+
+ANY_PORTS = ("--listen", "tcp:0:interface=127.0.0.1", "--http", "tcp:0:interface=127.0.0.1")
+
+
+def serve(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A start that fails."""
+    return subprocess.run(
+        [sys.executable, "-m", "synrepl", "serve", *options],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def status(url: str) -> Any:
+    """The status of a daemon."""
+    with urllib.request.urlopen(f"{url}/v1/status", timeout=10) as response:
+        return json.loads(response.read())
+
+
+def test_it_serves_until_a_signal(tmp_path: Path) -> None:
+    """With its log on standard error, and exit code 0."""
+    command = ("-m", "synrepl", "serve", "--server-name", "example.org", *ANY_PORTS)
+    with Process(*command, cwd=tmp_path) as process:
+        process.wait_for("ready: example.org as master")
+        assert 0 == process.terminate()
+        assert any("followers: listening at" in line for line in process.lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nope",), "No such option"),
+        (("--sever-name", "x"), "--server-name"),
+        (("extra",), "unexpected extra argument"),
+        (("--config", "missing.yaml"), "cannot read"),
+        (("--config", "typo.yaml"), "did you mean server_name?"),
+        (("--secret-file", "missing"), "cannot read the secret file"),
+        (("--http", "9093"), "use tcp:9093:interface=127.0.0.1"),
+        (("--listen", "tcp:9092"), "is reachable from other machines"),
+        (("--retain-seconds", "soon"), "a number of seconds above 0"),
+        (("--upstream", "tcp:a:1", "--upstream", "tcp:b:1"), "--upstream is given twice"),
+        (("--server-name", "x", "--http", "tcp:BUSY:interface=127.0.0.1"), "Address already in use"),
+        (("--server-name", "x", "--database", "sqlite:/no/such/folder/a.db"), "/no/such/folder"),
+        ((), "is new: set --server-name"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(options: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    """On standard error, whether it is in the options, in a file, or found when the daemon starts."""
+    (tmp_path / "typo.yaml").write_text("servername: example.org\n")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        answer = serve(tmp_path, *(one.replace("BUSY", port) for one in options))
+
+    assert (2, "", 1) == (answer.returncode, answer.stdout, len(answer.stderr.splitlines())), answer.stderr
+    assert said in answer.stderr
+
+
+def test_a_log_keeps_its_name(tmp_path: Path) -> None:
+    """A later start need not give it."""
+    with Daemon(tmp_path, options=("--server-name", "example.org")) as daemon:
+        request = urllib.request.Request(
+            f"{daemon.url}/v1/streams/push_rules/facts", b'{"facts": [[["@ada:example.org"]]]}', method="POST"
+        )
+        urllib.request.urlopen(request, timeout=10).close()
+        daemon.terminate()
+    with Daemon(tmp_path) as daemon:
+        assert "example.org" == status(daemon.url)["server_name"]
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+def test_a_replica_takes_the_name_of_its_upstream(tmp_path: Path, *, over_http: bool) -> None:
+    """Unless it was given another one: then its status says so at the top."""
+    folders = [tmp_path / name for name in ("primary", "replica", "other")]
+    for folder in folders:
+        folder.mkdir()
+    with Daemon(folders[0], options=("--server-name", "example.org")) as primary:
+        upstream = ("--upstream", primary.url if over_http else f"tcp:{primary.follow}")
+        with (
+            Daemon(folders[1], options=upstream) as replica,
+            Daemon(folders[2], options=(*upstream, "--server-name", "other.org")) as other,
+        ):
+            eventually(lambda: status(replica.url)["state"] == "serving", "the replica is live")
+            assert "example.org" == status(replica.url)["server_name"]
+            with socket.create_connection(replica.follow.split(":"), 10) as follower:
+                assert b"SERVER example.org\n" == follower.makefile("rb").readline()
+
+            eventually(lambda: "wrong_server" in str(status(other.url)["errors"][:1]), "it is refused")
+            said = status(other.url)["errors"][0]["what"]
+            assert "it belongs to example.org, this daemon to other.org" in said
+            assert "correct --upstream or --server-name" in said
