@@ -99,7 +99,8 @@ def test_a_replica_takes_the_name_of_its_upstream(tmp_path: Path, *, over_http: 
         ):
             eventually(lambda: status(replica.url)["state"] == "serving", "the replica is live")
             assert "example.org" == status(replica.url)["server_name"]
-            with socket.create_connection(replica.follow.split(":"), 10) as follower:
+            host, port = replica.follow.split(":")
+            with socket.create_connection((host, int(port)), 10) as follower:
                 assert b"SERVER example.org\n" == follower.makefile("rb").readline()
 
             eventually(lambda: "wrong_server" in str(status(other.url)["errors"][:1]), "it is refused")
