@@ -123,7 +123,7 @@ class ServerCommands:
         self._names_workers = dialect.release in ClearUserSync.SPAN
         self._waiting: deque[Command] = deque()
         self._timer = Timer(clock, self._connected)
-        self._upstream.add_carrier(self)
+        self._upstream.carriers.append(self)
         if not self._names_workers:
             self._upstream.syncing.watch(self._changed)
         follower.on_event(self._on_event)
@@ -133,7 +133,7 @@ class ServerCommands:
     def stop(self) -> None:
         """Stop forwarding."""
         self.is_active = False
-        self._upstream.remove_carrier(self)
+        self._upstream.carriers.remove(self)
         self._timer.stop()
 
     def forward(self, command: Command) -> bool:

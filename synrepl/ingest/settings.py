@@ -68,11 +68,6 @@ def parse_redis(value: Any) -> RedisAddress:
     return RedisAddress.parse(text(value))
 
 
-def parse_redis_writes(value: Any) -> tuple[StreamWrite, ...]:
-    """Parse the streams that are published to Redis."""
-    return () if value in ((), [], None, "") else read_writes(value)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IngestSettings(ConnectionSettings, LogSettings):
     """The sources of facts besides HTTP."""
@@ -89,7 +84,7 @@ class IngestSettings(ConnectionSettings, LogSettings):
     redis_writes: tuple[StreamWrite, ...] = setting(
         (),
         "The streams that this daemon publishes to Redis: comma-separated, or all. None: it only subscribes.",
-        parse=parse_redis_writes,
+        parse=read_writes,
         metavar="STREAMS",
         example="[caches]",
     )

@@ -221,11 +221,6 @@ class BrokerPeer:
             self._sent_commands.record(command)
         self.broker.send(command)
 
-    def publish_position(self, position: Position) -> None:
-        """Publish the position of one of our writers."""
-        self._position_echoes.record(position)
-        self.broker.send(position)
-
     def forward(self, command: Command) -> None:
         """Publish a follower's command.
 
@@ -326,7 +321,9 @@ class BrokerPeer:
         else:
             serial, positions = unpublished
             for (stream, writer), token in sorted(positions.items()):
-                self.publish_position(Position(stream=stream, instance=writer, prev_token=token, token=token))
+                position = Position(stream=stream, instance=writer, prev_token=token, token=token)
+                self._position_echoes.record(position)
+                self.broker.send(position)
             self._reader.push_since(serial)
         self._reader.send_positions()
 

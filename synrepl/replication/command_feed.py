@@ -11,7 +11,6 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import LocalProtocolError
 from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
 from synrepl.replication.command_forwarder import line_of
 from synrepl.wire.grammar import Command
 
@@ -83,14 +82,11 @@ class CommandFeed:
         """Return when a new command arrives, or after `timeout` seconds."""
         waiter: Deferred[None] = Deferred()
         self._waiters.append(waiter)
-        timer = Timer(self._clock, lambda: waiter.callback(None))
-        timer.start(timeout)
         try:
-            await waiter
+            await waiter.addTimeout(timeout, self._clock, lambda *_: None)  # type: ignore[arg-type]
         finally:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-            timer.stop()
 
     @property
     def waiting(self) -> int:

@@ -153,7 +153,7 @@ class CommandForwarder:
         self._queue.clear()
         self._unsent_state = None
         for _, line in waiting:
-            self._follower_commands.offer_to_homeserver(command_of(line))
+            self._follower_commands.forward(command_of(line))
 
     def stop(self) -> None:
         """Drop the queue and stop sending."""

@@ -26,7 +26,7 @@ class Encoder:
     too long for a line, is never sent in part. If the `strategy` allows it, POSITION replaces the fact: one
     that advances the position (`certifies`), or one that makes the reader fetch the fact (`pulls`). Otherwise
     `withheld` is called with the fact and the reason. `writes` limits facts to these streams and writers,
-    `streams` and `writers` to these names.
+    `served` to those that pass it.
     """
 
     def __init__(
@@ -37,19 +37,18 @@ class Encoder:
         *,
         withheld: Callable[[Fact, str], None],
         writes: Collection[tuple[str, str]] | None = None,
-        streams: Collection[str] | None = None,
-        writers: Collection[str] | None = None,
+        served: Filter = ALL,
     ) -> None:
         self.dialect = codec.dialect
         self.strategy = strategy
         self._codec = codec
         self._writes = None if writes is None else frozenset(writes)
-        self._writers = None if writers is None else frozenset(writers)
+        self._writers = served.writers
         self._streams = {
             stream.name: stream
             for stream in table.known_to(codec.dialect)
             if (writes is None or any(stream.name == name for name, _ in writes))
-            and (streams is None or stream.name in streams)
+            and (served.streams is None or stream.name in served.streams)
         }
         self._withheld = withheld
         self._prefixes: dict[tuple[str, str], bytes] = {}

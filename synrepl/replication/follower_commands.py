@@ -58,8 +58,8 @@ class FollowerCommands:
     INVALIDATE_CACHE becomes a fact of ``caches``. FEDERATION_ACK trims the federation stream. USER_SYNC
     updates `syncing`. The publisher broadcasts REMOTE_SERVER_UP. On a shared channel, commands for all
     processes go to the listeners of `on_process_command`. A primary or a server that this daemon follows
-    receives all commands through a carrier (`add_carrier`); `dropped` is called with the name of a command
-    that no carrier accepted. Without listeners and carriers, the homeserver can read the commands from
+    receives all commands through the `carriers`; `dropped` is called with the name of a command
+    that none of them accepted. Without listeners and carriers, the homeserver can read the commands from
     `feed`.
     """
 
@@ -87,7 +87,10 @@ class FollowerCommands:
         self._acks = FederationAcks(clock)
         self._trimmed_upto: int | None = None
         self._process_listeners: list[Callable[[Command], None]] = []
-        self._carriers: list[Carrier] = []
+        self.carriers: list[Carrier] = []
+        """They forward commands, with instance ids as in `on_process_command`. When a connection is lost,
+        they also receive CLEAR_USER_SYNC for its workers.
+        """
         self._dropped = dropped
         self.feed = CommandFeed(clock, unread)
         self._generated_ids: dict[object, str] = {}
@@ -104,21 +107,6 @@ class FollowerCommands:
         with the connection.
         """
         self._process_listeners.append(subscriber)
-
-    def add_carrier(self, carrier: Carrier) -> None:
-        """Forward commands through this carrier, with instance ids as in `on_process_command`.
-
-        When a connection is lost, the carrier also receives CLEAR_USER_SYNC for its workers.
-        """
-        self._carriers.append(carrier)
-
-    def remove_carrier(self, carrier: Carrier) -> None:
-        """Stop forwarding through this carrier."""
-        self._carriers.remove(carrier)
-
-    def offer_to_homeserver(self, command: Command) -> None:
-        """Offer a command that was already handled here but not forwarded to any process."""
-        self._forward(command)
 
     def syncing_commands(self) -> Iterator[Command]:
         """USER_SYNC for every user that is syncing at a follower of this daemon."""
@@ -150,13 +138,13 @@ class FollowerCommands:
     def connection_lost(self, connection: object) -> None:
         """Remove a follower's users and acks."""
         for instance in self.syncing.instances_of(connection):
-            self._forward(ClearUserSync(instance_id=instance))
+            self.forward(ClearUserSync(instance_id=instance))
         self.syncing.connection_lost(connection)
         self._acks.connection_lost(connection)
         instance_id = self._generated_ids.pop(connection, None)
         if instance_id is not None:
             self._send_to_processes(ClearUserSync(instance_id=instance_id))
-            self._forward(ClearUserSync(instance_id=instance_id))
+            self.forward(ClearUserSync(instance_id=instance_id))
 
     def received(self, connection: object, command: Command) -> None:
         """Handle a follower's command.
@@ -194,7 +182,7 @@ class FollowerCommands:
             completed = self._with_instance(connection, command)
             if completed is None:
                 completed = msgspec.structs.replace(command, instance=self._instance)
-            self._forward(completed)
+            self.forward(completed)
 
     def _with_instance(self, connection: object, command: Command) -> Command | None:
         """The command with the instance id that its release lacks.
@@ -216,13 +204,13 @@ class FollowerCommands:
         for subscriber in self._process_listeners:
             subscriber(command)
 
-    def _forward(self, command: Command) -> bool:
+    def forward(self, command: Command) -> bool:
         """Forward a command; return whether a carrier accepted it.
 
         A command that every active carrier rejects is counted as dropped. If there is no process to forward
         to, the homeserver can read it from `feed`.
         """
-        carriers = [carrier for carrier in self._carriers if carrier.is_active]
+        carriers = [carrier for carrier in self.carriers if carrier.is_active]
         if not carriers and not (self._process_listeners and isinstance(command, FOR_ALL_PROCESSES)):
             self.feed.add(command)
         accepted = [carrier.forward(command) for carrier in carriers]
@@ -251,7 +239,7 @@ class FollowerCommands:
             else:
                 await self._log.append("caches", self._instance, [fact])
         except ReplicationError as error:
-            if self._forward(command):
+            if self.forward(command):
                 return  # the upstream appends it
             self._limited.warn("cannot store a follower's INVALIDATE_CACHE: {why}", why=str(error))
 

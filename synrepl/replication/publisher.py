@@ -312,8 +312,7 @@ class Publisher:
                 codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
                 strategy,
                 withheld=self._note_withheld,
-                streams=served.streams,
-                writers=served.writers,
+                served=served,
             )
         return encoder
 

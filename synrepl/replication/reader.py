@@ -335,27 +335,21 @@ class Reader:
     async def _read_tokens(self, backlog: Backlog) -> Sequence[Fact]:
         (stream,) = backlog.streams
         assert backlog.after_token is not None
-        facts, more = await self._source.log.read_tokens(
-            stream=stream,
-            writer=None,
-            after=backlog.after_token,
-            upto=self._source.log.linear_position(stream),
-            serial=backlog.feed.serial,
-            limit=PAGE_ROWS,
-        )
+        upto = self._source.log.linear_position(stream)
+        facts, more = await self._read_between(backlog, backlog.after_token, upto)
         backlog.after_token = facts[-1].token if more else None
         return facts
 
-    async def _find_serial_of(self, backlog: Backlog, token: int) -> None:
+    async def _read_between(self, backlog: Backlog, after: int, upto: int) -> tuple[Sequence[Fact], bool]:
+        """Read facts by token. Returns them, and whether more follow."""
         (stream,) = backlog.streams
-        found, _ = await self._source.log.read_tokens(
-            stream=stream,
-            writer=None,
-            after=token - 1,
-            upto=token,
-            serial=backlog.feed.serial,
-            limit=PAGE_ROWS,
+        serial, log = backlog.feed.serial, self._source.log
+        return await log.read_tokens(
+            stream=stream, writer=None, after=after, upto=upto, serial=serial, limit=PAGE_ROWS
         )
+
+    async def _find_serial_of(self, backlog: Backlog, token: int) -> None:
+        found, _ = await self._read_between(backlog, token - 1, token)
         backlog.last_token = None
         if found:
             backlog.feed = self._make_feed(backlog.streams, after=min(fact.serial for fact in found))

@@ -38,11 +38,12 @@ class StalledWriters:
         self._names = [stream.name for stream in table if stream.ordered and not stream.ephemeral]
         self._clock = clock
         self._since: dict[tuple[str, str], tuple[int, float]] = {}
-        self._timer = Timer(clock, self._check)
+        self._timer = Timer(clock, self.start)
 
     def start(self) -> None:
-        """Start periodic checks."""
-        self._check()
+        """Check now, and then periodically."""
+        self._update()
+        self._timer.restart(CHECK_SECONDS)
 
     def stop(self) -> None:
         """Stop periodic checks."""
@@ -65,10 +66,6 @@ class StalledWriters:
             if now - since >= STUCK_SECONDS
         ]
         return sorted(stalled, key=lambda writer: -writer.seconds)
-
-    def _check(self) -> None:
-        self._update()
-        self._timer.restart(CHECK_SECONDS)
 
     def _update(self) -> None:
         now = self._clock.seconds()

@@ -1,10 +1,9 @@
 """FollowerEngine: the part of a follower behind its public methods; transports feed it."""
 
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import (
@@ -88,8 +87,8 @@ class FollowerEngine:
         self.batches: Batches[bytes] = Batches()
         self.saver = PositionSaver(store, metrics, self.positions, lambda: self.clock)
         self.connections = 0
-        self._tasks = Tasks(self._logger)
-        self.allocation = Allocation(self.waiters, self._tasks.start, self.report_failure)
+        self.tasks = Tasks(self._logger)
+        self.allocation = Allocation(self.waiters, self.tasks.start, self.report_failure)
         self.allocation.source = allocated
         self._clock = clock
         self._last_received: float | None = None
@@ -101,8 +100,8 @@ class FollowerEngine:
         self._external_position = external_position
         self._caches = caches
         self._subscribers: list[Subscriber] = []
-        self._command_subscribers: dict[type[Command], list[Callable[[Any], None]]] = {}
-        self._event_listeners: list[Callable[[FollowerEvent], None]] = []
+        self.command_subscribers: dict[type[Command], list[Callable[[Any], None]]] = {}
+        self.event_listeners: list[Callable[[FollowerEvent], None]] = []
         self._has_new_writer = False
         self._strategy: FollowStrategy | None = None
         self._dialect: Dialect | None = None
@@ -145,14 +144,6 @@ class FollowerEngine:
         for stream in self.table:
             self.executor(stream).subscribe(subscriber)
         self.follow_caches()
-
-    def subscribe_to_command(self, command: type[Command], subscriber: Callable[[Any], None]) -> None:
-        """Call `subscriber` with each command of a type."""
-        self._command_subscribers.setdefault(command, []).append(subscriber)
-
-    def listen(self, listener: Callable[[FollowerEvent], None]) -> None:
-        """Call `listener` with each event."""
-        self._event_listeners.append(listener)
 
     def executor(self, stream: Stream[Any], *, asks: bool = True) -> StreamExecutor:
         """The executor of a stream, which is followed from now on. `asks`: the server is asked for it."""
@@ -286,7 +277,7 @@ class FollowerEngine:
                 text, code = f"the server reports: {command.text}", code_of(command.text)
                 self._emit(FollowerEvent(kind="error", text=text, code=code))
             assert not isinstance(command, RdataRun)
-            for subscriber in self._command_subscribers.get(type(command), ()):
+            for subscriber in self.command_subscribers.get(type(command), ()):
                 subscriber(command)
         self._update_current()
         if self._has_new_writer:
@@ -309,7 +300,7 @@ class FollowerEngine:
         """Cancel all work and save positions."""
         for executor in self.executors.values():
             executor.feed(STOPPED)
-        self._tasks.cancel_all()
+        self.tasks.cancel_all()
         self._save()
 
     def _resume_token(self, name: str) -> int | None:
@@ -332,10 +323,6 @@ class FollowerEngine:
         return None
 
     # -- called by the executors ---------------------------------------------------------------------------
-
-    def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
-        """Run a coroutine and log its failure."""
-        return self._tasks.start(work, what)
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """Fetch missing facts, and count it in the metrics."""
@@ -431,7 +418,7 @@ class FollowerEngine:
     def _emit(self, event: FollowerEvent) -> None:
         if event.kind == "error":
             self._logger.warn("{text}", text=event.text, stream=event.stream)
-        for listener in self._event_listeners:
+        for listener in self.event_listeners:
             try:
                 listener(event)
             except Exception:

@@ -66,7 +66,7 @@ class StreamExecutor:
             self._timer = None
         actions = self.machine.feed(event)
         if actions and (waiting := self._perform(actions)) is not None:
-            self._engine.start(self._drive(waiting), f"following {self.machine.name}")
+            self._engine.tasks.start(self._drive(waiting), f"following {self.machine.name}")
 
     def _perform(self, actions: list[Action]) -> Waiting | None:
         """Perform actions and what follows from them. Returns what must be waited for."""

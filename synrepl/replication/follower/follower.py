@@ -143,14 +143,14 @@ class Follower:
         """
 
         def subscribe(subscriber: Callable[[C], None]) -> Callable[[C], None]:
-            self.engine.subscribe_to_command(command, subscriber)
+            self.engine.command_subscribers.setdefault(command, []).append(subscriber)
             return subscriber
 
         return subscribe
 
     def on_event(self, watcher: Callable[[FollowerEvent], None]) -> Callable[[FollowerEvent], None]:
         """Decorator: call this function with each `FollowerEvent`."""
-        self.engine.listen(watcher)
+        self.engine.event_listeners.append(watcher)
         return watcher
 
     # -- waiting -------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Follower:
 
     def gaps(self) -> list[GapError]:
         """The open gaps: missing facts that could not be fetched yet."""
-        return [gap for one in self.engine.executors.values() for gap in one.machine.gaps.errors]
+        return [gap for one in self.engine.executors.values() for gap in one.machine.gaps.errors.values()]
 
     @property
     def lost_gaps(self) -> list[tuple[float, GapError]]:

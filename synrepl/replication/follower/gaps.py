@@ -1,6 +1,7 @@
 """StreamGaps: the facts of one stream that are known to be missing, and their repair."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from synrepl.errors import GapError, ReplicationError
@@ -100,16 +101,11 @@ class StreamGaps:
 
     def __init__(self, stream: str, positions: AppliedPositions, *, descends: bool) -> None:
         self.repair: GapRepair | None = None
-        self._stream = stream
+        self.errors: dict[str, GapError] = {}
+        """The gaps whose facts could not be fetched yet, with the last reason, by writer."""
+        self._make_repair = partial(GapRepair, stream, descends=descends)
         self._positions = positions
-        self._descends = descends
         self._ends: dict[str, int] = {}
-        self._errors: dict[str, GapError] = {}
-
-    @property
-    def errors(self) -> list[GapError]:
-        """The gaps whose facts could not be fetched yet, with the last reason."""
-        return list(self._errors.values())
 
     def missing(self) -> int:
         """The number of tokens that are known to be missing."""
@@ -120,26 +116,16 @@ class StreamGaps:
         """Repair a gap. Returns what to report."""
         is_new = writer not in self._ends
         self._ends[writer] = upto
-        self.repair = GapRepair(
-            self._stream, writer, after, upto, max_attempts=max_attempts, descends=self._descends
-        )
+        self.repair = self._make_repair(writer, after, upto, max_attempts=max_attempts)
         return [Report(Reported.GAP_DETECTED)] if is_new else []
 
     def recheck(self, writer: str, after: int, upto: int) -> None:
         """Fetch facts that may have been missed, although no gap is known."""
-        self.repair = GapRepair(
-            self._stream,
-            writer,
-            after,
-            upto,
-            is_recheck=True,
-            max_attempts=MAX_ATTEMPTS,
-            descends=self._descends,
-        )
+        self.repair = self._make_repair(writer, after, upto, is_recheck=True, max_attempts=MAX_ATTEMPTS)
 
     def close(self, writer: str) -> list[Report]:
         """No facts of this writer are missing. Returns what to report."""
-        self._errors.pop(writer, None)
+        self.errors.pop(writer, None)
         return [] if self._ends.pop(writer, None) is None else [Report(Reported.GAP_REPAIRED)]
 
     def finish(self) -> PositionStep:
@@ -159,7 +145,7 @@ class StreamGaps:
             is_known = isinstance(error, NowhereToFetch)
             return [] if is_known else [Report(Reported.ERROR, error=error)], seconds
         reports = [Report(Reported.ERROR, error=gap)]
-        self._errors[repair.writer] = gap
+        self.errors[repair.writer] = gap
         if seconds is None:
             self.close(repair.writer)
             reports.append(Report(Reported.GAP_LOST, error=gap))

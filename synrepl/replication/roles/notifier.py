@@ -1,7 +1,6 @@
 """Notification of other daemons: which daemon is primary, with retries until each has acknowledged it."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Final
 
 from twisted.internet.defer import Deferred
@@ -10,7 +9,6 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import Claim, IPeerClient
 
@@ -109,11 +107,9 @@ class PrimaryNotifier:
     async def _wait_before_retry(self) -> None:
         """Wait for the retry delay, or until there is a new claim to send."""
         waiter = self._retry_waiter = Deferred()
-        timer = Timer(self._clock, partial(waiter.callback, None))
-        timer.start(self._retry_seconds)
-        self._retry_seconds = min(self._retry_seconds * 1.5, MAX_NOTIFY_RETRY_SECONDS)
+        seconds = self._retry_seconds
+        self._retry_seconds = min(seconds * 1.5, MAX_NOTIFY_RETRY_SECONDS)
         try:
-            await waiter
+            await waiter.addTimeout(seconds, self._clock, lambda *_: None)  # type: ignore[arg-type]
         finally:
             self._retry_waiter = None
-            timer.stop()

@@ -336,7 +336,7 @@ class TestActions:
             assert machine.feed(PAUSE_OVER) == [Fetch(W, 10, 20)]
 
         assert pauses == [Pause(seconds) for seconds in (0.5, 1, 2, 4, 8, 8, 8)]
-        assert [str(gap) for gap in machine.gaps.errors] == [str(error("away", 10, 20))]
+        assert [str(gap) for gap in machine.gaps.errors.values()] == [str(error("away", 10, 20))]
 
     def test_a_gap_that_cannot_be_fetched_is_given_up(self) -> None:
         """The stream continues, and its caches are dropped."""
