@@ -99,7 +99,8 @@ def build_status(
     A lag is the worst of this daemon's own lag, behind its sources or its upstream, and its followers' lags.
     """
     now = clock.seconds()
-    errors = _errors(log)
+    is_healthy, why = log.healthy
+    errors = [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
     replicated = dict(NO_REPLICATION if replication is None else replication.status())
     state = replicated.pop("state")
     if errors:
@@ -169,12 +170,6 @@ def _recent(publisher: Publisher) -> list[dict[str, Any]]:
         }
         for fact in publisher.ring.recent(RECENT)
     ]
-
-
-def _errors(log: ILog) -> list[dict[str, Any]]:
-    """The log's problems. `since` is when the log last worked, in Unix seconds."""
-    is_healthy, why = log.healthy
-    return [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
 
 
 def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:

@@ -140,12 +140,9 @@ class WriteForwarder:
         Raises `NotForwarded` or the `refusal`.
         """
         self._check(stream)
-        key = str(uuid4())
-        body = PostedFacts(stream=stream, facts=facts).body(key)
-        via = [(b"via", self._log.uuid.encode())]
-        response = await self._post_until_known(
-            stream, body, key, via, self._clock.seconds() + TIMEOUT_SECONDS
-        )
+        posted, key = PostedFacts(stream=stream, facts=facts), str(uuid4())
+        body, until = posted.body(key), self._clock.seconds() + posted.timeout
+        response = await self._post_until_known(stream, body, key, self._query(posted), until)
         if isinstance(response, NotForwarded):
             raise response
 

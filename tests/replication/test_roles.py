@@ -347,7 +347,7 @@ def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str
         known = () if node is not c else ("d",)
         world.done(Deferred.fromCoroutine(node.roles._store.save(replace(record, knows=known))))
         node.roles.unnotified.clear()
-    b.roles._daemons._local = list
+    b.roles._store._local = list
     parted.part(world)
     world.pass_(10)
     assert ["primary", "primary", "replica"] == roles(b, c, d)
@@ -364,7 +364,7 @@ def test_a_fenced_primary_notifies_its_replicas() -> None:
     b, c = world.node("b", "a"), world.node("c", "a")
     world.pass_(3)
     world.wrote(a, 5)
-    b.roles._daemons._local = list
+    b.roles._store._local = list
     record = RoleRecord("replica", 1, a.log.uuid, "a -")
     world.done(Deferred.fromCoroutine(b.roles._store.save(record)))
     world.promote(b)
@@ -1222,7 +1222,7 @@ def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later
     known: list[Address] = []
     whole = [Address("a", "http://a:9093"), Address("c", "http://c:9093")]
     known += [] if is_known_later else whole
-    b.roles._daemons._local = lambda: known
+    b.roles._store._local = lambda: known
     b.roles._notifier._peers = OverHttp(b.roles._notifier._peers)
     world.promote(b)
     world.pass_(1)

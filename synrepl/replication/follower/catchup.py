@@ -6,7 +6,7 @@ import msgspec
 
 from synrepl.errors import NotConnected
 
-__all__ = ["ICatchUp", "MissedFacts", "NoCatchUp", "NowhereToFetch"]
+__all__ = ["ICatchUp", "MissedFacts", "NowhereToFetch"]
 
 
 class NowhereToFetch(NotConnected):
@@ -34,11 +34,3 @@ class ICatchUp(Protocol):
 
         Raises `ReplicationError`, and `NowhereToFetch` if a retry cannot help.
         """
-
-
-class NoCatchUp:
-    """No source: gaps stay open and are reported."""
-
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """Always raises `NotConnected`."""
-        raise NotConnected("no HTTP address is known to fetch missing rows from")

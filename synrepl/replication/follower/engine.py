@@ -19,7 +19,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.allocation import Allocation
 from synrepl.replication.connection import Connection
-from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NoCatchUp
+from synrepl.replication.follower.catchup import ICatchUp, MissedFacts
 from synrepl.replication.follower.events import ADVANCED, DISCONNECTED, STOPPED, Connected, Report, Reported
 from synrepl.replication.follower.executor import StreamExecutor
 from synrepl.replication.follower.facts import decoder, untyped
@@ -81,7 +81,7 @@ class FollowerEngine:
         self.connection: Connection | None = None
         self.is_connected = False
         self.lost_gaps: list[tuple[float, GapError]] = []
-        self.catch_up = catch_up or NoCatchUp()
+        self.catch_up = catch_up
         self.executors: dict[str, StreamExecutor] = {}
         self.waiters = Waiters()
         self.batches: Batches[bytes] = Batches()
@@ -126,7 +126,7 @@ class FollowerEngine:
         """Set what the follower was made without; what it has is kept."""
         if self._clock is None:
             self._clock = clock
-        if catch_up is not None and isinstance(self.catch_up, NoCatchUp):
+        if self.catch_up is None:
             self.catch_up = catch_up
         if self.allocation.source is None:
             self.allocation.source = allocated
@@ -325,10 +325,15 @@ class FollowerEngine:
     # -- called by the executors ---------------------------------------------------------------------------
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """Fetch missing facts, and count it in the metrics."""
+        """Fetch missing facts, and count it in the metrics.
+
+        Raises `ReplicationError`; without a source, gaps stay open and are reported.
+        """
         if self._metrics is not None:
             self._metrics.catch_up_requests.labels("out").inc()
         try:
+            if self.catch_up is None:
+                raise NotConnected("no HTTP address is known to fetch missing rows from")
             return await self.catch_up.fetch(stream=stream, writer=writer, after=after, upto=upto)
         except ReplicationError:
             if self._metrics is not None:

@@ -211,9 +211,11 @@ class Relay:
                 if self.is_known:
                     self.connection.authenticated()
             case Join():
-                self._start_work(self._join(command.body), "ready", "joined")
+                self._must_be("ready", "joined")
+                self._start_work(self._join(command.body))
             case Subscribe():
-                self._start_work(self._subscribe(command.body), "ready", "joined")
+                self._must_be("ready", "joined")
+                self._start_work(self._subscribe(command.body))
             case Ack():
                 self._on_ack(command)
             case Up():
@@ -323,12 +325,7 @@ class Relay:
         if self.state not in states:
             raise RemoteProtocolError(f"the command is not valid in the state {self.state!r}")
 
-    def _start_work(self, work: Any, *states: str) -> None:
-        try:
-            self._must_be(*states)
-        except RemoteProtocolError:
-            work.close()
-            raise
+    def _start_work(self, work: Any) -> None:
         self._work = self._registry.tasks.start(self._guarded(work), f"relaying to {self.name}")
 
     async def _guarded(self, work: Any) -> None:

@@ -89,6 +89,7 @@ class JoinAttempt:
         self._copy: ICopy
         self._trimmed_upto: LogPosition | None = None
         self._announced = 0
+        self._unstaged: list[Fact] = []
         self._progress = Progress(0, 0, clock.seconds(), 0)
 
     @property
@@ -194,46 +195,37 @@ class JoinAttempt:
                     raise RemoteProtocolError(f"unexpected {type(event).__name__} within a copy")
 
     async def _receive_snapshot(self, record: JoinRecord) -> None:
-        unstaged: list[Facts] = []
         try:
-            snapshot = await self._receive_facts(unstaged)
+            snapshot = await self._receive_facts()
         except UntrueCopy:
             raise
         except (NotConnected, RemoteProtocolError):
             # Keep the received facts for the next attempt: a bad link may never deliver more at once.
-            await self._stage(unstaged)
+            await self._stage()
             raise
-        await self._stage(unstaged)
-        position = self._copy.position
+        await self._stage()
+        position, end = self._copy.position, snapshot.position
         # Compare without the epoch: it may have begun after the last fact.
-        end = (snapshot.position.serial, snapshot.position.digest)
-        is_whole = (
-            position.serial,
-            position.digest,
-        ) == end or snapshot.position.serial == snapshot.trimmed_upto.serial
-        if self._query.is_open and not is_whole:
+        is_whole = (position.serial, position.digest) == (end.serial, end.digest)
+        if self._query.is_open and not is_whole and end.serial != snapshot.trimmed_upto.serial:
             raise RemoteProtocolError(
-                f"the snapshot is at serial {snapshot.position.serial}, its facts end at {position.serial}"
+                f"the snapshot is at serial {end.serial}, its facts end at {position.serial}"
             )
         await self._copy.restore(snapshot)
         await self._save_record(msgspec.structs.replace(record, has_meta=True))
 
-    async def _receive_facts(self, unstaged: list[Facts]) -> LogSnapshot:
-        """Receive the facts of the snapshot; those not staged yet are in `unstaged`."""
-        count, last_serial = 0, self._copy.position.serial
+    async def _receive_facts(self) -> LogSnapshot:
+        """Receive the facts of the snapshot; the last ones are not staged yet."""
+        last_serial = self._copy.position.serial
         while True:
             event = await self._conversation.next()
             match event:
                 case Facts(facts):
                     if facts:
                         last_serial = self._check_serials(facts, last_serial)
-                        unstaged.append(event)
-                        count += len(facts)
-                    if count >= COMMIT_FACTS:
-                        batch = list(unstaged)
-                        unstaged.clear()
-                        count = 0
-                        await self._stage(batch)
+                        self._unstaged += facts
+                    if len(self._unstaged) >= COMMIT_FACTS:
+                        await self._stage()
                 case SnapshotFacts(snapshot):
                     return snapshot
                 case Heartbeat() | Ephemeral():
@@ -256,8 +248,8 @@ class JoinAttempt:
             )
         return serials[-1]
 
-    async def _stage(self, unstaged: list[Facts]) -> None:
-        facts = [fact for event in unstaged for fact in event.facts]
+    async def _stage(self) -> None:
+        facts, self._unstaged = self._unstaged, []
         if facts:
             await self._copy.add(facts, facts[-1].position, trimmed_upto=self._trimmed_upto)
             self._progress.done = facts[-1].serial

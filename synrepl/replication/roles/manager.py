@@ -31,7 +31,7 @@ from synrepl.replication.roles.messages import (
     ReadOnlyHere,
 )
 from synrepl.replication.roles.notifier import PrimaryNotifier
-from synrepl.replication.roles.record import KnownDaemons, RoleRecord, RoleStore
+from synrepl.replication.roles.record import RoleRecord, RoleStore
 from synrepl.replication.roles.verification import (
     MAX_EPOCH,
     ClaimVerifier,
@@ -101,8 +101,7 @@ class RoleManager:
         self._on_change = on_change
         self._count_refused = count_refused
         self._count_later_epoch = count_later_epoch
-        self._store = RoleStore(log)
-        self._daemons = KnownDaemons(self._store, own=address, local=known_daemons)
+        self._store = RoleStore(log, own=address, local=known_daemons)
         self._verifier = ClaimVerifier(log, clock, peers, is_known=self._is_known)
         self._tasks = Tasks(self._logger, "roles")
         self._notifier = PrimaryNotifier(
@@ -110,7 +109,7 @@ class RoleManager:
             peers,
             self._tasks,
             claim=self._current_claim,
-            complete=self._daemons.complete,
+            complete=self._store.complete,
             save=self._save_unnotified,
             on_superseded=self._on_superseded,
         )
@@ -201,13 +200,13 @@ class RoleManager:
         self._handover.resume()
         unnotified = [Address.parse(text) for text in record.told] if record is not None else []
         if self.role == PRIMARY:
-            known = self._daemons.all(*unnotified)
+            known = self._store.all(*unnotified)
             if known:
                 self._logger.info("asking {count} known daemons which one is primary", count=len(known))
             self._inquiry.start(known)
             self._on_primary_changed()
         self._inquiry_timer.start(INQUIRY_INTERVAL)
-        self._notifier.notify(self._daemons.others(unnotified))
+        self._notifier.notify(self._store.others(unnotified))
 
     async def started(self) -> None:
         """Return once the daemons that this primary knows have responded, or had time to."""
@@ -355,9 +354,9 @@ class RoleManager:
                     "ignoring the stored epoch {epoch}: an epoch must be from 1 to 2**53", epoch=record.epoch
                 )
             epoch = self._store.seen_epoch + 1
-            others = self._daemons.all(*before, *self.unnotified)
+            others = self._store.all(*before, *self.unnotified)
             unnotified = tuple(map(str, others))
-            knows = self._daemons.to_remember(others)
+            knows = self._store.to_remember(others)
             new_record = RoleRecord(PRIMARY, epoch, self._log.uuid, "", unnotified, knows)
             at_ms = int(self._clock.seconds() * 1000)
             # First: a kill between the two steps would leave an epoch without a primary.
@@ -472,7 +471,7 @@ class RoleManager:
 
     def _is_known(self, address: Address) -> bool:
         """Whether this is the address of a daemon of this deployment, as far as this daemon knows."""
-        return self._daemons.includes(address, *self.unnotified, self.primary)
+        return self._store.includes(address, *self.unnotified, self.primary)
 
     def _report_refused(self, uuid: str, error: ClaimRefused) -> None:
         self._count_refused(error.code)
@@ -514,7 +513,7 @@ class RoleManager:
             case ClaimVerdict.FENCE:
                 # Its replicas as well: one that joined just now is unknown to the new primary.
                 previous = self._previous_primaries(claim)
-                others = self._daemons.all(*previous, primary=Address.parse(claim.address))
+                others = self._store.all(*previous, primary=Address.parse(claim.address))
                 record = self._record_of(claim, FENCED, others)
                 # Fence first: no fact may be accepted while the record is being saved.
                 self._become_fenced(record)
@@ -524,11 +523,11 @@ class RoleManager:
     def _previous_primaries(self, claim: Claim) -> list[Address]:
         """The daemons that may have been primary: the claimed one may not reach them."""
         followed = [] if self.replica is None else [self.replica.upstream.where]
-        known = [*self.unnotified, self.primary, *followed, *self._daemons.remembered()]
-        return self._daemons.others(known, primary=Address.parse(claim.address))
+        known = [*self.unnotified, self.primary, *followed, *self._store.remembered()]
+        return self._store.others(known, primary=Address.parse(claim.address))
 
     def _record_of(self, claim: Claim, role: str, others: Sequence[Address]) -> RoleRecord:
-        knows = self._daemons.to_remember([*others, Address.parse(claim.address)])
+        knows = self._store.to_remember([*others, Address.parse(claim.address)])
         return RoleRecord(role, claim.epoch, claim.uuid, claim.address, tuple(map(str, others)), knows)
 
     async def _contest_claim(self, claim: Claim) -> None:
@@ -612,7 +611,7 @@ class RoleManager:
         """Ask the daemons that this primary knows which one is primary."""
         self._inquiry_timer.start(INQUIRY_INTERVAL)
         if self.role == PRIMARY:
-            self._inquiry.ask(self._daemons.all(*self.unnotified))
+            self._inquiry.ask(self._store.all(*self.unnotified))
 
     async def _on_inquiry_response(self, address: Address, status: PeerStatus) -> None:
         """Handle the status of a known daemon: verify the primary that it names."""

@@ -10,7 +10,9 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import PRIMARY
 from synrepl.replication.roles.verification import plausible_epoch
 
-__all__ = ["KnownDaemons", "PromotionRecord", "RoleRecord", "RoleStore"]
+__all__ = ["PromotionRecord", "RoleRecord", "RoleStore"]
+
+MAX_KNOWN: Final = 20
 
 
 class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,10 +37,18 @@ class PromotionRecord(msgspec.Struct, frozen=True):
 
 
 class RoleStore:
-    """The role record in the notes of a log."""
+    """The role record in the notes of a log, and the known daemons.
 
-    def __init__(self, log: ILog) -> None:
+    Their addresses are in the role record; others the daemon has from leases and replicas (`local`). `own`
+    returns this daemon's address.
+    """
+
+    def __init__(
+        self, log: ILog, *, own: Callable[[], Address], local: Callable[[], Sequence[Address]]
+    ) -> None:
         self._log = log
+        self._own = own
+        self._local = local
 
     def load(self) -> RoleRecord | None:
         """The saved record; that of a promotion which a kill interrupted after its epoch began."""
@@ -78,26 +88,9 @@ class RoleStore:
         is_ours = (epoch_start.epoch, epoch_start.at_ms) == (promotion.noted.epoch, promotion.at_ms)
         return promotion.noted if is_ours and self._log.epoch == epoch_start.epoch else None
 
-
-MAX_KNOWN: Final = 20
-
-
-class KnownDaemons:
-    """The addresses in the role record, and those that the daemon has from leases and replicas (`local`).
-
-    `own` returns this daemon's address.
-    """
-
-    def __init__(
-        self, store: RoleStore, *, own: Callable[[], Address], local: Callable[[], Sequence[Address]]
-    ) -> None:
-        self._store = store
-        self._own = own
-        self._local = local
-
     def remembered(self) -> list[Address]:
         """The addresses in the role record, newest first."""
-        record = self._store.load()
+        record = self.load()
         return [] if record is None else [Address.parse(text) for text in record.knows]
 
     def all(self, *newest: Address, primary: Address | None = None) -> list[Address]:
