@@ -145,7 +145,7 @@ class NativeTarget(Target):
         connection._make_owner = lambda _: conversation
         answer = conversed(connection, clock, text, seed)
         events = 0
-        while events < 10_000 and conversation.events._events:
+        while events < 10_000 and conversation._events:
             conversation.ready()
             events += 1
         return words(answer[0]), answer[1]

@@ -52,15 +52,15 @@ EVENT_BYTES: Final = 500
 """Memory that a queued event counts in addition to its block; many have none."""
 
 
-class NativeConversation(ConnectionOwner):
+class NativeConversation(ConnectionOwner, EventQueue):
     """A replica's end of a connection to its upstream (`replica.IConversation`)."""
 
     _logger = Logger()
 
     def __init__(self, connection: ReplicationProtocol, metrics: Metrics) -> None:
         self.welcome: native.WelcomeBody
-        self.events = EventQueue(
-            MAX_QUEUED_BYTES, on_full=connection.pause_reading, on_room=connection.resume_reading
+        EventQueue.__init__(
+            self, MAX_QUEUED_BYTES, on_full=connection.pause_reading, on_room=connection.resume_reading
         )
         self._connection = connection
         self._metrics = metrics
@@ -75,7 +75,7 @@ class NativeConversation(ConnectionOwner):
     def block(self, payload: Payload) -> None:
         event = self._event(payload)
         if event is not None:
-            self._enqueue(event, len(payload.data))
+            self.put(event, len(payload.data) + EVENT_BYTES)
 
     def failed(self, why: str) -> None:
         self._end(RemoteProtocolError(why))
@@ -91,8 +91,7 @@ class NativeConversation(ConnectionOwner):
                 if command.check != native.heartbeat_check(*fields):
                     raise RemoteProtocolError("corrupted HEARTBEAT: its check does not match")
             case native.Refused():
-                self._enqueue(RefusedByUpstream(command.body))
-                return
+                command = RefusedByUpstream(command.body)
             case native.Welcome():
                 _check_welcome(command.body)
             case native.Peers():
@@ -105,7 +104,7 @@ class NativeConversation(ConnectionOwner):
                 return
             case _ if type(command) not in native.NATIVE_COMMANDS:
                 raise RemoteProtocolError(f"{type(command).__name__} is not valid for a replica")
-        self._enqueue(command)
+        self.put(command, EVENT_BYTES)
 
     # -- events --------------------------------------------------------------------------------------------
 
@@ -116,21 +115,10 @@ class NativeConversation(ConnectionOwner):
             return None if snapshot is None else SnapshotFacts(snapshot)
         return _event(payload)
 
-    def _enqueue(self, event: object, size: int = 0) -> None:
-        self.events.put(event, size + EVENT_BYTES)
-
     def _end(self, error: Exception) -> None:
         # Free an incomplete snapshot, which may be large.
         self._snapshot = SnapshotReader()
-        self.events.end(error)
-
-    async def next(self) -> Event:
-        """Wait for the next event."""
-        return await self.events.next()
-
-    def ready(self) -> Event | None:
-        """Return the next event if one is queued."""
-        return self.events.ready()
+        self.end(error)
 
     # -- requests and messages -------------------------------------------------------------------------------
 
@@ -161,7 +149,7 @@ class NativeConversation(ConnectionOwner):
             )
 
     async def _expect(self, expected: Any) -> Any:
-        event = await self.events.next()
+        event: Any = await self.next()
         if not isinstance(event, expected):
             raise RemoteProtocolError(f"{type(event).__name__} received, {expected.__name__} expected")
         return event

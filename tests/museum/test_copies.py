@@ -117,7 +117,7 @@ def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.Monke
 
     def watched(conversation: NativeConversation, payload: Payload) -> None:
         block(conversation, payload)
-        held.append(conversation.events.size)
+        held.append(conversation.size)
 
     monkeypatch.setattr(NativeConversation, "block", watched)
     world.start(b)

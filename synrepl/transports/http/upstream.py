@@ -20,7 +20,6 @@ from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.relay.snapshot_codec import read_meta, read_snapshot
 from synrepl.replication.replica.conversation import (
     Ephemeral,
-    Event,
     Facts,
     RefusedByUpstream,
     SnapshotFacts,
@@ -116,7 +115,7 @@ class HttpUpstream:
         return conversation
 
 
-class HttpConversation:
+class HttpConversation(EventQueue):
     """`replica.IConversation` over HTTP: a few requests, and one endless response."""
 
     _logger = Logger()
@@ -131,23 +130,13 @@ class HttpConversation:
         self._changelog = ChangelogClient(upstream.reactor, url, upstream.secret, client=upstream.client)
         self._tasks = Tasks(self._logger, "upstream")
         self._room = Gate()
-        self._events = EventQueue(MAX_QUEUED_EVENTS, on_full=self._room.close, on_room=self._room.open)
+        super().__init__(MAX_QUEUED_EVENTS, on_full=self._room.close, on_room=self._room.open)
         self._acknowledged = 0
         self._to_acknowledge: LogPosition | None = None
         self._ack_timer = Timer(upstream.reactor, self._acknowledge_tick)
         self._head = 0
         self._commands: deque[Numbered] = deque()
         self._is_forwarding = False
-
-    # -- events --------------------------------------------------------------------------------------------
-
-    async def next(self) -> Event:
-        """Wait for the next event."""
-        return await self._events.next()
-
-    def ready(self) -> Event | None:
-        """Return the next event if one is queued."""
-        return self._events.ready()
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -170,9 +159,9 @@ class HttpConversation:
         try:
             await coroutine
         except ApiResponseError as error:
-            self._events.put(_convert_error(error))
+            self.put(_convert_error(error))
         except ReplicationError as error:
-            self._events.put(error)
+            self.put(error)
 
     async def _request(
         self,
@@ -189,20 +178,20 @@ class HttpConversation:
         except ApiResponseError as error:
             raise _convert_error(error) from error
 
-    async def _join(self, request: JoinRequest) -> None:
+    def _identity(self) -> dict[str, Any]:
+        """The fields of `ReplicaIdentity`."""
         upstream = self._upstream
-        body = JoinBody(
-            name=self._name,
-            join=request,
-            registered=not upstream.settings.anonymous,
-            address=upstream.address(),
-        )
+        is_registered = not upstream.settings.anonymous
+        return {"name": self._name, "registered": is_registered, "address": upstream.address()}
+
+    async def _join(self, request: JoinRequest) -> None:
+        body = JoinBody(join=request, **self._identity())
         response = await self._request(JOIN.request(self._uuid), JoinAnswer, body, max_bytes=MAX_JOIN_BYTES)
         position = response.position
-        self._events.put(Joining(body=response))
+        self.put(Joining(body=response))
         if response.snapshot is None:
             # The replica has all of the snapshot; the subscription brings newer facts.
-            self._events.put(Joined(body=JoinedBody(position)))
+            self.put(Joined(body=JoinedBody(position)))
             return
         if response.after < position.serial:
             await self._changelog.follow(
@@ -213,25 +202,19 @@ class HttpConversation:
                 # The digests of a complete log verify each fact; after trimming or filtering, only checksums
                 # can.
                 checksum=response.trimmed_upto.serial > 0 or not request.filter.is_open,
-                silence=upstream.settings.timeout_seconds,
+                silence=self._upstream.settings.timeout_seconds,
                 heartbeat=HEARTBEAT_SECONDS,
                 **_filter_parameters(request.filter),
             )
-        self._events.put(SnapshotFacts(read_snapshot(response.snapshot.encode())))
-        self._events.put(Joined(body=JoinedBody(position)))
+        self.put(SnapshotFacts(read_snapshot(response.snapshot.encode())))
+        self.put(Joined(body=JoinedBody(position)))
 
     async def _subscribe(self, request: Subscription) -> None:
-        upstream = self._upstream
-        body = SubscribeBody(
-            name=self._name,
-            subscription=request,
-            registered=not upstream.settings.anonymous,
-            address=upstream.address(),
-        )
+        body = SubscribeBody(subscription=request, **self._identity())
         response = await self._request(SUBSCRIBE.request(self._uuid), SubscribeAnswer, body)
         self._head = response.position.serial
-        self._events.put(Subscribed(body=response.position))
-        self._events.put(Peers(body=response.peers))
+        self.put(Subscribed(body=response.position))
+        self.put(Peers(body=response.peers))
         self._acknowledged = request.position.serial
         self._ack_timer.start(ACK_SECONDS)
         await self._changelog.follow(
@@ -243,8 +226,8 @@ class HttpConversation:
             epoch_starts=True,
             receipts=True,
             ephemeral=True,
-            commands=upstream.origin,
-            silence=upstream.settings.timeout_seconds,
+            commands=self._upstream.origin,
+            silence=self._upstream.settings.timeout_seconds,
             heartbeat=HEARTBEAT_SECONDS,
             **_filter_parameters(request.filter),
         )
@@ -264,16 +247,16 @@ class HttpConversation:
                     self._enqueue_heartbeat(content)
                 case "held":
                     current = decode_json(list[msgspec.Raw], content, self._url)
-                    self._events.put(Ephemeral(decode_facts(b"\n".join(map(bytes, current))), is_all=True))
+                    self.put(Ephemeral(decode_facts(b"\n".join(map(bytes, current))), is_all=True))
                 case "command":
-                    self._events.put(Down(line=decode_json(str, content, self._url)))
+                    self.put(Down(line=decode_json(str, content, self._url)))
                 case "ephemeral":
-                    self._events.put(Ephemeral(decode_facts(content)))
+                    self.put(Ephemeral(decode_facts(content)))
                 case _:
                     epoch_starts: list[EpochStart]
                     receipts: list[AppendReceipt]
                     epoch_starts, receipts = read_meta(line + b"\n")
-                    self._events.put(SnapshotMeta(epoch_starts, receipts))
+                    self.put(SnapshotMeta(epoch_starts, receipts))
         self._enqueue_facts(facts)
         return None if self._room.is_open else self._room.wait_open()
 
@@ -283,13 +266,13 @@ class HttpConversation:
             facts = decode_facts(data)
             _check(facts, data)
             self._head = max(self._head, facts[-1].serial)
-            self._events.put(Facts(facts))
+            self.put(Facts(facts))
 
     def _enqueue_heartbeat(self, content: bytes) -> None:
         beat = decode_json(_HeartbeatLine, content, self._url)
         self._head = max(self._head, beat.serial, beat.head)
         if beat.digest is not None:
-            self._events.put(
+            self.put(
                 Heartbeat(
                     epoch=beat.epoch,
                     serial=beat.serial,
@@ -325,12 +308,12 @@ class HttpConversation:
         try:
             response = await self._request(ACKNOWLEDGE.request(self._uuid), AckAnswer, body)
         except RefusedByUpstream as error:
-            self._events.put(error)
+            self.put(error)
         except ReplicationError as error:
             self._logger.debug("cannot acknowledge: {why}", why=str(error))
         else:
             self._head = max(self._head, response.serial)
-            self._events.put(Peers(body=response.peers))
+            self.put(Peers(body=response.peers))
 
     # -- followers' commands -------------------------------------------------------------------------------
 
@@ -352,14 +335,14 @@ class HttpConversation:
             request = ForwardedCommands(origin, some)
             # A failure ends the connection; the next one forwards these commands again.
             accepted = await self._request(FORWARD_COMMANDS.request(), AcceptedForwards, request)
-            self._events.put(Taken(origin=origin, number=accepted.number, since=accepted.since))
+            self.put(Taken(origin=origin, number=accepted.number, since=accepted.since))
         self._is_forwarding = False
 
     def close(self) -> None:
         """Close the connection."""
-        if self._events.error is not None:
+        if self.error is not None:
             return
-        self._events.end(NotConnected("the connection to the upstream is closed"))
+        self.end(NotConnected("the connection to the upstream is closed"))
         self._ack_timer.stop()
         self._tasks.cancel_all()
         ending = Tasks(self._logger, "upstream")

@@ -83,8 +83,8 @@ def test_an_unknown_block_is_named_in_words_that_are_safe_to_show() -> None:
     connection, conversation, _ = connected()
     connection.dataReceived(encode_block("x\x1b[2J", 0, b""))
 
-    assert isinstance(conversation.events.error, RemoteProtocolError)
-    assert "unknown block type x\\x1b[2J" in conversation.events.error.why
+    assert isinstance(conversation.error, RemoteProtocolError)
+    assert "unknown block type x\\x1b[2J" in conversation.error.why
 
 
 @pytest.mark.parametrize(("old", "new"), [(b"1 0 d", b"1 1 d"), (b"1 0 d", b"2 0 d"), (b" 0 0 ", b" 9 0 ")])
@@ -145,8 +145,8 @@ def test_a_block_may_take_longer_than_the_timeout() -> None:
 
     assert conversation.ready() is not None
     clock.pump([1] * 30)
-    assert isinstance(conversation.events.error, RemoteProtocolError)
-    assert "ping timeout" == conversation.events.error.why
+    assert isinstance(conversation.error, RemoteProtocolError)
+    assert "ping timeout" == conversation.error.why
 
 
 def test_nothing_is_left_of_a_conversation_that_was_closed() -> None:
@@ -159,5 +159,5 @@ def test_nothing_is_left_of_a_conversation_that_was_closed() -> None:
     connection.connectionLost()
 
     assert [] == clock.getDelayedCalls()
-    assert isinstance(conversation.events.error, NotConnected)
+    assert isinstance(conversation.error, NotConnected)
     assert connection.owner is not conversation
