@@ -9,6 +9,7 @@ import json
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -124,46 +125,50 @@ class BlockingClient:
         if body is not None:
             headers["Content-Type"] = "application/json"
         is_fresh = self._connection.sock is None
-        try:
+        with self._connection_errors():
             try:
-                self._connection.request(request.method, self._path + request.target, body, headers)
-                response = self._connection.getresponse()
+                response = self._send(request, body, headers)
             except (ConnectionError, http.client.BadStatusLine):
                 # The daemon may have closed an idle connection: retry on a new one. POSTs have an idempotency
                 # key, so that a retry is harmless.
                 self._connection.close()
                 if is_fresh:
                     raise
-                self._connection.request(request.method, self._path + request.target, body, headers)
-                response = self._connection.getresponse()
+                response = self._send(request, body, headers)
             if response.status >= 400:
                 raise _http_error(response.status, response.read(), self._clean)
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            raise ConnectError(_describe(error)) from error
         return response
+
+    def _send(self, request: HttpRequest, body: bytes | None, headers: Mapping[str, str]) -> Response:
+        self._connection.request(request.method, self._path + request.target, body, headers)
+        return self._connection.getresponse()
 
     def _lines(self, response: Response) -> Iterator[bytes]:
         rest = b""
-        try:
+        with self._connection_errors():
             # `readline` would not detect a truncated response.
             while chunk := response.read(CHUNK_BYTES):
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from filter(None, lines)
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            raise ConnectError(_describe(error)) from error
         if rest:
             yield rest
 
     def _json(self, response: Response) -> Any:
+        with self._connection_errors():
+            body = response.read()
         try:
-            return self._clean(json.loads(response.read()))
+            return self._clean(json.loads(body))
+        except ValueError as error:
+            raise NotADaemon(f"{self.url} is not a synrepl daemon: its response is not JSON") from error
+
+    @contextmanager
+    def _connection_errors(self) -> Iterator[None]:
+        """Close the connection after an error, and raise `ConnectError`."""
+        try:
+            yield
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise ConnectError(_describe(error)) from error
-        except ValueError as error:
-            raise NotADaemon(f"{self.url} is not a synrepl daemon: its response is not JSON") from error
 
 
 def _http_error(status: int, body: bytes, clean: Callable[[Any], Any]) -> HttpError:

@@ -41,9 +41,8 @@ class Listeners:
         self._reactor = reactor
         self._factories: list[PublisherFactory] = []
         self._site: ApiSite | None = None
-        self._tls: list[ServerTls] = []
-        self._secured: list[bool] = []
-        """For each of `ports`: whether it speaks TLS."""
+        self._tls: list[ServerTls | None] = []
+        """For each of `ports`: its certificates, if it speaks TLS."""
 
     async def open(self, services: Services, registry: ReplicaRegistry, keys: Keyring) -> None:
         """Listen at every port. Raises `ConfigError`."""
@@ -78,15 +77,13 @@ class Listeners:
         except (CannotListenError, OSError) as error:
             raise ConfigError(f"cannot listen at {description}: {_reason(error)}") from error
         self.ports.append(port)
-        self._secured.append(hasattr(endpoint, "tls"))
-        if (tls := getattr(endpoint, "tls", None)) is not None:
-            self._tls.append(tls)
+        self._tls.append(getattr(endpoint, "tls", None))
         return port
 
     def address(self) -> Address:
         """The address that other daemons use: the advertised host, or else the listening one."""
         reachable = [_reachable(port, self._settings.advertise) for port in self.ports]
-        schemes = [("tls", "https") if secured else ("tcp", "http") for secured in self._secured]
+        schemes = [("tcp", "http") if tls is None else ("tls", "https") for tls in self._tls]
         natives = [
             f"{scheme}:{quoteStringArgument(target[0])}:{target[1]}"
             for target, (scheme, _) in zip(reachable[:-1], schemes, strict=False)
@@ -111,7 +108,7 @@ class Listeners:
 
     def reload(self) -> None:
         """Read the certificates again, and disconnect peers whose key or certificate is gone."""
-        for tls in self._tls:
+        for tls in filter(None, self._tls):
             try:
                 tls.reload()
             except ConfigError as error:

@@ -175,14 +175,9 @@ class DirectCatchUp:
         await sleep(self._clock, self._delay())
         if self.is_broken or self._daemon.log is not log:
             raise NotConnected("connection lost")
-        facts: list[tuple[int, list[bytes]]] = []
-        for update in page.updates:
-            token, row = jsontext.split(update)
-            if facts and facts[-1][0] == int(token):
-                facts[-1][1].append(row)
-            else:
-                facts.append((int(token), [row]))
-        return MissedFacts(facts=facts, upto=page.upto, limited=page.limited)
+        updates = map(jsontext.split, page.updates)
+        rows = ((int(token), row) for token, row in updates)
+        return MissedFacts.of_rows(rows, page.upto, limited=page.limited)
 
 
 class ConnectedFollower:

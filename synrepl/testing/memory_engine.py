@@ -161,9 +161,7 @@ class MemoryEngine:
         filter: Filter = ALL,
     ) -> tuple[bytes, int]:
         """Facts as lines of text, and the last serial examined."""
-        self._check("read")
-        upto = min(upto, self._position.serial)
-        page = list(islice(self._matching(after, upto, filter), limit))
+        page, last = self._page(after, upto, limit, filter)
         lines = [
             b"\x1f".join(
                 value if isinstance(value, bytes) else str(value).encode()
@@ -171,7 +169,7 @@ class MemoryEngine:
             )
             for fact in page
         ]
-        return b"\n".join(lines), page[-1].serial if len(page) >= limit else max(after, upto)
+        return b"\n".join(lines), last
 
     def extent(
         self,
@@ -182,18 +180,23 @@ class MemoryEngine:
         filter: Filter = ALL,
     ) -> LogRange:
         """Summarize facts."""
-        self._check("read")
-        upto = min(upto, self._position.serial)
-        page = list(islice(self._matching(after, upto, filter), limit))
+        page, last = self._page(after, upto, limit, filter)
         tokens: dict[tuple[str, str], int] = {}
         advance(tokens, page)
         return LogRange(
-            serial=page[-1].serial if len(page) >= limit else max(after, upto),
+            serial=last,
             facts=len(page),
             bytes=sum(len(fact.rows) for fact in page),
             tokens=tokens,
             at_ms=max((fact.committed_at_ms for fact in page), default=0),
         )
+
+    def _page(self, after: int, upto: int, limit: int, filter: Filter) -> tuple[list[Fact], int]:
+        """At most `limit` facts, and the last serial examined."""
+        self._check("read")
+        upto = min(upto, self._position.serial)
+        page = list(islice(self._matching(after, upto, filter), limit))
+        return page, page[-1].serial if len(page) >= limit else max(after, upto)
 
     def _matching(self, after: int, upto: int, filter: Filter) -> Iterator[Fact]:
         first, last = (bisect_right(self.facts, serial, key=_serial) for serial in (after, upto))

@@ -1,5 +1,8 @@
 """ICatchUp: where a follower fetches missing facts."""
 
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
 import msgspec
@@ -24,6 +27,12 @@ class MissedFacts(msgspec.Struct, frozen=True):
     facts: list[tuple[int, list[bytes]]]
     upto: int
     limited: bool
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[int, bytes]], upto: int, *, limited: bool) -> "MissedFacts":
+        """Make a page of rows with their tokens. Adjacent rows of one token are a fact."""
+        facts = [(token, [row for _, row in group]) for token, group in groupby(rows, key=itemgetter(0))]
+        return cls(facts, upto, limited)
 
 
 class ICatchUp(Protocol):

@@ -102,13 +102,8 @@ def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
         raise RemoteProtocolError(
             f"{url} answered that there are more rows after token {after}, but sent none"
         )
-    facts: list[tuple[int, list[bytes]]] = []
-    for token, row in response.updates:
-        if facts and facts[-1][0] == token:
-            facts[-1][1].append(bytes(row))
-        else:
-            facts.append((token, [bytes(row)]))
-    return MissedFacts(facts=facts, upto=response.upto_token, limited=response.limited)
+    rows = ((token, bytes(row)) for token, row in response.updates)
+    return MissedFacts.of_rows(rows, response.upto_token, limited=response.limited)
 
 
 class HttpAppender(HttpClient):

@@ -36,6 +36,9 @@ __all__ = ["Attempt"]
 CONNECT_SECONDS: Final = 10.0
 """Timeout for connecting: TCP, TLS, AUTH and SUBSCRIBE together."""
 
+SENTINEL_SECONDS: Final = 3.0
+"""Timeout for one Sentinel, so that an unreachable one does not delay the next."""
+
 C = TypeVar("C", bound=RedisConnection)
 Working = TypeVar("Working", bound=SubscriberConnection | PublisherConnection)
 T = TypeVar("T")
@@ -110,11 +113,6 @@ class Attempt:
             hint = "" if is_tls_working else " (perhaps it does not speak TLS)"
             raise RedisRefused(self._tls_why() or f"no answer within {seconds:g} seconds{hint}") from None
 
-    def close_last(self, why: str) -> None:
-        """Abort the connection opened last, if it is still open."""
-        if self._current is not None:
-            self._current.end(why)
-
     def describe(self, failure: Failure) -> str:
         """Describe the failure of this attempt."""
         if failure.check(ConfigError):
@@ -142,10 +140,46 @@ class Attempt:
 
     async def _find_address(self) -> tuple[str, int]:
         """Return the host and port; of a socket, its path and 0. Raises `RedisRefused`."""
-        address, sentinels = self._link.address, self._link.sentinels
-        if sentinels is not None:
-            return await sentinels.find_master(self)
+        address = self._link.address
+        if address.service:
+            return await self._find_master()
         return (address.path, 0) if address.path else address.hosts[0]
+
+    async def _find_master(self) -> tuple[str, int]:
+        """Ask the Sentinels in order. Raises `RedisRefused` if none knows the master."""
+        failures = []
+        sentinels = self._link.sentinels
+        for sentinel in list(sentinels):
+            try:
+                master = await self.within(SENTINEL_SECONDS, self._find_at(*sentinel))
+            except RedisRefused as failed:
+                failures.append(f"{host_and_port(*sentinel)}: {failed}")
+                continue
+            # The next lookup starts with this Sentinel.
+            sentinels.remove(sentinel)
+            sentinels.insert(0, sentinel)
+            return master
+        raise RedisRefused(f"no Sentinel knows the master: {'; '.join(failures)}")
+
+    async def _find_at(self, host: str, port: int) -> tuple[str, int]:
+        address = self._link.address
+        password = address.sentinel_password()
+        try:
+            connection = await self.open(host, port, RedisConnection)
+            await connection.log_in("", password)
+            reply = await connection.run_command("SENTINEL", "get-master-addr-by-name", address.service)
+        except Lost as lost:
+            raise RedisRefused(self.describe_loss(Failure(lost))) from None
+        finally:
+            if self._current is not None:
+                self._current.end("closed by this process")
+        match reply:
+            case None:
+                raise RedisRefused(f"unknown service {address.service}")
+            case [bytes(master_host), bytes(master_port)] if master_port.isdigit():
+                return master_host.decode("utf-8", "replace"), int(master_port)
+            case _:
+                raise RedisRefused("the server is not a Sentinel")
 
     async def _greet(
         self, connection_type: type[Working], host: str, port: int, password: str | None
@@ -153,7 +187,7 @@ class Attempt:
         connection = await self.open(host, port, connection_type)
         await connection.log_in(self._link.address.username, password)
         await connection.set_name(f"synrepl:{self._link.instance}:{connection_type.role}")
-        if self._link.sentinels is not None:
+        if self._link.sentinels:
             # The server may have been demoted since the Sentinel was updated.
             role = await connection.run_command("ROLE")
             if role[0] != b"master":

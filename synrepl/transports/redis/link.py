@@ -17,7 +17,6 @@ from synrepl.replication.broker import BrokerPeer
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import PublisherConnection, SubscriberConnection
 from synrepl.transports.redis.half_link import HalfLink
-from synrepl.transports.redis.sentinel import Sentinels
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -90,7 +89,8 @@ class RedisLink:
         self.channels = [f"{server_name}/{suffix}" for suffix in hears if suffix]
         self.channels += [server_name] if "" in hears else []
         self.is_reading = True
-        self.sentinels = Sentinels(address) if address.service else None
+        self.sentinels = list(address.hosts) if address.service else []
+        """The Sentinels of the service, the one that responded last first."""
         self._server_name = server_name
         self._session = Session(BROKER, dialect, name=instance, seconds=self.clock.seconds)
         self._publish_heads: dict[str, bytes] = {}
