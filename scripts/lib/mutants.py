@@ -84,9 +84,10 @@ def _faults(root: Path, mutant: Mutant) -> Iterator[str]:
     else:
         try:
             changed = mutated(root, mutant)
-            before = ast.dump(ast.parse((root / mutant.file).read_text(encoding="utf-8")))
-            if ast.dump(ast.parse(changed)) == before:
-                yield "the fault changes no code"
+            if mutant.file.endswith(".py"):
+                before = ast.dump(ast.parse((root / mutant.file).read_text(encoding="utf-8")))
+                if ast.dump(ast.parse(changed)) == before:
+                    yield "the fault changes no code"
         except (BadList, SyntaxError) as error:
             yield str(error)
     if bool(mutant.tests) == bool(mutant.equivalent):

@@ -66,7 +66,10 @@ def errors(found: Mapping[str, Any], now: float) -> list[RenderableType]:
 def about(found: Mapping[str, Any]) -> RenderableType:
     """Render role, state and position."""
     table = Table(show_header=False, box=None)
-    table.add_row("state", state_text(str(found.get("state"))))
+    headline = state_text(str(found.get("state")))
+    for warning in found.get("warnings") or ():
+        headline.append(f"; {warning}", "yellow")
+    table.add_row("state", headline)
     for key in ("role", "why", "holds", "name", "server_name", "instance", "epoch", "serial", "digest"):
         if found.get(key) not in {None, ""}:
             table.add_row(key, str(found[key]))

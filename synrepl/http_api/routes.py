@@ -51,6 +51,7 @@ __all__ = [
     "READYZ",
     "REPLICATION",
     "RESYNC",
+    "ROOT",
     "ROUTES",
     "ROWS",
     "STATUS",
@@ -567,6 +568,7 @@ STATUS: Final = Route("status.status", "GET", "/v1/status", "Read the status of 
 STATUS_PAGE: Final = Route(
     "status.page", "GET", "/status", "Show the status to people: one page without scripts.", content_type=HTML
 )
+ROOT: Final = Route("status.root", "GET", "/", "Redirect to the status page.", content_type=HTML, right=None)
 LIVEZ: Final = Route(
     "status.livez",
     "GET",

@@ -1,10 +1,13 @@
 """Status: this daemon's own report, problems first. It can be built even while errors persist."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
+from synrepl.html.humanize import counted
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.relay.leases import WARN_AT
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.wire.filter import Filter
@@ -33,6 +36,12 @@ STATES: Final = {
 
 SHOWN: Final = 200
 """Replicas and leases listed, those in the worst state first; the rest are counted."""
+
+REPLICA_TROUBLES: Final = ("ended", "lost", "behind")
+"""The states of replicas that need attention, the worst first. A lease may precede its replica."""
+
+BEHIND_SECONDS: Final = 1.0
+"""A replica that is behind by less needs no attention."""
 
 RECENT: Final = 20
 """The number of newest facts listed."""
@@ -109,12 +118,14 @@ def build_status(
         errors.append({"what": what, "since": round(since, 3)})
     followers = _followers(publisher, now)
     lagging = [part for part in (ingest, replication) if part is not None]
+    section = files.status() if files is not None else None
     rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
     seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
     return {
         "role": "primary",
         "state": state or ("behind" if errors else "serving"),
         "errors": errors,
+        "warnings": list(_warnings(replicated, followers, section)),
         "server_name": server_name,
         "instance": instance,
         "epoch": log.epoch,
@@ -126,7 +137,7 @@ def build_status(
         "lag_rows": max(rows, default=0),
         "lag_seconds": round(max(seconds, default=0.0), 3),
         **_bounded(replicated),
-        "files": files.status() if files is not None else None,
+        "files": section,
         "followers": followers,
         "streams": _streams(log, table, publisher.holdings.filter),
         "recent": _recent(publisher),
@@ -143,6 +154,29 @@ def _bounded(status: Mapping[str, Any]) -> dict[str, Any]:
         shown[kind] = status[kind][:SHOWN]
         shown[f"more_{kind}"] = len(status[kind]) - len(shown[kind])
     return shown
+
+
+def _warnings(
+    replicated: Mapping[str, Any], followers: list[dict[str, Any]], files: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """Return what needs attention elsewhere: replicas, leases, followers, quarantined files."""
+    # Under load a replica is a moment behind all the time.
+    states = Counter(
+        replica["state"]
+        for replica in replicated["replicas"]
+        if replica["state"] != "behind" or replica["lag_seconds"] >= BEHIND_SECONDS
+    )
+    counts = [(states[state], state) for state in REPLICA_TROUBLES if states[state]]
+    if counts:
+        (first, state), *others = counts
+        others_text = (f", {count:,} {other}" for count, other in others)
+        yield f"{counted(first, 'replica')} {state}{''.join(others_text)}"
+    if used := sum(lease["ended"] is None and lease["used"] >= WARN_AT for lease in replicated["leases"]):
+        yield f"{counted(used, 'lease')} nearly used up"
+    if behind := sum(follower["behind"] for follower in followers):
+        yield f"{counted(behind, 'follower')} behind"
+    if files is not None and files["quarantined"]:
+        yield f"{counted(files['quarantined'], 'file')} quarantined"
 
 
 def _troubles(

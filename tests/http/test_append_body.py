@@ -221,7 +221,7 @@ class PlaceTests(SiteCase):
     def test_odd_requests_get_json(self) -> None:
         """Whatever is asked, the client's parser finds the same shape."""
         cases = [
-            ("GET", "/", 404, "not_found"),
+            ("GET", "/nothing", 404, "not_found"),
             ("GET", "/v1", 404, "not_found"),
             ("GET", "/v1/status/", 404, "not_found"),
             ("GET", "/v1/streams/receipts/facts", 405, "method_not_allowed"),

@@ -16,7 +16,7 @@ NOT_SHOWN = {
 }
 """Requests between daemons, and of bytes."""
 
-PAGES = {"status.status", "status.page", "status.metrics", "openapi.describe"}
+PAGES = {"status.status", "status.page", "status.root", "status.metrics", "openapi.describe"}
 """Whose answers are described elsewhere."""
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from synrepl.ports.metrics import POSITION_WRITERS
-from synrepl.replication.status import STATES
+from synrepl.replication.status import STATES, build_status
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
 from tests.http.builders import BROKEN, SiteCase, receipt
@@ -31,6 +31,37 @@ class FullConnection:
         """It says nothing."""
 
 
+class Replication:
+    """A primary with replicas of these states and lags in seconds, and leases of which so much is used."""
+
+    def __init__(self, replicas: list[tuple[str, float]], leases: list[float]) -> None:
+        self._status: dict[str, Any] = {
+            "state": "",
+            "replicas": [{"state": state, "lag_seconds": lag} for state, lag in replicas],
+            "leases": [{"used": used, "ended": None} for used in leases],
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Its section."""
+        return self._status
+
+    def problems(self) -> list[tuple[str, float]]:
+        """None of its own."""
+        return []
+
+    def not_ready_reasons(self) -> list[tuple[str, float]]:
+        """It is ready."""
+        return []
+
+    def lag_seconds(self) -> float:
+        """None."""
+        return 0.0
+
+    def lag_rows(self) -> int:
+        """None."""
+        return 0
+
+
 class StatusTests(SiteCase):
     """Honest, the worst part first, also while errors stand."""
 
@@ -55,6 +86,7 @@ class StatusTests(SiteCase):
                 "role": "primary",
                 "state": "serving",
                 "errors": [],
+                "warnings": [],
                 "server_name": "hs.example",
                 "instance": "master",
                 "epoch": 1,
@@ -120,6 +152,37 @@ class StatusTests(SiteCase):
         self.assertIn("the disk is full", ready.json()["reasons"][0])
         self.assertIn(b"the disk is full", page.body)
         self.assertEqual(200, self.get("/livez").status)
+
+    def test_the_root_leads_to_the_page(self) -> None:
+        """Relative, so that it also does behind a proxy with a path of its own."""
+        answer = self.get("/")
+
+        self.assertEqual((302, "status"), (answer.status, answer.headers["location"]))
+
+    def test_what_is_wrong_elsewhere_is_a_warning(self) -> None:
+        """This daemon is well; a replica that is behind for a moment is no news."""
+        replication = Replication(
+            [("ended", 9.0), ("lost", 9.0), ("lost", 0.0), ("behind", 5.0), ("behind", 0.2), ("live", 0.0)],
+            [0.85, 0.2],
+        )
+
+        found = build_status(
+            log=self.log,
+            publisher=self.publisher,
+            table=self.table,
+            ingest=None,
+            replication=replication,
+            clock=self.clock,
+            instance="master",
+            server_name="hs.example",
+            started_at=0.0,
+            version="1",
+        )
+
+        self.assertEqual(
+            ("serving", ["1 replica ended, 2 lost, 1 behind", "1 lease nearly used up"]),
+            (found["state"], found["warnings"]),
+        )
 
     def test_every_state_is_documented(self) -> None:
         """Programs compare it with words that they know."""

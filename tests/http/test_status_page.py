@@ -9,7 +9,7 @@ from typing import Any
 from synrepl.replication.relay.registry import REPLICA_STATES
 from synrepl.replication.status import STATES
 from synrepl.transports.http.status_page import POLICY, page
-from synrepl.transports.http.status_page.about import KINDS
+from synrepl.transports.http.status_page.page import KINDS
 from tests.http.builders import NOW, SiteCase
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"
@@ -61,6 +61,7 @@ def status(**changed: Any) -> dict[str, Any]:
     made: dict[str, Any] = {
         "role": "replica",
         "state": "joining",
+        "warnings": [],
         "errors": [{"what": "the upstream is away", "since": NOW - 125.0}],
         "server_name": "example.org",
         "instance": "master",
@@ -191,6 +192,22 @@ class StatusPageTests(SiteCase):
         self.assertEqual(list(STATES), list(KINDS))
         for word in STATES:
             self.assertIn(f"<span>{word}</span>", shown(status(state=word)))
+
+    def test_green_means_that_all_is_well(self) -> None:
+        """A lost replica shows in the headline, and in the title of the tab."""
+        well = shown(status(state="serving"))
+        warned = shown(
+            status(state="serving", warnings=["1 replica lost, 1 behind", "1 lease nearly used up"])
+        )
+
+        self.assertIn('<p class="state good"><span>serving</span>', well)
+        words = "; 1 replica lost, 1 behind; 1 lease nearly used up"
+        self.assertIn(f'<p class="state busy"><span>serving</span><span>{words}</span>', warned)
+        self.assertIn(f"<title>serving{words}: ", warned)
+
+    def test_saved_facts_are_named(self) -> None:
+        """An operator copies the path."""
+        self.assertIn("<code>synrepl.db.only-here-1-201-207.ndjson</code>", shown(status()))
 
     def test_it_lives_without_a_script(self) -> None:
         """By asking again as a whole."""

@@ -17,7 +17,7 @@ from synrepl.streams import jsontext
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.server import Services
 
-__all__ = ["Alive", "Ready", "daemon_version", "livez", "metrics", "page", "readyz", "status"]
+__all__ = ["Alive", "Ready", "daemon_version", "livez", "metrics", "page", "readyz", "root", "status"]
 
 
 class Alive(msgspec.Struct, frozen=True):
@@ -46,6 +46,12 @@ async def page(call: Call) -> bytes:
     call.request.setHeader(b"content-security-policy", POLICY)
     call.request.setHeader(b"cache-control", b"no-store")
     return page(_status(call), call.services.clock.seconds())
+
+
+async def root(call: Call) -> bytes:
+    """Redirect to the page."""
+    call.request.redirect(b"status")
+    return b""
 
 
 async def livez(call: Call) -> Alive:
