@@ -405,14 +405,19 @@ def cli() -> str:
         "",
         EXIT_CODES,
         "",
-        "The daemon is started by `twistd` or `twist`: see [the settings](settings.md).",
+        "A command finds its daemon by `--url`, `--context`, `$SYNREPL_URL` or the context in use, in this",
+        "order. Wrong usage and permanent failures end a command at once. Other failures are retried with",
+        "`--retry`, which is the default of some commands. Durations are seconds, or have a unit: `250ms`, `30s`, `5m`, `12h`, `7d`, `2w`.",
     ]
     for name, command in _commands(synrepl_command):
         arguments = [one for one in command.params if isinstance(one, click.Argument)]
         options = [one for one in command.params if isinstance(one, click.Option)]
         usage = " ".join([f"synrepl {name}", *(one.human_readable_name for one in arguments), "[options]"])
         lines += ["", f"## {name}", "", f"    {usage}", "", *_doc(command.callback), ""]
-        lines += _table(("option", "default", ""), [_option(one) for one in options])
+        if name == "serve":
+            lines.append("The options are in [the settings](settings.md), by the same names.")
+        else:
+            lines += _table(("option", "default", ""), [_option(one) for one in options])
     return _page(lines)
 
 
@@ -463,8 +468,8 @@ def _commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
 
 
 def _option(option: click.Option) -> tuple[str, str, str]:
-    flag = ", ".join(option.opts)
-    if not option.is_flag:
+    flag = ", ".join([*option.opts, *option.secondary_opts])
+    if not (option.is_flag or option.secondary_opts):
         choices = "\\|".join(option.type.choices) if isinstance(option.type, click.Choice) else ""
         flag += f" {option.metavar or choices or option.type.name.upper()}"
     default = "required" if option.required else ""

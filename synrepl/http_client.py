@@ -26,6 +26,9 @@ TIMEOUT_SECONDS: Final = 60.0
 
 CHUNK_BYTES: Final = 65_536
 
+NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING"})
+"""OpenSSL's reasons for a peer that does not speak TLS."""
+
 Response = http.client.HTTPResponse
 
 
@@ -34,7 +37,16 @@ class NotADaemon(ConfigError):
 
 
 class ConnectError(Exception):
-    """There was no complete response; whether the daemon received the request is unknown."""
+    """There was no complete response.
+
+    `is_retryable` tells whether the same request can succeed later. Unless `is_unsent`, the daemon may have
+    received the request.
+    """
+
+    def __init__(self, why: str, *, is_retryable: bool = True, is_unsent: bool = False) -> None:
+        super().__init__(why)
+        self.is_retryable = is_retryable
+        self.is_unsent = is_unsent
 
 
 class HttpError(Exception):
@@ -125,6 +137,9 @@ class BlockingClient:
         if body is not None:
             headers["Content-Type"] = "application/json"
         is_fresh = self._connection.sock is None
+        if is_fresh:
+            with self._connection_errors(is_unsent=True):
+                self._connection.connect()
         with self._connection_errors():
             try:
                 response = self._send(request, body, headers)
@@ -162,13 +177,32 @@ class BlockingClient:
             raise NotADaemon(f"{self.url} is not a synrepl daemon: its response is not JSON") from error
 
     @contextmanager
-    def _connection_errors(self) -> Iterator[None]:
+    def _connection_errors(self, *, is_unsent: bool = False) -> Iterator[None]:
         """Close the connection after an error, and raise `ConnectError`."""
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise ConnectError(_describe(error)) from error
+            raise self._connect_error(error, is_unsent=is_unsent) from error
+
+    def _connect_error(self, error: Exception, *, is_unsent: bool) -> ConnectError:
+        """Return the error for a failed request; a wrong port, scheme or certificate is permanent."""
+        is_tls = self.url.startswith("https:")
+        is_permanent = True
+        if isinstance(error, ssl.SSLCertVerificationError):
+            why = f"TLS: {error.verify_message}; name the CA to trust with SSL_CERT_FILE=/path/ca.pem"
+        elif isinstance(error, ssl.SSLError) and error.reason in NOT_TLS:
+            why = "it does not speak TLS; use http:// in place of https://"
+        elif isinstance(error, http.client.BadStatusLine) and str(error).startswith("SERVER "):
+            why = "this is the port of the line protocol, not of HTTP (by default 9093)"
+        elif isinstance(error, http.client.BadStatusLine) and not isinstance(error, ConnectionError):
+            why = "it does not speak HTTP; check the port" + ("" if is_tls else ", or use https://")
+        else:
+            is_permanent = False
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            if isinstance(error, TimeoutError):
+                why = "no answer in time" + ("; does it speak TLS?" if is_tls and is_unsent else "")
+        return ConnectError(why, is_retryable=not is_permanent, is_unsent=is_unsent or is_permanent)
 
 
 def _http_error(status: int, body: bytes, clean: Callable[[Any], Any]) -> HttpError:
@@ -177,14 +211,6 @@ def _http_error(status: int, body: bytes, clean: Callable[[Any], Any]) -> HttpEr
         return HttpError(status, str(content["error"]), str(content["message"]), content)
     except (ValueError, KeyError, TypeError):
         return HttpError(status, "http", f"HTTP status {status}")
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"TLS: {error.verify_message}; name the CA to trust with SSL_CERT_FILE=/path/ca.pem"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def read_secret(path: str | os.PathLike[str]) -> str:

@@ -7,16 +7,17 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import click
 import msgspec
 
-from synrepl.cli.errors import EXIT_CODES, CliError, connect, secret_option, url_option
+from synrepl.cli.command import CliCommand, CliError
+from synrepl.cli.options import DaemonTarget, daemon_options, retry_delays
 from synrepl.cli.output import JsonLines, OutputClosed
 from synrepl.cli.progress import Advance
+from synrepl.cli.tables import address
 from synrepl.http_api.routes import APPEND
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 from synrepl.streams import jsontext
@@ -26,40 +27,59 @@ __all__ = ["BATCH", "FactPoster", "append"]
 BATCH: Final = 500
 """Default number of facts per request."""
 
-RETRY_DELAYS: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
-"""Seconds between attempts while the daemon does not respond."""
+PATIENCE_SECONDS: Final = 30.0
+"""How long a batch is retried while the daemon does not respond."""
 
 
 class FactPoster:
     """Poster of facts. A batch is sent after the response to the previous one, which keeps the order."""
 
-    def __init__(self, client: BlockingClient, *, retry_delays: Sequence[float] = RETRY_DELAYS) -> None:
+    def __init__(
+        self,
+        client: BlockingClient,
+        *,
+        retry_delays: Callable[[], Iterable[float]] = lambda: retry_delays(PATIENCE_SECONDS),
+    ) -> None:
         self._client = client
         self._retry_delays = retry_delays
+
+    @classmethod
+    def of(cls, daemon: DaemonTarget) -> "FactPoster":
+        """Return a poster to this daemon, which retries as its options say."""
+        seconds = (daemon.timeout or PATIENCE_SECONDS) if daemon.retry else 0.0
+        return cls(daemon.connect(60.0), retry_delays=lambda: retry_delays(seconds))
 
     def post(self, stream: str, facts: Sequence[bytes], *, writer: str | None = None) -> dict[str, Any]:
         """Append facts, each a JSON array of rows, and return the response of the daemon.
 
         Every attempt has the same idempotency key, so that facts are stored once even if a response was lost.
-        Raises `HttpError` if the daemon refuses the facts, and `CliError` if it does not respond.
+        Raises `HttpError` if the daemon refuses the facts or another one is the primary, and `CliError` if it
+        does not respond.
         """
         head: dict[str, Any] = {"idempotency_key": uuid.uuid4().hex}
         if writer is not None:
             head["writer"] = writer
         body = json.dumps(head).encode()[:-1] + b', "facts": ' + jsontext.join(facts) + b"}"
-        delays = iter(self._retry_delays)
+        delays = iter(self._retry_delays())
+        is_unsent = True
         while True:
             try:
                 response: dict[str, Any] = self._client.json(APPEND.request(stream), body)
                 return response
             except (ConnectError, HttpError) as error:
-                if isinstance(error, HttpError) and not error.is_retryable:
-                    raise
-                delay = next(delays, None)
+                if isinstance(error, HttpError):
+                    if primary := address(str(error.body.get("moved_to") or "")):
+                        why = f"{error}; the primary is at {primary}: use its --url"
+                        raise HttpError(error.status, error.code, why, error.body) from error
+                    if not error.is_retryable:
+                        raise
+                    is_unsent &= error.status == 503
+                else:
+                    is_unsent &= error.is_unsent
+                delay = next(delays, None) if error.is_retryable else None
                 if delay is None:
-                    raise CliError(
-                        f"{self._client.url}: {error}; the last batch may have been stored"
-                    ) from error
+                    stored = "was not stored" if is_unsent else "may have been stored"
+                    raise CliError(f"{self._client.url}: {error}; the last batch {stored}") from error
                 click.echo(f"{self._client.url}: {error}; retrying in {delay:g} s", err=True)
             time.sleep(delay)
 
@@ -69,24 +89,23 @@ CHUNK: Final = 1024 * 1024
 _array: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-@click.command(epilog=EXIT_CODES)
+@click.command(cls=CliCommand)
 @click.argument("stream")
-@url_option(required=True)
+@daemon_options(required=True, retry=True)
 @click.option(
     "--writer", metavar="NAME", help="The writer of the facts [default: the daemon's instance name]"
 )
-@secret_option
 @click.option(
     "--batch", type=click.IntRange(1, 10_000), default=BATCH, show_default=True, help="Facts per request."
 )
-def append(stream: str, url: str, writer: str | None, secret_file: Path | None, batch: int) -> None:
+def append(stream: str, daemon: DaemonTarget, writer: str | None, batch: int) -> None:
     """Append rows from standard input to STREAM.
 
     Each line is a row (a JSON array) and becomes a fact. Prints {"serial", "token"} for each fact once it is
     durable; the serial is null for ephemeral streams. Stops at the first invalid row; the rows before it are
     stored.
     """
-    appending = _AppendRun(stream, writer, FactPoster(connect(url, secret_file)))
+    appending = _AppendRun(stream, writer, FactPoster.of(daemon))
     source = sys.stdin.buffer
     try:
         with Advance(f"appending to {stream}", _size(source)) as advance:

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 import operator
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,22 +10,22 @@ from typing import Final
 
 import click
 import msgspec
-from rich.console import Console
 
 from synrepl.caches import CacheRegistry, CacheWarning
 from synrepl.caches import lint as find_wrong
 from synrepl.caches.counters import NameCounts
-from synrepl.cli.errors import EXIT_CODES, CliError, read_secret, secret_option
+from synrepl.cli.command import EXIT_CODES, CliCommand, CliError
+from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
 from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import read
 from synrepl.html.humanize import counted
 from synrepl.http_api.routes import CHANGELOG
-from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from synrepl.http_client import ConnectError, HttpError
 from synrepl.streams.table import StreamTable
 
 __all__ = ["caches"]
 
-DAEMON: Final = "http://127.0.0.1:9093"
+TIMEOUT_SECONDS: Final = 60.0
 
 Row = tuple[str, list[str] | None]
 """The name of a cache or alias, and its keys."""
@@ -47,13 +46,8 @@ def caches() -> None:
     """Check the caches of a worker and their invalidations."""
 
 
-@caches.command(epilog=EXIT_CODES)
+@caches.command(cls=CliCommand)
 @click.argument("registry", metavar="MODULE:ATTRIBUTE")
-@click.option(
-    "--url",
-    metavar="URL",
-    help=f"The HTTP address of the daemon to read the changelog from [default: {DAEMON}]",
-)
 @click.option(
     "--capture",
     "captures",
@@ -62,18 +56,17 @@ def caches() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="A recorded session to read in place of a daemon. May be repeated.",
 )
-@secret_option
-@click.option("--json", "as_json", is_flag=True, help='[{"kind", "cache", "text"}, ...]')
-def lint(
-    registry: str, url: str | None, captures: tuple[Path, ...], secret_file: Path | None, as_json: bool
-) -> None:
+@daemon_options()
+@output_option('[{"kind", "cache", "text"}, ...]')
+def lint(registry: str, captures: tuple[Path, ...], daemon: DaemonTarget, output: Output) -> None:
     """Find probable mistakes in the `CacheRegistry` named ATTRIBUTE in MODULE.
 
     MODULE is imported, from the current directory too. The registry is compared with the invalidations on the
     `caches` stream, read from a daemon's changelog or from recorded sessions. Exit code 1: there are
     findings.
     """
-    if url is not None and captures:
+    given = click.get_current_context().params
+    if captures and (given["url"] or given["context"]):
         raise click.UsageError("--url and --capture exclude each other: use one of them")
     found = _import_registry(registry)
     seen = _SeenInvalidations(found)
@@ -82,12 +75,9 @@ def lint(
             seen.add(_read_capture(path))
     else:
         with Advance("reading invalidations", None) as advance:
-            seen.add(_read_changelog(url or DAEMON, read_secret(secret_file), advance))
+            seen.add(_read_changelog(daemon, advance))
     findings = find_wrong(found, seen.names, seen.lengths)
-    if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(findings)))
-    else:
-        _show(found, seen, findings)
+    output.show(msgspec.to_builtins(findings), _lines(found, seen, findings))
     if findings:
         sys.exit(1)
 
@@ -143,9 +133,9 @@ def _read_capture(path: Path) -> Iterator[Row]:
                 yield row.cache_func, row.keys
 
 
-def _read_changelog(url: str, secret: str | None, advance: Advance) -> Iterator[Row]:
+def _read_changelog(daemon: DaemonTarget, advance: Advance) -> Iterator[Row]:
     try:
-        head, lines = BlockingClient(url, secret=secret).lines(CHANGELOG.request(streams=["caches"]))
+        head, lines = daemon.connect(TIMEOUT_SECONDS).lines(CHANGELOG.request(streams=["caches"]))
         advance.expect(int(head.get("Synrepl-Serial", 0)))
         before = 0
         for line in lines:
@@ -154,20 +144,18 @@ def _read_changelog(url: str, secret: str | None, advance: Advance) -> Iterator[
             before = fact.serial
             yield from ((row.cache_func, row.keys) for row in fact.rows)
     except (ConnectError, HttpError) as error:
-        raise CliError(f"{url}: {error}") from error
+        raise CliError(f"{daemon.url}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise CliError(f"{url} does not respond as a synrepl daemon; check --url") from error
+        raise CliError(f"{daemon.url} does not respond as a synrepl daemon; check --url") from error
 
 
-def _show(registry: CacheRegistry, seen: _SeenInvalidations, findings: list[CacheWarning]) -> None:
-    console = Console(highlight=False)
+def _lines(registry: CacheRegistry, seen: _SeenInvalidations, findings: list[CacheWarning]) -> Iterator[str]:
     summary = [
         counted(len(registry.caches), "cache"),
         f"{counted(sum(seen.names.values()), 'invalidation')} of {counted(len(seen.names), 'name')} seen",
         f"interpreted as {registry.vintage.name}",
     ]
-    console.print(", ".join(summary), markup=False, soft_wrap=True)
-    for finding in findings:
-        console.print(f"{finding.kind}: {finding.text}", markup=False, soft_wrap=True)
+    yield ", ".join(summary)
+    yield from (f"{finding.kind}: {finding.text}" for finding in findings)
     if not findings:
-        console.print("no findings", style="green")
+        yield click.style("no findings", "green")

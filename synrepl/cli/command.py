@@ -9,7 +9,7 @@ import click
 
 from synrepl.errors import ConfigError
 
-__all__ = ["EXIT_CODES", "CliError", "Command", "LazyGroup", "MainGroup", "Option"]
+__all__ = ["EXIT_CODES", "CliError", "CliCommand", "LazyGroup", "MainGroup", "Option"]
 
 EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
 
@@ -42,7 +42,7 @@ class Option(click.Option):
         self.group = group
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command whose help has the options in groups, and the exit codes."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:

@@ -2,26 +2,27 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
-from rich.console import Console
 
-from synrepl.cli.errors import EXIT_CODES, CliError
+from synrepl.cli.command import CliCommand, CliError
+from synrepl.cli.options import Output, output_option
 from synrepl.cli.progress import Advance
 from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.html.humanize import counted
 from synrepl.storage.databases import Database
-from synrepl.storage.doctor import Complaint, Diagnosis, Doctor
+from synrepl.storage.doctor import Diagnosis, Doctor
 from synrepl.storage.ids import IdStream
 
 __all__ = ["doctor"]
 
-STYLES: Final = {"error": "bold red", "warning": "yellow", "note": "dim"}
+COLORS: Final = {"error": "red", "warning": "yellow", "mended": "green"}
 WHAT: Final = {
     "synrepl": "a database of synrepl",
     "synapse": "a Synapse homeserver's database",
@@ -33,7 +34,7 @@ READ_ONLY: Final = (
 )
 
 
-@click.command(epilog=EXIT_CODES)
+@click.command(cls=CliCommand)
 @click.option("--database", "url", required=True, metavar="URL", help="sqlite:PATH or postgresql://...")
 @click.option(
     "--config",
@@ -42,8 +43,8 @@ READ_ONLY: Final = (
 )
 @click.option("--fix", is_flag=True, help="Repair what can be repaired without data loss.")
 @click.option("--quick", is_flag=True, help="Check the newest 10,000 facts of a log only.")
-@click.option("--json", "as_json", is_flag=True, help="Print the diagnosis as JSON.")
-def doctor(url: str, config: Path | None, fix: bool, quick: bool, as_json: bool) -> None:
+@output_option("Print the diagnosis as JSON.")
+def doctor(url: str, config: Path | None, fix: bool, quick: bool, output: Output) -> None:
     """Find problems of the streams in a database: a daemon's log, or a homeserver's database.
 
     A Synapse database is recognized and only read: the repair is printed as SQL. Exit code 1: there is a
@@ -71,11 +72,8 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, as_json: bool)
         raise CliError(str(error)) from error
     except KeyboardInterrupt:
         raise CliError("interrupted; nothing was changed") from None
-    if as_json:
-        result = {**msgspec.structs.asdict(diagnosis), "healthy": diagnosis.is_healthy}
-        click.echo(msgspec.json.encode(result).decode())
-    else:
-        _show(diagnosis, fix=fix)
+    result = {**msgspec.structs.asdict(diagnosis), "healthy": diagnosis.is_healthy}
+    output.show(msgspec.to_builtins(result), _lines(diagnosis, fix=fix))
     if not diagnosis.is_healthy:
         sys.exit(1)
 
@@ -87,38 +85,29 @@ def _configured_streams(settings: Settings, url: str) -> list[IdStream]:
     return [one.ids for one in settings.table_streams]
 
 
-def _show(diagnosis: Diagnosis, *, fix: bool) -> None:
-    console = Console(highlight=False)
+def _lines(diagnosis: Diagnosis, *, fix: bool) -> Iterator[str]:
+    """Yield the diagnosis: what was examined, the problems, and the conclusion."""
     parts = [WHAT[diagnosis.kind]]
     if diagnosis.streams:
         parts.append(f"{counted(len(diagnosis.streams), 'stream')} examined")
     if diagnosis.facts_checked is not None:
         parts.append(f"{counted(diagnosis.facts_checked, 'fact')} of the log checked")
-    _say(console, f"{diagnosis.database}: {', '.join(parts)}")
+    yield f"{diagnosis.database}: {', '.join(parts)}"
     statements: set[str] = set()
     for complaint in diagnosis.complaints:
-        _show_complaint(console, complaint, statements)
+        of = f"{complaint.stream}: " if complaint.stream else ""
+        word = "mended" if complaint.mended else complaint.severity
+        yield click.style(f"{word}: {of}{complaint.text}", COLORS.get(word))
+        if complaint.mended:
+            continue
+        if complaint.remedy:
+            yield f"    {complaint.remedy}"
+        if complaint.statement and complaint.statement not in statements:
+            # One statement can repair several problems and must be run once.
+            statements.add(complaint.statement)
+            yield f"    {complaint.statement};"
     if diagnosis.is_healthy:
-        _say(console, "nothing is wrong" + (" any more" if fix and diagnosis.complaints else ""), "green")
+        again = " any more" if fix and diagnosis.complaints else ""
+        yield click.style(f"nothing is wrong{again}", "green")
     elif fix and diagnosis.kind == "synapse" and statements:
-        _say(console, READ_ONLY)
-
-
-def _show_complaint(console: Console, complaint: Complaint, statements: set[str]) -> None:
-    of = f"{complaint.stream}: " if complaint.stream else ""
-    word = "mended" if complaint.mended else complaint.severity
-    _say(
-        console, f"{word}: {of}{complaint.text}", "green" if complaint.mended else STYLES[complaint.severity]
-    )
-    if complaint.mended:
-        return
-    if complaint.remedy:
-        _say(console, f"    {complaint.remedy}")
-    if complaint.statement and complaint.statement not in statements:
-        # One statement can repair several problems and must be run once.
-        statements.add(complaint.statement)
-        _say(console, f"    {complaint.statement};")
-
-
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, markup=False, soft_wrap=True)
+        yield READ_ONLY

@@ -3,7 +3,6 @@
 The jobs are imported by the commands that run them: Spark takes seconds to import.
 """
 
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from synrepl.cli.command import LazyGroup
-from synrepl.cli.errors import (
-    EXIT_CODES,
-    CliError,
+from synrepl.cli.command import CliCommand, CliError, LazyGroup, Option
+from synrepl.cli.options import (
+    DaemonTarget,
+    Output,
+    daemon_options,
+    duration_option,
+    output_option,
     read_secret,
-    secret_option,
     speed_option,
     stream_option,
-    url_option,
 )
 from synrepl.cli.progress import Advance
 from synrepl.errors import ConfigError, ReplicationError
@@ -43,7 +43,6 @@ JOBS: Final = "synrepl.cli.jobs"
 
 @click.group(
     cls=LazyGroup,
-    epilog=EXIT_CODES,
     places={
         "archive": (f"{JOBS}:archive_command", "Archive the log of a daemon."),
         "compact": (f"{JOBS}:compact_command", "Compact the archive to a snapshot."),
@@ -59,6 +58,8 @@ def pipeline() -> None:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+SPARK: Final[dict[str, Any]] = {"cls": Option, "group": "Spark"}
+
 ARCHIVE: Final = "A directory, or a URI that Spark and pyarrow can open (s3://, gs://, hdfs://)."
 
 
@@ -67,38 +68,59 @@ def archive_option(command: Command) -> Command:
     return click.option("--archive", "location", required=True, metavar="DIR", help=ARCHIVE)(command)
 
 
-maybe_url_option = click.option("--url", metavar="URL", help="The HTTP address of a daemon to read too.")
-
-
 def spark_options(command: Command) -> Command:
     """Add the options of every job: output and Spark."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-        click.option("--ui", is_flag=True, help="Serve the Spark UI on loopback while the job runs."),
-        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting. May be repeated."),
         click.option(
-            "--memory", default="1g", show_default=True, help="The memory of the driver and of each executor."
+            "--ui", is_flag=True, help="Serve the Spark UI on loopback while the job runs.", **SPARK
         ),
-        click.option("--remote", metavar="URL", help="The Spark Connect server, such as sc://host:15002."),
         click.option(
-            "--master", metavar="URL", help="The Spark master, such as spark://host:7077 [default: local]"
+            "--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting. May be repeated.", **SPARK
+        ),
+        click.option(
+            "--memory",
+            default="1g",
+            show_default=True,
+            help="The memory of the driver and of each executor.",
+            **SPARK,
+        ),
+        click.option(
+            "--remote", metavar="URL", help="The Spark Connect server, such as sc://host:15002.", **SPARK
+        ),
+        click.option(
+            "--master",
+            metavar="URL",
+            help="The Spark master, such as spark://host:7077 [default: local]",
+            **SPARK,
         ),
     ):
         command = option(command)
-    return command
+    return output_option("Print the result as JSON.")(command)
 
 
 @contextmanager
 def spark_session(
-    job: str, *, master: str | None, remote: str | None, ui: bool, memory: str, conf: tuple[str, ...]
+    job: str,
+    daemon: DaemonTarget | None = None,
+    *,
+    master: str | None,
+    remote: str | None,
+    ui: bool,
+    memory: str,
+    conf: tuple[str, ...],
 ) -> Iterator["SparkSession"]:
-    """Provide a Spark session for a job. A failure of Spark becomes a one-line `CliError`."""
+    """Provide a Spark session for a job. A failure of Spark becomes a one-line `CliError`.
+
+    A daemon that does not respond is reported before Spark starts.
+    """
     settings = {}
     for one in conf:
         name, equals, value = one.partition("=")
         if not equals:
             raise click.UsageError(f"--conf must be KEY=VALUE, not {one!r}")
         settings[name] = value
+    if daemon is not None:
+        daemon.ask_status()
     # SIGTERM ends the job as SIGINT does: work in progress is committed in whole or not at all.
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -126,6 +148,13 @@ def spark_session(
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def _url_and_secret(daemon: DaemonTarget | None) -> dict[str, str | None]:
+    """Return the arguments `url` and `secret` of a job that may read a daemon too."""
+    if daemon is None:
+        return {"url": None, "secret": None}
+    return {"url": daemon.url, "secret": read_secret(daemon.secret_file)}
 
 
 def _path(secret_file: Path | None) -> str | None:
@@ -170,27 +199,17 @@ class _Bars:
 
 
 def print_result(
-    result: Any, *, as_json: bool, lines: Callable[[Any], Iterator[str]], **fields: object
+    result: Any, output: Output, lines: Callable[[Any], Iterator[str]], **fields: object
 ) -> None:
     """Print the result of a job as JSON, with these further fields, or as text lines."""
-    if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(result, enc_hook=str) | fields))
-    else:
-        for line in lines(result):
-            click.echo(line)
+    output.show(msgspec.to_builtins(result, enc_hook=str) | fields, lines(result))
 
 
-@click.command("archive", epilog=EXIT_CODES)
-@url_option(required=True)
+@click.command("archive", cls=CliCommand)
+@daemon_options(required=True)
 @archive_option
 @click.option("--follow", is_flag=True, help="Archive new facts until interrupted.")
-@click.option(
-    "--every",
-    type=click.FloatRange(0.1),
-    default=5.0,
-    show_default=True,
-    help="With --follow: seconds between two batches.",
-)
+@duration_option("--every", default="5s", help="With --follow: the time between two batches.")
 @click.option(
     "--batch-facts",
     type=click.IntRange(1),
@@ -198,16 +217,14 @@ def print_result(
     show_default=True,
     help="The maximum number of facts in a batch.",
 )
-@secret_option
 @spark_options
 def archive_command(
-    url: str,
+    daemon: DaemonTarget,
     location: str,
     follow: bool,
     every: float,
     batch_facts: int,
-    secret_file: Path | None,
-    as_json: bool,
+    output: Output,
     **spark: Any,
 ) -> None:
     """Archive the log of a daemon up to its current position.
@@ -216,7 +233,7 @@ def archive_command(
     again to continue. Readers of the archive use the files named in DIR/_manifests.
     """
     stop: list[bool] = []
-    with spark_session("archive", **spark) as session, show_progress() as progress:
+    with spark_session("archive", daemon, **spark) as session, show_progress() as progress:
         from synrepl.pipeline.archive.archive import archive
         from synrepl.pipeline.store import Store
 
@@ -225,16 +242,16 @@ def archive_command(
                 signal.signal(number, lambda *_: stop.append(True))
         done = archive(
             session,
-            url,
+            daemon.url,
             Store(location),
-            secret_file=_path(secret_file),
+            secret_file=_path(daemon.secret_file),
             follow=follow,
             every_seconds=every,
             batch_facts=batch_facts,
             progress=progress,
             stopped=lambda: bool(stop),
         )
-    print_result(done, as_json=as_json, lines=_archive_lines)
+    print_result(done, output, _archive_lines)
 
 
 def _archive_lines(done: Any) -> Iterator[str]:
@@ -250,7 +267,7 @@ def _archive_lines(done: Any) -> Iterator[str]:
     yield f"the archive ends at serial {done.serial} of epoch {done.epoch}, digest {done.digest[:16]}"
 
 
-@click.command("compact", epilog=EXIT_CODES)
+@click.command("compact", cls=CliCommand)
 @archive_option
 @click.option(
     "--snapshot", "into", required=True, metavar="DIR", help="The directory or URI of the snapshot."
@@ -259,7 +276,7 @@ def _archive_lines(done: Any) -> Iterator[str]:
     "--full", is_flag=True, help="Read the whole archive, not only the facts since the last snapshot."
 )
 @spark_options
-def compact_command(location: str, into: str, full: bool, as_json: bool, **spark: Any) -> None:
+def compact_command(location: str, into: str, full: bool, output: Output, **spark: Any) -> None:
     """Compact the archive to a snapshot with the last row of each key, which a daemon can start from.
 
     A later run reads the previous snapshot and the facts archived since. Start a daemon with --snapshot DIR.
@@ -269,7 +286,7 @@ def compact_command(location: str, into: str, full: bool, as_json: bool, **spark
         from synrepl.pipeline.store import Store
 
         done = compact(session, Store(location), Store(into), full=full, progress=progress)
-    print_result(done, as_json=as_json, lines=_compact_lines)
+    print_result(done, output, _compact_lines)
 
 
 def _compact_lines(done: Any) -> Iterator[str]:
@@ -284,18 +301,16 @@ def _compact_lines(done: Any) -> Iterator[str]:
     yield f"the snapshot is at serial {made.serial} of epoch {made.epoch}, digest {made.digest[:16]}"
 
 
-@click.command("audit", epilog=EXIT_CODES)
+@click.command("audit", cls=CliCommand)
 @archive_option
-@maybe_url_option
+@daemon_options(optional=True)
 @click.option("--deep", is_flag=True, help="Compute every digest again, also of files without a finding.")
-@secret_option
 @spark_options
 def audit_command(
     location: str,
-    url: str | None,
+    daemon: DaemonTarget | None,
     deep: bool,
-    secret_file: Path | None,
-    as_json: bool,
+    output: Output,
     **spark: Any,
 ) -> None:
     """Check that the archive is complete and, with --url, that the daemon has the same facts.
@@ -303,19 +318,18 @@ def audit_command(
     Reports missing, duplicate and changed rows by stream, writer, tokens and file. Exit code 1: there are
     findings.
     """
-    with spark_session("audit", **spark) as session, show_progress() as progress:
+    with spark_session("audit", daemon, **spark) as session, show_progress() as progress:
         from synrepl.pipeline.audit.audit import audit
         from synrepl.pipeline.store import Store
 
         done = audit(
             session,
             Store(location),
-            url=url,
-            secret=read_secret(secret_file),
+            **_url_and_secret(daemon),
             deep=deep,
             progress=progress,
         )
-    print_result(done, as_json=as_json, lines=_audit_lines, is_clean=done.is_clean)
+    print_result(done, output, _audit_lines, is_clean=done.is_clean)
     if not done.is_clean:
         sys.exit(1)
 
@@ -337,7 +351,7 @@ def _audit_lines(done: Any) -> Iterator[str]:
     yield f"{'clean' if done.is_clean else 'NOT CLEAN'}: {looked}; {sum(done.seconds.values()):.1f} s"
 
 
-@click.command("report", epilog=EXIT_CODES)
+@click.command("report", cls=CliCommand)
 @archive_option
 @click.option(
     "--out",
@@ -346,24 +360,22 @@ def _audit_lines(done: Any) -> Iterator[str]:
     metavar="DIR",
     help="The directory for the page, its plots and its tables.",
 )
-@maybe_url_option
+@daemon_options(optional=True)
 @click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="The length of rankings.")
-@secret_option
 @spark_options
 def report_command(
     location: str,
     out: Path,
-    url: str | None,
+    daemon: DaemonTarget | None,
     top: int,
-    secret_file: Path | None,
-    as_json: bool,
+    output: Output,
     **spark: Any,
 ) -> None:
     """Write a page on the archive to OUT: throughput, lag, hot caches and gaps.
 
     With --url the page includes the leases of the daemon.
     """
-    with spark_session("report", **spark) as session, show_progress() as progress:
+    with spark_session("report", daemon, **spark) as session, show_progress() as progress:
         from synrepl.pipeline.report.report import report
         from synrepl.pipeline.store import Store
 
@@ -371,12 +383,11 @@ def report_command(
             session,
             Store(location),
             out,
-            url=url,
-            secret=read_secret(secret_file),
+            **_url_and_secret(daemon),
             top=top,
             progress=progress,
         )
-    print_result(done, as_json=as_json, lines=_report_lines)
+    print_result(done, output, _report_lines)
 
 
 def _report_lines(done: Any) -> Iterator[str]:
@@ -385,9 +396,9 @@ def _report_lines(done: Any) -> Iterator[str]:
     yield f"{done.page}: {done.facts:,} facts of {done.streams} streams by {done.writers} writers"
 
 
-@click.command("replay", epilog=EXIT_CODES)
+@click.command("replay", cls=CliCommand)
 @archive_option
-@url_option(required=True)
+@daemon_options(required=True)
 @stream_option("Replay")
 @click.option(
     "--after", type=click.IntRange(0), default=0, show_default=True, help="Replay facts after this serial."
@@ -397,18 +408,16 @@ def _report_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--name", help="The name of the replay: a repeat under the same name within a day stores no fact twice."
 )
-@secret_option
 @spark_options
 def replay_command(
     location: str,
-    url: str,
+    daemon: DaemonTarget,
     streams: tuple[str, ...],
     after: int,
     upto: int | None,
     speed: float,
     name: str | None,
-    secret_file: Path | None,
-    as_json: bool,
+    output: Output,
     **spark: Any,
 ) -> None:
     """Append the facts of the archive to a daemon, as new facts.
@@ -416,23 +425,23 @@ def replay_command(
     For tests, for a migration to another daemon, and to reproduce a day. Streams, writers, rows and their
     order stay the same; serials, tokens and times are new.
     """
-    with spark_session("replay", **spark) as session, show_progress() as progress:
+    with spark_session("replay", daemon, **spark) as session, show_progress() as progress:
         from synrepl.pipeline.replay import replay
         from synrepl.pipeline.store import Store
 
         done = replay(
             session,
             Store(location),
-            url,
+            daemon.url,
             streams=streams or None,
             after=after,
             upto=upto,
             speed=speed,
             name=name,
-            secret_file=_path(secret_file),
+            secret_file=_path(daemon.secret_file),
             progress=progress,
         )
-    print_result(done, as_json=as_json, lines=_replay_lines)
+    print_result(done, output, _replay_lines)
 
 
 def _replay_lines(done: Any) -> Iterator[str]:
@@ -441,19 +450,15 @@ def _replay_lines(done: Any) -> Iterator[str]:
     yield f"replayed {done.facts:,} facts ({done.rows:,} rows) in {done.seconds:.1f} s"
 
 
-@click.command("watch", epilog=EXIT_CODES)
-@url_option(required=True)
+@click.command("watch", cls=CliCommand)
+@daemon_options(required=True)
 @stream_option("Watch")
-@click.option(
+@duration_option(
     "--stall-seconds",
-    type=click.FloatRange(0, min_open=True),
-    default=60.0,
-    show_default=True,
+    default="60s",
     help="A writer has stalled if it is silent for this long and for ten times its usual interval.",
 )
-@click.option(
-    "--every", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds between two batches."
-)
+@duration_option("--every", default="5s", help="The time between two batches.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="The length of rankings.")
 @click.option(
     "--from",
@@ -465,18 +470,16 @@ def _replay_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--checkpoint", metavar="DIR", help="The checkpoint directory, from which the next run continues."
 )
-@secret_option
 @spark_options
 def watch_command(
-    url: str,
+    daemon: DaemonTarget,
     streams: tuple[str, ...],
     stall_seconds: float,
     every: float,
     top: int,
     since: str,
     checkpoint: str | None,
-    secret_file: Path | None,
-    as_json: bool,
+    output: Output,
     **spark: Any,
 ) -> None:
     """Write events as JSON lines until interrupted: gaps, stalled writers, hot caches of each minute.
@@ -485,15 +488,15 @@ def watch_command(
     summary.
     """
     stop: list[bool] = []
-    with spark_session("watch", **spark) as session:
+    with spark_session("watch", daemon, **spark) as session:
         from synrepl.pipeline.watch.watch import watch
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.append(True))
         done = watch(
             session,
-            url,
-            secret_file=_path(secret_file),
+            daemon.url,
+            secret_file=_path(daemon.secret_file),
             streams=streams or None,
             stall_seconds=stall_seconds,
             every_seconds=every,
@@ -503,5 +506,4 @@ def watch_command(
             write=lambda line: click.echo(line, nl=False),
             stopped=lambda: bool(stop),
         )
-    if as_json:
-        print_result(done, as_json=True, lines=lambda done: iter(()))
+    print_result(done, output, lambda done: iter(()))

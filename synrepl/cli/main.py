@@ -12,7 +12,10 @@ __all__ = ["main"]
     context_settings={"help_option_names": ["-h", "--help"]},
     places={
         "serve": ("synrepl.cli.serve:serve", "Run the daemon in the foreground."),
+        "config": ("synrepl.cli.config:config", "Check the configuration of a daemon."),
         "status": ("synrepl.cli.status:status", "Show the status of a daemon."),
+        "top": ("synrepl.cli.status:top", "Watch a daemon on one screen."),
+        "who": ("synrepl.cli.status:who", "Show the followers of a daemon."),
         "streams": ("synrepl.cli.streams:streams", "Show the streams of a daemon and their writers."),
         "replicas": ("synrepl.cli.replicas:replicas", "Show the replicas of a daemon."),
         "tail": ("synrepl.cli.tail:tail", "Follow a server, a Redis or a recording."),
@@ -24,13 +27,16 @@ __all__ = ["main"]
         "doctor": ("synrepl.cli.doctor:doctor", "Find problems of the streams in a database."),
         "caches": ("synrepl.cli.caches:caches", "Check the caches of a worker."),
         "pipeline": ("synrepl.cli.jobs:pipeline", "Run Spark jobs on the streams."),
+        "context": ("synrepl.cli.context:context", "Name the daemons that commands connect to."),
+        "completion": ("synrepl.cli.completion:completion", "Print the completion script of a shell."),
     },
     headings={
-        "Run": "serve",
-        "Look": "status streams replicas",
+        "Run": "serve config",
+        "Look": "status top who streams replicas",
         "Read and write": "tail append replay",
         "Operate": "leases promote resync doctor caches",
         "Analyze": "pipeline",
+        "Set up": "context completion",
     },
 )
 @click.version_option(package_name="synrepl", message="%(prog)s %(version)s")

@@ -16,6 +16,7 @@ from twisted.logger import (
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import SaveablePosition
+from synrepl.ports.time import Timer
 from synrepl.storage.position_files import FilePositions
 from synrepl.wire import jsontext
 
@@ -59,11 +60,17 @@ class TailOutput:
     """Printer of lines that also runs and stops the reactor.
 
     Lines are written at most once per reactor iteration. The output ends on `end`, when standard output is
-    closed, or after `exit_after` facts; None means no limit. `error` is the line the command fails with.
+    closed, after `exit_after` facts, or with an error after `patience` seconds without a connection; None
+    means no limit. `error` is the line the command fails with.
     """
 
-    def __init__(self, reactor: Any, lines: JsonLines, *, exit_after: int | None) -> None:
+    def __init__(
+        self, reactor: Any, lines: JsonLines, *, exit_after: int | None, patience: float | None = None
+    ) -> None:
         self.reactor = reactor
+        self._patience = patience
+        self._patience_timer = Timer(reactor, lambda: self.end(f"no connection: {self._why}"))
+        self._why = "the server does not respond"
         self.error = ""
         self.is_ending = False
         self._lines = lines
@@ -73,6 +80,16 @@ class TailOutput:
     def write_event(self, kind: str, **fields: Any) -> None:
         """Print a line of this type."""
         self.write({"type": kind, **fields})
+        if kind == "connected":
+            self._patience_timer.stop()
+        elif kind == "disconnected":
+            self._why = str(fields.get("reason") or self._why)
+            self._expect_connection()
+
+    def _expect_connection(self) -> None:
+        """End the command unless there is a connection in time."""
+        if self._patience is not None and not self._patience_timer.is_active:
+            self._patience_timer.start(self._patience)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Print a line."""
@@ -113,6 +130,8 @@ class TailOutput:
     def run(self, start: Callable[[], None], stop: Callable[[], Any]) -> None:
         """Run the reactor. Call `start` first, and `stop` when the reactor ends, by a signal or by itself."""
         self.reactor.callWhenRunning(start)
+        if self._patience:
+            self.reactor.callWhenRunning(self._expect_connection)
         self.reactor.addSystemEventTrigger("before", "shutdown", stop)
         self.reactor.run()
         self.flush()

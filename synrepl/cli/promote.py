@@ -3,15 +3,15 @@
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from synrepl.cli.errors import EXIT_CODES, CliError, confirm, connect, secret_option, url_option
+from synrepl.cli.command import CliCommand, CliError
+from synrepl.cli.options import DaemonTarget, Output, confirm, daemon_options, output_option
 from synrepl.cli.progress import post_and_watch
-from synrepl.http_api.routes import PROMOTE, STATUS
-from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from synrepl.http_api.routes import PROMOTE
+from synrepl.http_client import ConnectError, HttpError
 
 __all__ = ["WHAT_TO_DO", "promote"]
 
@@ -32,17 +32,14 @@ WHAT_TO_DO: Final = {
 """The advice for each error code."""
 
 
-@click.command(epilog=EXIT_CODES)
-@url_option(required=True)
-@secret_option
+@click.command(cls=CliCommand)
+@daemon_options(required=True)
 @click.option(
     "--force", is_flag=True, help="Do not contact the primary; leave missing facts and files behind."
 )
 @click.option("--yes", is_flag=True, help="Promote a fenced daemon by --force without confirmation.")
-@click.option(
-    "--json", "as_json", is_flag=True, help='{"role", "epoch", "serial"}, or {"error", "message", ...}'
-)
-def promote(url: str, secret_file: Path | None, force: bool, yes: bool, as_json: bool) -> None:
+@output_option('{"role", "epoch", "serial"}, or {"error", "message", ...}')
+def promote(daemon: DaemonTarget, force: bool, yes: bool, output: Output) -> None:
     """Make the replica at URL the primary.
 
     First the primary stops accepting facts. The replica must catch up within 30 seconds, files included, and
@@ -52,35 +49,33 @@ def promote(url: str, secret_file: Path | None, force: bool, yes: bool, as_json:
     With --force a fenced daemon becomes primary again, for the case that the other daemon is not primary
     after all. The command asks for confirmation on a terminal, and requires --yes without one.
     """
-    client = connect(url, secret_file, timeout=TIMEOUT_SECONDS)
+    url = daemon.url
     if force:
-        _confirm_if_fenced(connect(url, secret_file, timeout=5.0), url, yes=yes)
+        _confirm_if_fenced(daemon, yes=yes)
     try:
         response = post_and_watch(
-            client,
-            connect(url, secret_file, timeout=5.0),
+            daemon.connect(TIMEOUT_SECONDS),
+            daemon.connect(5.0),
             PROMOTE.request(),
             json.dumps({"force": force}).encode(),
             _format_progress,
         )
     except HttpError as error:
-        _show_refusal(error, as_json=as_json)
-        raise CliError(f"{url}: {error.code}: {error.message}") from error
+        raise _refusal(url, error, is_json=output.is_json) from error
     except ConnectError as error:
+        if error.is_unsent:
+            raise CliError(f"{url}: {error}; no promotion was requested") from error
         why = f"{url}: {error}; the replica may have been promoted: check with synrepl status --url {url}"
         raise CliError(why) from error
-    if as_json:
-        click.echo(json.dumps(response))
-    else:
-        click.echo(f"primary in epoch {response['epoch']}, from serial {response['serial']} on")
+    output.show(response, [f"primary in epoch {response['epoch']}, from serial {response['serial']} on"])
 
 
-def _confirm_if_fenced(client: BlockingClient, url: str, *, yes: bool) -> None:
+def _confirm_if_fenced(daemon: DaemonTarget, *, yes: bool) -> None:
     """Explain the promotion of a fenced daemon, and ask for confirmation."""
     try:
-        status = client.json(STATUS.request())
-    except (ConnectError, HttpError) as error:
-        raise CliError(f"{url}: {error}; no promotion was requested") from error
+        status = daemon.ask_status()
+    except CliError as error:
+        raise CliError(f"{error.message}; no promotion was requested") from error
     if status.get("role") != "fenced":
         return
     click.echo(
@@ -104,12 +99,12 @@ def _format_progress(status: Mapping[str, Any]) -> str:
     return f"{upstream['state']}: serial {status['serial']} of {upstream['serial']}{missing}"
 
 
-def _show_refusal(error: HttpError, *, as_json: bool) -> None:
+def _refusal(url: str, error: HttpError, *, is_json: bool) -> CliError:
+    """Return the error of a refused promotion, with the advice for its code; print it if it is JSON."""
     advice = WHAT_TO_DO.get(error.code, "")
-    if as_json:
+    if is_json:
         click.echo(json.dumps({**error.body, "what_to_do": advice}))
         sys.exit(1)
     for name, sha256 in error.body.get("missing", []):
         click.echo(f"missing: {name} ({sha256})", err=True)
-    if advice:
-        click.echo(f"what to do: {advice}", err=True)
+    return CliError(f"{url}: {error.code}: {error.message}" + (f"; what to do: {advice}" if advice else ""))

@@ -1,6 +1,5 @@
 """``synrepl replay``: append the rows of a recorded session as new facts."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -9,21 +8,20 @@ from pathlib import Path
 from typing import Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from synrepl.cli.append import BATCH, FactPoster
-from synrepl.cli.errors import (
-    EXIT_CODES,
-    CliError,
-    connect,
+from synrepl.cli.command import CliCommand, CliError
+from synrepl.cli.options import (
+    DaemonTarget,
+    Output,
+    daemon_options,
     dialect_option,
-    secret_option,
+    output_option,
     speed_option,
-    url_option,
 )
 from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import RecordedFacts, Recording, encode_rows, read
+from synrepl.cli.tables import table
 from synrepl.http_client import HttpError
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
@@ -33,9 +31,9 @@ __all__ = ["replay"]
 BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
-@click.command(epilog=EXIT_CODES)
+@click.command(cls=CliCommand)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
-@url_option(required=True)
+@daemon_options(required=True, retry=True)
 @dialect_option(
     default=None, help="The dialect of the recorded master [default: detected from the recording]"
 )
@@ -45,16 +43,14 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
     help="The connection to replay from a proxy's recording [default: the first with rows]",
 )
 @speed_option("recorded")
-@secret_option
-@click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
+@output_option("The summary as JSON.")
 def replay(
     file: Path,
-    url: str,
+    daemon: DaemonTarget,
     dialect: Dialect | None,
     connection: str | None,
     speed: float,
-    secret_file: Path | None,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Append the rows of the recorded session FILE as new facts.
 
@@ -63,7 +59,7 @@ def replay(
     fact together; the recorded tokens are not kept. A row that cannot be parsed is skipped and reported on
     standard error, and the exit code is then 1.
     """
-    poster = FactPoster(connect(url, secret_file))
+    poster = FactPoster.of(daemon)
     recording = _load_recording(file, dialect, connection)
     for bad in recording.bad:
         click.echo(f"{file}, line {bad.number}: skipped a row of {bad.stream}: {bad.why}", err=True)
@@ -82,7 +78,7 @@ def replay(
         raise CliError(
             f"interrupted; {stored} facts were stored, and possibly the batch in progress"
         ) from None
-    _summary(recording, time.monotonic() - began, as_json=as_json)
+    _show_summary(recording, time.monotonic() - began, output)
     if recording.bad:
         sys.exit(1)
 
@@ -121,26 +117,19 @@ def _wait_for(fact: RecordedFacts, first: RecordedFacts, speed: float, began: fl
         time.sleep(max(0.0, began + (fact.at - first.at) / speed - time.monotonic()))
 
 
-def _summary(recording: Recording, seconds: float, *, as_json: bool) -> None:
+def _show_summary(recording: Recording, seconds: float, output: Output) -> None:
     counts: dict[str, dict[str, int]] = {}
     for fact in recording.facts:
         count = counts.setdefault(fact.stream, {"rows": 0, "facts": 0})
         count["rows"] += len(fact.rows)
         count["facts"] += 1
-    if as_json:
-        found = {
-            "dialect": recording.dialect.name,
-            "facts": len(recording.facts),
-            "rows": sum(count["rows"] for count in counts.values()),
-            "left_out": len(recording.bad),
-            "seconds": round(seconds, 3),
-            "streams": counts,
-        }
-        click.echo(json.dumps(found))
-        return
-    table = Table("stream", "rows", "facts")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for stream in sorted(counts):
-        table.add_row(stream, f"{counts[stream]['rows']:,}", f"{counts[stream]['facts']:,}")
-    Console().print(table)
+    found = {
+        "dialect": recording.dialect.name,
+        "facts": len(recording.facts),
+        "rows": sum(count["rows"] for count in counts.values()),
+        "left_out": len(recording.bad),
+        "seconds": round(seconds, 3),
+        "streams": counts,
+    }
+    rows = [(stream, count["rows"], count["facts"]) for stream, count in sorted(counts.items())]
+    output.show(found, table(("stream", "rows", "facts"), rows, limit=len(rows)))

@@ -1,63 +1,63 @@
 """``synrepl resync``: make a stopped replica or a fenced daemon a replica of the primary again."""
 
-import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from synrepl.cli.errors import EXIT_CODES, CliError, ask, confirm, connect, secret_option, url_option
+from synrepl.cli.command import CliCommand, CliError
+from synrepl.cli.options import (
+    DaemonTarget,
+    Output,
+    confirm,
+    daemon_options,
+    duration_option,
+    output_option,
+)
 from synrepl.cli.progress import Advance
-from synrepl.http_api.routes import RESYNC, STATUS
-from synrepl.http_client import BlockingClient
+from synrepl.cli.tables import address
+from synrepl.http_api.routes import RESYNC
 
 __all__ = ["resync"]
 
 LOOK_SECONDS: Final = 0.3
 
 
-@click.command(epilog=EXIT_CODES)
-@url_option(required=True)
-@secret_option
+@click.command(cls=CliCommand)
+@daemon_options(required=True)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option(
+@duration_option(
     "--wait",
-    type=click.FloatRange(0, 86_400),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
+    default="60s",
     help="How long to wait until the daemon is live; it continues by itself in any case.",
 )
-@click.option("--json", "as_json", is_flag=True, help='{"only_here": [path], "state": str, "serial": int}')
-def resync(url: str, secret_file: Path | None, yes: bool, wait: float, as_json: bool) -> None:
+@output_option('{"only_here": [path], "state": str, "serial": int}')
+def resync(daemon: DaemonTarget, yes: bool, wait: float, output: Output) -> None:
     """Discard the facts that only the daemon at URL has, and make it a copy of its primary again.
 
     For a replica that has stopped because its log forked from its upstream's, and for a former primary
     (fenced). The discarded facts are first written to a file next to the daemon's database, and the command
     prints the file's path. It asks for confirmation on a terminal, and requires --yes without one.
     """
-    client = connect(url, secret_file, timeout=30.0)
-    _explain(ask(client, STATUS.request()))
+    _explain(daemon.ask_status())
     confirm(yes=yes)
-    ask(client, RESYNC.request(), b"{}")
-    after = _wait_until_live(client, wait)
+    daemon.ask(RESYNC.request(), b"{}", timeout=30.0)
+    after = _wait_until_live(daemon, wait)
     upstream = after.get("upstream") or {}
     result = {
         "only_here": upstream.get("only_here", []),
         "state": upstream.get("state", after.get("state")),
         "serial": after["serial"],
     }
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        for path in result["only_here"]:
-            click.echo(f"facts that only this daemon had are in {path}, on its machine")
-        click.echo(f"{result['state']}, at serial {result['serial']} of epoch {after['epoch']}")
+    lines = [f"facts that only this daemon had are in {path}, on its machine" for path in result["only_here"]]
+    lines.append(f"{result['state']}, at serial {result['serial']} of epoch {after['epoch']}")
+    output.show(result, lines)
     if result["state"] != "live":
         why = upstream.get("why") or f"the state is {result['state']}"
-        raise CliError(f"the daemon is not live yet: {why}; watch it with synrepl status --watch --url {url}")
+        raise CliError(
+            f"the daemon is not live yet: {why}; watch it with synrepl status --watch --url {daemon.url}"
+        )
 
 
 def _explain(status: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ def _explain(status: Mapping[str, Any]) -> None:
     if not is_stopped and status["role"] != "fenced":
         raise CliError(f"nothing to resync: this daemon is {status['role']}, {status['state']}")
     why = f"{refusal.get('code')}: {refusal.get('message')}" if is_stopped else status.get("why", "")
-    primary = ", ".join(part for part in str(status.get("primary", "")).split() if part != "-")
+    primary = address(str(status.get("primary", "")))
     click.echo(f"{status['state']}: {why}", err=True)
     click.echo(
         f"This daemon is at serial {status['serial']} of epoch {status['epoch']}. The facts that"
@@ -79,13 +79,13 @@ def _explain(status: Mapping[str, Any]) -> None:
     )
 
 
-def _wait_until_live(client: BlockingClient, wait: float) -> Mapping[str, Any]:
+def _wait_until_live(daemon: DaemonTarget, wait: float) -> Mapping[str, Any]:
     """Wait until the daemon is live, with a progress bar on a terminal. Return the last status."""
     until = time.monotonic() + wait
     with Advance("joining", None) as advance:
         done = 0
         while True:
-            status: Mapping[str, Any] = ask(client, STATUS.request())
+            status: Mapping[str, Any] = daemon.ask_status()
             upstream = status.get("upstream") or {}
             if join := upstream.get("join"):
                 advance.expect(join["total"])

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from synrepl.cli.command import Command, Option
+from synrepl.cli.command import CliCommand, Option
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError
 
@@ -53,7 +53,7 @@ def read_flags(given: dict[str, Any]) -> dict[str, Any]:
     return flags
 
 
-@click.command(cls=Command, params=[*_options()])
+@click.command(cls=CliCommand, params=[*_options()])
 def serve(config: Path | None, **given: Any) -> None:
     """Run the daemon in the foreground, until SIGTERM or SIGINT; log to standard error.
 

@@ -1,143 +1,107 @@
-"""``synrepl status``: the status of a daemon."""
+"""``synrepl status``, ``synrepl top`` and ``synrepl who``: a daemon, and those that follow it."""
 
 import json
+import shutil
 import sys
 import time
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from synrepl.cli import tables
-from synrepl.cli.errors import EXIT_CODES, CliError, ask, connect, secret_option, url_option
+from synrepl.cli.command import CliCommand
+from synrepl.cli.options import DaemonTarget, Output, daemon_options, duration_option, output_option
+from synrepl.cli.tables import followers_table, status_lines
 from synrepl.http_api.routes import STATUS
-from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from synrepl.http_client import ConnectError, HttpError
 
-__all__ = ["ask_status", "status"]
+__all__ = ["status", "top", "who"]
 
-TIMEOUT_SECONDS: Final = 10.0
+interval_option = duration_option("--interval", default="1s", help="The time between refreshes.")
 
 
-@click.command(epilog=EXIT_CODES)
-@url_option(required=False)
-@secret_option
+@click.command(cls=CliCommand)
+@daemon_options()
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C; with --json print a line each time.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.1, 3600),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="The time between refreshes, with --watch.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the response of the daemon as JSON.")
-def status(url: str, secret_file: Path | None, watch: bool, interval: float, as_json: bool) -> None:
+@interval_option
+@output_option("Print the response of the daemon as JSON.", is_table=True)
+def status(daemon: DaemonTarget, watch: bool, interval: float, output: Output) -> None:
     """Show the status of a daemon: problems first, then role, position and followers.
 
     A replica that joins or catches up shows its progress and the remaining time.
     """
     if watch:
-        _watch(url, secret_file, interval, as_json=as_json)
+        _watch(daemon, interval, output, _show_whole)
         return
-    found = ask_status(url, secret_file)
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        tables.print_parts(_parts(found, time.time()))
+    found = daemon.ask_status()
+    output.show(found, status_lines(found, time.time(), is_wide=output.is_wide))
 
 
-def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool) -> None:
-    """Show the status again and again; a daemon that does not respond is shown and retried."""
-    client = connect(url, secret_file, timeout=TIMEOUT_SECONDS)
-    console = Console(highlight=False)
+@click.command(cls=CliCommand)
+@daemon_options()
+@interval_option
+def top(daemon: DaemonTarget, interval: float) -> None:
+    """Watch a daemon on one screen, until Ctrl-C: the same as status, cut to the size of the terminal."""
+    if not sys.stdout.isatty():
+        raise click.UsageError("top needs a terminal; use synrepl status --watch")
+    click.echo("\x1b[?1049h", nl=False)  # the alternate screen
     try:
-        with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
-            while True:
-                try:
-                    found = _checked(client, client.json(STATUS.request()))
-                    parts = _parts(found, time.time())
-                except (ConnectError, HttpError) as error:
-                    found = {"error": str(error)}
-                    parts = [Text(f"{url}: {error}", style="bold red")]
-                if as_json:
-                    click.echo(json.dumps(found))
-                else:
-                    live.update(Group(*parts), refresh=True)
-                time.sleep(interval)
-    except KeyboardInterrupt:
+        _watch(daemon, interval, Output("wide"), _show_screen)
+    finally:
+        click.echo("\x1b[?1049l", nl=False)
+
+
+@click.command(cls=CliCommand)
+@daemon_options()
+@output_option('The list "followers" of /v1/status as JSON.', is_table=True)
+def who(daemon: DaemonTarget, output: Output) -> None:
+    """Show the followers of a daemon, the furthest behind first: their names, dialects and lags.
+
+    Name and dialect are those that a follower has announced.
+    """
+    found = daemon.ask_status().get("followers") or []
+    output.show(found, followers_table(found, is_wide=output.is_wide))
+
+
+def _watch(daemon: DaemonTarget, interval: float, output: Output, show: Callable[[list[str]], None]) -> None:
+    """Show the status again and again; a daemon that does not respond is shown and retried."""
+    client = daemon.connect()
+    try:
+        while True:
+            found: Any
+            try:
+                found = client.json(STATUS.request())
+                lines = list(status_lines(found, time.time(), is_wide=output.is_wide))
+            except (ConnectError, HttpError) as error:
+                found = {"error": str(error)}
+                lines = [click.style(f"{daemon.url}: {error}", "red", bold=True)]
+            if output.is_json:
+                click.echo(json.dumps(found))
+            else:
+                show(lines)
+            time.sleep(max(interval, 0.1))
+    except (BrokenPipeError, KeyboardInterrupt):
         sys.exit(0)
-    except BrokenPipeError:
-        sys.exit(0)
 
 
-def _parts(found: dict[str, Any], now: float) -> list[RenderableType]:
-    """Render the status."""
-    parts = [
-        *tables.errors(found, now),
-        tables.about(found),
-        *tables.upstream(found),
-        *tables.replicas(found.get("replicas") or [], now),
-        *tables.leases(found.get("leases") or [], now),
-        *tables.files(found, now),
-        *_sources(found),
-    ]
-    followers = found.get("followers") or []
-    if not followers:
-        return [*parts, Text("no followers")]
-    table = Table("follower", "dialect", "", "lag in rows", "lag in seconds")
-    for one in followers[: tables.SHOWN]:
-        table.add_row(
-            one["name"] or "(no name)",
-            one["dialect"] or "unknown",
-            "behind" if one["behind"] else "live",
-            str(one["lag_rows"]),
-            str(one["lag_seconds"]),
-        )
-    return [*parts, table]
+def _show_whole(lines: list[str]) -> None:
+    """Show all lines: on a terminal in place of the former ones, elsewhere below them."""
+    if sys.stdout.isatty():
+        click.clear()
+    click.echo("\n".join(lines))
 
 
-def _sources(found: dict[str, Any]) -> list[RenderableType]:
-    """Render the sources of facts and the stuck writers."""
-    tables: list[RenderableType] = []
-    sources = [found["redis"]] if found.get("redis") else []
-    if sources or found.get("following"):
-        table = Table("source", "", "lag in rows", "lag in seconds", "gaps", "lost", "writes")
-        table.columns[0].no_wrap = True
-        for one in [*sources, *found.get("following", [])]:
-            is_up = one.get("subscribed", one.get("connected"))
-            writes = ", ".join(dict.fromkeys(pair["stream"] for pair in one.get("writes", []))) or "nothing"
-            table.add_row(
-                one.get("address", one.get("endpoint", "")),
-                "live" if is_up else f"down: {one['why']}",
-                str(one["lag_rows"]),
-                str(one["lag_seconds"]),
-                str(len(one["gaps"])),
-                str(len(one["lost"])),
-                writes,
-            )
-        tables.append(table)
-    if found.get("stuck"):
-        table = Table("stuck writer", "stream", "at", "behind", "seconds")
-        for one in found["stuck"]:
-            table.add_row(
-                one["writer"], one["stream"], str(one["token"]), str(one["behind"]), str(one["seconds"])
-            )
-        tables.append(table)
-    return tables
+def _show_screen(lines: list[str]) -> None:
+    """Show what fits on the screen, without a flicker."""
+    width, height = shutil.get_terminal_size()
+    shown = (
+        lines if len(lines) < height else [*lines[: height - 2], f"... {len(lines) - height + 2} more lines"]
+    )
+    ends = "\x1b[0m\x1b[K\n"
+    click.echo("\x1b[H" + ends.join(_cut(line, width) for line in shown) + ends + "\x1b[J", nl=False)
 
 
-def ask_status(url: str, secret_file: Path | None) -> dict[str, Any]:
-    """Return the status of the daemon at `url`. Raises `CliError`."""
-    client = connect(url, secret_file, timeout=TIMEOUT_SECONDS)
-    return _checked(client, ask(client, STATUS.request()))
-
-
-def _checked(client: BlockingClient, found: Any) -> dict[str, Any]:
-    """Return the response of the daemon, which must be an object."""
-    if not isinstance(found, dict):
-        raise CliError(f"{client.url} does not respond as a synrepl daemon; check --url")
-    return found
+def _cut(line: str, width: int) -> str:
+    """Return a line without its style if it is too wide for the screen."""
+    plain = click.unstyle(line)
+    return line if len(plain) <= width else plain[: width - 1] + "…"

@@ -1,23 +1,20 @@
 """``synrepl streams``: the streams of a daemon, their positions, and stuck writers."""
 
-import json
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from synrepl.cli.errors import EXIT_CODES, secret_option, url_option
-from synrepl.cli.status import ask_status
+from synrepl.cli.command import CliCommand
+from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
 from synrepl.cli.stuck_streams import StuckStream, of_database, of_status
+from synrepl.cli.tables import table
 
 __all__ = ["streams"]
 
 
-@click.command(epilog=EXIT_CODES)
-@url_option(required=False)
-@secret_option
+@click.command(cls=CliCommand)
+@daemon_options()
 @click.option(
     "--stuck", is_flag=True, help="Show the writers that hold streams back: unfinished ids, silent or behind."
 )
@@ -26,8 +23,8 @@ __all__ = ["streams"]
     metavar="URL",
     help="With --stuck: read the writers' database (sqlite:PATH or postgresql://...), not a daemon.",
 )
-@click.option("--json", "as_json", is_flag=True, help='{stream: {"kept": bool, "writers": {writer: token}}}')
-def streams(url: str, secret_file: Path | None, stuck: bool, database: str | None, as_json: bool) -> None:
+@output_option('{stream: {"kept": bool, "writers": {writer: token}}}', is_table=True)
+def streams(daemon: DaemonTarget, stuck: bool, database: str | None, output: Output) -> None:
     """Show the streams of a daemon: kept or ephemeral, and the position of each writer.
 
     With --stuck: show the writers that hold back streams with several writers, the worst first. Exit code 1:
@@ -37,36 +34,22 @@ def streams(url: str, secret_file: Path | None, stuck: bool, database: str | Non
     if database is not None and not stuck:
         raise click.UsageError("--database needs --stuck")
     if stuck:
-        _show_stuck(
-            of_status(ask_status(url, secret_file)) if database is None else of_database(database),
-            as_json=as_json,
-        )
-        return
-    found = ask_status(url, secret_file).get("streams", {})
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    table = Table("stream", "", "writer", "position")
-    table.columns[3].justify = "right"
-    for name, stream in found.items():
-        kept = "kept" if stream["kept"] else "ephemeral"
-        writers = stream["writers"] or {"": ""}
-        for position, (writer, token) in enumerate(sorted(writers.items())):
-            table.add_row("" if position else name, "" if position else kept, writer, str(token))
-    Console().print(table)
+        found = of_status(daemon.ask_status()) if database is None else of_database(database)
+        output.show(found.as_json(), _stuck_lines(found))
+        sys.exit(1 if found.is_stuck else 0)
+    known = daemon.ask_status().get("streams", {})
+    rows = [
+        (name, "kept" if stream["kept"] else "ephemeral", writer, token)
+        for name, stream in known.items()
+        for writer, token in sorted((stream["writers"] or {"": ""}).items())
+    ]
+    output.show(known, table(("stream", "kind", "writer", "position"), rows, limit=len(rows)))
 
 
-def _show_stuck(found: StuckStream, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(found.as_json()))
-    else:
-        console = Console(highlight=False)
-        for is_stuck, text in found.lines():
-            word, style = ("stuck", "bold red") if is_stuck else ("held", "dim")
-            console.print(f"{word}: {text}", style=style, markup=False, soft_wrap=True)
-        if found.remark:
-            console.print(found.remark, markup=False, soft_wrap=True)
-        if not found.is_stuck:
-            console.print("nothing is stuck", style="green")
-    if found.is_stuck:
-        sys.exit(1)
+def _stuck_lines(found: StuckStream) -> Iterator[str]:
+    for is_stuck, text in found.lines():
+        yield click.style(f"stuck: {text}", "red", bold=True) if is_stuck else f"held: {text}"
+    if found.remark:
+        yield found.remark
+    if not found.is_stuck:
+        yield click.style("nothing is stuck", "green")

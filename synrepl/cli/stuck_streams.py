@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from synrepl.cli.errors import CliError
+from synrepl.cli.command import CliError
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor import Hold, holds, read_holds

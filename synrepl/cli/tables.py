@@ -1,86 +1,75 @@
-"""Tables of a daemon's status for a terminal."""
+"""Plain tables, and the tables of a daemon's status. No column is ever cut: pipes and logs get it whole.
 
-from collections.abc import Iterable, Mapping, Sequence
+A styled text loses its style where standard output is not a terminal (`click.echo`).
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rich.console import Console, RenderableType
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+import click
+
+from synrepl.html.humanize import size, span
 
 __all__ = [
     "SHOWN",
-    "about",
-    "errors",
-    "files",
-    "leases",
-    "progress",
-    "print_parts",
-    "replicas",
-    "span",
-    "upstream",
+    "address",
+    "followers_table",
+    "leases_table",
+    "replicas_table",
+    "status_lines",
+    "styled",
+    "table",
 ]
 
 SHOWN: Final = 50
-"""Maximum rows of a table; `--json` has all."""
+"""Maximum rows of a table; JSON has all."""
 
-STYLES: Final = {
-    "serving": "green",
-    "live": "green",
-    "idle": "green",
-    "failing": "bold red",
-    "stopped": "bold red",
-    "fenced": "bold red",
-    "lost": "red",
-    "ended": "red",
-    "refused": "red",
-    "disconnected": "red",
+COLORS: Final = {
+    **dict.fromkeys(("serving", "live", "idle"), "green"),
+    **dict.fromkeys(("failing", "stopped", "fenced", "lost", "ended", "refused", "disconnected"), "red"),
 }
 
-
-def state_text(state: str) -> Text:
-    """Return a state in its color."""
-    return Text(state, style=STYLES.get(state, "yellow"))
+BAR: Final = 30
+"""The width of a progress bar."""
 
 
-def span(seconds: float) -> str:
-    """Return a duration in words, such as 2h 5m."""
-    left = int(max(0.0, seconds))
-    if left < 10:
-        return f"{max(0.0, seconds):.1f}s"
-    parts = [f"{left // length % most}{unit}" for unit, length, most in UNITS if left // length % most]
-    return " ".join(parts[:2]) or "0s"
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    wide: Collection[str] = (),
+    is_wide: bool = False,
+    limit: int = SHOWN,
+) -> Iterator[str]:
+    """Yield the lines of a table with at most `limit` rows.
 
-
-UNITS: Final = (("d", 86_400, 10**6), ("h", 3_600, 24), ("m", 60, 60), ("s", 1, 60))
-
-
-def errors(found: Mapping[str, Any], now: float) -> list[RenderableType]:
-    """Render the errors, the worst first."""
-    return [
-        Text(f"error: {one['what']} (for {span(now - one['since'])})", style="bold red")
-        for one in found.get("errors", [])
+    Numbers are aligned right. The columns `wide` are shown if `is_wide`.
+    """
+    shown = [place for place, name in enumerate(head) if is_wide or name not in wide]
+    texts = [[click.style(head[place], bold=True) for place in shown]]
+    texts += [
+        [f"{row[place]:,}" if _is_number(row[place]) else str(row[place]) for place in shown]
+        for row in rows[:limit]
     ]
+    widths = [max(len(click.unstyle(text)) for text in column) for column in zip(*texts, strict=True)]
+    rights = [any(_is_number(row[place]) for row in rows) for place in shown]
+    for line in texts:
+        cells = []
+        for text, width, is_right in zip(line, widths, rights, strict=True):
+            space = " " * (width - len(click.unstyle(text)))
+            cells.append(space + text if is_right else text + space)
+        yield "   ".join(cells).rstrip()
+    if len(rows) > limit:
+        yield f"and {len(rows) - limit:,} more"
 
 
-def about(found: Mapping[str, Any]) -> RenderableType:
-    """Render role, state and position."""
-    table = Table(show_header=False, box=None)
-    headline = state_text(str(found.get("state")))
-    for warning in found.get("warnings") or ():
-        headline.append(f"; {warning}", "yellow")
-    table.add_row("state", headline)
-    for key in ("role", "why", "holds", "name", "server_name", "instance", "epoch", "serial", "digest"):
-        if found.get(key) not in {None, ""}:
-            table.add_row(key, str(found[key]))
-    for key in ("lag_rows", "lag_seconds"):
-        table.add_row(key, str(found.get(key)))
-    if found.get("role") != "primary" and found.get("primary"):
-        table.add_row("primary", address(found["primary"]))
-    if found.get("role") == "fenced":
-        table.add_row("what to do", "synrepl resync: become a replica of the other daemon")
-        table.add_row("", "synrepl promote --force: become primary again, if the other daemon is not")
-    return table
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def styled(state: str) -> str:
+    """Return a state in its color."""
+    return click.style(state, COLORS.get(state, "yellow"))
 
 
 def address(text: str) -> str:
@@ -88,117 +77,200 @@ def address(text: str) -> str:
     return ", ".join(part for part in text.split() if part != "-")
 
 
-def upstream(found: Mapping[str, Any]) -> list[RenderableType]:
-    """Render the upstream and the progress of replication."""
+def _ago(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{span(seconds)} ago"
+
+
+def _number(value: Any) -> Any:
+    """Return a number from a status, or the text in place of one."""
+    return value if _is_number(value) else str(value)
+
+
+def status_lines(found: Mapping[str, Any], now: float, *, is_wide: bool = False) -> Iterator[str]:
+    """Yield the status: errors, the worst first; role, state and position; then a table for each part."""
+    for one in found.get("errors", []):
+        yield click.style(f"error: {one['what']} (for {span(now - one['since'])})", "red", bold=True)
+    yield from _about(found)
+    parts = (
+        _upstream(found),
+        replicas_table(found.get("replicas") or [], now, is_wide=is_wide),
+        leases_table(found.get("leases") or [], now, is_wide=is_wide),
+        _files(found, now),
+        _sources(found),
+        _stuck(found),
+        followers_table(found.get("followers") or [], is_wide=is_wide),
+    )
+    for part in parts:
+        lines = list(part)
+        if lines:
+            yield ""
+            yield from lines
+
+
+def _about(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield role, state and position."""
+    warnings = (click.style(warning, "yellow") for warning in found.get("warnings") or ())
+    facts = {"state": "; ".join((styled(str(found.get("state"))), *warnings))}
+    for key in ("role", "why", "holds", "name", "server_name", "instance", "epoch", "serial", "digest"):
+        if found.get(key) not in {None, ""}:
+            facts[key] = str(found[key])
+    facts["lag"] = f"{found.get('lag_rows')} rows, {found.get('lag_seconds')} seconds"
+    if found.get("role") != "primary" and found.get("primary"):
+        facts["primary"] = address(found["primary"])
+    for key, value in facts.items():
+        yield f"{key:<12} {value}"
+    if found.get("role") == "fenced":
+        yield "what to do   synrepl resync: become a replica of the other daemon"
+        yield "             synrepl promote --force: become primary again, if the other daemon is not"
+
+
+def _upstream(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the upstream and the progress of replication."""
     one = found.get("upstream")
     if one is None:
-        return []
-    table = Table("upstream", "", "serial there", "serial here", "last received")
-    silent_seconds = one["heard_seconds_ago"]
-    table.add_row(
-        address(one["address"]),
-        state_text(one["state"]),
-        f"{one['serial']:,}",
-        f"{found['serial']:,}",
-        "never" if silent_seconds is None else f"{span(silent_seconds)} ago",
+        return
+    yield from table(
+        ("upstream", "state", "serial there", "serial here", "last received"),
+        [
+            (
+                address(one["address"]),
+                styled(one["state"]),
+                one["serial"],
+                found["serial"],
+                _ago(one["heard_seconds_ago"]),
+            )
+        ],
     )
-    shown: list[RenderableType] = [table]
     if one["why"]:
-        shown.append(Text(f"{one['state']}: {one['why']}", style="yellow"))
+        yield click.style(f"{one['state']}: {one['why']}", "yellow")
     if one["state"] == "stopped":
-        shown.append(Text("what to do: synrepl resync; facts that only this copy has are written to a file"))
-    shown += [Text(f"only this copy had: {path}") for path in one["only_here"]]
-    shown += progress(one)
-    return shown
+        yield "what to do: synrepl resync; facts that only this copy has are written to a file"
+    yield from (f"only this copy had: {path}" for path in one["only_here"])
+    if (join := one.get("join")) is not None:
+        yield _progress(one["state"], join)
 
 
-def progress(one: Mapping[str, Any]) -> list[RenderableType]:
-    """Render a progress bar while the daemon joins or catches up."""
-    join = one.get("join")
-    if join is None:
-        return []
-    done, total = join["done"], join["total"]
-    row = Table.grid(padding=(0, 1))
-    eta = join["eta_seconds"]
-    what = "catching up" if one["state"] == "catching up" else "joining"
-    if one["state"] in {"snapshot", "meanwhile", "adopting", "catching up"}:
-        pace = f"{join['rows_per_second']:,.0f}/s, " + (f"{span(eta)} left" if eta is not None else "...")
+def _progress(state: str, join: Mapping[str, Any]) -> str:
+    """Return a progress bar of a daemon that joins or catches up."""
+    done, total, eta = join["done"], join["total"], join["eta_seconds"]
+    what = "catching up" if state == "catching up" else "joining"
+    if state in {"snapshot", "meanwhile", "adopting", "catching up"}:
+        left = f"{span(eta)} left" if eta is not None else "..."
+        pace = f"{join['rows_per_second']:,.0f}/s, {left}"
     else:
-        pace = f"waiting: {one['state']}"
-    share = f"{done / total:.0%}" if total else "0%"
-    row.add_row(what, ProgressBar(max(total, 1), done, width=30), share, f"{done:,} of {total:,}", pace)
-    return [row]
+        pace = f"waiting: {state}"
+    share = min(1.0, done / total) if total else 0.0
+    bar = "#" * round(BAR * share)
+    return f"{what} [{bar:.<{BAR}}] {share:.0%}  {done:,} of {total:,}  {pace}"
 
 
-def replicas(found: Sequence[Mapping[str, Any]], now: float) -> list[RenderableType]:
-    """Render the replicas, the worst first."""
+def replicas_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: bool = False) -> Iterator[str]:
+    """Yield the table of replicas, the worst first."""
+    if found:
+        rows = [
+            (
+                one["name"],
+                styled(one["state"]),
+                one["relay"] or "none",
+                one["serial"],
+                one["lag_rows"],
+                _number(one["lag_seconds"]),
+                "never" if one["seen"] is None else _ago(now - one["seen"]),
+                address(one["address"]),
+                one["why"],
+            )
+            for one in found
+        ]
+        head = ("replica", "state", "connection", "serial", "lag rows", "lag seconds", "last seen", "address")
+        yield from table((*head, "why"), rows, wide=("connection", "address"), is_wide=is_wide)
+
+
+def leases_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: bool = False) -> Iterator[str]:
+    """Yield the table of leases, those that retain most first."""
+    if found:
+        rows = [
+            (
+                one["name"],
+                "registered" if one["registered"] else "anonymous",
+                styled("ended")
+                if one["ended"] is not None
+                else click.style(f"{one['used']:.0%}", "red" if one["used"] >= 0.8 else None),
+                one["serial"],
+                size(one["held_bytes"]),
+                span(one["ends_after_seconds"])
+                if one["ended"] is None
+                else f"ended {_ago(now - one['ended'])}",
+                one["reason"],
+            )
+            for one in found
+        ]
+        head = ("lease", "kind", "used", "retained after", "retains", "expires when away for", "why")
+        yield from table(head, rows, wide=("kind",), is_wide=is_wide)
+
+
+def followers_table(found: Sequence[Mapping[str, Any]], *, is_wide: bool = False) -> Iterator[str]:
+    """Yield the table of followers."""
     if not found:
-        return []
-    table = Table(
-        "replica", "", "connection", "serial", "lag in rows", "in seconds", "last seen", "address", "why"
-    )
-    table.columns[0].no_wrap = True
-    for one in found[:SHOWN]:
-        table.add_row(
-            one["name"],
-            state_text(one["state"]),
-            one["relay"] or "none",
-            f"{one['serial']:,}",
-            f"{one['lag_rows']:,}",
-            str(one["lag_seconds"]),
-            "never" if one["seen"] is None else f"{span(now - one['seen'])} ago",
-            "\n".join(part for part in one["address"].split() if part != "-"),
-            one["why"],
+        yield "no followers"
+        return
+    rows = [
+        (
+            one["name"] or "(no name)",
+            one["dialect"] or "unknown",
+            styled("behind" if one["behind"] else "live"),
+            _number(one["lag_rows"]),
+            _number(one["lag_seconds"]),
+            "" if one["serial"] is None else one["serial"],
+            span(one["connected_seconds"]),
         )
-    return [table, *_more(found)]
+        for one in found
+    ]
+    head = ("follower", "dialect", "state", "lag rows", "lag seconds", "serial", "connected for")
+    yield from table(head, rows, wide=("serial", "connected for"), is_wide=is_wide)
 
 
-def leases(found: Sequence[Mapping[str, Any]], now: float) -> list[RenderableType]:
-    """Render the leases, those that retain most first."""
-    if not found:
-        return []
-    table = Table("lease", "", "used", "retained after", "retains", "expires when away for", "")
-    table.columns[0].no_wrap = True
-    for one in found[:SHOWN]:
-        is_ended = one["ended"] is not None
-        table.add_row(
-            one["name"],
-            "registered" if one["registered"] else "anonymous",
-            state_text("ended")
-            if is_ended
-            else Text(f"{one['used']:.0%}", "red" if one["used"] >= 0.8 else ""),
-            f"{one['serial']:,}",
-            f"{one['held_bytes']:,} B",
-            f"ended {span(now - one['ended'])} ago" if is_ended else span(one["ends_after_seconds"]),
-            one["reason"],
-        )
-    return [table, *_more(found)]
-
-
-def files(found: Mapping[str, Any], now: float) -> list[RenderableType]:
-    """Render the counts of files by checksum and the failing fetches."""
+def _files(found: Mapping[str, Any], now: float) -> Iterator[str]:
+    """Yield the counts of files by checksum and the failing fetches."""
     one = found.get("files")
     if one is None or not any(one[key] for key in ("stored", "wanted", "missing", "failing", "quarantined")):
-        return []
-    counts = (
-        f"files: {one['stored']:,} stored ({one['stored_bytes']:,} B), {one['missing']:,} missing,"
+        return
+    yield (
+        f"files: {one['stored']:,} stored ({size(one['stored_bytes'])}), {one['missing']:,} missing,"
         f" {one['wanted']:,} wanted, {one['in_flight']:,} in flight, {one['quarantined']:,} quarantined"
     )
-    shown: list[RenderableType] = [Text(counts)]
     for failing in one["failing"]:
         left = failing["next_at"] - now
         when = f"in {span(left)}" if left > 0 else "now"
         text = f"    {failing['name']}: {failing['why']} ({failing['tries']} tries, the next {when})"
-        shown.append(Text(text, style="yellow"))
-    return shown
+        yield click.style(text, "yellow")
 
 
-def _more(found: Sequence[object]) -> list[RenderableType]:
-    return [Text(f"and {len(found) - SHOWN:,} more")] if len(found) > SHOWN else []
+def _sources(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of the sources of facts."""
+    sources = [*filter(None, [found.get("redis")]), *found.get("following", [])]
+    if sources:
+        rows = [
+            (
+                one.get("address", one.get("endpoint", "")),
+                styled("live")
+                if one.get("subscribed", one.get("connected"))
+                else styled("disconnected") + f": {one['why']}",
+                _number(one["lag_rows"]),
+                _number(one["lag_seconds"]),
+                len(one["gaps"]),
+                len(one["lost"]),
+                ", ".join(dict.fromkeys(pair["stream"] for pair in one.get("writes", []))) or "nothing",
+            )
+            for one in sources
+        ]
+        yield from table(("source", "state", "lag rows", "lag seconds", "gaps", "lost", "writes"), rows)
 
 
-def print_parts(parts: Iterable[RenderableType], *, otherwise: str = "") -> None:
-    """Print these parts, one below the other, or the text `otherwise` if there are none."""
-    console = Console(highlight=False)
-    for part in [*parts] or [otherwise]:
-        console.print(part)
+def _stuck(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of stuck writers."""
+    if stuck := found.get("stuck"):
+        rows = [
+            (one["writer"], one["stream"], one["token"], _number(one["behind"]), _number(one["seconds"]))
+            for one in stuck
+        ]
+        yield from table(("stuck writer", "stream", "at", "behind", "seconds"), rows)

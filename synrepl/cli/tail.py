@@ -6,7 +6,14 @@ from typing import Literal
 
 import click
 
-from synrepl.cli.errors import EXIT_CODES, CliError, dialect_option, read_secret, secret_option
+from synrepl.cli.command import CliCommand, CliError
+from synrepl.cli.options import (
+    dialect_option,
+    duration_option,
+    read_secret,
+    secret_option,
+    stream_option,
+)
 from synrepl.cli.output import JsonLines, TailOutput, quiet
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.position_files import FilePositions
@@ -17,11 +24,9 @@ from synrepl.wire.dialect import Dialect
 __all__ = ["tail"]
 
 
-@click.command(epilog=EXIT_CODES)
+@click.command(cls=CliCommand)
 @click.argument("target")
-@click.option(
-    "--stream", "streams", multiple=True, metavar="S", help="Show this stream only. May be repeated."
-)
+@stream_option("Show")
 @click.option(
     "--from",
     "start",
@@ -46,6 +51,10 @@ __all__ = ["tail"]
     help="The HTTP address to fetch missing rows from [default: the same host, port 9093]",
 )
 @click.option("--exit-after", type=click.IntRange(1), metavar="N", help="Stop after N facts.")
+@click.option(
+    "--retry/--no-retry", default=True, show_default=True, help="Connect again when a connection is lost."
+)
+@duration_option("--timeout", help="Fail after this long without a connection [default: no limit]")
 @secret_option
 def tail(
     target: str,
@@ -57,6 +66,8 @@ def tail(
     server_name: str | None,
     http: str | None,
     exit_after: int | None,
+    retry: bool,
+    timeout: float | None,
     secret_file: Path | None,
 ) -> None:
     """Follow TARGET, and print one JSON object per line.
@@ -64,8 +75,9 @@ def tail(
     TARGET is host:port or a Twisted client endpoint string (the line protocol), the URL of a Redis (the
     channel of --server-name, as redis://localhost:6379), or an HTTP URL (the changelog of a synrepl daemon).
     The "type" of a line is connected, disconnected, server, position, rdata or error. SIGINT and SIGTERM end
-    the command with exit code 0, and save the state. A refused or lost connection is retried. A permanent
-    failure (another server_name, no such stream, no rights, no TLS) ends the command with exit code 1.
+    the command with exit code 0, and save the state. A refused or lost connection is retried, within the
+    limit of --timeout. A permanent failure (another server_name, no such stream, no rights, no TLS) ends the
+    command with exit code 1.
     """
     if name.split() != [name]:
         raise click.UsageError("--name must be one word")
@@ -81,7 +93,8 @@ def tail(
     from synrepl.cli.tail_lines import tail_lines
 
     quiet()
-    output = TailOutput(reactor, JsonLines(), exit_after=exit_after)
+    patience = timeout if retry else 0.0
+    output = TailOutput(reactor, JsonLines(), exit_after=exit_after, patience=patience)
     try:
         if file is not None:
             file.open()

@@ -8,7 +8,8 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.cli.append import FactPoster
-from synrepl.cli.errors import CliError, connect
+from synrepl.cli.command import CliError
+from synrepl.cli.options import DaemonTarget
 from synrepl.cli.output import JsonLines, TailOutput
 from synrepl.http_client import ConnectError, HttpError
 
@@ -32,7 +33,7 @@ class Daemon:
 
 def posting(daemon: Any) -> FactPoster:
     """Without a pause between attempts."""
-    return FactPoster(daemon, retry_delays=(0, 0))
+    return FactPoster(daemon, retry_delays=lambda: (0, 0))
 
 
 def test_a_batch_whose_answer_was_lost_is_not_stored_again() -> None:
@@ -79,6 +80,6 @@ def test_facts_beyond_enough_do_not_count_as_had() -> None:
 
 def test_what_a_daemon_answers_is_safe_to_show() -> None:
     """Names come from peers, and escape sequences act on a terminal."""
-    clean = connect("http://127.0.0.1:9093", None)._clean
+    clean = DaemonTarget("http://127.0.0.1:9093", None, timeout=None, retry=False).connect()._clean
 
     assert {"a\\x1b[2J": ["b\\n", 1]} == clean({"a\x1b[2J": ["b\n", 1]})

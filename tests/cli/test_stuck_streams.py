@@ -152,7 +152,7 @@ def test_wrong_usage(arguments: list[str], said: str) -> None:
 
 def of_daemon(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], *options: str) -> Result:
     """Run it against a daemon that says this of itself."""
-    monkeypatch.setattr("synrepl.cli.streams.ask_status", lambda url, secret_file: status)
+    monkeypatch.setattr("synrepl.cli.options.DaemonTarget.ask_status", lambda self: status)
     return CliRunner().invoke(main, ["streams", "--stuck", "--url", URL, *options])
 
 

@@ -99,7 +99,7 @@ def test_a_replica_takes_the_name_of_its_upstream(tmp_path: Path, *, over_http: 
         ):
             eventually(lambda: status(replica.url)["state"] == "serving", "the replica is live")
             assert "example.org" == status(replica.url)["server_name"]
-            host, port = replica.follow.split(":")
+            host, _, port = replica.follow.rpartition(":")
             with socket.create_connection((host, int(port)), 10) as follower:
                 assert b"SERVER example.org\n" == follower.makefile("rb").readline()
 

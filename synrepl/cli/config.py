@@ -1,0 +1,69 @@
+"""``synrepl config``: check the configuration of a daemon without starting it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from synrepl.cli.command import EXIT_CODES, CliCommand, UsageMistake
+from synrepl.cli.options import Output, output_option
+from synrepl.cli.tables import table
+from synrepl.config import Settings, is_loopback
+from synrepl.config.validation import requires_certificates
+from synrepl.errors import ConfigError
+
+__all__ = ["config"]
+
+
+@click.group(epilog=EXIT_CODES)
+def config() -> None:
+    """Check the configuration of a daemon."""
+
+
+@config.command(cls=CliCommand)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@output_option('{"listeners": [{"kind", "endpoint", "reachable", "guard"}], "warnings": [...]}')
+def check(file: Path, output: Output) -> None:
+    """Check the YAML file FILE, and show where the daemon would listen, and what guards each listener.
+
+    Nothing is opened. Exit code 2: the daemon would not start with this file.
+    """
+    try:
+        built = Settings.build(file=file)
+    except ConfigError as error:
+        raise UsageMistake(str(error)) from error
+    listeners = [*(("followers", one) for one in built.listen), ("http", built.http)]
+    rows = [
+        (
+            kind,
+            endpoint,
+            "this machine" if is_loopback(endpoint) else "other machines",
+            ", ".join(_guards(built, kind, endpoint)) or "none",
+        )
+        for kind, endpoint in listeners
+    ]
+    head = ("kind", "endpoint", "reachable", "guard")
+    result = {
+        "listeners": [dict(zip(head, row, strict=True)) for row in rows],
+        "warnings": list(built.warnings),
+    }
+    output.show(result, _lines(built, table(("listener", "endpoint", "reachable by", "guard"), rows)))
+
+
+def _guards(built: Settings, kind: str, endpoint: str) -> Iterator[str]:
+    """Yield what a client of a listener must have."""
+    if requires_certificates(endpoint):
+        yield "client certificate"
+    if built.secret or built.keys:
+        by = "shared secret" if built.secret else "keys"
+        yield by if kind == "http" else f"{by} (replicas only)"
+
+
+def _lines(built: Settings, listeners: Iterator[str]) -> Iterator[str]:
+    """Yield the listeners, then what else the daemon would do, then the warnings."""
+    yield from listeners
+    name = built.server_name if built.is_named else "that of the log or the upstream"
+    role = f"replica of {built.upstream}" if built.upstream else "primary"
+    yield f"{role}; server name {name}; log {built.database}"
+    for warning in built.warnings:
+        yield click.style(f"warning: {warning}", "yellow")

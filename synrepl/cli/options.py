@@ -1,0 +1,319 @@
+"""Options that commands share: the daemon to connect to, output, durations, dialects."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import update_wrapper
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from synrepl import http_client
+from synrepl.cli.command import CliError, Option
+from synrepl.errors import ConfigError, suggest
+from synrepl.http_api.route import HttpRequest
+from synrepl.ports.settings import duration
+from synrepl.wire.dialect import Dialect
+from synrepl.wire.text import printable_values
+
+__all__ = [
+    "DaemonTarget",
+    "Output",
+    "confirm",
+    "daemon_options",
+    "dialect_option",
+    "duration_option",
+    "output_option",
+    "read_secret",
+    "retry_delays",
+    "secret_option",
+    "speed_option",
+    "stream_option",
+]
+
+DEFAULT_URL: Final = "http://127.0.0.1:9093"
+
+TIMEOUT_SECONDS: Final = 10.0
+
+CONNECTION: Final = "Connection"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class DaemonTarget:
+    """The daemon that a command asks over HTTP, and how long it tries.
+
+    `timeout` is in seconds, for a request and all its retries; None leaves it to the command. `retry` tells
+    whether transient failures are retried: no connection, a timeout, or a daemon that is busy or not ready.
+    """
+
+    def __init__(self, url: str, secret_file: Path | None, *, timeout: float | None, retry: bool) -> None:
+        self.url = url
+        self.secret_file = secret_file
+        self.timeout = timeout
+        self.retry = retry
+
+    def connect(self, timeout: float = TIMEOUT_SECONDS) -> http_client.BlockingClient:
+        """Return a client whose responses are safe to show on a terminal; `timeout` is the default."""
+        return http_client.BlockingClient(
+            self.url,
+            secret=read_secret(self.secret_file),
+            timeout=self.timeout or timeout,
+            clean=printable_values,
+        )
+
+    def ask(
+        self, request: HttpRequest, body: bytes | None = None, *, timeout: float = TIMEOUT_SECONDS
+    ) -> Any:
+        """Send a request and return the JSON response. Raises `CliError`."""
+        client = self.connect(timeout)
+        delays = retry_delays(self.timeout or 60.0) if self.retry else iter(())
+        while True:
+            try:
+                return client.json(request, body)
+            except (http_client.ConnectError, http_client.HttpError) as error:
+                delay = next(delays, None) if error.is_retryable else None
+                if delay is None:
+                    raise CliError(f"{client.url}: {error}") from error
+                click.echo(f"{client.url}: {error}; retrying in {delay:g} s", err=True)
+            time.sleep(delay)
+
+    def ask_status(self) -> dict[str, Any]:
+        """Return the status of the daemon. Raises `CliError`."""
+        from synrepl.http_api.routes import STATUS
+
+        found = self.ask(STATUS.request())
+        if not isinstance(found, dict):
+            raise CliError(f"{self.url} does not respond as a synrepl daemon; check --url")
+        return found
+
+
+def retry_delays(
+    seconds: float, delays: Iterable[float] = (0.2, 0.5, 1, 2, 4, *[8] * 10_000)
+) -> Iterator[float]:
+    """Yield the seconds to wait before each retry, until this many seconds from now."""
+    until = time.monotonic() + seconds
+    for delay in delays:
+        if time.monotonic() + delay > until:
+            return
+        yield delay
+
+
+def read_secret(path: Path | None) -> str | None:
+    """Read the shared secret from its file. Raises `ConfigError`."""
+    return None if path is None else http_client.read_secret(path)
+
+
+def _locate(url: str | None, context: str | None, secret_file: Path | None) -> tuple[str, Path | None]:
+    """Return address and secret file: of --url, --context, $SYNREPL_URL or the current context; or empty."""
+    from synrepl.cli.contexts import Contexts
+
+    if url is not None and context is not None:
+        raise click.UsageError("--url and --context exclude each other: use one of them")
+    url = url or (None if context is not None else os.environ.get("SYNREPL_URL"))
+    if url:
+        return url, secret_file
+    contexts = Contexts.load()
+    if name := context or contexts.current:
+        found = contexts.get(name)
+        return found.url, secret_file or found.secret_file
+    return "", secret_file
+
+
+def daemon_options(
+    *, required: bool = False, retry: bool = False, optional: bool = False
+) -> Callable[[Command], Command]:
+    """Return the options of the daemon; the command receives a `DaemonTarget` as `daemon`.
+
+    With `required` there is no default address. With `optional` the command receives None unless ``--url`` or
+    ``--context`` is given. `retry` is the default of ``--retry``.
+    """
+    default = "" if required or optional else f", or {DEFAULT_URL}"
+    options = (
+        click.option(
+            "--url",
+            metavar="URL",
+            cls=Option,
+            group=CONNECTION,
+            help="The HTTP address of the daemon."
+            + ("" if optional else f" [default: $SYNREPL_URL, the current context{default}]"),
+        ),
+        click.option(
+            "--context",
+            metavar="NAME",
+            cls=Option,
+            group=CONNECTION,
+            help="A daemon named by synrepl context add, in place of --url.",
+        ),
+        secret_option,
+        duration_option(
+            "--timeout",
+            group=CONNECTION,
+            help="How long to try [default: a limit for each request; 60s with --retry]",
+        ),
+        click.option(
+            "--retry/--no-retry",
+            default=retry,
+            show_default=True,
+            cls=Option,
+            group=CONNECTION,
+            help="Retry while there is no connection, or the daemon is busy or not ready.",
+        ),
+    )
+
+    def decorate(command: Command) -> Command:
+        def run(
+            *args: Any,
+            url: str | None,
+            context: str | None,
+            secret_file: Path | None,
+            timeout: float | None,
+            retry: bool,
+            **rest: Any,
+        ) -> Any:
+            daemon = None
+            if not optional or url or context:
+                where, secret_file = _locate(url, context, secret_file)
+                if not where and required:
+                    raise click.UsageError("Missing option '--url': or use --context or $SYNREPL_URL")
+                daemon = DaemonTarget(where or DEFAULT_URL, secret_file, timeout=timeout, retry=retry)
+            return command(*args, daemon=daemon, **rest)
+
+        decorated: Any = update_wrapper(run, command)
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated  # type: ignore[no-any-return]  # click's decorators return what they are given
+
+    return decorate
+
+
+class Output:
+    """How a command prints its result: as a table, a wider table, or JSON."""
+
+    def __init__(self, kind: str) -> None:
+        self.is_json = kind == "json"
+        self.is_wide = kind == "wide"
+
+    def show(self, result: Any, lines: Iterable[str]) -> None:
+        """Print a result as JSON, or else these lines."""
+        if self.is_json:
+            click.echo(json.dumps(result))
+        else:
+            for line in lines:
+                click.echo(line)
+
+
+def output_option(json_help: str, *, is_table: bool = False) -> Callable[[Command], Command]:
+    """Return ``--json`` and, for a command that prints tables, ``-o``; the command receives `output`."""
+
+    def decorate(command: Command) -> Command:
+        def run(*args: Any, as_json: bool, output: str = "table", **rest: Any) -> Any:
+            return command(*args, output=Output("json" if as_json else output), **rest)
+
+        decorated: Any = update_wrapper(run, command)
+        decorated = click.option(
+            "--json", "as_json", is_flag=True, cls=Option, group="Output", help=json_help
+        )(decorated)
+        if is_table:
+            decorated = click.option(
+                "-o",
+                "--output",
+                type=click.Choice(["table", "wide", "json"]),
+                default="table",
+                show_default=True,
+                cls=Option,
+                group="Output",
+                help="The output: a table, one with all columns, or JSON.",
+            )(decorated)
+        return decorated  # type: ignore[no-any-return]  # as above
+
+    return decorate
+
+
+def confirm(*, yes: bool) -> None:
+    """Return if the operator confirms, on a terminal or with `yes`; otherwise end the command."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("cannot ask for confirmation without a terminal: use --yes to confirm")
+    click.confirm("Continue?", abort=True, err=True)
+
+
+class _DurationType(click.ParamType[float]):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if value in ("0", 0):
+            return 0.0
+        try:
+            return duration(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+def duration_option(
+    name: str, *, help: str, default: str | None = None, group: str = "Options"
+) -> Callable[[Command], Command]:
+    """Return an option with a duration, which the command receives in seconds."""
+    return click.option(
+        name,
+        type=_DurationType(),
+        metavar="DURATION",
+        default=default,
+        show_default=default is not None,
+        cls=Option,
+        group=group,
+        help=help,
+    )
+
+
+class _DialectType(click.ParamType[Dialect]):
+    name = "dialect"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Dialect:
+        if isinstance(value, Dialect):
+            return value
+        if value == "native":
+            self.fail(
+                "native is the protocol of replicas (--upstream); to follow a server, name a release",
+                param,
+                ctx,
+            )
+        try:
+            return Dialect.parse(value)
+        except ConfigError as error:
+            self.fail(f"{error}{suggest(value, ('legacy', 'middle', 'current'))}", param, ctx)
+
+
+def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Command]:
+    """Return the ``--dialect`` option."""
+    return click.option("--dialect", type=_DialectType(), default=default, show_default=True, help=help)
+
+
+secret_option = click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    cls=Option,
+    group=CONNECTION,
+    help="A file with the shared secret of the HTTP API.",
+)
+
+
+def stream_option(verb: str) -> Callable[[Command], Command]:
+    """Return the ``--stream`` option of a command that does this with streams."""
+    text = f"{verb} this stream only. May be repeated."
+    return click.option("--stream", "streams", multiple=True, metavar="STREAM", help=text)
+
+
+def speed_option(original: str) -> Callable[[Command], Command]:
+    """Return the ``--speed`` option of a replay."""
+    return click.option(
+        "--speed",
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        help=f"The speed as a multiple of the {original} speed; 0 is as fast as possible.",
+    )
