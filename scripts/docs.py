@@ -407,7 +407,9 @@ def cli() -> str:
         "",
         "A command finds its daemon by `--url`, `--context`, `$SYNREPL_URL` or the context in use, in this",
         "order. Wrong usage and permanent failures end a command at once. Other failures are retried with",
-        "`--retry`, which is the default of some commands. Durations are seconds, or have a unit: `250ms`, `30s`, `5m`, `12h`, `7d`, `2w`.",
+        "`--retry`, which is the default of some commands.",
+        "",
+        "Durations are seconds, or have a unit: `250ms`, `30s`, `5m`, `12h`, `7d`, `2w`.",
     ]
     for name, command in _commands(synrepl_command):
         arguments = [one for one in command.params if isinstance(one, click.Argument)]

@@ -1,6 +1,8 @@
 """Threads for blocking work: a real thread, and an immediate one."""
 
 from collections.abc import Callable
+from functools import partial
+from threading import Thread
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -22,12 +24,15 @@ def stopped_error() -> StorageError:
 class ReactorThread:
     """One real thread next to the reactor's; results arrive in the reactor's thread.
 
-    The thread starts with the first work and ends with `stop`. It keeps the process alive until then.
+    The thread starts with the first work and ends with `stop`. A process that ends without `stop` does not
+    wait for it.
     """
 
     def __init__(self, reactor: Any, name: str) -> None:
         self._reactor = reactor
         self._pool = ThreadPool(1, 1, name=name)
+        # The interpreter would wait for ever for a thread that is idle.
+        self._pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
         self._is_stopped = False
 
     def run(self, work: Callable[[], T]) -> "Deferred[T]":

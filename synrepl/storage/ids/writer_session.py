@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from secrets import token_hex
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from twisted.logger import Logger
 
-from synrepl.errors import StorageError
+from synrepl.errors import ConfigError, StorageError
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator, Unfinished
+from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator, NotAWriter, Unfinished
 from synrepl.storage.ids.names import FileNames, SessionNames, WriterNames
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.ids.writers import create_writers, last_process, store_status
+from synrepl.storage.threads import ReactorThread
 
 __all__ = ["WriterSession"]
 
@@ -41,20 +42,20 @@ class WriterSession:
     """Makes this process the writer `instance` in one database, and starts its generators.
 
     `connect` makes a DB-API connection for the session alone; it is called and used only in `thread`, which
-    the session owns and stops. `generators` are those of this process, with the same `instance` and `flavor`.
-    Heartbeats come every `heartbeat_seconds`; a start waits up to `acquire_seconds` for the name. Only one
-    process can have a session with a stream that names no writers, since unfinished ids of others would be
-    unknown::
+    the session owns and stops: by default a thread of its own next to the reactor's, which is `clock` then.
+    `generators` are those of this process, with the same `instance` and `flavor`. Heartbeats come every
+    `heartbeat_seconds`; a start waits up to `acquire_seconds` for the name. Only one process can have a
+    session with a stream that names no writers, since unfinished ids of others would be unknown::
 
-        session = synrepl.WriterSession(
-            partial(sqlite3.connect, "hs.db", check_same_thread=False), [ids],
-            instance="w1", flavor="sqlite", clock=reactor, thread=ReactorThread(reactor, "writer"),
-        )
-        await session.start()
-        ...
-        await session.stop()
+        connect = partial(sqlite3.connect, "hs.db", check_same_thread=False)
+        async with synrepl.WriterSession(connect, [ids], instance="w1", flavor="sqlite", clock=reactor):
+            ...
 
-    While `is_held` is False the generators refuse to reserve ids (`StorageError`).
+    The block is between `start` and `stop`, which can also be called. While `is_held` is False the generators
+    refuse to reserve ids (`StorageError`).
+
+    Raises `NotAWriter` if `instance` is none of the writers of a stream, and `ConfigError` if there is no
+    generator, if one is of another instance or flavor, or if a stream has two or names no sequence.
     """
 
     _logger = Logger()
@@ -67,7 +68,7 @@ class WriterSession:
         instance: str,
         flavor: Flavor,
         clock: IClock,
-        thread: IThread,
+        thread: IThread | None = None,
         metrics: Metrics | None = None,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         acquire_seconds: float = ACQUIRE_SECONDS,
@@ -81,7 +82,7 @@ class WriterSession:
         self._generators = sorted(generators, key=lambda one: one.stream.name)
         self._flavor: Flavor = flavor
         self._clock = clock
-        self._thread = thread
+        self._thread = thread or ReactorThread(clock, f"writer {instance}")
         self._metrics = metrics
         self._heartbeat_seconds = heartbeat_seconds
         self._acquire_seconds = acquire_seconds
@@ -97,8 +98,40 @@ class WriterSession:
         self._has_reported = False
         self._is_final_heartbeat = False
         self._predecessor_mark: int | None = None
+        self._check_generators()
+
+    def _check_generators(self) -> None:
+        if not self._generators:
+            raise ConfigError("a writer session needs at least one id generator")
+        names = set()
+        for generator in self._generators:
+            stream = generator.stream
+            theirs, ours = (generator.instance, generator.database.flavor), (self.instance, self._flavor)
+            if theirs != ours:
+                raise ConfigError(
+                    f"the id generator of {stream.name} is for {' on '.join(theirs)}, the writer session for"
+                    f" {' on '.join(ours)}"
+                )
+            if not stream.is_writer(self.instance):
+                raise NotAWriter(stream=stream.name, instance=self.instance, writers=stream.writers)
+            if not stream.sequence:
+                raise ConfigError(f"stream {stream.name} names no sequence, so it has no ids to reserve")
+            if stream.name in names:
+                raise ConfigError(f"there are two id generators for stream {stream.name}")
+            names.add(stream.name)
 
     # -- life cycle ----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.stop()
 
     async def start(self, *, seen: Mapping[str, int] = MappingProxyType({})) -> None:
         """Become the writer of this name, then start the generators one by one.

@@ -14,6 +14,7 @@ from twisted.internet.task import Clock
 
 import synrepl
 from synrepl.storage import ImmediateThread
+from synrepl.storage.ids import writer_session
 from tests.storage.ids.databases import DirectPool
 
 Run = Callable[[str], None]
@@ -36,6 +37,7 @@ def example(documented: object) -> str:
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names that the examples take as given."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(writer_session, "ReactorThread", lambda reactor, name: ImmediateThread())
     connection = sqlite3.connect("hs.db")
     connection.execute("CREATE TABLE notes (stream_id BIGINT, instance_name TEXT, text TEXT)")
     connection.execute("CREATE TABLE rooms (room_id TEXT, name TEXT)")
@@ -43,7 +45,6 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {
         "Any": Any,
         "INSERT": "INSERT INTO notes VALUES (?, ?, ?)",
-        "ReactorThread": lambda reactor, name: ImmediateThread(),
         "partial": partial,
         "pool": DirectPool(connection),
         "reactor": Clock(),
@@ -75,12 +76,9 @@ def test_the_layout_of_a_stream(names: dict[str, Any], run: Run) -> None:
 def test_a_session_and_its_generator(names: dict[str, Any], run: Run) -> None:
     run(example(synrepl.MultiWriterIdGenerator))
     run("await synrepl.transact(pool, ids.database.create)")
-    starts, stops = example(synrepl.WriterSession).split("...\n")
-    run(starts)
-    run("token = await write('hello')")
-    run(stops)
+    run(example(synrepl.WriterSession).replace("...", "token = await write('hello')"))
 
-    assert (2, False) == (names["token"], names["session"].is_held)
+    assert (2, False) == (names["token"], names["ids"].session.is_held)
 
 
 def test_writing_in_a_transaction(names: dict[str, Any], run: Run) -> None:

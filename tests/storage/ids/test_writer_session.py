@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import ensureDeferred
 from twisted.logger import LogEvent, Logger
 
-from synrepl.errors import StorageError
+from synrepl.errors import ConfigError, StorageError
 from synrepl.ports.metrics import Metrics
-from synrepl.storage.ids import MultiWriterIdGenerator, WriterSession, transact
+from synrepl.storage.ids import IdStream, MultiWriterIdGenerator, NotAWriter, WriterSession, transact
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.writers import WriterState, create_writers, read_writers
 from synrepl.storage.threads import ImmediateThread
@@ -108,6 +108,54 @@ class Sessions(IdCase):
 
         self.assertEqual((6, 6), (a.persisted_upto, b.persisted_upto))
         self.assertEqual({"A": 6, "B": 6}, self.get_positions())
+
+    def test_a_block_has_the_name(self) -> None:
+        """Also if it fails: another process can have the name at once."""
+        refusal = ValueError("not now")
+
+        async def use(error: Exception | None) -> None:
+            async with self.session("A") as session:
+                self.assertTrue(session.is_held)
+                if error is not None:
+                    raise error
+
+        for error in (refusal, None):
+            results: list[Any] = []
+            ensureDeferred(use(error)).addBoth(results.append)
+            self.assertEqual([error], [getattr(result, "value", result) for result in results])
+        self.assertEqual({"A": ""}, {state.writer: state.process for state in self.states().values()})
+
+    def test_a_block_whose_name_is_taken_is_not_entered(self) -> None:
+        """The thread and the connection of the session are closed."""
+        self.begun("A")
+        second = self.session("A")
+        second._acquire_seconds = 0
+
+        async def use() -> None:
+            async with second:
+                self.fail("there are two of one name")
+
+        self.assertRaises(StorageError, self.wait, use())
+        self.assertTrue(second._thread._is_stopped)  # type: ignore[attr-defined]
+
+    def test_mistakes_are_refused_before_anything_starts(self) -> None:
+        """No thread runs, no connection is open, no name is taken."""
+        of_c = self.generator("C", ["A", "B"])
+        reader = self.generator("A", ["A", "B"])
+        object.__setattr__(reader, "stream", IdStream(name="read", sequence="", tables=()))
+        a = self.generator("A", ["A", "B"])
+        cases: list[tuple[str, list[MultiWriterIdGenerator], type[Exception], str]] = [
+            ("C", [of_c], NotAWriter, "C is none of its writers"),
+            ("A", [], ConfigError, "at least one id generator"),
+            ("B", [a], ConfigError, f"is for A on {self.flavor}, the writer session for B on"),
+            ("A", [reader], ConfigError, "stream read names no sequence"),
+            ("A", [a, self.generator("A", ["A", "B"])], ConfigError, "two id generators for stream things"),
+        ]
+        for instance, generators, kind, words in cases:
+            with self.assertRaisesRegex(kind, words):
+                WriterSession(
+                    self.connect, generators, instance=instance, flavor=self.flavor, clock=self.clock
+                )
 
     def test_a_stream_without_writers_has_one_process(self) -> None:
         """Nobody knows who else may have ids unfinished, so a second process could call them complete."""
