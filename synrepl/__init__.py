@@ -1,7 +1,8 @@
 """synrepl replicates a homeserver's streams from the processes that write them to those that need them.
 
-The names in `__all__` are the public API; everything else may move. Each name is imported on first use: so
-importing this package installs no reactor, and its pure core (`synrepl.wire`, `synrepl.streams`) needs no
+The public API is the names in `__all__`, the streams and rows in `synrepl.streams`, the commands in
+`synrepl.wire.commands`, and `synrepl.testing`; everything else may move. Each name is imported on first use:
+so importing this package installs no reactor, and its pure core (`synrepl.wire`, `synrepl.streams`) needs no
 Twisted.
 """
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from synrepl.ports.caches import Caches
+    from synrepl.ports.interfaces import IPositionStore
     from synrepl.ports.metrics import Metrics
     from synrepl.replication.follower.follower import Follower
     from synrepl.replication.follower.follower_event import FollowerEvent
@@ -33,28 +35,36 @@ if TYPE_CHECKING:
     from synrepl.replication.publisher import Publisher
     from synrepl.services import connect, serve
     from synrepl.storage.ids import (
+        AllocatedIds,
         IdStream,
         IdTable,
         MultiWriterIdGenerator,
+        NotAWriter,
         StreamIdGenerator,
         WriterSession,
         transact,
     )
     from synrepl.storage.invalidations import InvalidationWriter
+    from synrepl.storage.position_files import FilePositions
+    from synrepl.storage.sql_positions import SQLPositions
     from synrepl.streams.positions import VClock
-    from synrepl.streams.stream import Stream, row
+    from synrepl.streams.stream import Gone, Since, Stream, row
     from synrepl.streams.table import StreamTable
     from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, Dialect
 
 _HOMES = {
+    "AllocatedIds": "synrepl.storage.ids",
     "CURRENT": "synrepl.wire.dialect",
     "Caches": "synrepl.ports.caches",
     "Changes": "synrepl.caches",
     "ConfigError": "synrepl.errors",
     "Dialect": "synrepl.wire.dialect",
-    "FollowerEvent": "synrepl.replication.follower.follower_event",
+    "FilePositions": "synrepl.storage.position_files",
     "Follower": "synrepl.replication.follower.follower",
+    "FollowerEvent": "synrepl.replication.follower.follower_event",
     "GapError": "synrepl.errors",
+    "Gone": "synrepl.streams.stream",
+    "IPositionStore": "synrepl.ports.interfaces",
     "IdStream": "synrepl.storage.ids",
     "IdTable": "synrepl.storage.ids",
     "Invalidation": "synrepl.caches",
@@ -66,13 +76,16 @@ _HOMES = {
     "MultiWriterIdGenerator": "synrepl.storage.ids",
     "NATIVE": "synrepl.wire.dialect",
     "NeverAllocated": "synrepl.errors",
+    "NotAWriter": "synrepl.storage.ids",
     "NotConnected": "synrepl.errors",
     "ProtocolError": "synrepl.errors",
     "Publisher": "synrepl.replication.publisher",
     "RemoteProtocolError": "synrepl.errors",
     "ReplicationError": "synrepl.errors",
     "RowError": "synrepl.errors",
+    "SQLPositions": "synrepl.storage.sql_positions",
     "Settings": "synrepl.config",
+    "Since": "synrepl.streams.stream",
     "StorageError": "synrepl.errors",
     "Stream": "synrepl.streams.stream",
     "StreamIdGenerator": "synrepl.storage.ids",
@@ -94,13 +107,17 @@ __all__ = [
     "LEGACY",
     "MIDDLE",
     "NATIVE",
+    "AllocatedIds",
     "Caches",
     "Changes",
     "ConfigError",
     "Dialect",
-    "FollowerEvent",
+    "FilePositions",
     "Follower",
+    "FollowerEvent",
     "GapError",
+    "Gone",
+    "IPositionStore",
     "IdStream",
     "IdTable",
     "Invalidation",
@@ -109,13 +126,16 @@ __all__ = [
     "Metrics",
     "MultiWriterIdGenerator",
     "NeverAllocated",
+    "NotAWriter",
     "NotConnected",
     "ProtocolError",
     "Publisher",
     "RemoteProtocolError",
     "ReplicationError",
     "RowError",
+    "SQLPositions",
     "Settings",
+    "Since",
     "StorageError",
     "Stream",
     "StreamIdGenerator",

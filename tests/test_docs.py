@@ -1,9 +1,6 @@
 """The manual: what is derived from the code says what the code does."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -124,28 +121,3 @@ def test_the_source_cites_no_document_that_is_not_here() -> None:
     files = [*(ROOT / "synrepl").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
 
     assert [] == [str(file) for file in files if cited.search(file.read_text("utf-8"))]
-
-
-def test_the_writer_of_the_manual_does_what_it_says(tmp_path: Path) -> None:
-    """The program on the page is run, and prints what the page shows."""
-    text = (ROOT / "docs/howto/write-facts.md").read_text("utf-8")
-    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    console = re.search(r"```console\n(.*?)```", text, re.DOTALL)
-    assert program is not None
-    assert console is not None
-    (tmp_path / "writer.py").write_text(program[1], "utf-8")
-
-    shown = []
-    for name in ("w1", "w2"):
-        shown.append(f"$ python writer.py {name}")
-        shown += subprocess.run(
-            [sys.executable, "writer.py", name],
-            check=True,
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=60,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        ).stdout.splitlines()
-
-    assert console[1].splitlines() == shown

@@ -1,6 +1,9 @@
 """The public surface: what is there, and that nothing slips in or out by accident."""
 
 import doctest
+import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -8,9 +11,11 @@ import pytest
 
 import synrepl
 import synrepl.errors
+import synrepl.streams.catalog
 import synrepl.testing
 
 PACKAGE = Path(synrepl.__file__).parent
+ROOT = PACKAGE.parent
 WITH_EXAMPLES = sorted(
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
     for path in PACKAGE.rglob("*.py")
@@ -22,12 +27,13 @@ def test_every_public_name_is_there() -> None:
     """A name in the list that cannot be had would break only the worker that uses it."""
     assert synrepl.__all__ == [
         "CURRENT", "LEGACY", "MIDDLE", "NATIVE",
-        "Caches", "Changes", "ConfigError", "Dialect", "FollowerEvent", "Follower", "GapError", "IdStream",
-        "IdTable", "Invalidation", "InvalidationWriter", "LocalProtocolError", "Metrics",
-        "MultiWriterIdGenerator", "NeverAllocated", "NotConnected", "ProtocolError", "Publisher",
-        "RemoteProtocolError", "ReplicationError", "RowError", "Settings", "StorageError", "Stream",
-        "StreamIdGenerator", "StreamTable", "UnknownStream", "Updates", "VClock", "Vintage", "WaitTimeout",
-        "WriterSession", "connect", "row", "serve", "transact",
+        "AllocatedIds", "Caches", "Changes", "ConfigError", "Dialect", "FilePositions", "Follower",
+        "FollowerEvent", "GapError", "Gone", "IPositionStore", "IdStream", "IdTable", "Invalidation",
+        "InvalidationWriter", "LocalProtocolError", "Metrics", "MultiWriterIdGenerator", "NeverAllocated",
+        "NotAWriter", "NotConnected", "ProtocolError", "Publisher", "RemoteProtocolError", "ReplicationError",
+        "RowError", "SQLPositions", "Settings", "Since", "StorageError", "Stream", "StreamIdGenerator",
+        "StreamTable", "UnknownStream", "Updates", "VClock", "Vintage", "WaitTimeout", "WriterSession",
+        "connect", "row", "serve", "transact",
     ]  # fmt: skip
     for name in synrepl.__all__:
         assert getattr(synrepl, name).__class__ is not None
@@ -53,6 +59,36 @@ def test_the_test_kit_is_public() -> None:
     """Workers are tested with the same parts as we are."""
     for name in synrepl.testing.__all__:
         assert getattr(synrepl.testing, name) is not None
+
+
+def test_the_catalog_is_imported_from_streams() -> None:
+    """On first use, and not by its modules: executors of Spark import some of them."""
+    for name in synrepl.streams.catalog.__all__:
+        assert getattr(synrepl.streams, name) is getattr(synrepl.streams.catalog, name)
+    code = "import sys, synrepl.streams.jsontext as j; from synrepl.streams import facts; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+    assert "synrepl.streams.facts" in loaded
+    assert "synrepl.streams.catalog" not in loaded
+    assert not hasattr(synrepl.streams, "NoSuchStream")
+
+
+PUBLIC = {
+    "synrepl",
+    "synrepl.pipeline.source.data_source",
+    "synrepl.streams",
+    "synrepl.testing",
+    "synrepl.wire.commands",
+}
+
+
+@pytest.mark.parametrize(
+    "page", sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]), ids=lambda p: p.name
+)
+def test_the_manual_imports_from_public_packages(page: Path) -> None:
+    """What it shows must not move."""
+    imported = re.findall(r"^(?: {4})?from (synrepl[\w.]*) import", page.read_text("utf-8"), re.MULTILINE)
+
+    assert set(imported) <= PUBLIC
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -445,7 +445,8 @@ class IPositionStore(Protocol):
     """Storage for a follower's positions between runs: ``{stream: {writer: token}}``.
 
     A worker whose effects live in a database can store the positions there and write both in one
-    transaction: then each fact is applied exactly once, even through a kill.
+    transaction: then each fact is applied exactly once, even through a kill. `synrepl.SQLPositions` does so.
+    A store may have a method ``check_subscriber``, which raises `ConfigError` for one that it refuses.
     """
 
     def load(self) -> SaveablePosition: ...

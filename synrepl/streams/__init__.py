@@ -1,4 +1,20 @@
 """Streams: their declarations, the shapes of their rows in each release, facts and positions.
 
+The streams of the catalog and the classes of their rows can be imported from here: ``RECEIPTS``, ``Receipt``.
 Pure: no network, no clock, no reactor.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from synrepl.streams.catalog import *  # noqa: F403  # the names of its __all__
+
+
+def __getattr__(name: str) -> Any:
+    # Modules have lower case names: importing one of them must not import the catalog.
+    if name[:1].isupper():
+        catalog = import_module("synrepl.streams.catalog")
+        if name in catalog.__all__:
+            return getattr(catalog, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

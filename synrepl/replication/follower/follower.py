@@ -33,10 +33,10 @@ class Follower:
     ::
 
         import synrepl
-        from synrepl.streams.catalog import RECEIPTS, Receipt
-        from synrepl.storage.position_files import FilePositions
+        from synrepl.streams import RECEIPTS, Receipt
 
-        follower = synrepl.Follower(instance="pusher1", positions=FilePositions("pusher1.positions"))
+        positions = synrepl.FilePositions("pusher1.positions")
+        follower = synrepl.Follower(instance="pusher1", positions=positions)
 
         @follower.on(RECEIPTS)
         async def wake_pushers(updates: synrepl.Updates[Receipt]) -> None:
@@ -54,7 +54,7 @@ class Follower:
       caches are followed.
     * `positions`: stores the applied positions between runs. Delivery is at-least-once: after a kill, facts
       applied since the last save (0.1 seconds at most) are delivered again. Without a store every run starts
-      as `start` says.
+      as `start` says. `FilePositions` and `SQLPositions` are such stores.
     * `catch_up`: where missing facts are fetched. `connect` sets it if missing and an HTTP address is known.
       Without it, gaps are reported and stay open.
     * `start`: where to start a stream without a position, ``latest`` (now) or ``earliest`` (its first fact).
@@ -63,10 +63,11 @@ class Follower:
     * `canonical`: deliver rows as the log stores them: JSON texts in the newest shape.
     * `external_position`: returns, for a stream and a writer, the token up to which another source has
       applied the facts (-1: none). Those facts are not fetched. Cannot be combined with `caches`.
-    * `caches`: invalidated by each fact after its subscribers and before the position advances and waiters
-      wake, so a cached value is never older than the positions reported here. If facts may have been missed,
-      everything the stream can invalidate is dropped. Caches declared while connected count from the next
-      subscription or connection on.
+    * `caches`: the streams in `caches.streams` are followed, too. Each fact invalidates them after its
+      subscribers were called and before the position advances and waiters wake, so a cached value is
+      never older than the positions reported here. If facts may have been missed, everything the stream can
+      invalidate is dropped. Caches declared while connected count from the next subscription or connection
+      on.
     * `allocated`: queried by `wait_for` for the highest token. `connect` sets it if missing and `http` is
       given.
 
@@ -116,7 +117,8 @@ class Follower:
 
         The function takes an `Updates` and may be a coroutine function; the next fact of the stream waits
         until it is done. If it raises, it is called again with the same fact after a backoff of up to 8
-        seconds, and the stream waits. Subscribers of one stream are called in the order of registration::
+        seconds, and the stream waits. Subscribers of one stream are called in the order of registration.
+        Raises `ConfigError` for a coroutine function if `positions` refuses it, as `SQLPositions` does::
 
             @follower.on(RECEIPTS)
             def show(updates: Updates[Receipt]) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from synrepl.ports.interfaces import IClock, IPositionStore, SaveablePosition
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.follower.updates import Subscriber
 
 __all__ = ["PositionSaver"]
 
@@ -36,6 +37,12 @@ class PositionSaver:
         self._shown: dict[str, dict[str, int]] = {}
         self.is_due = False
         self._timer: Any = None
+
+    def check_subscriber(self, subscriber: Subscriber) -> None:
+        """Let the store refuse a subscriber that it cannot save positions for, if it has such rules."""
+        check = getattr(self.store, "check_subscriber", None)
+        if check is not None:
+            check(subscriber)
 
     def save_soon(self) -> None:
         """Save within `SAVE_SECONDS`."""
