@@ -104,8 +104,8 @@ advances over facts that were not applied, everything that they could invalidate
 
 The order of the facts (`order.py`) decides which ones are repetitions. A fact of an **ordered** stream is a
 repetition if its token is not above the position. Where rows name no writer, or facts are **unordered**, the
-follower remembers the last facts and drops those that come again. A burst that **descends** is sorted before
-it is applied."""
+follower remembers the last facts and drops those that come again. On Redis, a burst that **descends** is
+sorted before it is applied."""
 
 FOLLOWER_COMPARED: Final = """\
 The models were two protocol libraries without I/O: [h11](https://h11.readthedocs.io) 0.16 and
@@ -126,7 +126,7 @@ The models were two protocol libraries without I/O: [h11](https://h11.readthedoc
   action says which event it is followed by.
 * websockets parses in a generator, whose lines are in the order of the bytes. Here `PendingFacts.take`, in
   `facts.py`, is one: it says from the top down which facts are new, and when the position advances. It can
-  be dropped at any fact; the next generator continues at that fact."""
+  be dropped at any fact; the next generator continues after that fact."""
 
 SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
 

@@ -137,7 +137,7 @@ class Replicate(Command, frozen=True):
 
     stream: str | None = field(Word(), until="1.13", default=None)
     token: int | None = field(TokenOr("NOW", any_case=True), until="1.13", default=None)
-    ignored: str | None = field(Rest(optional=True, ignored=True), since="1.13", default="")
+    ignored: str | None = field(Rest(optional=True), since="1.13", default="")
 
     EXAMPLES = {LEGACY: "REPLICATE events 53", MIDDLE: "REPLICATE", CURRENT: "REPLICATE "}
 

@@ -164,15 +164,14 @@ class Rest(FieldKind):
     """Free text to the end of the line.
 
     If `optional`, the value is None when the line ends without the space before the text, and empty when it
-    ends with that space. `ignored` text has no meaning, so it cannot show which release a peer speaks.
+    ends with that space.
     """
 
     takes_rest = True
     grammar = "<{name}...>"
 
-    def __init__(self, *, optional: bool = False, may_be_empty: bool = False, ignored: bool = False) -> None:
+    def __init__(self, *, optional: bool = False, may_be_empty: bool = False) -> None:
         self.optional = optional
-        self.ignored = ignored
         self._may_be_empty = may_be_empty or optional
         if optional:
             self.grammar = "[{name}...]"
