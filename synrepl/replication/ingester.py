@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -64,6 +65,14 @@ class LogPositions:
         """Do nothing: the facts themselves are saved."""
 
 
+class _Rewind(msgspec.Struct):
+    """The lowest position that a rewound writer reported, and its answers to the queries of a follower."""
+
+    token: int
+    query_follower: Follower | None = None
+    answers: list[int] = []
+
+
 class Ingester:
     """Appends the facts of followers (made with `canonical`) to the log, many per commit.
 
@@ -94,10 +103,8 @@ class Ingester:
         self._table = table
         self._clock = clock
         self._lost = lost
-        # By stream and writer: the lowest position that a rewound writer reported.
-        self._rewound: dict[tuple[str, str], int] = {}
-        self._query_followers: dict[tuple[str, str], Follower] = {}
-        self._query_answers: dict[tuple[str, str], list[int]] = {}
+        self._rewound: dict[tuple[str, str], _Rewind] = {}
+        """By stream and writer."""
         self._tasks = Tasks(self._logger, "ingest")
         self._pending: dict[str, list[tuple[str, int, bytes]]] = {}
         self._pending_bytes = 0
@@ -159,21 +166,23 @@ class Ingester:
 
     def _on_history_event(self, query_follower: Follower | None, event: FollowerEvent) -> None:
         key = event.stream, event.writer
-        if event.kind == "position" and key in self._query_answers:
-            self._query_answers[key].append(event.token)
+        rewind = self._rewound.get(key)
+        if event.kind == "position" and rewind is not None and rewind.query_follower is not None:
+            rewind.answers.append(event.token)
         if event.kind != "went_back" or event.stream not in self._table:
             return
         stream = self._table[event.stream]
         if stream.ordered and not stream.ephemeral:
-            self._rewound[key] = min(event.token, self._rewound.get(key, event.token))
+            if rewind is None:
+                rewind = self._rewound[key] = _Rewind(event.token)
+            rewind.token = min(event.token, rewind.token)
             if query_follower is not None:
                 # In the next reactor turn: in this one, the same POSITION is still to be processed.
-                self._clock.callLater(0, self._query_position, query_follower, key)
+                self._clock.callLater(0, self._query_position, query_follower, rewind)
             self._store_soon()
 
-    def _query_position(self, follower: Follower, key: tuple[str, str]) -> None:
-        self._query_answers.setdefault(key, [])
-        self._query_followers[key] = follower
+    def _query_position(self, follower: Follower, rewind: "_Rewind") -> None:
+        rewind.query_follower = follower
         with suppress(ReplicationError):  # the follower sends REPLICATE itself when it reconnects
             follower.send(Replicate())
 
@@ -213,11 +222,10 @@ class Ingester:
             await sleep(self._clock, 0)
             while self._pending or self._rewound:
                 while self._rewound:
-                    key = next(iter(self._rewound))
-                    if await self._is_confirmed(key):
-                        await self._check_history(key, self._rewound[key])
-                    for by_key in (self._rewound, self._query_followers, self._query_answers):
-                        by_key.pop(key, None)
+                    key, rewind = next(iter(self._rewound.items()))
+                    if await self._is_confirmed(key, rewind):
+                        await self._check_history(key, rewind.token)
+                    del self._rewound[key]
                 pending, self._pending = self._pending, {}
                 self._pending_bytes = 0
                 await self._commit_all(pending)
@@ -227,24 +235,23 @@ class Ingester:
         finally:
             self._is_storing = False
 
-    async def _is_confirmed(self, key: tuple[str, str]) -> bool:
+    async def _is_confirmed(self, key: tuple[str, str], rewind: "_Rewind") -> bool:
         """Whether a writer still reports a position lower than before."""
         await sleep(self._clock, 0)
-        if key not in self._query_followers:
+        if rewind.query_follower is None:
             return True
         stream, writer = key
         for _ in range(MAX_QUERIES):
             await sleep(self._clock, QUERY_SECONDS)
-            answers = self._query_answers[key]
-            if answers:
-                return answers[-1] < self._log.positions(stream).get(writer, 0)
-            self._query_position(self._query_followers[key], key)
+            if rewind.answers:
+                return rewind.answers[-1] < self._log.positions(stream).get(writer, 0)
+            self._query_position(rewind.query_follower, rewind)
         self._logger.warn(
             "writer {writer} of {stream} reported position {token}, lower than before, but does not"
             " confirm it; ignored",
             writer=writer,
             stream=stream,
-            token=self._rewound[key],
+            token=rewind.token,
         )
         return False
 

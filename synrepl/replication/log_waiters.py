@@ -1,7 +1,6 @@
 """Waiters for the log: one timer for all of them, and no thread."""
 
 from bisect import bisect_left, insort
-from functools import partial
 from itertools import starmap
 from typing import Final
 
@@ -40,8 +39,8 @@ class LogWaiters:
         self._log = log
         self._clock = clock
         self._max_waiters = max_waiters
-        self._order: list[tuple[int, int]] = []
-        self._waiters: dict[tuple[int, int], Deferred[bool]] = {}
+        self._waiters: list[tuple[int, int, Deferred[bool]]] = []
+        """By serial, then in the order of arrival, which the second number tells."""
         self._count = 0
         self._listeners: dict[Deferred[RingGroup | None], tuple[Filter | None, int, bool]] = {}
         self._seen = log.position
@@ -76,18 +75,16 @@ class LogWaiters:
         if self.is_full:
             raise TooManyWaiting(self._max_waiters)
         self._count += 1
-        key = (serial, self._count)
         waiter: Deferred[bool] = Deferred()
-        self._waiters[key] = waiter
-        insort(self._order, key)
-        timer = Timer(self._clock, partial(self._remove, key, False))
-        timer.start(timeout)
+        entry = (serial, self._count, waiter)
+        insort(self._waiters, entry)
         self._start_polling()
         try:
-            return await waiter
+            return await waiter.addTimeout(timeout, self._clock, lambda *_: False)  # type: ignore[arg-type]
         finally:
-            self._remove(key, None)
-            timer.stop()
+            position = bisect_left(self._waiters, entry)
+            if self._waiters[position : position + 1] == [entry]:
+                del self._waiters[position]
             self._stop_idle_polling()
 
     async def next_group(
@@ -105,15 +102,13 @@ class LogWaiters:
         """
         waiter: Deferred[RingGroup | None] = Deferred()
         self._listeners[waiter] = group_filter, upto, ephemeral
-        timer = Timer(self._clock, partial(waiter.callback, None))
         if timeout is not None:
-            timer.start(timeout)
+            waiter.addTimeout(timeout, self._clock, lambda *_: None)  # type: ignore[arg-type]
         self._start_polling()
         try:
             return await waiter
         finally:
             del self._listeners[waiter]
-            timer.stop()
             self._stop_idle_polling()
 
     def poll(self) -> None:
@@ -148,17 +143,10 @@ class LogWaiters:
 
     def _wake_waiters(self) -> None:
         serial = self._log.serial
-        while self._order and self._order[0][0] <= serial:
-            self._remove(self._order[0], True)
-
-    def _remove(self, key: tuple[int, int], result: bool | None) -> None:
-        """Remove a waiter, with this result unless it is None."""
-        waiter = self._waiters.pop(key, None)
-        if waiter is None:
-            return
-        del self._order[bisect_left(self._order, key)]
-        if result is not None and not waiter.called:
-            waiter.callback(result)
+        while self._waiters and self._waiters[0][0] <= serial:
+            _, _, waiter = self._waiters.pop(0)
+            if not waiter.called:
+                waiter.callback(True)
 
     def _wake(self, waiter: "Deferred[RingGroup | None]", group: RingGroup | None) -> None:
         if not waiter.called:

@@ -87,7 +87,10 @@ class FollowerSession:
                     self.name = command.name
                     follower_commands.received(self._connection, command)
                 case Replicate():
-                    self._on_replicate(command)
+                    if self._paused or command.stream in self._answered_streams:
+                        self._pending[command.stream] = command
+                    else:
+                        self._answer(command)
                 case RemoteServerUp():
                     self._publisher.broadcast(command, but=self)
                     follower_commands.received(self._connection, command)
@@ -100,12 +103,6 @@ class FollowerSession:
                 case _:
                     follower_commands.received(self._connection, command)
         self._update_reading()
-
-    def _on_replicate(self, command: Replicate) -> None:
-        if self._paused or command.stream in self._answered_streams:
-            self._pending[command.stream] = command
-        else:
-            self._answer(command)
 
     def _answer(self, command: Replicate) -> None:
         assert self.reader is not None

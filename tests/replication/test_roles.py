@@ -887,7 +887,7 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
         if not forgot:
             forgot.append(serial)
             a.roles._handover._end()
-            a.roles._handover._budget._not_before = 0.0  # as after a restart
+            a.roles._handover._not_before = 0.0  # as after a restart
             await world.append(a, 2)
         return []
 

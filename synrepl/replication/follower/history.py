@@ -23,11 +23,11 @@ class PositionStep(msgspec.Struct, frozen=True):
 class AppliedPositions:
     """The applied position of each writer of one stream: every fact up to that token was applied.
 
-    The only owner of these tokens; everything else reads `tokens`. They move in three ways:
+    The only owner of these tokens; everything else reads `tokens`. They move in two ways:
 
     * `advance`: a fact was applied and its caches were invalidated; or nothing up to a POSITION is missing;
-      or everything that the skipped facts could invalidate was dropped first;
-    * `advance_external`: another source applied the facts; there are no caches in that case;
+      or everything that the skipped facts could invalidate was dropped first; or another source applied the
+      facts, and there are no caches in that case;
     * `rewind`: a push without order was cut off; none of its positions was in `reported`.
     """
 
@@ -42,10 +42,6 @@ class AppliedPositions:
     def reported(self) -> Mapping[str, int]:
         """The positions that may be reported as applied."""
         return self.tokens if self._held is None else self._held
-
-    def advance_external(self, writer: str, token: int) -> None:
-        """Another source has applied every fact of this writer up to `token`, without invalidating caches."""
-        self.advance(writer, token)
 
     def hold_back(self) -> None:
         """Report the present positions until `release`: a later token says nothing about earlier facts."""

@@ -145,7 +145,7 @@ class Pull(Mode):
         writer, token = command.instance, command.token
         known = self._known(command)
         if self.order.is_exact and known <= token and (external := self._external(writer)) > known:
-            self._positions.advance_external(writer, external)
+            self._positions.advance(writer, external)
             if token < external:
                 return Judgement(Verdict.STALE, token)
             known = external

@@ -45,44 +45,10 @@ REST_SHARE: Final = 3.0
 """After a hand-over no other one begins for this many times its length: 15 seconds of each minute."""
 
 
-class HandOverBudget:
-    """Limits hand-overs for unauthenticated peers: writes are stopped for at most a quarter of the time."""
-
-    def __init__(self, clock: IClock) -> None:
-        self._clock = clock
-        self._began: float | None = None
-        self._not_before = 0.0
-
-    def extend(self, seconds: float) -> None:
-        """Begin a hand-over, or extend it by this long. Raises `CannotPromote` if that exceeds the budget."""
-        now = self._clock.seconds()
-        if self._began is None:
-            if now < self._not_before:
-                left = self._not_before - now
-                why = (
-                    "the last hand-over of this daemon ended without a takeover;"
-                    f" the next one may begin in {left:.0f} s: try again then"
-                )
-                raise CannotPromote("handed_over_lately", why)
-            self._began = now
-        elif now + seconds > self._began + MAX_SEALED_SECONDS:
-            why = (
-                f"a hand-over takes {MAX_SEALED_SECONDS:g} seconds at most, and this one would take longer:"
-                " try again after it has ended"
-            )
-            raise CannotPromote("handed_over_lately", why)
-
-    def end(self) -> None:
-        """End the hand-over: writes are accepted again."""
-        if self._began is not None:
-            now = self._clock.seconds()
-            self._not_before = now + REST_SHARE * (now - self._began)
-            self._began = None
-
-
 class HandOverHandler:
     """The primary's side: handles requests of replicas, and lets facts be refused while one runs.
 
+    For unauthenticated peers, writes are stopped for at most a quarter of the time.
     `role` returns this daemon's role. `is_leased` tells whether the replica with a uuid is connected or has
     a lease. `on_change` is called when a hand-over begins or ends.
     """
@@ -105,7 +71,9 @@ class HandOverHandler:
         self._role = role
         self._is_leased = is_leased
         self._on_change = on_change
-        self._budget = HandOverBudget(clock)
+        self._began: float | None = None
+        """When the hand-over of an unauthenticated peer began."""
+        self._not_before = 0.0
         self._timer = Timer(clock, self._end)
         self._candidate = ""
 
@@ -124,7 +92,10 @@ class HandOverHandler:
     def stop(self) -> None:
         """End the hand-over without accepting facts: another daemon is primary, or this one stops."""
         self._timer.stop()
-        self._budget.end()
+        if self._began is not None:
+            now = self._clock.seconds()
+            self._not_before = now + REST_SHARE * (now - self._began)
+            self._began = None
 
     async def handle(self, request: HandOver, *, trusted: bool) -> LogPosition:
         """Refuse facts for as long as the request asks; return this log's position once it is durable.
@@ -138,7 +109,7 @@ class HandOverHandler:
             self._check(request)
         if request.seconds > 0:
             if not trusted:
-                self._budget.extend(request.seconds)
+                self._check_budget(request.seconds)
             self._begin(request.seconds, request.uuid)
             # Saved, as after a restart facts stay refused: the candidate may have started its epoch.
             await self._log.note(handover=f"{self._clock.seconds() + request.seconds:.3f} {request.uuid}")
@@ -154,6 +125,25 @@ class HandOverHandler:
         if self.is_active and self._candidate and request.uuid and self._candidate != request.uuid:
             why = f"this daemon is already handing over to {printable(self._candidate)}"
             raise CannotPromote("handing_over", why)
+
+    def _check_budget(self, seconds: float) -> None:
+        """Let an unauthenticated peer stop writes for this long. Raises `CannotPromote` above the limit."""
+        now = self._clock.seconds()
+        if self._began is None:
+            if now < self._not_before:
+                left = self._not_before - now
+                why = (
+                    "the last hand-over of this daemon ended without a takeover;"
+                    f" the next one may begin in {left:.0f} s: try again then"
+                )
+                raise CannotPromote("handed_over_lately", why)
+            self._began = now
+        elif now + seconds > self._began + MAX_SEALED_SECONDS:
+            why = (
+                f"a hand-over takes {MAX_SEALED_SECONDS:g} seconds at most, and this one would take longer:"
+                " try again after it has ended"
+            )
+            raise CannotPromote("handed_over_lately", why)
 
     async def _verify(self, request: HandOver) -> None:
         """Raise `ClaimRefused` unless a replica of this log confirms that it is being promoted.
