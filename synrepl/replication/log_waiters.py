@@ -49,16 +49,6 @@ class LogWaiters:
         log.on_replaced(self.poll)
 
     @property
-    def waiter_count(self) -> int:
-        """Number of requests that wait for serials."""
-        return len(self._waiters)
-
-    @property
-    def listener_count(self) -> int:
-        """Number of readers that wait for a commit."""
-        return len(self._listeners)
-
-    @property
     def is_full(self) -> bool:
         """Whether the limit of waiters for serials is reached."""
         return len(self._waiters) >= self._max_waiters

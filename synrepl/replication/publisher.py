@@ -20,7 +20,7 @@ from synrepl.replication.holdings import Holdings
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.reader import Reader
 from synrepl.replication.ring import Ring
-from synrepl.replication.serve_strategy import ServeStrategy, serving
+from synrepl.replication.serve_strategy import serving
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
@@ -250,7 +250,15 @@ class Publisher:
         if held.writers is not None and not strategy.pulls:
             served = Filter(frozenset())
             scope = f"{scope}, and this release cannot tell writers apart"
-        encoder = self._encoder(dialect, strategy, served)
+        encoder = self._encoders.get((dialect, served))
+        if encoder is None:
+            encoder = self._encoders[dialect, served] = Encoder(
+                self.table,
+                codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
+                strategy,
+                withheld=self._note_withheld,
+                served=served,
+            )
         return Reader(self, connection, encoder, scope=scope)
 
     def join_broker(
@@ -300,18 +308,6 @@ class Publisher:
                 continue
             if dialect.release in command.SPAN:
                 follower.reader.send_command(command)
-
-    def _encoder(self, dialect: Dialect, strategy: ServeStrategy, served: Filter) -> Encoder:
-        encoder = self._encoders.get((dialect, served))
-        if encoder is None:
-            encoder = self._encoders[dialect, served] = Encoder(
-                self.table,
-                codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
-                strategy,
-                withheld=self._note_withheld,
-                served=served,
-            )
-        return encoder
 
     # -- facts ---------------------------------------------------------------------------------------------
 

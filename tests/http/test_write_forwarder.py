@@ -299,7 +299,7 @@ class RelayingTests(RelayCase):
         unclear.leave()
         waiting.leave()
 
-        self.assertEqual((0, 0), (self.waiters().waiter_count, self.waiters().listener_count))
+        self.assertEqual(([], {}), (self.waiters()._waiters, self.waiters()._listeners))
         self.clock.pump([0.1] * 3)
         self.feed()
         self.assertEqual(2, self.primary_log.serial)

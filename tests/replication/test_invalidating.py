@@ -511,7 +511,7 @@ class TestSettingUp:
         """They pay nothing for it."""
         told = Told()
 
-        assert not told.follower.engine.executors["push_rules"].machine.has_caches
+        assert not told.follower.engine.executors["push_rules"].machine.history.has_caches
 
     def test_streams_that_nobody_knows_are_not_followed(self) -> None:
         """A cache may name a stream that this worker's table does not have."""

@@ -195,7 +195,7 @@ class FollowerEngine:
         names = self._caches.streams
         for stream in [stream for stream in self.table if stream.name in names]:
             executor = self.executor(stream)
-            if not executor.machine.has_caches:
+            if not executor.machine.history.has_caches:
                 # The caches were declared later and missed this stream's facts until now.
                 executor.attach_caches(self._caches)
                 self._caches.invalidate_stream(stream.name)

@@ -51,7 +51,7 @@ class StreamExecutor:
         if self._caches is None:
             self._caches = caches
             self._steps.append((len(self._steps), self._invalidate_rows))
-            self.machine.has_caches = True
+            self.machine.history.has_caches = True
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call `subscriber` with each fact."""

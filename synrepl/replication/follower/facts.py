@@ -24,15 +24,14 @@ class PendingFacts:
 
     They are the rest of a `run`, whose rows were decoded together, then those in the `queue`.
 
-    `repeats`: a repetition that may be an equal fact of a lost history is applied to the caches again.
-    `is_repetition`: the last fact of `take` is one. `failure`: the reason that a fact cannot be decoded, at
-    which `take` ended. `token`: that to which the fact being applied moves the position, if it does.
+    A repetition that may be an equal fact of a lost history is applied to the caches again, if the stream has
+    some. `is_repetition`: the last fact of `take` is one. `failure`: why a fact cannot be decoded, at which
+    `take` ended. `token`: that to which the fact being applied moves the position, if it does.
     """
 
     def __init__(self, stream: str, history: StreamHistory, gaps: StreamGaps) -> None:
         self.mode = Mode(history, ORDERED)
         self.decode_many: Callable[[list[bytes]], list[Any]] = list
-        self.repeats = False
         self.is_repetition = False
         self.failure: RowError | None = None
         self.token: int | None = None
@@ -103,7 +102,7 @@ class PendingFacts:
                         self.token = None
                     elif token < known and not self.mode.in_backlog:
                         self._history.is_out_of_order = True
-            elif is_exact or not self.repeats:
+            elif is_exact or not self._history.has_caches:
                 continue
             else:
                 self.is_repetition, self.token = True, None

@@ -86,7 +86,8 @@ class StreamHistory:
     `policy`: how it is followed. `positions`: how far it is applied. `recent`: facts to deduplicate.
     `has_started`: a POSITION was processed. `is_out_of_order`: the server was seen to send later facts before
     earlier ones, as real masters do. `was_disconnected`: this is not the first connection. `announced`: the
-    last POSITION of each writer whose rows arrive ahead of it; all earlier facts were applied.
+    last POSITION of each writer whose rows arrive ahead of it; all earlier facts were applied. `has_caches`:
+    the stream invalidates caches.
     """
 
     def __init__(self, policy: ApplyPolicy, positions: AppliedPositions) -> None:
@@ -96,6 +97,7 @@ class StreamHistory:
         self.has_started = bool(positions.tokens)
         self.is_out_of_order = False
         self.was_disconnected = False
+        self.has_caches = False
         self.announced: dict[str, int] = {}
         # The POSITION being processed. If it is not completed, the next one covers it.
         self.announcing: dict[str, int] = {}

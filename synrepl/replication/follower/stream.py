@@ -35,8 +35,8 @@ class StreamMachine:
     """The state of one stream. A fact that is known already is dropped, whichever source it comes from.
 
     While facts are missing or a subscriber is busy, the whole stream is blocked and commands are queued.
-    `Apply` orders to apply the `facts`. Set `has_caches` once `Invalidate` has an effect. `seconds` returns
-    the time.
+    `Apply` orders to apply the `facts`. Set `history.has_caches` once `Invalidate` has an effect. `seconds`
+    returns the time.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StreamMachine:
         self.gaps = StreamGaps(name, history.positions, descends=history.policy.descends)
         self.intake = StreamIntake(name, batches)
         self.facts = PendingFacts(name, history, self.gaps)
-        self._history = history
+        self.history = history
         self._seconds = seconds
         self._mode: Mode | None = None
         # What to do next, after the facts and the repair, and before the queue: judge this position.
@@ -57,15 +57,6 @@ class StreamMachine:
         self._step: PositionStep | None = None
         self._awaits_quiet = False
         self._actions: list[Action] = []
-
-    @property
-    def has_caches(self) -> bool:
-        """Whether the stream invalidates caches."""
-        return self.facts.repeats
-
-    @has_caches.setter
-    def has_caches(self, has_caches: bool) -> None:
-        self.facts.repeats = has_caches
 
     @property
     def is_blocked(self) -> bool:
@@ -98,7 +89,7 @@ class StreamMachine:
     # -- events --------------------------------------------------------------------------------------------
 
     def _connected(self, event: events.Connected) -> None:
-        self._mode = mode_for(self.name, event.strategy, self._history, seconds=self._seconds)
+        self._mode = mode_for(self.name, event.strategy, self.history, seconds=self._seconds)
         self.facts.decode_many = event.decode_many
         self.facts.mode = self._mode
         if self.state is _DISCONNECTED:
@@ -106,7 +97,7 @@ class StreamMachine:
 
     def _disconnected(self, event: events.Disconnected) -> None:
         """Drop everything that was partly received. The next POSITION repeats what is not applied."""
-        self._history.was_disconnected = True
+        self.history.was_disconnected = True
         self._awaits_quiet = False
         self._mode = self._position = self._step = self.gaps.repair = None
         self.facts.clear()
@@ -223,7 +214,7 @@ class StreamMachine:
         else:
             step = self.gaps.finish()  # the facts cannot be fetched: continue without them
             if not isinstance(event.error, NowhereToFetch):
-                self._history.position_unchecked(step.writer)
+                self.history.position_unchecked(step.writer)
             self._skip(step)
 
     def _pause_over(self, event: events.PauseOver) -> None:
@@ -268,7 +259,7 @@ class StreamMachine:
 
     def _skip(self, step: PositionStep | None) -> None:
         """Drop everything that skipped facts could invalidate, before the position advances over them."""
-        if self.has_caches:
+        if self.history.has_caches:
             self._step = step
             self._block(StreamState.INVALIDATING, events.INVALIDATE)
         elif step is not None:
@@ -277,7 +268,7 @@ class StreamMachine:
     def _finish(self, step: PositionStep) -> None:
         self.positions.advance(step.writer, step.token)
         if step.is_position:
-            self._history.position_done(step.writer)
+            self.history.position_done(step.writer)
             self.positions.release()
             self._report(Reported.POSITION, step.writer, step.token)
         self._actions.append(events.ADVANCED)
@@ -288,7 +279,7 @@ class StreamMachine:
         writer = command.instance
         judgement = self._mode.judge(command, is_first=is_first)
         if judgement.void_after is not None:
-            self._history.recent.forget_beyond(judgement.void_after)
+            self.history.recent.forget_beyond(judgement.void_after)
         if judgement.is_rewound:
             self._report(Reported.REWOUND, writer, command.token)
         token, after = judgement.token, judgement.after

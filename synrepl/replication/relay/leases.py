@@ -262,7 +262,8 @@ class Leases:
         present = self._present()
         for lease in list(self._leases.values()):
             if lease.ended_ms is not None:
-                self._forget_old(lease)
+                if not lease.registered and self._now_ms() - lease.ended_ms > FORGET_SECONDS * 1000:
+                    self._forget(lease.uuid)
                 continue
             if (size := sizes.get(lease.serial)) is None:
                 continue  # advanced or made since the sizes were read: left to the next check
@@ -307,11 +308,6 @@ class Leases:
             return f"it retains about {held} bytes of the log, the maximum is {self._settings.lease_bytes}"
         absent, allowed = self._absent_seconds(lease), self.allowed_seconds(lease)
         return f"no contact for {absent:.0f} seconds, the maximum is {allowed:.0f}"
-
-    def _forget_old(self, lease: Lease) -> None:
-        assert lease.ended_ms is not None
-        if not lease.registered and self._now_ms() - lease.ended_ms > FORGET_SECONDS * 1000:
-            self._forget(lease.uuid)
 
     # -- memory and disk: all changes are made here --------------------------------------------------------
 

@@ -376,10 +376,9 @@ class RoleManager:
         self._notifier.notify(others)
         return epoch_start
 
-    async def _save_unnotified(self, claim: Claim, unnotified: Sequence[Address]) -> None:
-        record = self._store.load() or RoleRecord(PRIMARY, claim.epoch, claim.uuid)
+    async def _save_unnotified(self, unnotified: Sequence[Address]) -> None:
         try:
-            await self._store.save(msgspec.structs.replace(record, told=tuple(map(str, unnotified))))
+            await self._store.save_unnotified(unnotified)
         except StorageError as error:
             # After a restart peers that were notified are notified again.
             self._logger.warn("cannot save which peers were notified: {why}", why=str(error))
@@ -548,8 +547,7 @@ class RoleManager:
         )
         # Saved first: the claimant treats a claim without an objection as accepted.
         others = [*self.unnotified, where]
-        record = self._store.load() or RoleRecord(PRIMARY, self._log.epoch, self._log.uuid)
-        await self._store.save(msgspec.structs.replace(record, told=tuple(map(str, others))))
+        await self._store.save_unnotified(others)
         self._notifier.notify(others)
 
     def on_higher_epoch(self, epoch: int, name: str, address: str, trusted: bool = False) -> None:

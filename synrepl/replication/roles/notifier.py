@@ -24,9 +24,9 @@ class PrimaryNotifier:
     """Sends the current claim to daemons until each has acknowledged it.
 
     `claim` returns the claim of the primary that this daemon knows; None if its address is unknown.
-    `complete` adds parts of addresses that are known by now. `save` stores the claim and the addresses that
-    are left. `on_superseded` is called for a daemon that knows a later primary, and returns whether to
-    notify it again.
+    `complete` adds parts of addresses that are known by now. `save` stores the addresses that
+    are left. `on_superseded` is called for a daemon that knows a later primary, and returns whether to notify
+    it again.
     """
 
     _logger = Logger()
@@ -39,7 +39,7 @@ class PrimaryNotifier:
         *,
         claim: Callable[[], Claim | None],
         complete: Callable[[Sequence[Address]], list[Address]],
-        save: Callable[[Claim, Sequence[Address]], Awaitable[None]],
+        save: Callable[[Sequence[Address]], Awaitable[None]],
         on_superseded: Callable[[Address, str], bool],
     ) -> None:
         self.unnotified: list[Address] = []
@@ -80,7 +80,7 @@ class PrimaryNotifier:
             for address in list(self.unnotified):
                 if await self._is_settled(address, claim) and address in self.unnotified:
                     self.unnotified.remove(address)
-            await self._save(claim, self.unnotified)
+            await self._save(self.unnotified)
             if self.unnotified:
                 await self._wait_before_retry()
 

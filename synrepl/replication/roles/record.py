@@ -62,6 +62,11 @@ class RoleStore:
         """Save this record. A promotion is finished by it."""
         await self._log.note(role=msgspec.json.encode(record).decode(), promoting=None)
 
+    async def save_unnotified(self, addresses: Sequence[Address]) -> None:
+        """Save the addresses still to be notified of the primary in the record."""
+        record = self.load() or RoleRecord(PRIMARY, self._log.epoch, self._log.uuid)
+        await self.save(msgspec.structs.replace(record, told=tuple(map(str, addresses))))
+
     async def save_promotion(self, record: RoleRecord, at_ms: int) -> None:
         """Save that an epoch is about to begin at this time, with this record once it has begun."""
         promoting = msgspec.json.encode(PromotionRecord(at_ms, record)).decode()

@@ -89,7 +89,7 @@ class Machine(StreamMachine):
         positions = AppliedPositions({} if known is None else {W: known})
         super().__init__("s", StreamHistory(policy, positions), Batches(), seconds=lambda: self.now)
         self.now = 0.0
-        self.has_caches = has_caches
+        self.history.has_caches = has_caches
         self.applied: list[int] = []
         self.strategy = strategy
         self.feed(Connected(strategy, decode))
@@ -274,7 +274,7 @@ def _end_of_a_dropped_fact(taken: set[tuple[StreamState, type, StreamState]]) ->
     for kind in (Rdata, RdataRun):
         machine = Machine(has_caches=True, known=None)
         machine.positions.advance("w2", 10)
-        machine._history.has_started = True
+        machine.history.has_started = True
         machine.feed(DISCONNECTED)
         machine.feed(Connected(PULL, decode))
         machine.hears(Position(stream="s", instance="w2", prev_token=10, token=10))
@@ -316,7 +316,7 @@ class TestActions:
         """What they could invalidate is dropped before anything is fetched."""
         machine = Machine(has_caches=True, known=None)
         machine.positions.advance("w0", 7)
-        machine._history.has_started = True
+        machine.history.has_started = True
         machine.feed(DISCONNECTED)
         machine.feed(Connected(PULL, decode))
 
@@ -341,7 +341,7 @@ class TestActions:
     def test_a_gap_that_cannot_be_fetched_is_given_up(self) -> None:
         """The stream continues, and its caches are dropped."""
         machine = fetching()
-        machine.has_caches = True
+        machine.history.has_caches = True
 
         reports = machine.feed(FetchFailed(NowhereToFetch("nowhere")))
 
