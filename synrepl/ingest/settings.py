@@ -63,11 +63,6 @@ def parse_tables(value: Any) -> tuple[TableStream, ...]:
     return () if value in ((), [], None) else tuple(table_streams(value, default_writer="master"))
 
 
-def parse_redis(value: Any) -> RedisAddress:
-    """Parse the address of a Redis."""
-    return RedisAddress.parse(text(value))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IngestSettings(ConnectionSettings, LogSettings):
     """The sources of facts besides HTTP."""
@@ -77,7 +72,7 @@ class IngestSettings(ConnectionSettings, LogSettings):
         "The Redis of the deployment, whose replication channel this daemon follows: redis://host:6379,"
         " rediss://host, redis+unix:///path or redis+sentinel://host1,host2/service. Options follow in the"
         " query: ?password_file=, ?ca_file= ...",
-        parse=parse_redis,
+        parse=lambda value: RedisAddress.parse(text(value)),
         metavar="URL",
         example="redis://localhost:6379",
     )

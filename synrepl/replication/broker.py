@@ -332,7 +332,7 @@ class BrokerPeer:
         if reader is not None:
             reader.stop()
             assert self._publisher is not None
-            self._publisher.leave_broker(reader)
+            self._publisher.broker_readers.remove(reader)
 
     def _accepts(self, command: Rdata | RdataRun | Position) -> bool:
         """Whether this message is from another process, and its writer's name can be stored."""

@@ -17,7 +17,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.time import Timer
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import FORWARDED, InvalidateCache, Ping, RemoteServerUp
+from synrepl.wire.commands import FORWARDED, FederationAck, InvalidateCache, Ping, RemoteServerUp
 from synrepl.wire.dialect import LEGACY, NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.text import is_name
@@ -276,12 +276,11 @@ class CommandReceiver:
             self._timer.start(EXPIRY_SECONDS / 10)
 
     def _refresh(self, origin: CommandOrigin, line: bytes) -> None:
-        """Handle a command that was received before.
-
-        Only a federation sender's ack is refreshed: the sender is still connected to the replica.
-        """
+        """Handle a federation sender's ack that was received before: it is still connected to the replica."""
         with suppress(RemoteProtocolError):
-            self._publisher.follower_commands.refresh_ack(origin, command_of(line))
+            command = command_of(line)
+            if isinstance(command, FederationAck):
+                self._publisher.follower_commands.acks.refresh(origin, command.instance)
 
     def _receive(self, origin: CommandOrigin, line: bytes, source: object, access: Access) -> None:
         publisher = self._publisher

@@ -84,7 +84,7 @@ class FollowerCommands:
         """Sends facts to the daemon that accepts appends, if this one does not; None if it does."""
         self._tasks = Tasks(self._logger)
         self._limited = LimitedLogger(self._logger, clock)
-        self._acks = FederationAcks(clock)
+        self.acks = FederationAcks(clock)
         self._trimmed_upto: int | None = None
         self._process_listeners: list[Callable[[Command], None]] = []
         self.carriers: list[Carrier] = []
@@ -117,13 +117,8 @@ class FollowerCommands:
 
     def federation_acks(self) -> Iterator[FederationAck]:
         """The last ack of each federation sender that is connected, to this daemon or to a replica."""
-        for name, token in self._acks.present():
+        for name, token in self.acks.present():
             yield FederationAck(instance=name or self._instance, token=token)
-
-    def refresh_ack(self, replica: CommandOrigin, command: Command) -> None:
-        """The replica repeats the last ack of a federation sender that is still connected to it."""
-        if isinstance(command, FederationAck):
-            self._acks.refresh(replica, command.instance)
 
     def on_channel_command(self, command: Command) -> None:
         """Handle a command that another process sent to all processes."""
@@ -140,7 +135,7 @@ class FollowerCommands:
         for instance in self.syncing.instances_of(connection):
             self.forward(ClearUserSync(instance_id=instance))
         self.syncing.connection_lost(connection)
-        self._acks.connection_lost(connection)
+        self.acks.connection_lost(connection)
         instance_id = self._generated_ids.pop(connection, None)
         if instance_id is not None:
             self._send_to_processes(ClearUserSync(instance_id=instance_id))
@@ -245,8 +240,8 @@ class FollowerCommands:
 
     def _acknowledge(self, connection: object, command: FederationAck) -> None:
         """Trim the federation stream up to the lowest token that any sender has acknowledged."""
-        self._acks.acknowledge(connection, command.instance, command.token)
-        lowest = self._acks.lowest()
+        self.acks.acknowledge(connection, command.instance, command.token)
+        lowest = self.acks.lowest()
         if lowest is not None and lowest != self._trimmed_upto and "federation" in self._table:
             self._trimmed_upto = lowest
             self._log.forget("federation", lowest)

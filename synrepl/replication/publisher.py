@@ -210,7 +210,7 @@ class Publisher:
         self.command_receiver = CommandReceiver(self, clock)
         self._broadcast_watchers: list[Callable[[Command, object], None]] = []
         self.followers: list[FollowerSession] = []
-        self._broker_readers: list[Reader] = []
+        self.broker_readers: list[Reader] = []
         self._encoders: dict[tuple[Dialect, Filter], Encoder] = {}
         self.tasks = Tasks(self._logger)
         self._head_samples: list[tuple[int, float]] = [(log.serial, clock.seconds())]
@@ -278,12 +278,8 @@ class Publisher:
             return {writer: found.get(writer, 0) for name, writer in writes if name == stream}
 
         reader = Reader(self, connection, encoder, positions=positions)
-        self._broker_readers.append(reader)
+        self.broker_readers.append(reader)
         return reader
-
-    def leave_broker(self, reader: Reader) -> None:
-        """Remove the reader of a shared channel."""
-        self._broker_readers.remove(reader)
 
     def on_channel_command(self, command: Command) -> None:
         """Handle another process's command from a shared channel."""
@@ -367,7 +363,7 @@ class Publisher:
         for follower in list(self.followers):
             if follower.reader is not None:
                 follower.reader.pump()
-        for reader in list(self._broker_readers):
+        for reader in list(self.broker_readers):
             reader.pump()
 
     # -- lag and metrics -----------------------------------------------------------------------------------

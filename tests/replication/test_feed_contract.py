@@ -111,7 +111,7 @@ class LinesPeer(Peer):
 
     def cut(self) -> None:
         self.reader.stop()
-        self.publisher.leave_broker(self.reader)
+        self.publisher.broker_readers.remove(self.reader)
 
 
 class RelayPeer(Peer):

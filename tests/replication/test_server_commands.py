@@ -110,7 +110,7 @@ def test_a_server_that_comes_back_is_told_who_is_syncing(dialect: Dialect) -> No
     # The follower may be back before a subscriber could be: so what the server knows is looked at.
     upstream = pair.server.publisher.follower_commands
     assert {"@ada:hs", "@bob:hs"} == upstream.syncing.users()
-    assert 3 == upstream._acks.lowest()
+    assert 3 == upstream.acks.lowest()
 
 
 def test_what_the_server_tells_all_comes_down() -> None:

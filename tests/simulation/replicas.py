@@ -773,7 +773,7 @@ class ReplicaSimulation(SeededRun):
         self.histories.check_copy(node)
         if (replica := node.replica) is not None and (replica.lag_rows() or replica.lag_seconds()):
             self._fail(f"{node.name} lags {replica.lag_rows()} rows, {replica.lag_seconds()} s at rest")
-        wanted = node.relays.filter().streams
+        wanted = node.publisher.holdings.filter.streams
         for stream in _ROWS:
             if wanted is None or stream in wanted:
                 ours, theirs = _positions(node, stream), _positions(primary, stream)
@@ -813,7 +813,7 @@ def copied(engine: MemoryEngine) -> MemoryEngine:
 
 def _expected(node: FakeNode, primary: FakeNode) -> dict[str, int]:
     """Where writers of what nobody keeps are there, if it wants to know."""
-    wanted = node.relays.filter().streams
+    wanted = node.publisher.holdings.filter.streams
     return _positions(primary if wanted is None or "typing" in wanted else node, "typing")
 
 

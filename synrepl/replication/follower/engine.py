@@ -134,13 +134,13 @@ class FollowerEngine:
     # -- subscriptions -------------------------------------------------------------------------------------
 
     def subscribe(self, stream: Stream[Any], subscriber: Subscriber) -> None:
-        """Call `subscriber` with each fact of a stream. Raises `ConfigError` if the position store refuses it."""
+        """Call `subscriber` with each fact of a stream. Raises `ConfigError` if the store refuses it."""
         self.saver.check_subscriber(subscriber)
         self.executor(stream).subscribe(subscriber)
         self.follow_caches()
 
     def subscribe_to_all(self, subscriber: Subscriber) -> None:
-        """Call `subscriber` with each fact of every stream. Raises `ConfigError` if the position store refuses it."""
+        """Call `subscriber` with each fact of every stream. Raises `ConfigError` if the store refuses it."""
         self.saver.check_subscriber(subscriber)
         self._subscribers.append(subscriber)
         for stream in self.table:

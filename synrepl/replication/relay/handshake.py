@@ -110,7 +110,7 @@ def make_welcome(registry: ReplicaRegistry, *, proof: str) -> WelcomeBody:
         role=registry.roles.role,
         position=log.position,
         trimmed_upto=log.trimmed_upto.serial,
-        filter=registry.filter(),
+        filter=registry.publisher.holdings.filter,
         address=str(registry.roles.address),
         primary=str(registry.roles.primary),
         capabilities=OWN_CAPABILITIES,

@@ -70,7 +70,7 @@ class Leases:
         self._dropped: set[str] = set()
         self._tasks = Tasks(self._logger, "leases")
         self._is_stopped = False
-        self._save_timer = Timer(clock, self._save)
+        self._save_timer = Timer(clock, lambda: self._tasks.start(self.save(), "saving leases"))
         self._check_timer = Timer(clock, self._check)
         shortest = settings.allowed_seconds(registered=False)
         self._check_seconds = min(CHECK_SECONDS, shortest)
@@ -352,9 +352,6 @@ class Leases:
     def _save_soon(self) -> None:
         if not self._is_stopped:
             self._save_timer.start(SAVE_SECONDS)
-
-    def _save(self) -> None:
-        self._tasks.start(self.save(), "saving leases")
 
     async def save(self) -> None:
         """Save changed leases to disk."""

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -12,7 +13,6 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
-from synrepl.replication.holdings import held
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import Leases
 from synrepl.replication.roles.manager import RoleManager
@@ -205,7 +205,7 @@ class ReplicaRegistry:
             return self._refusal("read_only", "this daemon is fenced: another one is primary")
         if self.leases.is_dropped(replica.uuid):
             return refusal("unknown", f"{replica.listed_name} was dropped from the list of replicas")
-        if query.within(self.filter()):
+        if query.within(self.publisher.holdings.filter):
             return None
         return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
 
@@ -242,10 +242,6 @@ class ReplicaRegistry:
         """The addresses of the replicas, except this one's."""
         found = self.leases.addresses()[: MAX_PEERS + 1]
         return [address for address, uuid in found if uuid != excluding][:MAX_PEERS]
-
-    def filter(self) -> Filter:
-        """The filter of this daemon's own log: everything, unless it is a filtered replica."""
-        return held(self.log.notes)
 
     # -- status --------------------------------------------------------------------------------------------
 
@@ -308,16 +304,9 @@ class ReplicaRegistry:
 
 
 def _reader_position(name: str, request: Subscription) -> ReaderPosition:
-    position = request.position
+    # What is left of the subscription has the same names there.
+    fields = msgspec.structs.asdict(request)
+    position, _ = fields.pop("position"), fields.pop("filter")
     return ReaderPosition(
-        name=name,
-        history=request.history,
-        serial=position.serial,
-        epoch=position.epoch,
-        digest=position.digest,
-        epoch_start=request.epoch_start,
-        began_ms=request.began_ms,
-        lost_stream=request.lost_stream,
-        lost_upto=request.lost_upto,
-        clock=request.clock,
+        name=name, serial=position.serial, epoch=position.epoch, digest=position.digest, **fields
     )

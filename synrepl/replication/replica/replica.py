@@ -394,16 +394,13 @@ class Replica:
         elif refusal.code in DIVERGED:
             self._must_join = refusal.code
             if not self._settings.resync_on_fork and not self._is_resync_requested:
-                await self._wait_for_resync(WAYS_OUT[refusal.code])
+                self._set_state("stopped", f"{self.why}; {WAYS_OUT[refusal.code]}")
+                self._logger.error("this replica has stopped: {why}", why=self.why)
+                self._resync_waiter = Deferred()
+                await self._resync_waiter
         elif not refusal.retryable:
             # An operator may fix the cause at the upstream: retry, but seldom.
             self._backoff.exhaust()
-
-    async def _wait_for_resync(self, way_out: str) -> None:
-        self._set_state("stopped", f"{self.why}; {way_out}")
-        self._logger.error("this replica has stopped: {why}", why=self.why)
-        self._resync_waiter = Deferred()
-        await self._resync_waiter
 
     # -- status --------------------------------------------------------------------------------------------
 
