@@ -69,8 +69,8 @@ class AppendReceipt(msgspec.Struct, frozen=True):
 class LogSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a log has besides facts, as of `position`.
 
-    Up to `trimmed_upto` only the facts that no newer fact replaced are left (`IEngine.trim`); beyond it, all
-    are. `positions` holds the highest token of each (stream, writer).
+    Up to `trimmed_upto` only the facts that no newer fact replaced are left (`SQLEngine.trim`); beyond it,
+    all are. `positions` holds the highest token of each (stream, writer).
     """
 
     position: LogPosition

@@ -25,8 +25,8 @@ PAUSE_SECONDS: Final = 0.02
 class Retention:
     """Trims facts that are older than `retain_seconds` and not held by a lease.
 
-    The last trimmed fact of each key stays (`IEngine.trim`). `lowest` returns the serial after which a reader
-    still needs all facts; None without readers.
+    The last trimmed fact of each key stays (`SQLEngine.trim`). `lowest` returns the serial after which a
+    reader still needs all facts; None without readers.
     """
 
     _logger = Logger()

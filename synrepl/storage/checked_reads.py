@@ -13,10 +13,11 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import IClock, IEngine, IThread
+from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, LogLost
+from synrepl.storage.engine import SQLEngine
 
 __all__ = ["CHECK_SECONDS", "RETRY_SOON_SECONDS", "CheckedReads", "ReadHealth"]
 
@@ -102,7 +103,7 @@ class CheckedReads:
 
     def __init__(
         self,
-        engine: IEngine,
+        engine: SQLEngine,
         thread: IThread,
         clock: IClock,
         *,

@@ -10,10 +10,11 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread
+from synrepl.ports.interfaces import Appended, Head, IClock, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, KeyReused, LogLost, append_error
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, CommitGroup, LogHead, build_group
 from synrepl.streams.facts import Fact
 
@@ -37,7 +38,7 @@ class Committer:
 
     def __init__(
         self,
-        engine: IEngine,
+        engine: SQLEngine,
         thread: IThread,
         clock: IClock,
         head: LogHead,

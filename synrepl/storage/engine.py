@@ -105,7 +105,14 @@ V = TypeVar("V")
 
 
 class SQLEngine:
-    """An `IEngine` over two connections of `database`, one for each thread.
+    """Storage for facts, over two connections of `database`. Synchronous.
+
+    Two threads call it, each one call at a time. The reading thread calls `read`, `read_text`, `extent`,
+    `read_tokens`, `digest_at`, `receipts_between` and `check`; at the same time the writing thread calls the
+    rest. No read runs during `close`. Every method may raise `StorageError`.
+
+    The first open of a new log sets two notes (`notes`), both random: ``uuid`` is the uuid of this copy,
+    ``history`` is the uuid of the log and of all its copies.
 
     Up to `trimmed_upto` the log is sparse: a fact is there while it is the newest with one of its rows' keys.
     The table `keyed` has the serial of the newest fact for each key. Facts beyond `trimmed_upto` are all
@@ -211,7 +218,11 @@ class SQLEngine:
         connection.executemany(UPSERT_NOTE, made)
 
     def check(self) -> None:
-        """Raise `StorageError` unless a restart would find this log as this process knows it."""
+        """Raise `StorageError` unless a restart would find this log as this process left it.
+
+        Called every few seconds. If the log no longer belongs to this process (another process writes to it,
+        or it was deleted), this call and all writes fail until the next `open`.
+        """
         ownership = self._ownership
         with self.database.map_errors("check"):
             if ownership.lost is not None:
@@ -242,7 +253,7 @@ class SQLEngine:
     # -- the end of the log --------------------------------------------------------------------------------
 
     def head(self) -> Head:
-        """The end of the log now."""
+        """The end of the log now; used to find the outcome of a failed commit."""
         with self._writing("head") as connection:
             self._reload(connection)
             bounds = self._current_bounds(connection)
@@ -275,7 +286,10 @@ class SQLEngine:
         )
 
     def digest_at(self, serial: int) -> str | None:
-        """The digest at this serial; None if it is unknown."""
+        """The digest at this serial; None if it is beyond the log or no longer known.
+
+        Known are the digests from `trimmed_upto` on, those of stored facts, and the one at the log's end.
+        """
         with self._reading("digest_at") as connection:
             return digest_of(connection, serial)
 
@@ -294,7 +308,16 @@ class SQLEngine:
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        """Store all of these or none, in one synced transaction of a database that is still in its place."""
+        """Store all of these or none, in one synced transaction of a database that is still in its place.
+
+        `facts` follow the last ones without a gap in their serials. The position of a writer is the highest
+        token among its facts, which need not be the last.
+
+        With `upto` they are a part of another log's facts up to that position: their serials ascend from
+        above the end of this log, and may have gaps. The log then ends at `upto`. Its digest is not verified:
+        that is possible only if no fact was left out. In both forms, receipts whose keys are known already
+        are skipped.
+        """
         ownership = self._ownership
         bounds: LogBounds | None = None
         with self._transaction("commit") as connection:
@@ -336,7 +359,10 @@ class SQLEngine:
         return bounds
 
     def rows_at_token(self, stream: str, token: int) -> list[tuple[str, bytes]]:
-        """The writer and rows of every fact of this stream under this token."""
+        """The writer and rows of every fact of this stream under this token, in order of serial.
+
+        Discarded facts, those that their source lost, are not among them.
+        """
         not_discarded, values = self._discarded.condition(stream)
         with self._writing("rows_at_token", stream) as connection:
             found = connection.execute(
@@ -349,7 +375,7 @@ class SQLEngine:
     # -- receipts ------------------------------------------------------------------------------------------
 
     def receipt(self, key: str) -> AppendReceipt | None:
-        """The receipt of the append with this key."""
+        """The receipt of the append with this idempotency key."""
         with self._writing("receipt") as connection:
             found = connection.execute(
                 f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE key = ?", (key,)
@@ -357,7 +383,7 @@ class SQLEngine:
         return None if found is None else receipt_of(found)
 
     def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
-        """The receipts of appends with ``after < first serial <= upto``, in order of first serial."""
+        """The receipts with ``after < first serial <= upto``, in that order."""
         with self._reading("receipts_between") as connection:
             found = connection.execute(
                 f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE first_serial > ? AND first_serial <= ?"
@@ -386,7 +412,12 @@ class SQLEngine:
     # -- reading: facts with ``after < serial <= upto``, in order ------------------------------------------
 
     def read(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> tuple[list[Fact], int]:
-        """Facts in order of serial, and the last serial examined."""
+        """Facts with ``after < serial <= upto`` that pass the filter, in order of serial, without those that
+        were trimmed.
+
+        Stops after the fact with which `limit` rows are reached (JSON bytes / 200, at least one per fact, is
+        near enough). Returns the facts and the last serial examined.
+        """
         with self._reading("read") as connection:
             upto, where, values = self._range(connection, after, upto, filter)
             with connection.stream(
@@ -396,7 +427,12 @@ class SQLEngine:
         return page, page[-1].serial if is_full else max(after, upto)
 
     def read_text(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> tuple[bytes, int]:
-        """Facts as lines of text, and the last serial examined."""
+        """Read in bulk: at most `limit` facts as one text, and the last serial examined. Stops early when the
+        text grows long.
+
+        Each fact is a line of its fields in order, separated by character 31. Names are words and rows are
+        canonical, so that neither contains the separator or a line end. The last line has no line end.
+        """
         dialect = self._dialect
         with self._reading("read") as connection:
             # A filter may match few of the serials examined.
@@ -420,7 +456,7 @@ class SQLEngine:
         return bytes(text or b""), last if count >= limit else max(after, upto)
 
     def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> LogRange:
-        """Summarize facts without reading them."""
+        """Measure the facts that `read` would give, without reading them. Stops early when it takes long."""
         with self._reading("read") as connection:
             upto = min(upto, after + SCANNED_AT_ONCE)
             upto, where, values = self._range(connection, after, upto, filter)
@@ -460,7 +496,11 @@ class SQLEngine:
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
     ) -> tuple[list[Fact], bool]:
-        """Facts of one stream in order of token, and whether there are more."""
+        """Facts of one stream with ``after < token <= upto`` and serials up to `serial`.
+
+        In order of (token, serial); of one writer, or of all if `writer` is None. Facts that share a token
+        are never separated. Returns the facts and whether there are more.
+        """
         not_discarded, values = self._discarded.condition(stream)
         with (
             self._reading("read", stream) as connection,
@@ -511,7 +551,12 @@ class SQLEngine:
     # -- epochs and snapshots ------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch_start: EpochStart) -> Head:
-        """Begin a new epoch at the end of the log, and discard the facts that it declares lost."""
+        """Begin a new epoch at the end of the log, which is the serial and digest of `epoch_start`.
+
+        If it names a stream, the source of that stream lost the facts beyond its token. They keep their
+        serials, and no read by token gives them any more; positions beyond the token go back to it. Raises
+        `StorageError` unless the epoch is above the current one and the position is right.
+        """
         check_epoch_start(epoch_start, self.head().position)
         with self._transaction("begin_epoch", epoch_start.stream) as connection:
             connection.execute(SET_META, (epoch_start.epoch, "epoch"))
@@ -544,7 +589,10 @@ class SQLEngine:
         )
 
     def restore(self, snapshot: LogSnapshot) -> Head:
-        """Replace everything besides the facts by this snapshot, in one transaction."""
+        """Replace everything besides the facts by this snapshot, in one transaction.
+
+        The facts up to its position, or those that pass the filter, were committed before.
+        """
         position = snapshot.position
         with self._transaction("restore") as connection:
             known = self._current_bounds(connection)
@@ -579,10 +627,15 @@ class SQLEngine:
     # -- trimming: a slice at a time, facts that newer facts replaced are deleted ----------------------------
 
     def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
-        """Trim a slice of the log. Returns the new `trimmed_upto`.
+        """Trim the next slice of the log: at most `limit` facts after `trimmed_upto`, none beyond `upto`.
+        Returns the new `trimmed_upto`.
 
         That is the last position up to `upto` whose digest is known. In a log that was filled with gaps it
-        may be before `upto`, and may not move. Discarded facts replace nothing and are deleted.
+        may be before `upto`, and may not move. Otherwise it is at `upto` when the work is done.
+
+        In a stream whose rows have keys a fact is deleted once later facts up to there have all its keys; in
+        a stream without keys every fact is deleted. Discarded facts replace nothing and are deleted. Each
+        slice is one transaction.
         """
         with self._writing("trim") as connection:
             with connection.transaction():
@@ -661,7 +714,11 @@ class SQLEngine:
     # -- staging a copy ------------------------------------------------------------------------------------
 
     def staging(self) -> "SQLEngine":
-        """A second log of the same kind, stored next to this one, for building a copy; not opened yet."""
+        """A second log of the same kind, stored next to this one, for building a copy; not opened yet.
+
+        An earlier process may have left it with the facts it had committed. A power cut may lose commits to
+        it (never parts of one) until `adopt_staged`.
+        """
         return SQLEngine(self.database.staging())
 
     def drop_staged(self) -> None:
@@ -671,7 +728,11 @@ class SQLEngine:
             self.database.drop_staged()
 
     def adopt_staged(self) -> Head:
-        """Replace all of this log by the staged one, in one step that survives a power cut."""
+        """Replace all of this log by the closed staged one, in one step that survives a power cut.
+
+        No read runs meanwhile. If it fails, this log is unchanged. If the process dies, the next `open` finds
+        one log or the other, complete. Counts as a boot.
+        """
         database = self.database
         with self._writing("adopt_staged"):
             if not database.is_staged():

@@ -9,13 +9,14 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogRange, LogSnapshot
-from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread, KeysOf
+from synrepl.ports.interfaces import Appended, Head, IClock, IThread, KeysOf
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, KeyReused, append_error
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.committer import Committer, detached
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore, KeyOf
 from synrepl.storage.group_commit import AppendRequest, LogHead, checksum
 from synrepl.storage.staged_copy import HistoryMismatch, StagedCopy, commit_followed, position_after
@@ -55,7 +56,7 @@ class Log:
 
     def __init__(
         self,
-        engine: IEngine,
+        engine: SQLEngine,
         writing: IThread,
         reading: IThread,
         clock: IClock,
@@ -477,7 +478,7 @@ class Log:
         limit: int,
         filter: Filter = ALL,
     ) -> Awaitable[tuple[list[Fact], int]]:
-        """Run `IEngine.read` in the reading thread, up to the facts that watchers have seen."""
+        """Run `SQLEngine.read` in the reading thread, up to the facts that watchers have seen."""
         upto = min(upto, self.serial)
         return self._reads.run(
             "read", partial(self._engine.read, after=after, upto=upto, limit=limit, filter=filter)
@@ -491,7 +492,7 @@ class Log:
         limit: int,
         filter: Filter = ALL,
     ) -> Awaitable[tuple[bytes, int]]:
-        """Run `IEngine.read_text`, as `read` does."""
+        """Run `SQLEngine.read_text`, as `read` does."""
         upto = min(upto, self.serial)
         return self._reads.run(
             "read_text", partial(self._engine.read_text, after=after, upto=upto, limit=limit, filter=filter)
@@ -505,7 +506,7 @@ class Log:
         limit: int,
         filter: Filter = ALL,
     ) -> Awaitable[LogRange]:
-        """Run `IEngine.extent`, as `read` does."""
+        """Run `SQLEngine.extent`, as `read` does."""
         upto = min(upto, self.serial)
         return self._reads.run(
             "extent", partial(self._engine.extent, after=after, upto=upto, limit=limit, filter=filter)
@@ -514,7 +515,7 @@ class Log:
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
     ) -> Awaitable[tuple[list[Fact], bool]]:
-        """Run `IEngine.read_tokens` in the reading thread; ephemeral streams are read from memory."""
+        """Run `SQLEngine.read_tokens` in the reading thread; ephemeral streams are read from memory."""
         ephemeral = self._ephemeral.streams.get(stream)
         if ephemeral is not None:
             return succeed(ephemeral.read_tokens(writer=writer, after=after, upto=upto, limit=limit))
@@ -561,7 +562,7 @@ class Log:
     # -- exclusive writes: epochs, trimming, following another log -------------------------------------------
 
     async def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
-        """Run `IEngine.trim` on one slice. Returns the new `trimmed_upto`."""
+        """Run `SQLEngine.trim` on one slice. Returns the new `trimmed_upto`."""
 
         async def work() -> LogPosition:
             try:

@@ -5,7 +5,8 @@ from functools import partial
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogSnapshot
-from synrepl.ports.interfaces import IEngine, IThread
+from synrepl.ports.interfaces import IThread
+from synrepl.storage.engine import SQLEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
@@ -32,7 +33,7 @@ class StagedCopy:
     its `position`.
     """
 
-    def __init__(self, engine: IEngine, thread: IThread) -> None:
+    def __init__(self, engine: SQLEngine, thread: IThread) -> None:
         self.position: LogPosition
         self.notes: dict[str, str] = {}
         self._engine = engine
@@ -87,7 +88,7 @@ class StagedCopy:
 
 
 def _add(
-    engine: IEngine,
+    engine: SQLEngine,
     position: LogPosition,
     facts: Sequence[Fact],
     upto: LogPosition,
@@ -108,7 +109,7 @@ def _add(
 
 
 def commit_followed(
-    engine: IEngine,
+    engine: SQLEngine,
     position: LogPosition,
     facts: Sequence[Fact],
     receipts: Sequence[AppendReceipt],

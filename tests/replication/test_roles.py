@@ -29,7 +29,6 @@ from synrepl.replication.roles.record import RoleRecord
 from synrepl.replication.roles.verification import common_serial, parse_peer_address
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
-from tests.simulation.replicas import copied
 
 
 def claim(world: World, node: FakeNode, of: FakeNode, epoch: int, *, uuid: str | None = None) -> None:
@@ -247,7 +246,7 @@ def test_of_two_promoted_into_one_epoch_one_stays(winner: str) -> None:
     a = world.node("a", can_reach=parted.reaches)
     nodes = {name: world.node(name, "a", start=False, can_reach=parted.reaches) for name in ("b", "c")}
     for name, node in nodes.items():
-        node.engine._notes["uuid"] = "z" if name == winner else "y"
+        node.engine.write_notes(uuid="z" if name == winner else "y")
         world.start(node)
     world.wrote(a, 4)
     world.pass_(2)
@@ -277,7 +276,7 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
         for name, upstream in (("a", None), ("b", "a"))
     }
     for name, node in nodes.items():
-        node.engine._notes["uuid"] = "z" if name == winner else "y"
+        node.engine.write_notes(uuid="z" if name == winner else "y")
         world.start(node)
     a, b = nodes.values()
     world.wrote(a, 5)
@@ -304,7 +303,7 @@ def two_primaries(uuids: str) -> tuple[World, Parted, FakeNode, FakeNode, FakeNo
     a = world.node("a", can_reach=parted.reaches)
     b, c, d = (world.node(name, "a", start=False, can_reach=parted.reaches) for name in "bcd")
     for node, uuid in zip((b, c, d), uuids, strict=True):
-        node.engine._notes["uuid"] = uuid
+        node.engine.write_notes(uuid=uuid)
         world.start(node)
     world.wrote(a, 4)
     world.pass_(2)
@@ -597,7 +596,7 @@ def test_the_log_of_the_claimed_primary_must_continue_ours() -> None:
     parted = Parted()
     world, a, b, _ = parted.world()
     world.wrote(a, 3)
-    backup = copied(a.engine)
+    backup = a.engine.copy()
     world.wrote(a, 2)
     world.pass_(1)
     parted.part(world, "a")
@@ -750,7 +749,7 @@ def fenced_by_note(world: World, **noted: Any) -> FakeNode:
     a = world.node("a")
     world.wrote(a, 3)
     a.kill()
-    a.engine._notes["role"] = msgspec.json.encode({"role": "fenced"} | noted).decode()
+    a.engine.write_notes(role=msgspec.json.encode({"role": "fenced"} | noted).decode())
     world.start(a)
     assert "fenced" == a.roles.role
     return a
@@ -785,7 +784,7 @@ def test_a_fence_with_an_epoch_that_cannot_be_is_replaced_by_a_real_claim() -> N
     world.promote(b, force=True)
     world.pass_(1)
     noted = {"role": "fenced", "epoch": 2**70, "uuid": "z", "address": "stranger -"}
-    a.engine._notes["role"] = msgspec.json.encode(noted).decode()
+    a.engine.write_notes(role=msgspec.json.encode(noted).decode())
     world.start(a)
     assert "stranger -" == str(a.roles.primary)
     world.pass_(10)

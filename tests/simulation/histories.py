@@ -67,7 +67,7 @@ class Histories:
 
     def add_durable(self, node: FakeNode) -> None:
         """Add the durable facts of a node that accepts facts: they are true, acknowledged or not."""
-        trimmed_upto = node.engine._trimmed_upto
+        trimmed_upto = node.engine.bounds.trimmed_upto
         self._add(
             [fact for fact in node.engine.facts if fact.serial > trimmed_upto.serial], trimmed_upto.digest
         )

@@ -5,7 +5,6 @@ streams. An attacker without a secret sends made-up claims, subscriptions and ha
 one fake clock in one thread; chance comes from one seeded source, so a seed is a run that can be repeated:
 ``python -m tests.simulation.replicas SEED``."""
 
-import copy
 import random
 import sys
 from collections import Counter
@@ -25,6 +24,7 @@ from synrepl.replication.replica import join as joining_module
 from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
 from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
+from synrepl.storage.schema import end_of_log
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import MemoryLink, Network
@@ -33,7 +33,7 @@ from tests.replication.nodes import FakeNode
 from tests.simulation.histories import Content, Histories, content
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
-__all__ = ["AIMS", "ReplicaSimulation", "copied"]
+__all__ = ["AIMS", "ReplicaSimulation"]
 
 AIMS: Final = (
     *(("relay", state) for state in ("authenticating", "ready", "snapshot", "meanwhile", "joined")),
@@ -256,7 +256,7 @@ class ReplicaSimulation(SeededRun):
 
     def _fresh_disk(self, node: FakeNode) -> None:
         node.engine = MemoryEngine()
-        node.engine._notes.update(uuid=f"{self.chance.getrandbits(64):x}", history=f"history of {node.name}")
+        node.engine.write_notes(uuid=f"{self.chance.getrandbits(64):x}", history=f"history of {node.name}")
 
     def _start(self, name: str) -> None:
         node = self.nodes[name]
@@ -447,7 +447,7 @@ class ReplicaSimulation(SeededRun):
         if node is None:
             return
         if node.name not in self._copies or self.chance.random() < 0.3:
-            engine = copied(node.engine)
+            engine = node.engine.copy()
             self._copies[node.name] = engine
             self._note(f"a copy is made of {node.name}'s disk, at {node.log.serial}")
             return
@@ -538,7 +538,7 @@ class ReplicaSimulation(SeededRun):
                 primary=malice.choice(["stranger -", "nowhere -"]),
                 promoting=True,
             )
-        uuid = self.nodes[name].engine._notes["uuid"] if name in self.nodes else "stranger"
+        uuid = self.nodes[name].engine.read_note("uuid") if name in self.nodes else "stranger"
         return epoch, uuid, f"{name} -" if name else ""
 
     def _make_up_claim(self, node: FakeNode) -> None:
@@ -645,7 +645,7 @@ class ReplicaSimulation(SeededRun):
         if self._failures:
             self._fail(self._failures[0])
         now = self.clock.seconds()
-        engines = {node.engine._notes["uuid"]: node for node in self.nodes.values()}
+        engines = {node.engine.read_note("uuid"): node for node in self.nodes.values()}
         for node in self.nodes.values():
             if not node.is_running:
                 continue
@@ -653,7 +653,7 @@ class ReplicaSimulation(SeededRun):
             for relay in node.relays.connected:
                 other = engines.get(relay.uuid)
                 if other is not None and relay.state in ("catching up", "live"):
-                    kept = other.engine._position.serial
+                    kept = end_of_log(other.engine.database.connection, other.engine.bounds)[0]
                     if relay.acknowledged > kept:
                         self._fail(
                             f"acks: {node.name} believes {other.name} at {relay.acknowledged}, not {kept}"
@@ -798,17 +798,6 @@ class ReplicaSimulation(SeededRun):
             for one, where in writer.acknowledged.items():
                 if one not in known:
                     self._fail(f"{where} acknowledged {one}, which is nowhere")
-
-
-def copied(engine: MemoryEngine) -> MemoryEngine:
-    """A copy of what is on its disk, without what is to go wrong."""
-    staged, engine.staged = engine.staged, None
-    failure, failures = engine._failure, engine._head_failures
-    engine._failure, engine._head_failures = None, []
-    made = copy.deepcopy(engine)
-    engine.staged, engine._failure, engine._head_failures = staged, failure, failures
-    made.crash()
-    return made
 
 
 def _expected(node: FakeNode, primary: FakeNode) -> dict[str, int]:

@@ -12,8 +12,9 @@ from twisted.logger import LogEvent, Logger
 from twisted.trial.unittest import SynchronousTestCase
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Appended, IEngine
+from synrepl.ports.interfaces import Appended
 from synrepl.storage import ImmediateThread, Log
+from synrepl.storage.engine import SQLEngine
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from synrepl.testing.delayed_thread import DelayedThread
@@ -65,7 +66,7 @@ class LogCase(SynchronousTestCase):
         self.addCleanup(shutil.rmtree, made, ignore_errors=True)
         return Path(made)
 
-    def log(self, engine: IEngine, *, delay: Callable[[], float] | None = None, **options: Any) -> Log:
+    def log(self, engine: SQLEngine, *, delay: Callable[[], float] | None = None, **options: Any) -> Log:
         """A log on one thread for everything: at once, or with a delay on the fake clock."""
         self.thread = ImmediateThread() if delay is None else DelayedThread(self.clock, delay)
         options.setdefault("ephemeral", ["typing"])
@@ -78,7 +79,7 @@ class LogCase(SynchronousTestCase):
             **options,
         )
 
-    def started(self, engine: IEngine, **options: Any) -> Log:
+    def started(self, engine: SQLEngine, **options: Any) -> Log:
         """As `log`, and started."""
         log = self.log(engine, **options)
         self.wait(log.start())

@@ -1,7 +1,7 @@
 """Every engine over storage of its own, for cases that all of them keep to."""
 
 from synrepl.ports.history import EpochStart
-from synrepl.ports.interfaces import Head, IEngine
+from synrepl.ports.interfaces import Head
 from synrepl.storage import SQLEngine, SQLiteDatabase, postgres
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import chain
@@ -20,7 +20,7 @@ class OverMemory(LogCase):
         super().setUp()
         self.engine = MemoryEngine()
 
-    def again(self) -> IEngine:
+    def again(self) -> SQLEngine:
         """The engine of the next process."""
         return self.engine
 
@@ -54,7 +54,7 @@ class OverPostgres(LogCase):
         return engine
 
 
-def lose(engine: IEngine, stream: str, upto: int) -> Head:
+def lose(engine: SQLEngine, stream: str, upto: int) -> Head:
     """The next epoch begins: what is beyond `upto` in this stream was lost where it came from."""
     head = engine.head()
     return engine.begin_epoch(

@@ -13,7 +13,7 @@ from synrepl.ports.history import (
     LogPosition,
     LogSnapshot,
 )
-from synrepl.ports.interfaces import IEngine
+from synrepl.storage.engine import SQLEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
@@ -42,19 +42,19 @@ def run(count: int, *, stream: str = "events", after: Fact | None = None, epoch:
 class Contract(Case):
     """What every engine keeps to."""
 
-    def again(self) -> IEngine:
+    def again(self) -> SQLEngine:
         raise NotImplementedError
 
-    def opened(self) -> IEngine:
+    def opened(self) -> SQLEngine:
         engine = self.again()
         engine.open()
         return engine
 
-    def reopened(self, engine: IEngine) -> IEngine:
+    def reopened(self, engine: SQLEngine) -> SQLEngine:
         engine.close()
         return self.opened()
 
-    def all(self, engine: IEngine) -> list[Fact]:
+    def all(self, engine: SQLEngine) -> list[Fact]:
         return engine.read(after=0, upto=10**9, limit=10**9)[0]
 
     # Notes
@@ -347,7 +347,7 @@ class Contract(Case):
         copy.commit(facts[20:], [])
         self.assertEqual(30, copy.head().serial)
 
-    def opened_copy(self) -> IEngine:
+    def opened_copy(self) -> SQLEngine:
         """Another log."""
         engine = self.opened()
         copy = engine.staging()
@@ -440,7 +440,7 @@ class SQLContract(Contract):
         facts = run(20)
         engine.commit(facts[:2], [], upto=place(facts[4]))
         engine.commit(facts[5:], [], upto=place(facts[-1]))
-        engine.database.writer("test").execute("UPDATE facts SET digest = 'x' WHERE serial = 12")  # type: ignore[attr-defined]
+        engine.database.writer("test").execute("UPDATE facts SET digest = 'x' WHERE serial = 12")
         engine.close()
 
         with self.assertRaises(StorageError) as caught:
@@ -454,15 +454,15 @@ class SQLContract(Contract):
         engine = self.again()
         engine.open()
         facts = run(9)
-        real = engine._add_receipts  # type: ignore[attr-defined]
+        real = engine._add_receipts
 
         def fail(*args: object) -> None:
             raise StorageError(op="commit", why="told to")
 
-        engine._add_receipts = fail  # type: ignore[attr-defined]
+        engine._add_receipts = fail  # type: ignore[method-assign, assignment]
         with self.assertRaises(StorageError):
             engine.commit([], [AppendReceipt("k", "r", Appended(1, 1, [1]), 1)], upto=place(facts[4]))
-        engine._add_receipts = real  # type: ignore[attr-defined]
+        engine._add_receipts = real  # type: ignore[method-assign]
 
         engine.commit(facts[:2], [])
         self.assertEqual(2, engine.head().serial)

@@ -8,7 +8,7 @@ import msgspec
 import psycopg
 
 from synrepl.ports.history import BEGINNING, EMPTY, EpochStart
-from synrepl.ports.interfaces import IEngine
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import COLUMNS, migrate, migrations
 from synrepl.streams.facts import Fact
 from tests.storage.builders import NOW, LogCase, facts_after
@@ -28,7 +28,7 @@ VOIDS = [("events", 2, 3), ("events", 3, 5)]
 class Contract(Case):
     """What both databases keep to."""
 
-    def again(self) -> IEngine:
+    def again(self) -> SQLEngine:
         raise NotImplementedError
 
     def old(self, facts: list[Fact], voids: list[tuple[str, int, int]], *, epoch: int, token: int) -> None:

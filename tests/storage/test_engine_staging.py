@@ -13,7 +13,6 @@ import psycopg
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Appended, AppendReceipt, EpochStart, Lease, LogSnapshot
-from synrepl.ports.interfaces import IEngine
 from synrepl.storage import SQLEngine, SQLiteDatabase, file_swap
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.schema import TABLES
@@ -34,15 +33,15 @@ NEW = facts_after(None, *(("caches", "new", n - 1, n) for n in range(1, 8)))
 class Contract(Case):
     """What every engine keeps to."""
 
-    def again(self) -> IEngine:
+    def again(self) -> SQLEngine:
         raise NotImplementedError
 
-    def opened(self) -> IEngine:
+    def opened(self) -> SQLEngine:
         engine = self.again()
         engine.open()
         return engine
 
-    def filled(self) -> IEngine:
+    def filled(self) -> SQLEngine:
         """A log with a history that nobody wants any more."""
         engine = self.opened()
         engine.commit(OLD, [AppendReceipt("old", "r", Appended(1, 1, [1]), 1)])
@@ -51,7 +50,7 @@ class Contract(Case):
         engine.keep_leases([Lease(uuid="old", name="", registered=False, serial=1, made_ms=1)])
         return engine
 
-    def stage(self, engine: IEngine) -> str:
+    def stage(self, engine: SQLEngine) -> str:
         """Make the copy beside it, closed; gives the history it is of."""
         copy = engine.staging()
         copy.open()
@@ -62,10 +61,10 @@ class Contract(Case):
         copy.close()
         return history
 
-    def serials(self, engine: IEngine) -> list[Fact]:
+    def serials(self, engine: SQLEngine) -> list[Fact]:
         return engine.read(after=0, upto=10**9, limit=10**9)[0]
 
-    def check_old(self, engine: IEngine) -> None:
+    def check_old(self, engine: SQLEngine) -> None:
         """It is the log of `filled`, whole."""
         self.assertEqual((2, 30, OLD[-1].digest), (engine.head().epoch, engine.head().serial, OLD[-1].digest))
         self.assertEqual(OLD, self.serials(engine))
@@ -73,7 +72,7 @@ class Contract(Case):
         self.assertEqual({("events", "old"): 20}, engine.head().positions)
         self.assertEqual([True, False], [engine.receipt(key) is not None for key in ("old", "new")])
 
-    def check_new(self, engine: IEngine) -> None:
+    def check_new(self, engine: SQLEngine) -> None:
         """It is the log of `stage`, whole."""
         head = engine.head()
         self.assertEqual(

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, LogPosition
-from synrepl.ports.interfaces import IEngine
 from synrepl.storage import SQLEngine
 from synrepl.storage.schema import VERSION, migrations
 from synrepl.streams.facts import NO_ROWS, Fact
@@ -72,23 +71,23 @@ def left(facts: list[Fact], trimmed_upto: int) -> list[int]:
 class Contract(Case):
     """What every engine keeps to."""
 
-    def again(self) -> IEngine:
+    def again(self) -> SQLEngine:
         raise NotImplementedError
 
-    def opened(self) -> IEngine:
+    def opened(self) -> SQLEngine:
         engine = self.again()
         engine.open()
         return engine
 
-    def filled(self, *told: Told) -> tuple[IEngine, list[Fact]]:
+    def filled(self, *told: Told) -> tuple[SQLEngine, list[Fact]]:
         engine, facts = self.opened(), made(list(told))
         engine.commit(facts, [])
         return engine, facts
 
-    def serials(self, engine: IEngine) -> list[int]:
+    def serials(self, engine: SQLEngine) -> list[int]:
         return [fact.serial for fact in engine.read(after=0, upto=10**9, limit=10**9)[0]]
 
-    def trim(self, engine: IEngine, upto: int, limit: int = 100) -> None:
+    def trim(self, engine: SQLEngine, upto: int, limit: int = 100) -> None:
         """Slice by slice, to the end."""
         trimmed_upto, last = engine.trim(upto, keys_of, limit), None
         while trimmed_upto != last:

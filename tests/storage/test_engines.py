@@ -12,9 +12,10 @@ from msgspec.structs import astuple
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Lease, LogRange
-from synrepl.ports.interfaces import Appended, AppendReceipt, IEngine
+from synrepl.ports.interfaces import Appended, AppendReceipt
 from synrepl.storage import engine as sql_engine
 from synrepl.storage.append_errors import InvalidValue
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import VERSION
 from synrepl.streams.digest import EMPTY
 from synrepl.wire.filter import Filter
@@ -31,7 +32,7 @@ else:
 class Contract(Case):
     """What every engine keeps to. `again` gives the engine of the next process over the same storage."""
 
-    def again(self) -> IEngine:
+    def again(self) -> SQLEngine:
         raise NotImplementedError
 
     def test_a_new_log_is_empty(self) -> None:

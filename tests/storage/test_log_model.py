@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Appended, IEngine
+from synrepl.ports.interfaces import Appended
 from synrepl.storage import KeyReused, Log, SQLEngine, SQLiteDatabase
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import EMPTY, verify
@@ -235,7 +235,7 @@ class AdoptMachine(RuleBasedStateMachine):
         self.is_at_rest = True
         self.boot()
 
-    def again(self) -> IEngine:
+    def again(self) -> SQLEngine:
         """The engine of the next process."""
         raise NotImplementedError
 
@@ -387,7 +387,7 @@ class MemoryAdoptMachine(AdoptMachine):
         self.memory = MemoryEngine()
         super().__init__()
 
-    def again(self) -> IEngine:
+    def again(self) -> SQLEngine:
         return self.memory
 
 
@@ -398,7 +398,7 @@ class SQLiteAdoptMachine(AdoptMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="synrepl-model-"))
         super().__init__()
 
-    def again(self) -> IEngine:
+    def again(self) -> SQLEngine:
         return SQLEngine(SQLiteDatabase(self.directory / "synrepl.db"))
 
     def teardown(self) -> None:
@@ -413,7 +413,7 @@ class PostgresAdoptMachine(AdoptMachine):
         self.url = new_database()
         super().__init__()
 
-    def again(self) -> IEngine:
+    def again(self) -> SQLEngine:
         return SQLEngine(PostgresDatabase(self.url))
 
 

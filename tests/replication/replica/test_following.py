@@ -91,13 +91,11 @@ def test_ahead_of_a_restored_primary_it_stops_until_it_is_told() -> None:
     world, a, b = pair()
     world.wrote(a, 5)
     world.pass_(1)
-    kept = [list(a.engine.facts), dict(a.engine._positions), a.engine._position]
+    backup = a.engine.copy()
     world.wrote(a, 5)
     world.pass_(1)
     a.kill()
-    a.engine.facts, a.engine._positions, a.engine._position = kept  # type: ignore[assignment]
-    a.engine._by_stream["to_device"] = list(a.engine.facts)
-    a.engine._allocate()
+    a.engine = backup
     world.start(a)
     world.pass_(5)
     assert "stopped" == state(b)
