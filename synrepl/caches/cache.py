@@ -51,14 +51,8 @@ class Cache:
 
     def info(self) -> CacheInfo:
         """The current counters, and the number of entries."""
-        return CacheInfo(
-            hits=self.counters.hits,
-            misses=self.counters.misses,
-            evictions=self.counters.evictions,
-            invalidations=self.counters.invalidations,
-            misshapen=self.counters.misshapen,
-            entries=sum(len(entries) for entries in self._live()),
-        )
+        counts = {name: getattr(self.counters, name) for name in Counters.__slots__}
+        return CacheInfo(**counts, entries=sum(len(entries) for entries in self._live()))
 
     def _live(self) -> list[Entries]:
         return [entries for reference in self._sets.values() if (entries := reference()) is not None]

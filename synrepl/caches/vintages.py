@@ -4,7 +4,7 @@
 is that of 1.0, which has no aliases for purged history and deleted rooms.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from synrepl.caches.vintage import PACKED, Drop, Unreadable, Vintage, pack, unpack
 from synrepl.streams.catalog import Backfilled, Event, State, StateAll
@@ -15,6 +15,11 @@ NEWEST = Vintage("NEWEST")
 
 _SLIDING_SYNC = "get_sliding_sync_rooms_for_user_from_membership_snapshots"
 _LOCAL_ROOMS = "_get_rooms_for_local_user_where_membership_is_inner"
+
+
+def _each(caches: Iterable[str], key: tuple[str, ...] | None) -> Iterator[Drop]:
+    """The same key of each of these caches."""
+    return ((cache, key) for cache in caches)
 
 
 # -- aliases -------------------------------------------------------------------------------------------
@@ -45,16 +50,14 @@ def current_state(room_id: str, *changed: str) -> Iterator[Drop]:
         yield "is_host_joined", (room_id, server)
         yield "is_host_invited", (room_id, server)
     if users:
-        for cache in _MEMBERS_OF_ROOM:
-            yield cache, (room_id,)
+        yield from _each(_MEMBERS_OF_ROOM, (room_id,))
         yield "does_pair_of_users_share_a_room", None
     for user in users:
         yield "get_user_in_room_with_profile", (room_id, user)
         yield "get_rooms_for_user", (user,)
         yield _LOCAL_ROOMS, (user,)
         yield _SLIDING_SYNC, (user,)
-    for cache in _STATE_OF_ROOM:
-        yield cache, (room_id,)
+    yield from _each(_STATE_OF_ROOM, (room_id,))
     yield _SLIDING_SYNC, None
 
 
@@ -95,10 +98,8 @@ def purged_history(room_id: str) -> Iterator[Drop]:
     """Events of a room were purged."""
     # Event objects are cached by event alone, so it is unknown which of them belong to this room.
     yield "get_event", None
-    for cache in _HISTORY_OF_ROOM:
-        yield cache, (room_id,)
-    for cache in _HISTORY:
-        yield cache, None
+    yield from _each(_HISTORY_OF_ROOM, (room_id,))
+    yield from _each(_HISTORY, None)
 
 
 _SETTINGS_OF_ROOM = (
@@ -131,17 +132,12 @@ _MEMBERS = (
 def deleted_room(room_id: str) -> Iterator[Drop]:
     """A room was deleted, with its history, its settings and its members."""
     yield from purged_history(room_id)
-    for cache in _SETTINGS_OF_ROOM:
-        yield cache, (room_id,)
-    for cache in _SETTINGS:
-        yield cache, None
-    for cache in ("get_partial_current_state_ids", "_get_current_state_event_id"):
-        yield cache, (room_id,)
-    for cache in _MEMBERS_OF_ROOM:
-        yield cache, (room_id,)
+    yield from _each(_SETTINGS_OF_ROOM, (room_id,))
+    yield from _each(_SETTINGS, None)
+    yield from _each(("get_partial_current_state_ids", "_get_current_state_event_id"), (room_id,))
+    yield from _each(_MEMBERS_OF_ROOM, (room_id,))
     yield "get_room_summary", (room_id,)
-    for cache in _MEMBERS:
-        yield cache, None
+    yield from _each(_MEMBERS, None)
 
 
 def _packed(name: str) -> None:
@@ -190,11 +186,11 @@ def event(row: Event | Backfilled) -> Iterator[Drop]:
     if row.redacts:
         yield "get_event", (row.redacts,)
         yield "get_relations_for_event", (room, row.redacts)
-        for cache in ("get_applicable_edit", "get_thread_id", "get_thread_id_for_receipts"):
-            yield cache, (row.redacts,)
+        yield from _each(
+            ("get_applicable_edit", "get_thread_id", "get_thread_id_for_receipts"), (row.redacts,)
+        )
     if row.type == "m.room.member" and user is not None:
-        for cache in _ROOMS_OF_USER:
-            yield cache, (user,)
+        yield from _each(_ROOMS_OF_USER, (user,))
         yield "did_forget", (user, room)
     elif row.type == "m.room.create":
         yield "get_room_type", (room,)
@@ -204,8 +200,7 @@ def event(row: Event | Backfilled) -> Iterator[Drop]:
         yield _SLIDING_SYNC, None
     if row.relates_to:
         yield "get_relations_for_event", (room, row.relates_to)
-        for cache in _RELATED:
-            yield cache, (row.relates_to,)
+        yield from _each(_RELATED, (row.relates_to,))
         yield "get_threads", (room,)
 
 
@@ -266,8 +261,7 @@ def legacy_current_state(room_id: str, *changed: str) -> Iterator[Drop]:
     for server in sorted({user.partition(":")[2] for user in changed}):
         yield "is_host_joined", (room_id, server)
         yield "was_host_joined", (room_id, server)
-    for cache in ("get_users_in_room", "get_room_summary", "get_current_state_ids"):
-        yield cache, (room_id,)
+    yield from _each(("get_users_in_room", "get_room_summary", "get_current_state_ids"), (room_id,))
 
 
 LEGACY.seal()

@@ -13,7 +13,7 @@ from typing import Any, Final
 from synrepl.errors import StorageError
 from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.private_files import DiskFull, make_directory
-from synrepl.storage.sqlite import HINTS, RETRYABLE
+from synrepl.storage.sqlite import HINTS, RETRYABLE, SQLiteConnection
 
 __all__ = ["Tables"]
 
@@ -57,7 +57,7 @@ class Tables:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = DatabaseFile(path)
-        self._database: sqlite3.Connection | None = None
+        self._database: SQLiteConnection | None = None
 
     def exists(self) -> bool:
         """Whether there is a database."""
@@ -81,15 +81,8 @@ class Tables:
             if self._database is None:
                 make_directory(self._path.parent)
                 self._database = self._open()
-            database = self._database
-            database.execute("BEGIN IMMEDIATE")
-            try:
-                yield database
-                database.execute("COMMIT")
-            except BaseException:
-                if database.in_transaction:
-                    database.execute("ROLLBACK")
-                raise
+            with self._database.transaction():
+                yield self._database
 
     def close(self) -> None:
         """Close the database. Idempotent."""
@@ -98,7 +91,7 @@ class Tables:
             database.close()
             self._file.release()
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> SQLiteConnection:
         self._file.acquire()
         try:
             try:
@@ -117,8 +110,10 @@ class Tables:
             self._file.release()
             raise
 
-    def _connect(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path, timeout=5, isolation_level=None, check_same_thread=False)
+    def _connect(self) -> SQLiteConnection:
+        database = sqlite3.connect(
+            self._path, timeout=5, isolation_level=None, check_same_thread=False, factory=SQLiteConnection
+        )
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
@@ -131,11 +126,9 @@ class Tables:
                     hint="a newer release wrote it; run that release",
                 )
             if version < VERSION:
-                database.execute("BEGIN IMMEDIATE")
-                for statement in TABLES:
-                    database.execute(statement)
-                database.execute(f"PRAGMA user_version = {VERSION}")
-                database.execute("COMMIT")
+                with database.transaction():
+                    for statement in (*TABLES, f"PRAGMA user_version = {VERSION}"):
+                        database.execute(statement)
         except BaseException:
             database.close()
             raise

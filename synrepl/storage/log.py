@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
@@ -24,6 +24,8 @@ from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
 
 __all__ = ["Log"]
+
+T = TypeVar("T")
 
 MIB = 1024 * 1024
 FORGET_EVERY_SECONDS = 3600.0
@@ -471,46 +473,23 @@ class Log:
     # -- reading -------------------------------------------------------------------------------------------
 
     def read(
-        self,
-        *,
-        after: int,
-        upto: int,
-        limit: int,
-        filter: Filter = ALL,
+        self, *, after: int, upto: int, limit: int, filter: Filter = ALL
     ) -> Awaitable[tuple[list[Fact], int]]:
         """Run `SQLEngine.read` in the reading thread, up to the facts that watchers have seen."""
-        upto = min(upto, self.serial)
-        return self._reads.run(
-            "read", partial(self._engine.read, after=after, upto=upto, limit=limit, filter=filter)
-        )
+        return self._read(self._engine.read, upto, after=after, limit=limit, filter=filter)
 
     def read_text(
-        self,
-        *,
-        after: int,
-        upto: int,
-        limit: int,
-        filter: Filter = ALL,
+        self, *, after: int, upto: int, limit: int, filter: Filter = ALL
     ) -> Awaitable[tuple[bytes, int]]:
         """Run `SQLEngine.read_text`, as `read` does."""
-        upto = min(upto, self.serial)
-        return self._reads.run(
-            "read_text", partial(self._engine.read_text, after=after, upto=upto, limit=limit, filter=filter)
-        )
+        return self._read(self._engine.read_text, upto, after=after, limit=limit, filter=filter)
 
-    def extent(
-        self,
-        *,
-        after: int,
-        upto: int,
-        limit: int,
-        filter: Filter = ALL,
-    ) -> Awaitable[LogRange]:
+    def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> Awaitable[LogRange]:
         """Run `SQLEngine.extent`, as `read` does."""
-        upto = min(upto, self.serial)
-        return self._reads.run(
-            "extent", partial(self._engine.extent, after=after, upto=upto, limit=limit, filter=filter)
-        )
+        return self._read(self._engine.extent, upto, after=after, limit=limit, filter=filter)
+
+    def _read(self, method: Callable[..., T], upto: int, **options: Any) -> Awaitable[T]:
+        return self._reads.run(method.__name__, partial(method, upto=min(upto, self.serial), **options))
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int

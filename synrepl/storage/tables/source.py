@@ -1,6 +1,7 @@
 """Table sources: copy committed facts from tables into the log, in order, never past an unfinished id."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -29,17 +30,17 @@ CERTIFY_SECONDS: Final = 1.0
 """How often the log gets proof that idle writers wrote nothing; each time is a fact without rows."""
 
 
-class TableState(msgspec.Struct, frozen=True, kw_only=True):
+class TableState(msgspec.Struct, kw_only=True):
     """The state of a table-backed stream: the log has its facts up to `upto` of `limit`.
 
     `trouble` is the current problem, empty if there is none; at `right_at`, in Unix seconds, there was none.
     """
 
     stream: str
-    upto: int
-    limit: int
-    trouble: str
-    right_at: float
+    upto: int = 0
+    limit: int = 0
+    trouble: str = ""
+    right_at: float = 0.0
 
 
 class _Followed:
@@ -48,12 +49,9 @@ class _Followed:
     def __init__(self, stream: TableStream, flavor: Flavor) -> None:
         self.stream = stream
         self.reader = TableReader(stream, flavor)
-        self.upto = 0
-        self.limit = 0
+        self.state = TableState(stream=stream.stream)
         self.certified_at = 0.0
         self.is_started = False
-        self.trouble = ""
-        self.right_at = 0.0
 
 
 class TableSource:
@@ -112,16 +110,7 @@ class TableSource:
 
     def states(self) -> list[TableState]:
         """The state of each stream."""
-        return [
-            TableState(
-                stream=one.stream.stream,
-                upto=one.upto,
-                limit=one.limit,
-                trouble=one.trouble,
-                right_at=one.right_at,
-            )
-            for one in self._followed
-        ]
+        return [copy(one.state) for one in self._followed]
 
     def problems(self) -> list[tuple[str, float]]:
         """Each problem, and when the stream last had none, in Unix seconds."""
@@ -176,13 +165,13 @@ class TableSource:
                 await self._start_following(followed)
             while not self._is_stopped:
                 page: TablePage = await self._run(
-                    partial(followed.reader.page, after=followed.upto, rows=PAGE_ROWS)
+                    partial(followed.reader.page, after=followed.state.upto, rows=PAGE_ROWS)
                 )
                 await self._append_page(followed, page)
                 if page.upto >= page.limit:
                     break
-            followed.trouble = ""
-            followed.right_at = self._clock.seconds()
+            followed.state.trouble = ""
+            followed.state.right_at = self._clock.seconds()
         except ReplicationError as error:
             self._complain(followed, str(error))
         except Exception as error:  # whatever the driver raises
@@ -190,13 +179,13 @@ class TableSource:
             await self._thread.run(self._close)
 
     def _complain(self, followed: _Followed, why: str) -> None:
-        if why != followed.trouble:
+        if why != followed.state.trouble:
             self._logger.warn(
                 "cannot read {stream} from its table, retrying: {why}",
                 stream=followed.stream.stream,
                 why=why,
             )
-        followed.trouble = why
+        followed.state.trouble = why
 
     async def _start_following(self, followed: _Followed) -> None:
         """Continue from the log's positions, or start at the end of a stream that the log does not have."""
@@ -204,11 +193,11 @@ class TableSource:
         known = self._log_positions(followed)
         if known:
             # Facts were copied in order of ids over all writers, so everything up to the highest is there.
-            followed.upto = max(known.values())
+            followed.state.upto = max(known.values())
             await self._check_history(followed)
         elif not followed.stream.from_first:
             page: TablePage = await self._run(partial(followed.reader.page, after=0, rows=1))
-            followed.upto = page.limit
+            followed.state.upto = page.limit
             await self._log.append_assigned(name, [(writer, page.limit, NO_ROWS) for writer in page.writers])
         followed.is_started = True
 
@@ -220,11 +209,11 @@ class TableSource:
 
     async def _check_history(self, followed: _Followed) -> None:
         """Begin a new epoch if the database has lost facts that the log has."""
-        examined: IdProblems = await self._run(partial(followed.reader.examine, seen=followed.upto))
+        examined: IdProblems = await self._run(partial(followed.reader.examine, seen=followed.state.upto))
         for problem in examined.found:
             if problem.is_loss:
                 await self._log.rewind_stream(followed.stream.stream, problem.before)
-                followed.upto = problem.before
+                followed.state.upto = problem.before
                 self._logger.error(
                     "{stream}: {text}; starting epoch {epoch}, in which followers read it again",
                     stream=problem.stream,
@@ -257,7 +246,7 @@ class TableSource:
             ]
         if facts:
             await self._log.append_assigned(stream.name, facts)
-        followed.upto, followed.limit = page.upto, page.limit
+        followed.state.upto, followed.state.limit = page.upto, page.limit
 
     async def _read_writer_status(self) -> None:
         """Read the writers' status, if there is any."""
