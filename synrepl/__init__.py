@@ -34,16 +34,15 @@ if TYPE_CHECKING:
     from synrepl.replication.follower.updates import Updates
     from synrepl.replication.publisher import Publisher
     from synrepl.services import connect, serve
-    from synrepl.storage.ids import (
+    from synrepl.storage.id_tables import IdStream, IdTable
+    from synrepl.storage.ids.generator import (
         AllocatedIds,
-        IdStream,
-        IdTable,
         MultiWriterIdGenerator,
         NotAWriter,
         StreamIdGenerator,
-        WriterSession,
-        transact,
     )
+    from synrepl.storage.ids.transactions import transact
+    from synrepl.storage.ids.writer_session import WriterSession
     from synrepl.storage.invalidations import InvalidationWriter
     from synrepl.storage.position_files import FilePositions
     from synrepl.storage.sql_positions import SQLPositions
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, Dialect
 
 _HOMES = {
-    "AllocatedIds": "synrepl.storage.ids",
+    "AllocatedIds": "synrepl.storage.ids.generator",
     "CURRENT": "synrepl.wire.dialect",
     "Caches": "synrepl.ports.caches",
     "Changes": "synrepl.caches",
@@ -65,18 +64,18 @@ _HOMES = {
     "GapError": "synrepl.errors",
     "Gone": "synrepl.streams.stream",
     "IPositionStore": "synrepl.ports.interfaces",
-    "IdStream": "synrepl.storage.ids",
-    "IdTable": "synrepl.storage.ids",
+    "IdStream": "synrepl.storage.id_tables",
+    "IdTable": "synrepl.storage.id_tables",
     "Invalidation": "synrepl.caches",
     "InvalidationWriter": "synrepl.storage.invalidations",
     "LEGACY": "synrepl.wire.dialect",
     "LocalProtocolError": "synrepl.errors",
     "MIDDLE": "synrepl.wire.dialect",
     "Metrics": "synrepl.ports.metrics",
-    "MultiWriterIdGenerator": "synrepl.storage.ids",
+    "MultiWriterIdGenerator": "synrepl.storage.ids.generator",
     "NATIVE": "synrepl.wire.dialect",
     "NeverAllocated": "synrepl.errors",
-    "NotAWriter": "synrepl.storage.ids",
+    "NotAWriter": "synrepl.storage.ids.generator",
     "NotConnected": "synrepl.errors",
     "ProtocolError": "synrepl.errors",
     "Publisher": "synrepl.replication.publisher",
@@ -88,18 +87,18 @@ _HOMES = {
     "Since": "synrepl.streams.stream",
     "StorageError": "synrepl.errors",
     "Stream": "synrepl.streams.stream",
-    "StreamIdGenerator": "synrepl.storage.ids",
+    "StreamIdGenerator": "synrepl.storage.ids.generator",
     "StreamTable": "synrepl.streams.table",
     "UnknownStream": "synrepl.errors",
     "Updates": "synrepl.replication.follower.updates",
     "VClock": "synrepl.streams.positions",
     "Vintage": "synrepl.caches",
     "WaitTimeout": "synrepl.errors",
-    "WriterSession": "synrepl.storage.ids",
+    "WriterSession": "synrepl.storage.ids.writer_session",
     "connect": "synrepl.services",
     "row": "synrepl.streams.stream",
     "serve": "synrepl.services",
-    "transact": "synrepl.storage.ids",
+    "transact": "synrepl.storage.ids.transactions",
 }
 
 __all__ = [

@@ -17,8 +17,9 @@ from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.html.humanize import counted
 from synrepl.storage.databases import Database
-from synrepl.storage.doctor import Diagnosis, Doctor
-from synrepl.storage.ids import IdStream
+from synrepl.storage.doctor.complaints import Diagnosis
+from synrepl.storage.doctor.examination import Doctor
+from synrepl.storage.id_tables import IdStream
 
 __all__ = ["doctor"]
 

@@ -10,7 +10,7 @@ import msgspec
 from synrepl.cli.command import CliError
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.storage.databases import Database
-from synrepl.storage.doctor import Hold, holds, read_holds
+from synrepl.storage.doctor.holds import Hold, holds, read_holds
 from synrepl.storage.ids.writers import WriterState
 
 __all__ = ["StuckStream", "of_database", "of_status"]

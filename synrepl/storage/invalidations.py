@@ -12,7 +12,8 @@ import msgspec
 
 from synrepl.caches import CacheRegistry, Changes
 from synrepl.storage.id_tables import identifier
-from synrepl.storage.ids import ITransaction, MultiWriterIdGenerator
+from synrepl.storage.ids.generator import MultiWriterIdGenerator
+from synrepl.storage.ids.transactions import ITransaction
 from synrepl.storage.sql import execute
 
 __all__ = ["InvalidationWriter"]

@@ -24,8 +24,9 @@ from synrepl.files.queue import LogProgress, NamedFile
 from synrepl.ports.history import Lease
 from synrepl.replication.retention import keys_of
 from synrepl.storage import ImmediateThread, Log, SQLEngine, SQLiteDatabase
-from synrepl.storage.ids import MultiWriterIdGenerator, transact
 from synrepl.storage.ids.database import IdDatabase
+from synrepl.storage.ids.generator import MultiWriterIdGenerator
+from synrepl.storage.ids.transactions import transact
 from synrepl.storage.position_files import FilePositions
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import verify
@@ -277,7 +278,7 @@ class IdScenario(Scenario):
                 acknowledge(("position", [writer, generator.minimal_token]))
 
     def _generator(self, pool: DirectPool, writer: str) -> MultiWriterIdGenerator:
-        from synrepl.storage.ids import IdStream, IdTable
+        from synrepl.storage.id_tables import IdStream, IdTable
 
         stream = IdStream(
             name="things", sequence="things_sequence", tables=(IdTable(name="things"),), writers=("w1", "w2")

@@ -4,8 +4,8 @@ from typing import Any
 
 from synrepl.caches import CacheRegistry
 from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids import transact
 from synrepl.storage.ids.database import IdDatabase
+from synrepl.storage.ids.transactions import transact
 from synrepl.storage.invalidations import InvalidationWriter
 from tests.storage.ids.databases import IdCase
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from synrepl.storage.databases import Database, engine_for
-from synrepl.storage.doctor import Diagnosis, Doctor
-from synrepl.storage.ids import IdStream, IdTable
+from synrepl.storage.doctor.complaints import Diagnosis
+from synrepl.storage.doctor.examination import Doctor
+from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.generator import Unfinished
 from synrepl.storage.ids.writers import create_writers, store_status

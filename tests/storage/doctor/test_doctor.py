@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.databases import Database, engine_for
-from synrepl.storage.doctor import Diagnosis
+from synrepl.storage.doctor.complaints import Diagnosis
 from synrepl.storage.doctor.holds import holds
-from synrepl.storage.ids import IdStream, IdTable
+from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.writers import WriterState
 from tests.postgres import shared_server
 from tests.storage.builders import facts_after

@@ -14,8 +14,10 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.storage.ids import IdStream, IdTable, MultiWriterIdGenerator, transact
+from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import Flavor, IdDatabase
+from synrepl.storage.ids.generator import MultiWriterIdGenerator
+from synrepl.storage.ids.transactions import transact
 from tests.postgres import new_database
 
 T = TypeVar("T")

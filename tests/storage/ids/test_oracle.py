@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from synrepl.storage.ids import MultiWriterIdGenerator, NotAWriter, transact
+from synrepl.storage.ids.generator import MultiWriterIdGenerator, NotAWriter
+from synrepl.storage.ids.transactions import transact
 from tests.storage.ids.databases import IdCase
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ids"

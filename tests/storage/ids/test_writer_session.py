@@ -13,8 +13,11 @@ from twisted.logger import LogEvent, Logger
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.ports.metrics import Metrics
-from synrepl.storage.ids import IdStream, MultiWriterIdGenerator, NotAWriter, WriterSession, transact
+from synrepl.storage.id_tables import IdStream
 from synrepl.storage.ids.database import IdDatabase
+from synrepl.storage.ids.generator import MultiWriterIdGenerator, NotAWriter
+from synrepl.storage.ids.transactions import transact
+from synrepl.storage.ids.writer_session import WriterSession
 from synrepl.storage.ids.writers import WriterState, create_writers, read_writers
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase

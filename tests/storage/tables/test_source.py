@@ -10,7 +10,7 @@ import pytest
 from twisted.logger import Logger, formatEvent
 
 from synrepl.storage import ImmediateThread, Log
-from synrepl.storage.ids import transact
+from synrepl.storage.ids.transactions import transact
 from synrepl.storage.ids.writers import create_writers
 from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.reader import TableReader
