@@ -87,26 +87,21 @@ class IdDatabase:
                 if rows[0][0] > above:
                     return [row[0] for row in rows], rows[0][1]
                 self._skip_ids(cursor, above - rows[-1][0])
-        self._execute(
+        last: int = self._sequence_value(
             cursor,
             "UPDATE synrepl_sequences SET value = max(value, ?) + ? WHERE name = ? RETURNING value",
             above,
             count,
             self.stream.sequence,
         )
-        found = cursor.fetchone()
-        if found is None:
-            raise self._no_sequence()
-        last: int = found[0]
         return list(range(last - count + 1, last + 1)), 0
 
     def _skip_ids(self, cursor: ICursor, count: int) -> None:
         """Skip the next `count` ids. Other processes may reserve meanwhile."""
         if count > 0:
-            self._execute(
+            self._value(
                 cursor, "SELECT max(nextval(?)) FROM generate_series(1, ?)", self.stream.sequence, count
             )
-            cursor.fetchone()
 
     def has_ended(self, cursor: ICursor, mark: int, highest: int) -> bool:
         """Whether a transaction that was to be rolled back has certainly ended, and its ids will not be
@@ -114,13 +109,13 @@ class IdDatabase:
         """
         if self.flavor == "postgresql":
             # Not `txid_status`: after a crash the id may be in the server's future.
-            self._execute(
+            running = self._value(
                 cursor,
                 "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock'"
                 " AND granted AND transactionid::text = ?",
                 str(mark % 2**32),
             )
-            return bool(cursor.fetchone()[0] == 0)
+            return bool(running == 0)
         self.advance_sequence(cursor, highest)
         return True
 
@@ -130,21 +125,20 @@ class IdDatabase:
             # With SQLite's only write lock every earlier writer has ended.
             self.lock_start(cursor)
             return 0
-        self._execute(cursor, "SELECT txid_current()")
-        return int(cursor.fetchone()[0])
+        return int(self._value(cursor, "SELECT txid_current()"))
 
     def have_ended(self, cursor: ICursor, since: int, before: int) -> bool:
         """Whether all transactions with ids from `since` up to `before`, exclusive, have ended."""
         if self.flavor != "postgresql":
             return True
-        self._execute(
+        running = self._value(
             cursor,
             "SELECT count(*) FROM txid_snapshot_xip(txid_current_snapshot()) AS running"
             " WHERE running >= ? AND running < ?",
             since,
             before,
         )
-        return bool(cursor.fetchone()[0] == 0)
+        return bool(running == 0)
 
     def allocated(self, cursor: ICursor) -> int:
         """The last id that the sequence allocated; 0 if it has allocated none and starts with 1.
@@ -154,17 +148,12 @@ class IdDatabase:
         if not self.stream.sequence:
             return self.highest_row(cursor)
         if self.flavor == "postgresql":
-            self._execute(cursor, "SELECT to_regclass(?)", self.stream.sequence)
-            if cursor.fetchone()[0] is None:
-                raise self._no_sequence()
+            self._sequence_value(cursor, "SELECT to_regclass(?)", self.stream.sequence)
             self._execute(cursor, f"SELECT last_value, is_called FROM {self.stream.sequence}")
             value, is_called = cursor.fetchone()
             return int(value if is_called else value - 1)
-        self._execute(cursor, "SELECT value FROM synrepl_sequences WHERE name = ?", self.stream.sequence)
-        found = cursor.fetchone()
-        if found is None:
-            raise self._no_sequence()
-        return int(found[0])
+        statement = "SELECT value FROM synrepl_sequences WHERE name = ?"
+        return int(self._sequence_value(cursor, statement, self.stream.sequence))
 
     def advance_sequence(self, cursor: ICursor, value: int) -> None:
         """Advance the sequence to at least `value`. Never backwards, even with concurrent users."""
@@ -172,8 +161,7 @@ class IdDatabase:
             # Changes nothing, but locks the sequence until this transaction ends.
             self._execute(cursor, f"ALTER SEQUENCE {self.stream.sequence} INCREMENT BY 1")
             if self.allocated(cursor) < value:
-                self._execute(cursor, "SELECT setval(?, ?)", self.stream.sequence, value)
-                cursor.fetchone()
+                self._value(cursor, "SELECT setval(?, ?)", self.stream.sequence, value)
         else:
             self._execute(
                 cursor,
@@ -189,8 +177,7 @@ class IdDatabase:
         highest = 0
         for table in self.stream.tables:
             end = "min" if self.stream.negative else "max"
-            self._execute(cursor, f"SELECT {end}({table.id_column}) FROM {table.name}")
-            found = cursor.fetchone()[0]
+            found = self._value(cursor, f"SELECT {end}({table.id_column}) FROM {table.name}")
             if found is not None:
                 highest = max(highest, found * self.stream.sign)
         return highest
@@ -224,14 +211,13 @@ class IdDatabase:
         for table in self.stream.tables:
             if table.writer_column is None:
                 continue
-            self._execute(
+            found = self._value(
                 cursor,
                 f"SELECT {end}({table.id_column}) FROM {table.name}"
                 f" WHERE {table.id_column} {beyond} ? AND {table.writer_column} = ?",
                 token * sign,
                 writer,
             )
-            found = cursor.fetchone()[0]
             if found is not None:
                 highest = max(highest or 0, found * sign)
         return highest
@@ -274,10 +260,7 @@ class IdDatabase:
     def lock_start(self, cursor: ICursor) -> None:
         """Exclude other examinations and repairs of this stream until the transaction ends."""
         if self.flavor == "postgresql":
-            self._execute(
-                cursor, "SELECT pg_advisory_xact_lock(?, hashtext(?))", START_LOCK, self.stream.name
-            )
-            cursor.fetchone()
+            self._value(cursor, "SELECT pg_advisory_xact_lock(?, hashtext(?))", START_LOCK, self.stream.name)
         else:
             # The first write takes SQLite's only write lock.
             self._execute(
@@ -289,16 +272,25 @@ class IdDatabase:
     def notify(self, cursor: ICursor, channel: str) -> None:
         """Wake the listeners once this transaction is committed. Does nothing on SQLite."""
         if self.flavor == "postgresql":
-            self._execute(cursor, "SELECT pg_notify(?, '')", channel)
-            cursor.fetchone()
+            self._value(cursor, "SELECT pg_notify(?, '')", channel)
 
     def _execute(self, cursor: ICursor, statement: str, *parameters: Any) -> None:
         execute(cursor, self.flavor, statement, parameters)
 
-    def _no_sequence(self) -> StorageError:
-        return StorageError(
-            op="allocate",
-            why=f"there is no sequence {self.stream.sequence}",
-            hint="make it, or correct its name in the configuration",
-            stream=self.stream.name,
-        )
+    def _value(self, cursor: ICursor, statement: str, *parameters: Any) -> Any:
+        """The first value of the result; None if it has no row."""
+        self._execute(cursor, statement, *parameters)
+        found = cursor.fetchone()
+        return None if found is None else found[0]
+
+    def _sequence_value(self, cursor: ICursor, statement: str, *parameters: Any) -> Any:
+        """The value of a statement about the sequence. Raises `StorageError` if there is no sequence."""
+        value = self._value(cursor, statement, *parameters)
+        if value is None:
+            raise StorageError(
+                op="allocate",
+                why=f"there is no sequence {self.stream.sequence}",
+                hint="make it, or correct its name in the configuration",
+                stream=self.stream.name,
+            )
+        return value
