@@ -72,14 +72,12 @@ class Settings(
         "60s",
         "A replica that was last up to date longer ago than this is stale, hence not ready (/readyz).",
         parse=duration,
-        metavar="DURATION",
     )
     secret_file: Path | None = setting(
         None,
         "A file with the shared secret: required of clients and sent to other daemons, over HTTP as"
         " Authorization: Bearer.",
         parse=path,
-        metavar="PATH",
         example="/etc/synrepl/secret",
     )
     keys_file: Path | None = setting(
@@ -87,7 +85,6 @@ class Settings(
         "A file with a line `name secret [rights [streams]]` for each peer with a key of its own. Other peers"
         " use the shared secret. Rights: read, write, replicate, administer.",
         parse=path,
-        metavar="PATH",
         example="/etc/synrepl/keys",
     )
     ca_file: Path | None = setting(
@@ -95,32 +92,26 @@ class Settings(
         "A PEM file with the CA certificates that https:// peers are verified against. None: those of the"
         " system.",
         parse=path,
-        metavar="PATH",
         example="/etc/synrepl/ca.pem",
     )
     certificate_file: Path | None = setting(
         None,
         "A PEM file with the client certificate for https:// peers that require one.",
         parse=path,
-        metavar="PATH",
         example="/etc/synrepl/cert.pem",
     )
     private_key_file: Path | None = setting(
         None,
         "A PEM file with the private key of that certificate.",
         parse=path,
-        metavar="PATH",
         example="/etc/synrepl/key.pem",
     )
-    insecure: bool = setting(
-        False, "Allow listeners beyond loopback without authentication.", parse=switch, kind="switch"
-    )
+    insecure: bool = setting(False, "Allow listeners beyond loopback without authentication.", parse=switch)
     reader_bytes: int = setting(
         "8MiB",
         "The buffer of the newest facts that followers share in memory."
         " Followers further behind read from the log.",
         parse=size,
-        metavar="SIZE",
     )
     secret: str | None = dataclasses.field(default=None, repr=False)
     keys: tuple[Key, ...] = dataclasses.field(default=(), repr=False)

@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from synrepl.errors import ConfigError
@@ -75,11 +76,14 @@ def setting(
     help: str,
     *,
     parse: Parser,
-    metavar: str = "TEXT",
-    kind: str = "value",
+    metavar: str | None = None,
+    kind: str | None = None,
     example: str = "",
 ) -> Any:
-    """Declare a field of a part's settings. The default is written as in the file; None accepts None too."""
+    """Declare a field of a part's settings. The default is written as in the file; None accepts None too.
+
+    `metavar` and `kind` are those of the parser, if they are not given.
+    """
 
     def parse_optional(value: Any) -> Any:
         return None if value is None and default is None else parse(value)
@@ -88,8 +92,8 @@ def setting(
         "default": default,
         "help": help,
         "parse": parse_optional,
-        "metavar": metavar,
-        "kind": kind,
+        "metavar": metavar or METAVARS.get(parse, "TEXT"),
+        "kind": kind or ("switch" if parse is switch else "value"),
         "example": example,
     }
     return dataclasses.field(default_factory=lambda: parse_optional(default), metadata={"setting": declared})
@@ -154,6 +158,11 @@ def path(value: Any) -> Path:
     return Path(text(value))
 
 
+METAVARS: Final[Mapping[Parser, str]] = MappingProxyType(
+    {duration: "DURATION", names: "NAMES", path: "PATH", size: "SIZE", word: "NAME"}
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NameSettings:
     """The names of a daemon."""
@@ -163,14 +172,12 @@ class NameSettings:
         "The server_name of the homeserver, which followers check. The log stores it, and a replica takes"
         " that of its upstream: later starts need not give it.",
         parse=word,
-        metavar="NAME",
         example="example.org",
     )
     instance_name: str = setting(
         "master",
         "The instance name of this writer.",
         parse=word,
-        metavar="NAME",
     )
     is_named: bool = False
     """Whether `server_name` was given, and is not the default."""

@@ -31,7 +31,6 @@ class CopySettings(NameSettings):
         "The name under which a replica registers at its upstream. None: its instance name and the start of"
         " its uuid.",
         parse=word,
-        metavar="NAME",
         example="paris",
     )
     resync_on_fork: bool = setting(
@@ -39,7 +38,6 @@ class CopySettings(NameSettings):
         "After a fork, let this replica join its upstream again by itself. The facts that only it has are"
         " written to a file first.",
         parse=switch,
-        kind="switch",
     )
 
     @property
@@ -57,21 +55,21 @@ class RelaySettings(NameSettings):
     """How replicas are served, and how much of the log a disconnected reader retains."""
 
     heartbeat_seconds: float = setting(
-        "1s", "The time between two heartbeats to replicas.", parse=duration, metavar="DURATION"
+        "1s",
+        "The time between two heartbeats to replicas.",
+        parse=duration,
     )
     lease_seconds: float | None = setting(
         None,
         "How long the lease of a disconnected reader keeps the log from being trimmed."
         " None: an hour for anonymous readers, 7 days for registered ones.",
         parse=duration,
-        metavar="DURATION",
         example="1h",
     )
     lease_bytes: int = setting(
         "1GiB",
         "How much of the log a lease may retain.",
         parse=size,
-        metavar="SIZE",
     )
 
     def allowed_seconds(self, *, registered: bool) -> float:
@@ -87,5 +85,4 @@ class RetentionSettings:
         "7d",
         "How long the log retains facts that no lease needs.",
         parse=duration,
-        metavar="DURATION",
     )

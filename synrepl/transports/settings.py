@@ -102,13 +102,11 @@ class ConnectionSettings(NameSettings):
         "5s",
         "The time after which an idle connection sends PING.",
         parse=duration,
-        metavar="DURATION",
     )
     timeout_seconds: float = setting(
         "25s",
         "The time after which a silent connection is closed.",
         parse=duration,
-        metavar="DURATION",
     )
 
     @property
@@ -133,7 +131,6 @@ class UpstreamSettings(ConnectionSettings):
         False,
         "Do not register this replica: its upstream retains the log for it for an hour only.",
         parse=switch,
-        kind="switch",
     )
 
     @property
@@ -148,10 +145,7 @@ class ApiSettings(ConnectionSettings):
     """What the HTTP API accepts, and the host names of the daemon."""
 
     refuse_stale_reads: bool = setting(
-        False,
-        "Let a replica that is not ready answer reads with 503 and Retry-After.",
-        parse=switch,
-        kind="switch",
+        False, "Let a replica that is not ready answer reads with 503 and Retry-After.", parse=switch
     )
     advertise: str | None = setting(
         None,
@@ -165,14 +159,17 @@ class ApiSettings(ConnectionSettings):
         "Host names with dots that HTTP clients use for this daemon, comma-separated. Needed only without a"
         " secret: requests for other host names are refused, against DNS rebinding.",
         parse=names,
-        metavar="NAMES",
         example="[replication.example.org]",
     )
     max_body_bytes: int = setting(
-        "64MiB", "The size limit of the body of an HTTP request.", parse=size, metavar="SIZE"
+        "64MiB",
+        "The size limit of the body of an HTTP request.",
+        parse=size,
     )
     max_file_bytes: int = setting(
-        "16GiB", "The size limit of a file by checksum.", parse=size, metavar="SIZE"
+        "16GiB",
+        "The size limit of a file by checksum.",
+        parse=size,
     )
 
     @property
