@@ -4,13 +4,14 @@ import resource
 from typing import Any, Final
 
 from twisted.internet.interfaces import IAddress, IProtocolFactory
+from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
 from twisted.protocols.policies import WrappingFactory
 
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 
-__all__ = ["LimitedFactory", "connection_limit"]
+__all__ = ["LimitedFactory", "RejectedConnection", "connection_limit"]
 
 RESERVED: Final = 64
 """File descriptors that are not used for connections: for the log, its files, the upstream, late imports."""
@@ -24,6 +25,19 @@ def connection_limit(listeners: int, most: int) -> int:
     if soft == resource.RLIM_INFINITY:
         return most
     return max(FEWEST, min(most, (soft - RESERVED) // listeners))
+
+
+class RejectedConnection(Protocol):
+    """A connection beyond a limit: sends its last words and closes."""
+
+    transport: Any
+
+    def __init__(self, last_words: bytes = b"") -> None:
+        self._last_words = last_words
+
+    def connectionMade(self) -> None:
+        self.transport.write(self._last_words)
+        self.transport.loseConnection()
 
 
 class LimitedFactory(WrappingFactory):
@@ -50,7 +64,7 @@ class LimitedFactory(WrappingFactory):
                 peer=str(addr),
                 most=self._most,
             )
-            return None
+            return RejectedConnection()
         return super().buildProtocol(addr)
 
     def stopFactory(self) -> None:

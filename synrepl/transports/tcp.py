@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IAddress, IStreamClientEndpoint
-from twisted.internet.protocol import Factory, Protocol, ReconnectingClientFactory, connectionDone
+from twisted.internet.protocol import Factory, Protocol, ReconnectingClientFactory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -16,6 +16,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import FollowerSession, Publisher
 from synrepl.replication.serve_strategy import serving
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol, failure_code
+from synrepl.transports.limits import RejectedConnection
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import CLIENT, SERVER, Command
@@ -153,11 +154,11 @@ class PublisherFactory(Factory):
         protocol.factory = self
         return protocol
 
-    def _reject(self, addr: IAddress | None) -> "_RejectedConnection":
+    def _reject(self, addr: IAddress | None) -> RejectedConnection:
         why = f"this listener has {self._max_connections} connections, its limit: try again later"
         self._metrics.errors_sent.inc()
         self._limited_logger.warn("rejecting {peer}: {why}", peer=str(addr), why=why)
-        rejected = _RejectedConnection(why)
+        rejected = RejectedConnection(f"ERROR {why}\n".encode())
         rejected.factory = self
         return rejected
 
@@ -187,25 +188,6 @@ class PublisherFactory(Factory):
         for protocol in list(self.protocols):
             protocol.fail(why)
         self._limited_logger.stop()
-
-
-class _RejectedConnection(Protocol):
-    """A connection beyond the limit: sends ERROR and closes."""
-
-    transport: Any
-
-    def __init__(self, why: str) -> None:
-        self._refusal = why
-
-    def connectionMade(self) -> None:
-        self.transport.write(f"ERROR {self._refusal}\n".encode())
-        self.transport.loseConnection()
-
-    def dataReceived(self, data: bytes) -> None:
-        """Discard the data."""
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Do nothing: the connection was never registered."""
 
 
 class _ClientSide(ConnectionOwner):
