@@ -12,6 +12,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
 from synrepl.transports.redis.address import RedisAddress
@@ -26,9 +27,6 @@ __all__ = ["REDIS_KEEPALIVE", "RedisLink", "RedisState"]
 
 REDIS_KEEPALIVE: Final = Keepalive(ping_seconds=5.0, timeout_seconds=15.0)
 """PING after `ping_seconds` of silence; the connection is lost after `timeout_seconds`."""
-
-WARN_SECONDS: Final = 1.0
-"""Minimum interval between log messages about invalid messages."""
 
 
 class RedisState(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,16 +95,16 @@ class RedisLink:
         self._since = self.clock.seconds()
         self._reconnects = 0
         self._refused = 0
-        self._suppressed = 0
-        self._warned_at = -WARN_SECONDS
+        self._limited_logger = LimitedLogger(self._logger, self.clock)
         self._subscriber = HalfLink(self, SubscriberConnection)
         self._publisher = HalfLink(self, PublisherConnection)
+        self._halves = (self._subscriber, self._publisher)
 
     # -- called by the member ------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Connect, and reconnect until `stop`."""
-        for half in (self._subscriber, self._publisher):
+        for half in self._halves:
             half.start()
 
     def stop(self) -> "Deferred[None]":
@@ -114,7 +112,8 @@ class RedisLink:
 
         Fires when they are closed, after 5 seconds at most. The member gets no more calls.
         """
-        closed = [half.stop() for half in (self._subscriber, self._publisher)]
+        self._limited_logger.stop()
+        closed = [half.stop() for half in self._halves]
         return defer.gatherResults(closed).addCallback(lambda _: None)
 
     def write(self, data: bytes) -> None:
@@ -135,12 +134,12 @@ class RedisLink:
     def fail(self, why: str) -> None:
         """Log an error and drop both connections. They are opened again after a delay."""
         self._logger.warn("dropping the connections to {peer}: {why}", peer=self.address.public, why=why)
-        for half in (self._subscriber, self._publisher):
+        for half in self._halves:
             half.drop(why)
 
     def established(self) -> None:
         """Reset the backoff: the connections work."""
-        for half in (self._subscriber, self._publisher):
+        for half in self._halves:
             half.reset_delay()
 
     def pause_reading(self) -> None:
@@ -158,7 +157,6 @@ class RedisLink:
 
     def state(self) -> RedisState:
         """Return the current state."""
-        halves = (self._subscriber, self._publisher)
         return RedisState(
             address=self.address.public,
             subscribed=self._subscriber.current is not None,
@@ -166,7 +164,7 @@ class RedisLink:
             since=self._since,
             reconnects=self._reconnects,
             messages_refused=self._refused,
-            why=next((half.why for half in halves if half.current is None and half.why), ""),
+            why=next((half.why for half in self._halves if half.current is None and half.why), ""),
         )
 
     # -- called by the connections -------------------------------------------------------------------------
@@ -186,7 +184,9 @@ class RedisLink:
                     if not self._deliver(commands):
                         return
                 case Warn(why):
-                    self._warn_refused(why)
+                    self._refused += 1
+                    peer = self.address.public
+                    self._limited_logger.warn("ignored a message from {peer}: {why}", peer=peer, why=why)
                 case Close(why):
                     self.fail(why)
                     return
@@ -202,18 +202,6 @@ class RedisLink:
             self._logger.failure("protocol error of this process; the connections are dropped")
             self.fail(f"internal error: {error.why}")
         return self._subscriber.current is not None and not self._subscriber.current.closed
-
-    def _warn_refused(self, why: str) -> None:
-        self._refused += 1
-        now = self.clock.seconds()
-        if now - self._warned_at < WARN_SECONDS:
-            self._suppressed += 1
-            return
-        more = f" (and {self._suppressed} more since the last warning)" if self._suppressed else ""
-        self._warned_at, self._suppressed = now, 0
-        self._logger.warn(
-            "ignored a message from {peer}: {why}{more}", peer=self.address.public, why=why, more=more
-        )
 
     def _publish(self, channel: str, data: bytes) -> None:
         connection = self._publisher.current
