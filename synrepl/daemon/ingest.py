@@ -90,15 +90,11 @@ class IngestServices:
     async def close(self) -> None:
         """Close all sources. Idempotent."""
         self._log = None
-        if self._wakeups is not None:
-            wakeups, self._wakeups = self._wakeups, None
-            await wakeups.stop()
-        if self.sources is not None:
-            sources, self.sources = self.sources, None
-            await sources.stop()
-        if self.tables is not None:
-            tables, self.tables = self.tables, None
-            await tables.stop()
+        parts = (self._wakeups, self.sources, self.tables)
+        self._wakeups = self.sources = self.tables = None
+        for part in parts:
+            if part is not None:
+                await part.stop()
 
     def _followed_tables(self) -> "list[TableStream]":
         """The tables that are followed, in contrast to those that only fill gaps.

@@ -56,24 +56,23 @@ INTERNAL: Final = ApiError("internal", "internal error; see the log of this daem
 
 def as_api_error(error: BaseException) -> ApiError | None:
     """Convert a known exception to its response; None for an unknown one."""
+    more: dict[str, Any]
     match error:
         case ApiError():
             return error
         case UnknownStream():
             return ApiError("unknown_stream", str(error))
         case ReadOnlyHere():
-            return _temporary(error.code, error, retryable=error.retryable, moved_to=error.moved_to)
-        case CannotPromote(missing=[_, *_]):
-            missing = [list(one) for one in error.missing[:100]]
-            return ApiError(error.code, str(error), status=409, retryable=error.retryable, missing=missing)
+            retry = {b"retry-after": b"%d" % RETRY_SECONDS}
+            more = {"retryable": error.retryable, "moved_to": error.moved_to}
+            return ApiError(error.code, str(error), status=503, headers=retry, **more)
         case CannotPromote():
-            return ApiError(error.code, str(error), status=409, retryable=error.retryable)
+            more = {"missing": [list(one) for one in error.missing[:100]]} if error.missing else {}
+            return ApiError(error.code, str(error), status=409, retryable=error.retryable, **more)
         case ClaimRefused():
             return ApiError(error.code, str(error), retryable=error.retryable)
         case NotForwarded():
-            refused = ApiError(error.code, str(error), status=error.status)
-            refused.more |= error.more
-            return refused
+            return ApiError(error.code, str(error), status=error.status, **error.more)
         case GivenElsewhere():
             return ApiError(error.code, str(error))
         case KeyReused():
@@ -94,11 +93,6 @@ def as_api_error(error: BaseException) -> ApiError | None:
         case StorageError():
             return ApiError("storage_error", str(error), status=500)
     return None
-
-
-def _temporary(code: str, error: Exception, **more: Any) -> ApiError:
-    retry = {b"retry-after": b"%d" % RETRY_SECONDS}
-    return ApiError(code, str(error), status=503, headers=retry, **more)
 
 
 def api_body(error: ApiError) -> bytes:
