@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from twisted.internet import error
@@ -252,13 +253,13 @@ class Network:
 
 
 @implementer(IStreamClientEndpoint)
+@dataclass(eq=False)
 class MemoryEndpoint:
     """A client endpoint to an address of a `Network`."""
 
-    def __init__(self, network: Network, client: str, address: str) -> None:
-        self._network = network
-        self._client = client
-        self._address = address
+    network: Network
+    client: str
+    address: str
 
     def connect(self, protocolFactory: IProtocolFactory) -> "Deferred[IProtocol]":
-        return self._network.connect(self._client, self._address, protocolFactory)
+        return self.network.connect(self.client, self.address, protocolFactory)

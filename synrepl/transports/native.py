@@ -1,7 +1,8 @@
 """A replica's connection to its upstream, over TCP or any other Twisted endpoint."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Final
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
@@ -204,36 +205,26 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self._connection.abort()
 
 
+@dataclass(eq=False, repr=False)
 class NativeUpstream:
     """An upstream that speaks the native protocol (`replica.IUpstream`)."""
 
-    _logger = Logger()
-
-    def __init__(
-        self,
-        endpoint: IStreamClientEndpoint,
-        clock: IClock,
-        metrics: Metrics,
-        settings: UpstreamSettings,
-        *,
-        where: Address,
-        secret: str | Credentials | None = None,
-        address: Callable[[], str] = lambda: "",
-    ) -> None:
-        self.where = where
-        self._endpoint = endpoint
-        self._clock = clock
-        self._metrics = metrics
-        self._credentials = Credentials.of(secret)
-        self._settings = settings
-        self._address = address
+    endpoint: IStreamClientEndpoint
+    clock: IClock
+    metrics: Metrics
+    settings: UpstreamSettings
+    _: KW_ONLY
+    where: Address
+    secret: str | Credentials | None = None
+    address: Callable[[], str] = lambda: ""
+    _logger: ClassVar = Logger()
 
     async def connect(self, uuid: str, name: str) -> NativeConversation:
         """Connect, and perform the handshake."""
         factory = Factory.forProtocol(lambda: self.build(name))
         factory.noisy = False
-        connecting: Deferred[Any] = self._endpoint.connect(factory)
-        connecting.addTimeout(CONNECT_SECONDS, self._clock)  # type: ignore[arg-type]
+        connecting: Deferred[Any] = self.endpoint.connect(factory)
+        connecting.addTimeout(CONNECT_SECONDS, self.clock)  # type: ignore[arg-type]
         try:
             connection: ReplicationProtocol = await connecting
         except TimedOut:
@@ -247,10 +238,14 @@ class NativeUpstream:
             raise NotConnected(f"{self.where}: the connection was lost at once")
         greeting: Deferred[None] = Deferred.fromCoroutine(
             conversation.greet(
-                uuid, name, self._credentials.secret, self._address(), registered=not self._settings.anonymous
+                uuid,
+                name,
+                Credentials.of(self.secret).secret,
+                self.address(),
+                registered=not self.settings.anonymous,
             )
         )
-        greeting.addTimeout(CONNECT_SECONDS, self._clock)  # type: ignore[arg-type]
+        greeting.addTimeout(CONNECT_SECONDS, self.clock)  # type: ignore[arg-type]
         try:
             await greeting
         except TimedOut:
@@ -269,15 +264,15 @@ class NativeUpstream:
             CLIENT,
             NATIVE,
             name=name,
-            seconds=self._clock.seconds,
-            keepalive=self._settings.keepalive,
+            seconds=self.clock.seconds,
+            keepalive=self.settings.keepalive,
         )
         return ReplicationProtocol(
             session,
-            lambda connection: NativeConversation(connection, self._metrics),
-            self._clock,
-            self._metrics,
-            logger=LimitedLogger(self._logger, self._clock),
+            lambda connection: NativeConversation(connection, self.metrics),
+            self.clock,
+            self.metrics,
+            logger=LimitedLogger(self._logger, self.clock),
             framing=BlockReader,
         )
 

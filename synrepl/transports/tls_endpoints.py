@@ -12,8 +12,9 @@ client trusts the CAs of the system. The server's certificate must be for the ho
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from msgspec.structs import asdict
 from OpenSSL import SSL
@@ -128,25 +129,24 @@ class _TlsFactory(WrappingFactory):
 
 
 @implementer(IStreamServerEndpoint)
+@dataclass(eq=False)
 class TlsServerEndpoint:
     """Listens with TLS on a plain endpoint. `tls.reload` reads its files again."""
 
-    _logger = Logger()
-
-    def __init__(self, plain: IStreamServerEndpoint, tls: ServerTls, reactor: Any) -> None:
-        self.tls = tls
-        self._plain = plain
-        self._reactor = reactor
+    plain: IStreamServerEndpoint
+    tls: ServerTls
+    reactor: Any
+    _logger: ClassVar = Logger()
 
     def listen(self, factory: IProtocolFactory) -> "Deferred[IListeningPort]":
         inner = _TlsFactory(
             factory,
-            self._reactor,
+            self.reactor,
             explain=lambda transport, error: self.tls.explain(transport.getHandle(), error),
             on_failed=self._refused,
         )
-        outer = TLSMemoryBIOFactory(self.tls, False, inner, self._reactor)
-        listening: Deferred[IListeningPort] = self._plain.listen(outer)
+        outer = TLSMemoryBIOFactory(self.tls, False, inner, self.reactor)
+        listening: Deferred[IListeningPort] = self.plain.listen(outer)
         return listening
 
     def _refused(self, protocol: _TlsProtocol, reason: Failure) -> None:
@@ -159,23 +159,23 @@ class TlsServerEndpoint:
 
 
 @implementer(IStreamClientEndpoint)
+@dataclass(eq=False)
 class TlsClientEndpoint:
     """Connects with TLS through a plain endpoint, to a server with a certificate for `host`.
 
     The files are read for each connection, so that new certificates need no restart.
     """
 
-    def __init__(self, plain: IStreamClientEndpoint, files: TlsFiles, host: str, reactor: Any) -> None:
-        self._plain = plain
-        self._files = files
-        self._host = host
-        self._reactor = reactor
+    plain: IStreamClientEndpoint
+    files: TlsFiles
+    host: str
+    reactor: Any
 
     def connect(self, factory: IProtocolFactory) -> "Deferred[IProtocol]":
         return Deferred.fromCoroutine(self._connect(factory))
 
     async def _connect(self, factory: IProtocolFactory) -> Any:
-        tls = ClientTls(self._files, self._host)
+        tls = ClientTls(self.files, self.host)
         done: Deferred[Any] = Deferred()
 
         def failed(protocol: _TlsProtocol, reason: Failure) -> None:
@@ -185,12 +185,12 @@ class TlsClientEndpoint:
 
         inner = _TlsFactory(
             factory,
-            self._reactor,
+            self.reactor,
             explain=lambda transport, error: tls.explain(error),
             on_failed=failed,
             on_done=lambda protocol: done.callback(protocol.wrappedProtocol),
         )
-        outer: Any = await self._plain.connect(TLSMemoryBIOFactory(tls, True, inner, self._reactor))
+        outer: Any = await self.plain.connect(TLSMemoryBIOFactory(tls, True, inner, self.reactor))
         try:
             return await done
         except BaseException:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -78,6 +79,7 @@ _CODES: Final = {"ahead_of_log": "ahead", "unauthorized": "no_rights"}
 _FACT: Final = b'{"serial":'
 
 
+@dataclass(eq=False, repr=False)
 class HttpUpstream:
     """`replica.IUpstream` over HTTP.
 
@@ -85,24 +87,14 @@ class HttpUpstream:
     too (None: not).
     """
 
-    def __init__(
-        self,
-        reactor: Any,
-        settings: UpstreamSettings,
-        *,
-        where: Address,
-        secret: str | Credentials | None = None,
-        address: Callable[[], str] = lambda: "",
-        origin: str | None = None,
-        client: Any = None,
-    ) -> None:
-        self.where = where
-        self.reactor = reactor
-        self.settings = settings
-        self.secret = secret
-        self.address = address
-        self.origin = origin
-        self.client = client
+    reactor: Any
+    settings: UpstreamSettings
+    _: KW_ONLY
+    where: Address
+    secret: str | Credentials | None = None
+    address: Callable[[], str] = lambda: ""
+    origin: str | None = None
+    client: Any = None
 
     async def connect(self, uuid: str, name: str) -> "HttpConversation":
         """Connect."""
@@ -123,7 +115,6 @@ class HttpConversation(EventQueue):
     def __init__(self, upstream: HttpUpstream, uuid: str, name: str) -> None:
         self.welcome: WelcomeBody
         self._upstream = upstream
-        self._reactor = upstream.reactor
         self._url = url = upstream.where.http.rstrip("/")
         self._uuid = uuid
         self._name = name
@@ -146,14 +137,14 @@ class HttpConversation(EventQueue):
 
     def join(self, request: JoinRequest) -> None:
         """Request a snapshot."""
-        self._start(self._join(request))
+        self._start(self._join(request), "joining")
 
     def subscribe(self, request: Subscription) -> None:
         """Request the facts after a position."""
-        self._start(self._subscribe(request))
+        self._start(self._subscribe(request), "following the upstream")
 
-    def _start(self, coroutine: Any) -> None:
-        self._tasks.start(self._report_errors(coroutine), "following the upstream")
+    def _start(self, coroutine: Any, name: str) -> None:
+        self._tasks.start(self._report_errors(coroutine), name)
 
     async def _report_errors(self, coroutine: Any) -> None:
         try:
@@ -194,17 +185,14 @@ class HttpConversation(EventQueue):
             self.put(Joined(body=JoinedBody(position)))
             return
         if response.after < position.serial:
-            await self._changelog.follow(
+            await self._follow(
                 response.after,
-                self._handle_lines,
+                request.filter,
                 upto=position.serial,
                 compacted=True,
                 # The digests of a complete log verify each fact; after trimming or filtering, only checksums
                 # can.
                 checksum=response.trimmed_upto.serial > 0 or not request.filter.is_open,
-                silence=self._upstream.settings.timeout_seconds,
-                heartbeat=HEARTBEAT_SECONDS,
-                **_filter_parameters(request.filter),
             )
         self.put(SnapshotFacts(read_snapshot(response.snapshot.encode())))
         self.put(Joined(body=JoinedBody(position)))
@@ -217,9 +205,9 @@ class HttpConversation(EventQueue):
         self.put(Peers(body=response.peers))
         self._acknowledged = request.position.serial
         self._ack_timer.start(ACK_SECONDS)
-        await self._changelog.follow(
+        await self._follow(
             request.position.serial,
-            self._handle_lines,
+            request.filter,
             epoch=request.position.epoch,
             digest=request.position.digest,
             history=request.history,
@@ -227,9 +215,18 @@ class HttpConversation(EventQueue):
             receipts=True,
             ephemeral=True,
             commands=self._upstream.origin,
+        )
+
+    async def _follow(self, since: int, filter_: Filter, **query: Any) -> None:
+        """Follow the changelog after a serial, as far as the filter passes it."""
+        await self._changelog.follow(
+            since,
+            self._handle_lines,
             silence=self._upstream.settings.timeout_seconds,
             heartbeat=HEARTBEAT_SECONDS,
-            **_filter_parameters(request.filter),
+            streams=filter_.streams,
+            writers=filter_.writers,
+            **query,
         )
 
     def _handle_lines(self, lines: list[bytes]) -> Awaitable[None] | None:
@@ -322,7 +319,7 @@ class HttpConversation(EventQueue):
         self._commands.extend(commands)
         if not self._is_forwarding and self._commands:
             self._is_forwarding = True
-            self._tasks.start(self._report_errors(self._forward_commands(origin)), "forwarding commands")
+            self._start(self._forward_commands(origin), "forwarding commands")
 
     async def _forward_commands(self, origin: str) -> None:
         while self._commands:
@@ -371,10 +368,6 @@ class _HeartbeatLine(msgspec.Struct):
     digest: str | None
     now_ms: int
     head: int = 0
-
-
-def _filter_parameters(filter_: Filter) -> dict[str, Any]:
-    return {"streams": filter_.streams, "writers": filter_.writers}
 
 
 def _convert_error(error: ApiResponseError) -> ReplicationError:
