@@ -5,7 +5,7 @@ state. The log is append-only and keeps the facts. The epoch that begins then ma
 history: the facts of its stream that were written before this epoch with a higher token are discarded.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from synrepl.errors import StorageError
@@ -15,6 +15,7 @@ from synrepl.streams.facts import Fact
 
 __all__ = [
     "CHECKED_AT_OPEN",
+    "ChainCheck",
     "DiscardedRanges",
     "advance",
     "check_ascend",
@@ -52,6 +53,53 @@ class DiscardedRanges:
             " AND NOT (epoch < ? AND token > ?)" * len(ranges),
             [value for one in ranges for value in one],
         )
+
+
+class ChainCheck:
+    """The check of a log's facts, in order, after the fact with this serial and digest.
+
+    Without a digest the first fact is trusted. `missing` and `wrong` are the first missing serial of each gap
+    and the serials with a wrong digest. `highest` has the highest valid token of each stream and writer;
+    those in `advanced` have at least one fact that was not late.
+    """
+
+    def __init__(self, discarded: DiscardedRanges, serial: int, digest: str | None) -> None:
+        self.checked = 0
+        self.missing: list[int] = []
+        self.wrong: list[int] = []
+        self.highest: dict[tuple[str, str], int] = {}
+        self.advanced: set[tuple[str, str]] = set()
+        self._discarded = discarded
+        self._serial, self._digest = serial, digest
+
+    def add(self, fact: Fact) -> None:
+        """Check the next fact; an error in it does not affect the following ones."""
+        if fact.serial != self._serial + 1:
+            self.missing.append(self._serial + 1)
+        elif self._digest is not None and verify([fact], self._digest) is not None:
+            self.wrong.append(fact.serial)
+        self._serial, self._digest = fact.serial, fact.digest
+        if not self._discarded.contains(fact):
+            advance(self.highest, [fact])
+            if fact.prev_token < fact.token:
+                self.advanced.add((fact.stream, fact.writer))
+        self.checked += 1
+
+    def wrong_positions(
+        self, positions: Mapping[tuple[str, str], int], *, whole: bool
+    ) -> Iterator[tuple[str, str, int | None, int | None]]:
+        """The streams and writers, in order, whose positions do not fit their facts: token and position.
+
+        Unless the check was of the `whole` log, only the facts read count, and a writer with only late facts
+        may be further. After a loss a position is where the old history ended rather than at a fact.
+        """
+        for stream, writer in sorted(self.highest | dict(positions) if whole else self.highest):
+            token, position = self.highest.get((stream, writer)), positions.get((stream, writer))
+            is_exact = not self._discarded.has_stream(stream) and (whole or (stream, writer) in self.advanced)
+            is_behind = token is not None and (position is None or position < token)
+            is_ahead = position is not None and (token is None or position > token)
+            if is_behind or (is_ahead and is_exact):
+                yield stream, writer, token, position
 
 
 def discarded_rows(epoch_starts: Iterable[EpochStart]) -> list[tuple[str, int, int]]:
@@ -128,29 +176,13 @@ def find_inconsistency(
         return ""
     first = tail[0].serial
     is_all = len(tail) <= CHECKED_AT_OPEN or first == floor.serial + 1
-    expected = floor.serial + 1 if is_all else first
-    for serial, fact in enumerate(tail, expected):
-        if fact.serial != serial:
-            return f"serial {serial} is missing"
-    wrong = verify(tail, floor.digest) if is_all else verify(tail[1:], tail[0].digest)
-    if wrong is not None:
-        return f"the digest of serial {wrong} does not follow from the facts before it"
-    return _check_positions(tail, positions, discarded)
-
-
-def _check_positions(
-    tail: Sequence[Fact], positions: Mapping[tuple[str, str], int], discarded: DiscardedRanges
-) -> str:
-    valid = [fact for fact in tail if not discarded.contains(fact)]
-    advanced = {(fact.stream, fact.writer) for fact in valid if fact.prev_token < fact.token}
-    expected_positions: dict[tuple[str, str], int] = {}
-    advance(expected_positions, valid)
-    for pair, token in expected_positions.items():
-        stream, writer = pair
-        position = positions.get(pair)
-        # After a loss a position is where the old history ended rather than at a fact. If all facts of the
-        # tail were late, it is at a fact before them.
-        is_exact = pair in advanced and not discarded.has_stream(stream)
-        if position is None or position < token or (is_exact and position > token):
-            return f"the last token of {writer} in {stream} is {token}, its position is {position}"
+    check = ChainCheck(discarded, *((floor.serial, floor.digest) if is_all else (first - 1, None)))
+    for fact in tail:
+        check.add(fact)
+    if check.missing:
+        return f"serial {check.missing[0]} is missing"
+    if check.wrong:
+        return f"the digest of serial {check.wrong[0]} does not follow from the facts before it"
+    for stream, writer, token, position in check.wrong_positions(positions, whole=False):
+        return f"the last token of {writer} in {stream} is {token}, its position is {position}"
     return ""

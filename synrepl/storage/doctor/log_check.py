@@ -4,12 +4,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from synrepl.ports.history import BEGINNING
-from synrepl.storage.continuity import DiscardedRanges, advance
+from synrepl.storage.continuity import ChainCheck, DiscardedRanges
 from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.ids.database import Flavor
 from synrepl.storage.schema import COLUMNS, VERSION, load_bounds
 from synrepl.storage.sql import execute
-from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 
 __all__ = ["NEWEST", "check_log", "repair_positions"]
@@ -42,7 +41,6 @@ def check_log(
         ]
     # Discarded ranges exist from schema version 2 on.
     discarded = DiscardedRanges(ask("SELECT stream, epoch, token FROM {}voids") if version > 1 else ())
-    chain = _Chain(discarded)
     last = ask("SELECT max(serial) FROM {}facts").fetchone()[0] or 0
     # Trimming and filtered replicas exist from version 3 on: up to the floor facts may be missing.
     floor = (
@@ -51,11 +49,11 @@ def check_log(
         else BEGINNING
     )
     after = floor.serial if whole else max(floor.serial, last - NEWEST)
-    if after == floor.serial:
-        chain.start_after(after, floor.digest)
-    else:
+    digest: str | None = floor.digest
+    if after != floor.serial:
         found = ask("SELECT digest FROM {}facts WHERE serial = ?", after).fetchone()
-        chain.start_after(after, found[0] if found else None)
+        digest = found[0] if found else None
+    chain = ChainCheck(discarded, after, digest)
     whole = whole and not floor.serial
     total = max(0, last - after)
     while after < last:
@@ -73,7 +71,7 @@ def check_log(
         (stream, writer): token
         for stream, writer, token in ask("SELECT stream, writer, token FROM {}positions")
     }
-    return chain.checked, [*chain.complaints(), *_check_positions(positions, chain, discarded, whole=whole)]
+    return chain.checked, _complaints(chain, positions, whole=whole)
 
 
 def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
@@ -98,62 +96,16 @@ def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
     return [(stream, "position_behind_facts") for (stream,) in found]
 
 
-class _Chain:
-    """The facts checked so far. `highest` has the highest valid token of each stream and writer; those in
-    `advanced` have at least one fact that was not late.
-    """
-
-    def __init__(self, discarded: DiscardedRanges) -> None:
-        self.checked = 0
-        self._discarded = discarded
-        self.highest: dict[tuple[str, str], int] = {}
-        self.advanced: set[tuple[str, str]] = set()
-        self._serial = 0
-        self._digest: str | None = EMPTY
-        self._missing: list[int] = []
-        self._wrong: list[int] = []
-
-    def start_after(self, serial: int, digest: str | None) -> None:
-        """Start after this fact; without a digest the first fact is trusted."""
-        self._serial, self._digest = serial, digest
-
-    def add(self, fact: Fact) -> None:
-        """Check the next fact; an error in it does not affect the following ones."""
-        if fact.serial != self._serial + 1:
-            self._missing.append(self._serial + 1)
-        elif self._digest is not None and verify([fact], self._digest) is not None:
-            self._wrong.append(fact.serial)
-        self._serial, self._digest = fact.serial, fact.digest
-        if not self._discarded.contains(fact):
-            advance(self.highest, [fact])
-            if fact.prev_token < fact.token:
-                self.advanced.add((fact.stream, fact.writer))
-        self.checked += 1
-
-    def complaints(self) -> list[Complaint]:
-        """The complaints about serials and digests."""
-        found = []
-        if self._missing:
-            text = f"serial {self._missing[0]} is missing{_more(self._missing, 'gaps')}"
-            found.append(_complaint("missing_serial", text, RESTORE))
-        if self._wrong:
-            text = f"the digest of serial {self._wrong[0]} does not follow from the facts before it"
-            text += _more(self._wrong, "facts")
-            found.append(_complaint("wrong_digest", text, RESTORE))
-        return found
-
-
-def _check_positions(
-    positions: dict[tuple[str, str], int], chain: _Chain, discarded: DiscardedRanges, *, whole: bool
-) -> list[Complaint]:
-    """Compare each position with the highest token of the writer's facts, or the end of its discarded range.
-
-    In a quick check only the facts read count, and a writer with only late facts may be further.
-    """
+def _complaints(chain: ChainCheck, positions: dict[tuple[str, str], int], *, whole: bool) -> list[Complaint]:
+    """The complaints about serials, digests and positions."""
     found = []
-    for stream, writer in sorted(chain.highest | positions if whole else chain.highest):
-        token, position = chain.highest.get((stream, writer)), positions.get((stream, writer))
-        may_be_further = discarded.has_stream(stream) or not (whole or (stream, writer) in chain.advanced)
+    if chain.missing:
+        text = f"serial {chain.missing[0]} is missing{_more(chain.missing, 'gaps')}"
+        found.append(_complaint("missing_serial", text, RESTORE))
+    if chain.wrong:
+        text = f"the digest of serial {chain.wrong[0]} does not follow from the facts before it"
+        found.append(_complaint("wrong_digest", text + _more(chain.wrong, "facts"), RESTORE))
+    for stream, writer, token, position in chain.wrong_positions(positions, whole=whole):
         if token is not None and (position is None or position < token):
             kind = "position_behind_facts"
             text = (
@@ -161,13 +113,11 @@ def _check_positions(
                 " to start with it, or reuses tokens"
             )
             remedy = "run synrepl doctor --fix while the daemon is stopped"
-        elif position is not None and (token is None or position > token) and not may_be_further:
+        else:
             kind = "position_ahead_of_facts"
             what = "does not exist" if token is None else f"has token {token}"
             text = f"the position of {writer} is {position}, its last fact {what}: the end of the log is lost"
             remedy = RESTORE
-        else:
-            continue
         found.append(Complaint(severity="error", kind=kind, stream=stream, text=text, remedy=remedy))
     return found
 
