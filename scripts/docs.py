@@ -406,7 +406,7 @@ def cli() -> str:
         EXIT_CODES,
         "",
         "A command finds its daemon by `--url`, `--context`, `$SYNREPL_URL` or the context in use, in this",
-        "order. Wrong usage and permanent failures end a command at once. Other failures are retried with",
+        "order. Wrong usage and permanent failures end a command at once. Transient ones are retried with",
         "`--retry`, which is the default of some commands.",
         "",
         "Durations are seconds, or have a unit: `250ms`, `30s`, `5m`, `12h`, `7d`, `2w`.",

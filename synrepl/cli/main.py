@@ -12,6 +12,7 @@ __all__ = ["main"]
     context_settings={"help_option_names": ["-h", "--help"]},
     places={
         "serve": ("synrepl.cli.serve:serve", "Run the daemon in the foreground."),
+        "demo": ("synrepl.cli.demo:demo", "Show a daemon at work: two workers, two recorded sessions."),
         "config": ("synrepl.cli.config:config", "Check the configuration of a daemon."),
         "status": ("synrepl.cli.status:status", "Show the status of a daemon."),
         "top": ("synrepl.cli.status:top", "Watch a daemon on one screen."),
@@ -31,7 +32,7 @@ __all__ = ["main"]
         "completion": ("synrepl.cli.completion:completion", "Print the completion script of a shell."),
     },
     headings={
-        "Run": "serve config",
+        "Run": "serve demo config",
         "Look": "status top who streams replicas",
         "Read and write": "tail append replay",
         "Operate": "leases promote resync doctor caches",

@@ -46,7 +46,7 @@ def table(
     Numbers are aligned right. The columns `wide` are shown if `is_wide`.
     """
     shown = [place for place, name in enumerate(head) if is_wide or name not in wide]
-    texts = [[click.style(head[place], bold=True) for place in shown]]
+    texts = [[head[place] and click.style(head[place], bold=True) for place in shown]]
     texts += [
         [f"{row[place]:,}" if _is_number(row[place]) else str(row[place]) for place in shown]
         for row in rows[:limit]

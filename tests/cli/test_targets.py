@@ -1,0 +1,229 @@
+"""Which daemon a command asks, how it retries, and how it prints."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from synrepl.cli import main, options
+from synrepl.cli.append import FactPoster
+from synrepl.cli.command import CliError
+from synrepl.cli.tables import table
+from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from tests.cli.test_parts import Daemon
+from tests.service.processes import ROOT
+
+BERLIN, PARIS, ROME = (f"http://{name}.example:9093" for name in ("berlin", "paris", "rome"))
+
+
+def run(*words: str) -> Result:
+    """A command, in this process."""
+    return CliRunner().invoke(main, words, prog_name="synrepl")
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
+    """The addresses and secrets that are used, by a user without contexts."""
+    seen: list[tuple[str, object]] = []
+
+    def answer(client: BlockingClient, *arguments: object) -> dict[str, object]:
+        seen.append((client.url, client._headers.get("Authorization")))
+        return {}
+
+    monkeypatch.setattr(BlockingClient, "json", answer)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("SYNREPL_URL", raising=False)
+    return seen
+
+
+def test_a_daemon_is_found_by_the_nearest_name(
+    asked: list[tuple[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option, the variable, the context in use, the default."""
+    secret = tmp_path / "secret"
+    secret.write_text("hush")
+    run("who")
+    run("context", "add", "berlin", "--url", BERLIN, "--secret-file", str(secret))
+    run("context", "add", "paris", "--url", PARIS)
+    run("who")
+    run("who", "--context", "paris")
+    run("context", "use", "paris")
+    run("who")
+    monkeypatch.setenv("SYNREPL_URL", ROME)
+    run("who")
+    run("who", "--context", "berlin")
+    run("who", "--url", PARIS)
+
+    assert asked == [
+        ("http://127.0.0.1:9093", None),
+        (BERLIN, "Bearer hush"),
+        (PARIS, None),
+        (PARIS, None),
+        (ROME, None),
+        (BERLIN, "Bearer hush"),
+        (PARIS, None),
+    ]
+    assert json.loads(run("context", "list", "--json").stdout) == {
+        "current": "paris",
+        "contexts": {
+            "berlin": {"url": BERLIN, "secret_file": str(secret)},
+            "paris": {"url": PARIS, "secret_file": None},
+        },
+    }
+    assert run("context", "list").stdout.splitlines()[2].split() == ["*", "paris", PARIS]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("current = ", "is not TOML"),
+        ("current = 5", "must be a name"),
+        ("contexts = 5", "and `contexts` a table"),
+        ("[contexts.a]\nurl = 5", "contexts.a needs `url`"),
+        ("[contexts.a]\nurl = 'x'\nsecret_file = 5", "contexts.a needs `url`"),
+        ("#" * 2_000_000, "larger than 1 MiB"),
+    ],
+)
+def test_a_file_of_contexts_that_makes_no_sense(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, with the name of the file."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("SYNREPL_URL", raising=False)
+    path = tmp_path / "synrepl" / "contexts.toml"
+    path.parent.mkdir()
+    path.write_text(text)
+
+    result = run("status")
+
+    assert (1, 1) == (result.exit_code, len(result.stderr.splitlines()))
+    assert str(path) in result.stderr
+    assert why in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (ConnectError("away"), 3),
+        (ConnectError("this is no daemon", is_retryable=False), 1),
+        (HttpError(503, "not_ready", "not yet"), 3),
+        (HttpError(403, "no_rights", "no"), 1),
+    ],
+)
+def test_only_transient_failures_are_retried(
+    error: Exception, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If that was asked for."""
+    attempts: list[str] = []
+
+    def fail(client: BlockingClient, *arguments: object) -> None:
+        attempts.append(client.url)
+        raise error
+
+    monkeypatch.setattr(BlockingClient, "json", fail)
+    monkeypatch.setattr(options, "retry_delays", lambda seconds: iter((0.0, 0.0)))
+
+    retried = run("status", "--url", BERLIN, "--retry")
+    assert tries == len(attempts)
+    once = run("status", "--url", BERLIN)
+
+    assert tries + 1 == len(attempts)
+    assert [1, 1] == [result.exit_code for result in (retried, once)]
+
+
+def test_an_append_tells_what_it_knows() -> None:
+    """Where the primary is, and whether the batch may have been stored."""
+    fenced = HttpError(503, "read_only", "fenced", {"moved_to": "tcp:rome:9092 http://rome:9093"})
+    with pytest.raises(HttpError, match="the primary is at tcp:rome:9092, http://rome:9093: use its --url"):
+        poster(Daemon(fenced)).post("receipts", [b"[[1]]"])
+    refused = ConnectError("Connection refused", is_unsent=True)
+    with pytest.raises(CliError, match="Connection refused; the last batch was not stored"):
+        poster(Daemon(refused, HttpError(503, "busy", "too much"), refused)).post("receipts", [b"[[1]]"])
+    with pytest.raises(CliError, match="the last batch may have been stored"):
+        poster(Daemon(ConnectError("broke off"), refused, refused)).post("receipts", [b"[[1]]"])
+
+
+def poster(daemon: Daemon) -> FactPoster:
+    """One that tries three times."""
+    return FactPoster(daemon, retry_delays=lambda: (0.0, 0.0))  # type: ignore[arg-type]
+
+
+def test_a_table_is_never_cut() -> None:
+    """However long its texts are; numbers are aligned right, and a style has no width."""
+    rows = [("a" * 200, click.style("live", "green"), 5, "x"), ("b", "away", 12_345, "y")]
+
+    lines = [click.unstyle(line) for line in table(("name", "state", "lag", "why"), rows, wide=("why",))]
+
+    assert lines == [
+        "name" + " " * 199 + "state" + " " * 6 + "lag",
+        "a" * 200 + "   live         5",
+        "b" + " " * 202 + "away    12,345",
+    ]
+    assert "why" in next(table(("name", "why"), [("a", "b")], wide=("why",), is_wide=True))
+    assert ["a", "1", "2", "and 3 more"] == [
+        click.unstyle(line).strip() for line in table(("a",), [(n,) for n in range(1, 6)], limit=2)
+    ]
+
+
+def test_a_configuration_is_checked(tmp_path: Path) -> None:
+    """What would listen where, and what guards it."""
+    (tmp_path / "secret").write_text("hush")
+    (tmp_path / "secret").chmod(0o600)
+    path = tmp_path / "synrepl.yaml"
+    path.write_text(f"server_name: example.org\nhttp: tcp:9093\nsecret_file: {tmp_path}/secret\n")
+
+    found = json.loads(run("config", "check", str(path), "--json").stdout)
+    shown = run("config", "check", str(path))
+
+    assert found == {
+        "listeners": [
+            {
+                "kind": "followers",
+                "endpoint": "tcp:9092:interface=127.0.0.1",
+                "reachable": "this machine",
+                "guard": "shared secret (replicas only)",
+            },
+            {"kind": "http", "endpoint": "tcp:9093", "reachable": "other machines", "guard": "shared secret"},
+        ],
+        "warnings": [],
+    }
+    assert 0 == shown.exit_code
+    assert "primary; server name example.org; log sqlite:synrepl.db" in shown.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_of_each_shell(shell: str) -> None:
+    """The script asks the program."""
+    assert "_SYNREPL_COMPLETE" in run("completion", shell).stdout
+
+
+@pytest.mark.parametrize("name", ["legacy", "current"])
+def test_the_sessions_of_the_demo_are_the_recorded_ones(name: str) -> None:
+    packed = ROOT / "synrepl" / "cli" / "sessions" / f"{name}.txt.gz"
+
+    assert (ROOT / "tests" / "golden" / name / "session-all.txt").read_bytes() == gzip.decompress(
+        packed.read_bytes()
+    )
+
+
+@pytest.mark.story
+def test_the_demo_shows_that_everything_comes_out_once(tmp_path: Path) -> None:
+    """And leaves nothing behind."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "synrepl", "demo", "--once", "--port", "0", "--http-port", "0"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (0, "") == (answer.returncode, answer.stderr)
+    assert "everything came out, once" in answer.stdout
+    assert not list(tmp_path.iterdir())
