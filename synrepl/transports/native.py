@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Final
 
+from msgspec.structs import astuple
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -94,7 +95,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
             case native.Refused():
                 command = RefusedByUpstream(command.body)
             case native.Welcome():
-                _check_welcome(command.body)
+                _check_printable(*(text for text in astuple(command.body) if isinstance(text, str)))
             case native.Peers():
                 _check_printable(*command.body)
             case Error():
@@ -290,20 +291,8 @@ def _event(payload: Payload) -> Event:
     raise RemoteProtocolError(f"unknown block type {printable(payload.kind)}")
 
 
-def _check_welcome(welcome: native.WelcomeBody) -> None:
-    """Raise `RemoteProtocolError` unless the names and addresses of a welcome are printable."""
-    _check_printable(
-        welcome.uuid,
-        welcome.history,
-        welcome.instance,
-        welcome.server_name,
-        welcome.role,
-        welcome.address,
-        welcome.primary,
-    )
-
-
 def _check_printable(*texts: str) -> None:
+    """Raises `RemoteProtocolError` unless these names and addresses are printable."""
     for text in texts:
         if len(text) > MAX_TEXT or not text.isprintable():
             raise RemoteProtocolError(f"the upstream sent an invalid name or address: {printable(text)}")
