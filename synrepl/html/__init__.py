@@ -1,1 +1,1 @@
-"""HTML elements, and readable numbers, times and names, for the status page and reports."""
+"""Templates, and readable numbers, times and names, for the status page and reports."""

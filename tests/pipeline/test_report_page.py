@@ -13,15 +13,16 @@ import pytest
 
 from synrepl.caches import NEWEST
 from synrepl.html.humanize import number, rate, share, shortened, size, span
-from synrepl.html.markup import Markup, element
+from synrepl.html.templates import load_template
 from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.chains import ChainBreak
 from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags
 from synrepl.pipeline.report.daemon_status import DaemonStatus, ask, counters
 from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning
 from synrepl.pipeline.report.measurement import Coverage, Measurements
+from synrepl.pipeline.report.page import shown
 from synrepl.pipeline.report.report import ReportResult, write
-from synrepl.pipeline.report.tables import Column, Table, as_csv, as_html
+from synrepl.pipeline.report.tables import Table, as_csv
 from synrepl.ports.history import EpochStart
 from tests.pipeline.archives import BEGAN_MS
 
@@ -76,31 +77,58 @@ def test_numbers_are_for_people(expected: str, found: str) -> None:
 
 def test_only_markup_is_taken_as_it_is() -> None:
     """Names and keys come from whoever writes to the homeserver."""
-    assert '<a title="&lt;&quot;">&lt;b&gt;</a>' == element("a", "<b>", title='<"')
-    assert "<a><b></a>" == element("a", Markup("<b>"))
+    macros: Any = load_template("synrepl.html", "macros.html.j2").module
+
+    bold = macros.mark("<b>", "bad", '<"')
+
+    assert '<span class="mark bad" title="&lt;&#34;">&lt;b&gt;</span>' == bold
+    assert f"<dt>&lt;i&gt;</dt><dd>{bold}</dd>" in macros.facts([("<i>", bold), ("none", None), ("no", "")])
+    assert "<dt>no" not in macros.facts([("<i>", bold), ("none", None), ("no", "")])
 
 
-def test_a_table_shortens_and_its_file_does_not() -> None:
+def test_a_table_shortens_and_its_file_does_not(tmp_path: Path) -> None:
     """The page is to be read, the CSV to be counted with."""
-    key = "k" * 100
-    rows = [{"key": key, "share": 0.25, "bytes": 2048, "none": 0}, {"key": HOSTILE, "share": 1.0}]
-    columns = (
-        Column("key", "key"),
-        Column("share"),
-        Column("bytes", "size", size),
-        Column("none", "none", lambda value: ""),
-    )
+    name = "k" * 100
+    rows = [{"key": name, "share": 0.25, "bytes": 2048, "none": 0}, {"key": HOSTILE, "share": 1.0}]
 
-    shown, file = as_html(Table("t", columns, rows)), as_csv(Table("t", columns, rows)).decode()
+    file = as_csv(Table("t", ("key", "share", "bytes", "none"), rows)).decode()
+    page = _page(write(_measured(name), tmp_path))
 
-    assert [["key", "share", "bytes", "none"], [key, "0.25", "2048", "0"], [HOSTILE, "1.0", "", ""]] == list(
+    assert [["key", "share", "bytes", "none"], [name, "0.25", "2048", "0"], [HOSTILE, "1.0", "", ""]] == list(
         csv.reader(io.StringIO(file))
     )
-    assert "2.0 KiB" in shown
-    assert f"<td>{key}</td>" not in shown
-    assert key in shown, "all of it is in the title"
-    assert ">none</th>" not in shown, "a column that says nothing is left out"
-    assert "<img" not in shown
+    assert "<td>2.9 KiB</td>" in page or '<td class="number">2.9 KiB</td>' in page
+    assert f">{name}</td>" not in page
+    assert f' title="{name}">{shortened(name)}</td>' in page, "all of it is in the title"
+    assert ">gaps</th>" not in page, "a column that says nothing is left out"
+    assert ">empty</th>" not in page
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("rows", None, ""),
+        ("rows", 12_345, "12,345"),
+        ("missing", 0, ""),
+        ("missing", 2, "2"),
+        ("committed_ms", 0, "1970-01-01 00:00:00 UTC"),
+        ("lag_seconds", 7_500.0, "2 h 5 min"),
+        ("bytes_p99", 2048, "2.0 KiB"),
+        ("held_bytes", 2048, "2.0 KiB"),
+        ("used", 0.25, "25.0 %"),
+        ("meant_per_row", 2.0, "2.0"),
+        ("registered", False, "anonymous"),
+        ("from", "2026-11-20T12:30:00Z", "2026-11-20 12:30 UTC"),
+        ("key", '["!r:h", "@a:h"]', "!r:h, @a:h"),
+        ("key", "[]", "(no arguments)"),
+        ("key", "7", "7"),
+        ("key", "[" * 100_000, shortened("[" * 100_000)),
+        ("stream", "x\x00y", "x\N{REPLACEMENT CHARACTER}y"),
+    ],
+)
+def test_values_are_formatted_by_their_unit(key: str, value: Any, expected: str) -> None:
+    """The key of a column has it."""
+    assert expected == shown(key, value)
 
 
 def _over_time(*rows: tuple[int, str, int]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Charts, drawn by matplotlib: series over time, bars, and a heat map.
+"""The charts of a report, drawn by matplotlib. A chart without data is left out.
 
 A chart is drawn in two widths for the page, as SVG in the colors of its theme, and as a PNG file.
 matplotlib is an extra, and slow to import: only the functions that draw import it.
@@ -7,82 +7,56 @@ matplotlib is an extra, and slow to import: only the functions that draw import 
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from datetime import UTC
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
 from html import escape
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from synrepl.html.humanize import number, shortened, span
-from synrepl.html.markup import Markup
+from synrepl.html.humanize import number, shortened, size, span
 from synrepl.pipeline.report.counts import DAY, Bins
+from synrepl.pipeline.report.measurement import Measurements
 
-__all__ = [
-    "ACCENT",
-    "ALARM",
-    "COLORS",
-    "LIGHT",
-    "OTHER",
-    "Picture",
-    "Plot",
-    "Series",
-    "bars",
-    "colors_css",
-    "draw",
-    "heat_map",
-    "over_time",
-]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-INK: Final = "#1c2126"
-SOFT: Final = "#59636e"
-LINE: Final = "#dde2e7"
+__all__ = ["CHARTS", "Picture", "pictures"]
+
+STYLE: Final = Path(__file__).with_name("report.mplstyle")
+
 OTHER: Final = "#9aa4af"
 ACCENT: Final = "#2f6fde"
 LIGHT: Final = "#a9c6f7"
 ALARM: Final = "#c8372d"
-COLORS: Final = ("#2f6fde", "#e8772e", "#17936b", "#b4489c", "#d9a400", "#6a4fc9", "#5f8f1e")
-"""Colors of series, ordered so that adjacent ones are distinct, also for red-green color blindness."""
-
-DARK: Final = {
-    INK: "#e4e8ec",
-    SOFT: "#9aa5b1",
-    LINE: "#313a43",
-    OTHER: "#77828e",
-    ACCENT: "#6aa0ff",
-    LIGHT: "#37598f",
-    ALARM: "#ff8d86",
-    "#e8772e": "#f2934f",
-    "#17936b": "#3fbd92",
-    "#b4489c": "#d877c3",
-    "#d9a400": "#e6bc3c",
-    "#6a4fc9": "#a08bf0",
-    "#5f8f1e": "#93c24e",
-}
+COLORS: Final = ("C0", "C1", "C2", "C3", "C4", "C5", "C6")
+"""The colors of series in the style."""
 
 WIDE: Final = 10.6
 NARROW: Final = 3.45
 """Widths in inches, for desktops and phones."""
 
 SPANS: Final = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, DAY, 7 * DAY, 28 * DAY, 365 * DAY)
+"""Ticks of durations, in seconds."""
 
-Plot = Callable[[bool], Any]
-"""Draws a figure; the argument is whether it is wide."""
+PANELS: Final = 6
+ROWS: Final = 62
+"""Maximum rows of the heat map; with more days, several share a row."""
 
+BARS: Final = 20
 
-class Series(msgspec.Struct, frozen=True):
-    """Named values, None if unknown, of a color, which may have an opacity."""
-
-    name: str
-    values: Sequence[float | None]
-    color: str | tuple[str, float]
+Bars = tuple[str, Sequence[str], Mapping[str, tuple[str, Sequence[float]]]]
+"""A panel of bars: its title, their names, and series: name to color and values."""
 
 
 class Picture(msgspec.Struct, frozen=True):
     """A drawn chart: both widths as inline SVG, and a PNG file."""
 
     name: str
-    svg: Markup
+    svg: str
     png: bytes
 
     @property
@@ -91,171 +65,255 @@ class Picture(msgspec.Struct, frozen=True):
         return f"{self.name}.png"
 
 
-def over_time(
-    panels: Sequence[tuple[str, Sequence[Series]]],
-    bins: Bins,
-    *,
-    label: str,
-    style: str,
-    at: Sequence[float] | None = None,
-    columns: int = 1,
-) -> Plot:
-    """Return a chart of series over time, one panel below or next to the other.
+def pictures(measured: Measurements) -> dict[str, Picture]:
+    """Draw all charts with data, by name."""
+    if measured.covers is None:
+        return {}
+    from matplotlib import style
 
-    `style` is `stacked` or `areas`, by bin; or `lines` or `points`, durations in seconds on a logarithmic
-    scale, at the Unix times `at` (default: the end of each bin).
-    """
-    edges = [second / DAY for second in (*bins.starts, bins.first + bins.count * bins.width)]
-    times = edges[1:] if at is None else [second / DAY for second in at]
-    known = [value for _, shown in panels for one in shown for value in one.values if value]
-    least, most = min(known, default=1.0) * 0.7, max(known, default=1.0)
-
-    def plot(is_wide: bool) -> Any:
-        from matplotlib import dates
-
-        width = columns if is_wide else 1
-        lines = -(-len(panels) // width)
-        height = 3.2 if len(panels) == 1 else 1.0 + 1.7 * lines
-        figure, grid = _figure(is_wide, height, nrows=lines, ncols=width, sharex=True)
-        untyped: Any = dates
-        for axes, (title, shown) in zip(grid, panels, strict=False):
-            floor = [0.0] * bins.count
-            for one in shown:
-                if style in ("lines", "points"):
-                    values = [float("nan") if value is None else max(value, 0.001) for value in one.values]
-                    drawn = {"linestyle": "none", "marker": "o", "markersize": 3.2}
-                    axes.plot(times, values, color=one.color, **(drawn if style == "points" else {}))
-                    continue
-                top = [low + (value or 0.0) for low, value in zip(floor, one.values, strict=True)]
-                axes.stairs(top, edges, baseline=floor, fill=True, color=one.color, linewidth=0.4)
-                floor = top if style == "stacked" else floor
-            if style in ("lines", "points"):
-                ticks = [value for value in SPANS if least <= value <= most * 1.5]
-                axes.set_yscale("log")
-                axes.set_ylim(least, most * 1.5)
-                axes.set_yticks(ticks, [span(value) for value in ticks])
-            else:
-                axes.set_ylim(bottom=0)
-                axes.yaxis.set_major_formatter(lambda value, _: _short(value))
-            axes.minorticks_off()
-            axes.set_title(shortened(title, 40))
-            axes.set_xlim(edges[0], edges[-1])
-            locator = untyped.AutoDateLocator(UTC, 3, max(4, (12 if is_wide else 6) // width))
-            axes.xaxis.set_major_locator(locator)
-            axes.xaxis.set_major_formatter(untyped.ConciseDateFormatter(locator, tz=UTC, show_offset=False))
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
-        figure.supylabel(label, fontsize=8.5, color=SOFT)
-        for axes in grid[(lines - 1) * width :]:
-            axes.set_xlabel("UTC")
-        _legend(figure, [one for _, shown in panels for one in shown], is_wide)
-        return figure
-
-    return plot
-
-
-def bars(
-    panels: Sequence[tuple[str, Sequence[str], Sequence[Series]]],
-    *,
-    label: str,
-    log: int = 0,
-    formatter: Callable[[float], str] | None = None,
-) -> Plot:
-    """Return a chart of horizontal bars: panels of a title, the names of the bars, and their series.
-
-    Series are stacked. On a logarithmic scale, of the base `log`, they are drawn over each other.
-    """
-    shape = formatter or _short
-
-    def plot(is_wide: bool) -> Any:
-        counts = [len(names) for _, names, _ in panels]
-        is_above = not is_wide and any(len(name) > 12 for _, names, _ in panels for name in names)
-        height = 1.2 + (max(counts) if is_wide else sum(counts)) * (0.36 if is_above else 0.25)
-        size = (1, len(panels)) if is_wide else (len(panels), 1)
-        figure, grid = _figure(is_wide, height + 0.4 * (size[0] - 1), nrows=size[0], ncols=size[1])
-        for axes, (title, names, shown) in zip(grid, panels, strict=True):
-            floor = [0.0] * len(names)
-            for one in shown:
-                values = [value or 0.0 for value in one.values]
-                axes.barh(range(len(names)), values, 0.42 if is_above else 0.72, floor, color=one.color)
-                floor = floor if log else [low + value for low, value in zip(floor, values, strict=True)]
-            # On a phone there is no room for long names next to the bars.
-            axes.set_yticks(range(len(names)), [] if is_above else [shortened(name, 62) for name in names])
-            for row, name in enumerate(names if is_above else ()):
-                axes.annotate(shortened(name, 48), (0, row - 0.32), xycoords=("axes fraction", "data"))
-            axes.set_ylim(len(names) - 0.4, -1.0 if is_above else -0.6)
-            if log:
-                axes.set_xscale("log", base=log)
-                axes.set_xlim(left=0.7)
-            else:
-                axes.locator_params(axis="x", nbins=5, integer=True)
-            axes.xaxis.set_major_formatter(lambda value, _: shape(value))
-            axes.minorticks_off()
-            axes.grid(visible=False, axis="y")
-            axes.grid(visible=True, axis="x")
-            axes.set_title(title)
-            axes.set_xlabel(label)
-        _legend(figure, [one for _, _, shown in panels for one in shown], is_wide)
-        return figure
-
-    return plot
-
-
-def heat_map(rows: Sequence[tuple[str, Sequence[float]]], *, label: str, unit: str) -> Plot:
-    """Return a chart of named rows of cells, the darker the higher the value; cells of 0 are blank."""
-    most = max(max(values) for _, values in rows)
-    width = len(rows[0][1])
-
-    def plot(is_wide: bool) -> Any:
-        figure, (axes,) = _figure(is_wide, 0.9 + max(len(rows), 2) * (0.3 if len(rows) < 10 else 0.17))
-        cells = [(x, y, value) for y, (_, row) in enumerate(rows) for x, value in enumerate(row) if value]
-        x, y, values = zip(*cells, strict=True)
-        shades = [(ACCENT, _shade(value / most)) for value in values]
-        axes.bar(x, 0.92, 0.92, [row - 0.46 for row in y], color=shades)
-        axes.set_xlim(-0.5, width - 0.5)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xticks(range(0, width, max(1, width // (24 if is_wide else 8))))
-        skip = -(-len(rows) // 31)
-        axes.set_yticks(range(0, len(rows), skip), [name for name, _ in rows[::skip]])
-        axes.set_xlabel(label)
-        axes.grid(visible=False)
-        axes.tick_params(length=0)
-        shown = [
-            Series(f"{max(1, round(share * most)):,}", (), (ACCENT, _shade(share)))
-            for share in (0.01, 0.25, 0.5, 0.75, 1.0)
-        ]
-        _legend(figure, shown, is_wide, columns=5, title=unit)
-        return figure
-
-    return plot
-
-
-def draw(name: str, label: str, plot: Plot) -> Picture:
-    """Draw a chart. `label` is the text alternative."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(), warnings.catch_warnings():
+    drawn = {}
+    with style.context(STYLE), warnings.catch_warnings():
         # Names may have characters that the font of the PNG lacks.
         warnings.simplefilter("ignore", UserWarning)
-        _set_style(mpl.rc)
-        svgs = []
-        for kind, is_wide in (("wide", True), ("narrow", False)):
-            figure, svg = plot(is_wide), io.StringIO()
-            figure.savefig(svg, format="svg", transparent=True)
-            svgs.append(_inline(svg.getvalue(), f"{name}-{kind}", kind, label))
-        png = io.BytesIO()
-        plot(True).savefig(png, format="png", dpi=144, facecolor="white")
-    return Picture(name, Markup("".join(svgs)), png.getvalue())
+        for name, (label, chart) in CHARTS.items():
+            wide, narrow = chart(measured, True), chart(measured, False)
+            if wide is None or narrow is None:
+                continue
+            svg = _inline(wide, name, "wide", label) + _inline(narrow, name, "narrow", label)
+            png = io.BytesIO()
+            wide.savefig(png, format="png", dpi=144, facecolor="white")
+            drawn[name] = Picture(name, svg, png.getvalue())
+    return drawn
 
 
-def colors_css() -> str:
-    """Return the palette of both themes as CSS variables."""
-    light = ";".join(f"--c{color[1:]}:{color}" for color in DARK)
-    dark = ";".join(f"--c{color[1:]}:{other}" for color, other in DARK.items())
-    return f":root{{{light}}}\n@media(prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+def _throughput(measured: Measurements, is_wide: bool, kind: str) -> "Figure | None":
+    """Draw the rows by `stream` or `writer`, stacked; those beyond the colors are one series."""
+    import pandas as pd
+
+    bins, names = measured.bins, measured.streams() if kind == "stream" else measured.writers()
+    rows = pd.DataFrame(measured.over_time).pivot_table("rows", kind, "bin", "sum")
+    rows = rows.reindex(index=names, columns=range(bins.count)).fillna(0) / bins.width
+    series = [(name, rows.loc[name], color) for name, color in zip(names, COLORS, strict=False)]
+    if rest := names[len(COLORS) :]:
+        series.append((f"{len(rest)} more", rows.loc[rest].sum(), OTHER))
+    most = rows.sum().max()
+    if not most:
+        return None
+    units = {"second": 1, "minute": 60, "hour": 3600}
+    unit = next((unit for unit, factor in units.items() if most * factor >= 2), "hour")
+    figure, (axes,) = _over_time(is_wide, bins, [""], f"rows per {unit}")
+    floor = 0 * rows.sum()
+    for _, values, color in series:
+        top = floor + values * units[unit]
+        axes.stairs(top, _edges(bins), baseline=floor, fill=True, color=color, linewidth=0.4)
+        floor = top
+    _count_axis(axes)
+    _legend(figure, {name: color for name, _, color in series}, is_wide)
+    return figure
 
 
-def _figure(is_wide: bool, height: float, **grid: Any) -> tuple[Any, list[Any]]:
+def _archive_lag(measured: Measurements, is_wide: bool) -> "Figure | None":
+    found = [one for one in measured.arrivals if one.seconds >= 0]
+    if not found:
+        return None
+    figure, (axes,) = _over_time(is_wide, measured.bins, [""], "archive lag (log scale)")
+    times, lags = [_day(one.last_at_ms / 1000) for one in found], [max(one.seconds, 0.001) for one in found]
+    axes.plot(times, lags, "o", color=ACCENT)
+    _log_seconds([axes], lags)
+    return figure
+
+
+def _silence(measured: Measurements, is_wide: bool) -> "Figure | None":
+    if not measured.lags:
+        return None
+    bins, panels = measured.bins, defaultdict(list)
+    for one in sorted(measured.lags, key=lambda one: -one.silent_most):
+        panels[one.stream].append(one)
+    titles = list(panels)[:PANELS]
+    figure, grid = _over_time(is_wide, bins, titles, "since the last fact (log scale)", columns=2)
+    # A writer has the same color in all charts.
+    colors = dict(zip(measured.writers(), COLORS, strict=False))
+    least, known, legend = max(bins.width / 2, 1.0), list[float](), dict[str, str]()
+    for axes, title in zip(grid, titles, strict=True):
+        for one in panels[title]:
+            values = [None if value is None else max(value, least) for value in one.silent]
+            known += filter(None, values)
+            color = colors.get(one.writer, OTHER)
+            legend[one.writer if one.writer in colors else "others"] = color
+            axes.plot(_edges(bins)[1:], values, color=color)
+    _log_seconds(grid, known)
+    _legend(figure, legend, is_wide)
+    return figure
+
+
+def _invalidations(measured: Measurements, is_wide: bool) -> "Figure | None":
+    import numpy as np
+
+    if measured.invalidations is None or not measured.invalidations.minutes:
+        return None
+    bins = measured.minutes
+    invalidations, rows, facts, whole = np.zeros((4, bins.count))
+    for row in measured.over_time:
+        if row["stream"] == "caches":
+            second = measured.bins.first + row["bin"] * measured.bins.width
+            facts[max(0, bins.index(second))] += row["facts"]
+    for row in measured.invalidations.minutes:
+        position = row["bin"]
+        invalidations[position] = row["keyed"] + row["whole"]
+        rows[position], whole[position] = row["rows"], row["whole"]
+    colors = dict(
+        zip(("invalidations", "rows", "facts", "of whole caches"), (*COLORS[:3], ALARM), strict=True)
+    )
+    panels = {
+        "Invalidations, rows and facts": {"invalidations": invalidations, "rows": rows, "facts": facts},
+        "Invalidations of whole caches": {"of whole caches": whole},
+    }
+    figure, grid = _over_time(is_wide, bins, list(panels), "per minute")
+    for axes, series in zip(grid, panels.values(), strict=True):
+        for name, values in series.items():
+            heights = values * 60 / bins.width
+            axes.stairs(heights, _edges(bins), fill=True, color=colors[name], linewidth=0.4)
+        _count_axis(axes)
+    _legend(figure, colors, is_wide)
+    return figure
+
+
+def _hours(measured: Measurements, is_wide: bool) -> "Figure | None":
+    """Draw a heat map of the facts by hour and day, or by minute and hour; cells of 0 are blank."""
+    if not measured.hours:
+        return None
+    is_hourly = measured.hours_width == 3600
+    line, cell = (DAY, 3600) if is_hourly else (3600, 60)
+    first, last = (measured.hours[position]["at"] // line for position in (0, -1))
+    lines_a_row = -(-(last - first + 1) // ROWS)
+    count = (last - first) // lines_a_row + 1
+    cells: dict[tuple[int, int], float] = defaultdict(float)
+    for row in measured.hours:
+        place = row["at"] % line // cell, (row["at"] // line - first) // lines_a_row
+        cells[place] += row["facts"] / lines_a_row
+    most = max(cells.values())
+
+    figure, (axes,) = _figure(is_wide, 0.9 + max(count, 2) * (0.3 if count < 10 else 0.17))
+    x, y = zip(*cells, strict=True)
+    shades = [_shade(value / most) for value in cells.values()]
+    axes.bar(x, 0.92, 0.92, [row - 0.46 for row in y], color=shades)
+    width = line // cell
+    axes.set(xlim=(-0.5, width - 0.5), ylim=(count - 0.5, -0.5))
+    axes.set_xticks(range(0, width, max(1, width // (24 if is_wide else 8))))
+    ticks = range(0, count, -(-count // 31))
+    begins = [datetime.fromtimestamp((first + row * lines_a_row) * line, UTC) for row in ticks]
+    axes.set_yticks(ticks, [f"{begin:%a %d %b}" if is_hourly else f"{begin:%H:00}" for begin in begins])
+    axes.set_xlabel("hour of the day, UTC" if is_hourly else "minute of the hour, UTC")
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    unit = f"facts per {'hour' if is_hourly else 'minute'}"
+    if lines_a_row > 1:
+        unit += f", average of {lines_a_row} {'days' if is_hourly else 'hours'}"
+    legend = {f"{max(1, round(share * most)):,}": _shade(share) for share in (0.01, 0.25, 0.5, 0.75, 1.0)}
+    _legend(figure, legend, is_wide, columns=5, title=unit)
+    return figure
+
+
+def _sizes(measured: Measurements, is_wide: bool) -> "Figure | None":
+    panels: list[Bars] = []
+    for column, title, text in (("bytes", "bytes per fact", size), ("rows", "rows per fact", number)):
+        counts: dict[int, int] = defaultdict(int)
+        for row in measured.spread:
+            counts[row[column]] += row["facts"]
+        if counts:
+            powers = range(min(counts), max(counts) + 1)
+            names = [f"from {text(2**power).replace('.0', '')}" for power in powers]
+            panels.append((title, names, {"facts": (ACCENT, [counts[power] for power in powers])}))
+    return _bars(is_wide, panels, "facts (log scale)", log=10, text=number) if panels else None
+
+
+def _percentiles(measured: Measurements, is_wide: bool) -> "Figure | None":
+    found = sorted(measured.sizes, key=lambda row: -row["bytes_most"])[:BARS]
+    series = {
+        "largest": (OTHER, [row["bytes_most"] for row in found]),
+        "99 % are smaller": (LIGHT, [row["bytes"][2] for row in found]),
+        "median": (ACCENT, [row["bytes"][0] for row in found]),
+    }
+    panels = [("", [row["stream"] for row in found], series)] if found else []
+    label = "bytes per fact (log scale)"
+    return _bars(is_wide, panels, label, log=2, text=lambda value: size(value).replace(".0", ""))
+
+
+def _caches(measured: Measurements, is_wide: bool) -> "Figure | None":
+    found = measured.invalidations.caches[: measured.top] if measured.invalidations is not None else []
+    series = {
+        "of an entry": (ACCENT, [row["invalidations"] - row["whole"] for row in found]),
+        "of the whole cache": (ALARM, [row["whole"] for row in found]),
+    }
+    return _bars(is_wide, [("", [row["cache"] for row in found], series)] if found else [], "invalidations")
+
+
+def _bars(
+    is_wide: bool,
+    panels: Sequence[Bars],
+    label: str,
+    *,
+    log: int = 0,
+    text: Callable[[float], str] | None = None,
+) -> "Figure | None":
+    """Draw horizontal bars. Series are stacked; on a logarithmic scale, of the base `log`, they overlap."""
+    if not panels:
+        return None
+    counts = [len(names) for _, names, _ in panels]
+    # On a phone there is no room for long names next to the bars.
+    is_above = not is_wide and any(len(name) > 12 for _, names, _ in panels for name in names)
+    rows, columns = (1, len(panels)) if is_wide else (len(panels), 1)
+    height = 0.8 + 0.4 * rows + (max(counts) if is_wide else sum(counts)) * (0.36 if is_above else 0.25)
+    figure, grid = _figure(is_wide, height, nrows=rows, ncols=columns)
+    for axes, (title, names, series) in zip(grid, panels, strict=True):
+        places, floor = range(len(names)), [0.0] * len(names)
+        for color, values in series.values():
+            axes.barh(places, values, 0.42 if is_above else 0.72, floor, color=color)
+            floor = floor if log else [low + value for low, value in zip(floor, values, strict=True)]
+        axes.set_yticks(places, [] if is_above else [shortened(name, 62) for name in names])
+        for row, name in enumerate(names if is_above else ()):
+            axes.annotate(shortened(name, 48), (0, row - 0.32), xycoords=("axes fraction", "data"))
+        axes.set_ylim(len(names) - 0.4, -1.0 if is_above else -0.6)
+        if log:
+            axes.set_xscale("log", base=log)
+            axes.set_xlim(left=0.7)
+        else:
+            axes.locator_params(axis="x", nbins=5, integer=True)
+        axes.xaxis.set_major_formatter(lambda value, _: (text or _short)(value))
+        axes.minorticks_off()
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
+        axes.set(title=title, xlabel=label)
+    legend = {name: color for _, _, series in panels for name, (color, _) in series.items()}
+    _legend(figure, legend, is_wide)
+    return figure
+
+
+def _over_time(
+    is_wide: bool, bins: Bins, titles: Sequence[str], label: str, *, columns: int = 1
+) -> "tuple[Figure, list[Any]]":
+    """Return a figure with a panel of each title, below or next to each other, whose x axis is the time."""
+    from matplotlib import dates
+
+    columns = columns if is_wide else 1
+    rows = -(-len(titles) // columns)
+    height = 3.2 if len(titles) == 1 else 1.0 + 1.7 * rows
+    figure, grid = _figure(is_wide, height, nrows=rows, ncols=columns, sharex=True)
+    figure.supylabel(label, fontsize=8.5, color="#59636e")
+    for axes in grid[len(titles) :]:
+        axes.set_visible(False)
+    for axes in grid[(rows - 1) * columns :]:
+        axes.set_xlabel("UTC")
+    edges, untyped = _edges(bins), dates  # type: Any, Any
+    for axes, title in zip(grid, titles, strict=False):
+        axes.set(title=shortened(title, 40), xlim=(edges[0], edges[-1]))
+        locator = untyped.AutoDateLocator(UTC, 3, max(4, (12 if is_wide else 6) // columns))
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(untyped.ConciseDateFormatter(locator, tz=UTC, show_offset=False))
+    return figure, grid[: len(titles)]
+
+
+def _figure(is_wide: bool, height: float, **grid: Any) -> "tuple[Figure, list[Any]]":
     """Return a new figure, without pyplot (which would keep it open), and its axes."""
     from matplotlib.figure import Figure
 
@@ -263,62 +321,67 @@ def _figure(is_wide: bool, height: float, **grid: Any) -> tuple[Any, list[Any]]:
     return figure, list(figure.subplots(squeeze=False, **grid).flat)
 
 
+def _edges(bins: Bins) -> list[float]:
+    """Return the edges of bins as matplotlib's dates: days since 1970."""
+    return [_day(bins.first + index * bins.width) for index in range(bins.count + 1)]
+
+
+def _day(second: float) -> float:
+    return second / DAY
+
+
+def _count_axis(axes: Any) -> None:
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, _: _short(value))
+
+
+def _log_seconds(grid: Sequence[Any], known: Sequence[float]) -> None:
+    """Make the y axes logarithmic, with ticks at durations."""
+    least, most = min(known, default=1.0) * 0.7, max(known, default=1.0) * 1.5
+    ticks = [value for value in SPANS if least <= value <= most]
+    for axes in grid:
+        axes.set(yscale="log", ylim=(least, most))
+        axes.set_yticks(ticks, [span(value) for value in ticks])
+        axes.minorticks_off()
+
+
 def _legend(
-    figure: Any, shown: Sequence[Series], is_wide: bool, *, columns: int | None = None, title: str = ""
+    figure: "Figure", colors: Mapping[str, Any], is_wide: bool, *, columns: int | None = None, title: str = ""
 ) -> None:
-    """Place the legend below the chart, each name once; without it if there is only one."""
+    """Place the legend below the chart; none for a single series."""
     from matplotlib.patches import Patch
 
-    colors = {one.name: one.color for one in shown}
     if len(colors) > 1:
         figure.legend(
             [Patch(color=color) for color in colors.values()],
             [shortened(name, 34 if is_wide else 22) for name in colors],
             loc="outside lower left",
             ncols=columns or min(len(colors), 4 if is_wide else 2),
-            handlelength=1.2,
-            columnspacing=1.4,
             title=title or None,
             alignment="left",
-            title_fontsize=8.5,
         )
 
 
-def _set_style(rc: Callable[..., None]) -> None:
-    """Set the style. Names are never read as formulas of TeX."""
-    rc("text", parse_math=False, color=INK)
-    rc("svg", fonttype="none", hashsalt="synrepl")
-    rc("font", family="DejaVu Sans", size=8.5)
-    rc("axes", labelcolor=SOFT, labelsize=8.5, edgecolor=LINE, facecolor="none", axisbelow=True, grid=True)
-    rc("axes", titlesize=9.5, titleweight="bold", titlelocation="left", titlecolor=INK)
-    rc("axes.spines", top=False, right=False, left=False)
-    rc("axes.grid", axis="y")
-    rc("grid", color=LINE, linewidth=0.7)
-    rc(("xtick", "ytick"), color=LINE, labelcolor=SOFT, labelsize=8.5)
-    rc("ytick.major", size=0)
-    rc("lines", linewidth=1.2, solid_capstyle="round")
-    rc("legend", frameon=False, fontsize=8.5, labelcolor=INK)
-    rc("figure.constrained_layout", use=True)
-
-
-def _inline(svg: str, prefix: str, kind: str, label: str) -> Markup:
-    """Return an SVG of matplotlib for inline use, with the colors of the page and unique ids."""
-    box = re.search(r'viewBox="([^"]*)"', svg)
+def _inline(figure: "Figure", name: str, kind: str, label: str) -> str:
+    """Return a figure as an SVG for inline use, with unique ids, and the page's font and colors."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    head, _, inner = out.getvalue().partition("<svg")[2].partition(">")
+    box = re.search(r'viewBox="[^"]*"', head)
     assert box is not None
-    inner = svg[svg.index(">", svg.index("<svg")) + 1 :]
-    inner = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->\s*", "", inner, flags=re.DOTALL)
-    inner = re.sub(r'\bid="([^"]*)"', rf'id="{prefix}-\1"', inner)
-    inner = re.sub(r'href="#([^"]*)"', rf'href="#{prefix}-\1"', inner)
-    inner = re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", inner)
-    inner = re.sub(r"'DejaVu Sans'(?:, [^;\"]*)?", "system-ui,sans-serif", inner)
-    for color in DARK:
-        inner = inner.replace(f": {color}", f": var(--c{color[1:]})")
-    inner = re.sub(r"\n\s*", "\n", inner)
-    return Markup(f'<svg class="{kind}" viewBox="{box[1]}" role="img" aria-label="{escape(label)}">{inner}')
+    for pattern, new in (
+        (r"(?s)<style.*?</style>|<!--.*?-->", ""),
+        (r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-{kind}-"),
+        (r"'DejaVu Sans'(?:, [^;\"]*)?", "system-ui,sans-serif"),
+        (r": #([0-9a-f]{6})", r": var(--c\1, #\1)"),
+        (r"\s*\n\s*", "\n"),
+    ):
+        inner = re.sub(pattern, new, inner)
+    return f'<svg class="{kind}" {box[0]} role="img" aria-label="{escape(label)}">{inner}'
 
 
-def _shade(share: float) -> float:
-    return 0.06 + 0.94 * share
+def _shade(share: float) -> tuple[str, float]:
+    return ACCENT, 0.06 + 0.94 * share
 
 
 def _short(value: float) -> str:
@@ -327,3 +390,17 @@ def _short(value: float) -> str:
         if abs(value) >= 10 * of:
             return f"{value / of:.3g} {unit}"
     return number(value)
+
+
+CHARTS: Final[Mapping[str, tuple[str, Callable[[Measurements, bool], "Figure | None"]]]] = {
+    "throughput": ("Rows over time, by stream", partial(_throughput, kind="stream")),
+    "writers": ("Rows over time, by writer", partial(_throughput, kind="writer")),
+    "lag": ("Archive lag of each batch", _archive_lag),
+    "silence": ("Time since the last fact of each writer, by stream", _silence),
+    "hours": ("Facts by time of day and day", _hours),
+    "sizes": ("Number of facts by size", _sizes),
+    "percentiles": ("Sizes of facts by stream", _percentiles),
+    "caches": ("The caches with the most invalidations", _caches),
+    "invalidations": ("Cache invalidations over time", _invalidations),
+}
+"""The charts by name, each with the text that stands for it."""

@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
+from synrepl.pipeline.report.charts import CHARTS, pictures
 from synrepl.pipeline.report.daemon_status import ask
 from synrepl.pipeline.report.measurement import STEPS, Measurements, measure
 from synrepl.pipeline.report.page import page, state
-from synrepl.pipeline.report.plots import PLOTS, pictures
 from synrepl.pipeline.report.tables import as_csv, tables
 from synrepl.pipeline.report.verdict import Advice, findings
 from synrepl.pipeline.store import Store
@@ -81,7 +81,7 @@ def write(measured: Measurements, out: Path) -> ReportResult:
     text = page(measured, found, shown, drawn)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in PLOTS:
+        for name in CHARTS:
             if name not in drawn:
                 # A plot of a previous report would look like a part of this one.
                 (out / f"{name}.png").unlink(missing_ok=True)
