@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scripts.lib.http_reference import http_reference  # noqa: E402  # after the path
+from scripts.lib.library_reference import library_reference  # noqa: E402
 from scripts.lib.museum import cases  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
@@ -428,6 +429,11 @@ def http() -> str:
     return _page(["# HTTP", "", *http_reference()])
 
 
+def library() -> str:
+    """Every public name of the library."""
+    return _page(["# The library", "", *library_reference()])
+
+
 def museum() -> str:
     """Every bug of the museum."""
     return _page(
@@ -529,6 +535,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/metrics.md": metrics,
     "reference/cli.md": cli,
     "reference/http.md": http,
+    "reference/library.md": library,
     "explanation/follower.md": follower,
     "explanation/museum.md": museum,
     "../contrib/config.example.yaml": example_settings,

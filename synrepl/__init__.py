@@ -1,9 +1,9 @@
 """synrepl replicates a homeserver's streams from the processes that write them to those that need them.
 
 The public API is the names in `__all__`, the streams and rows in `synrepl.streams`, the commands in
-`synrepl.wire.commands`, and `synrepl.testing`; everything else may move. Each name is imported on first use:
-so importing this package installs no reactor, and its pure core (`synrepl.wire`, `synrepl.streams`) needs no
-Twisted.
+`synrepl.wire.commands`, and `synrepl.testing`; everything else may move (docs/reference/library.md).
+Each name is imported on first use: so importing this package installs no reactor, and its pure core
+(`synrepl.wire`, `synrepl.streams`) needs no Twisted.
 """
 
 from importlib import import_module

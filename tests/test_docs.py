@@ -1,5 +1,6 @@
 """The manual: what is derived from the code says what the code does."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -121,3 +122,13 @@ def test_the_source_cites_no_document_that_is_not_here() -> None:
     files = [*(ROOT / "synrepl").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
 
     assert [] == [str(file) for file in files if cited.search(file.read_text("utf-8"))]
+
+
+def test_signatures_and_examples_of_the_library_are_python() -> None:
+    """Those that are doctests are run, too."""
+    text = (DOCS / "reference/library.md").read_text("utf-8")
+    for found in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        block = found[1]
+        if re.match(r"class |def |async def ", block) and ":\n" not in block:
+            block = block.rstrip().replace("class ", "def ", 1) + ": ..."
+        ast.parse(block)

@@ -279,7 +279,8 @@ class IPositionStore(Protocol):
     A store may have a method ``check_subscriber``, which raises `ConfigError` for one that it refuses.
     """
 
-    def load(self) -> SaveablePosition: ...
+    def load(self) -> SaveablePosition:
+        """The positions last saved; empty if there are none. `Follower` calls it once, when it is made."""
 
     def save(self, positions: SaveablePosition) -> None:
         """Called after the facts up to these positions were applied, once for many facts."""

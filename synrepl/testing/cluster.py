@@ -283,12 +283,12 @@ class FakeWorker(ConnectedFollower):
 class Cluster:
     """A daemon and its workers on one fake clock.
 
-    ::
-
-        cluster = Cluster()
-        worker = cluster.worker(streams=[TYPING])
-        cluster.append("typing", Typing(room_id="!room:hs", user_ids=["@ada:hs"]))
-        assert worker.tokens("typing") == [1]
+    >>> from synrepl.streams import TYPING, Typing
+    >>> cluster = Cluster()
+    >>> worker = cluster.worker(streams=[TYPING])
+    >>> appended = cluster.append("typing", Typing(room_id="!room:hs", user_ids=["@ada:hs"]))
+    >>> worker.tokens("typing")
+    [1]
 
     `follower` connects a follower of your own instead.
     """
