@@ -113,3 +113,93 @@ def test_the_worker_of_the_readme_starts_as_printed(tmp_path: Path) -> None:
     (tmp_path / "worker.tac").write_text(program, "utf-8")
 
     starts(tmp_path, "worker.tac", found[1])
+
+
+MIGRATED = """
+import sqlite3
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.testing import MemoryReactorClock
+
+
+def test_it_connects_to_redis() -> None:
+    reactor = MemoryReactorClock()
+    service = connect(reactor, synrepl.Follower(instance="pusher1"), "secret")
+    service.startService()
+    assert {client[1] for client in reactor.tcpClients} == {6379}
+
+
+def test_waiting_ends_with_the_row() -> None:
+    cluster = Cluster()
+    follower = push_worker(Pushers(), MemoryPositions(), caches)
+    cluster.follower(follower)
+    done = ensureDeferred(wait_for_receipts(follower, 1))
+    assert not done.called
+    cluster.append("receipts", Receipt("!r:hs", "m.read", "@ada:hs", "$e", None, {}), writer="persister1")
+    assert done.called
+
+
+def test_a_receipt_drops_a_cached_value_and_a_command_is_received() -> None:
+    cluster, servers = Cluster(), []
+    follower = push_worker(Pushers(), MemoryPositions(), caches)
+    retry_servers(follower, servers.append)
+    cluster.follower(follower)
+    ensureDeferred(get_last_read("@ada:hs"))
+    misses = caches.caches["get_last_read"].misses
+    cluster.append("receipts", Receipt("!r:hs", "m.read", "@ada:hs", "$e", None, {}))
+    ensureDeferred(get_last_read("@ada:hs"))
+    assert caches.caches["get_last_read"].misses == misses + 1
+    cluster.daemon.publisher.broadcast(RemoteServerUp(server="other.hs"))
+    cluster.settle()
+    assert servers == ["other.hs"]
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(":memory:")
+
+    def runInteraction(self, work, *args):
+        done = Deferred()
+        with self.connection:
+            done.callback(work(self.connection.cursor(), *args))
+        return done
+
+
+def test_a_write_has_its_id_and_its_invalidation() -> None:
+    pool, clock = Pool(), MemoryReactorClock()
+    pool.connection.execute("CREATE TABLE receipts (stream_id BIGINT, user_id TEXT)")
+    ids, changed = (
+        synrepl.StreamIdGenerator(
+            pool,
+            name=name,
+            sequence=f"{name}_sequence",
+            tables=[synrepl.IdTable(name=table, writer_column=None)],
+            instance="w1",
+            flavor="sqlite",
+            clock=clock,
+        )
+        for name, table in (("receipts", "receipts"), ("caches", "cache_invalidation_stream_by_instance"))
+    )
+    changes = synrepl.InvalidationWriter(changed, seconds=clock.seconds)
+    pool.runInteraction(changes.create)
+    tokens = []
+    for generator in (ids, changed):
+        pool.runInteraction(generator.database.create)
+        ensureDeferred(generator.start())
+    ensureDeferred(write(pool, receipt_writer(ids, changes))).addCallback(tokens.append)
+    assert tokens == [2]
+    query = "SELECT cache_func, keys FROM cache_invalidation_stream_by_instance"
+    assert pool.connection.execute(query).fetchall() == [("get_last_read", \'["@ada:hs"]\')]
+"""
+"""Tests of the parts of the program that the page does not test itself."""
+
+
+def test_the_migrated_worker_passes_its_test(tmp_path: Path) -> None:
+    """The right sides of the page, put together, are one program with its test."""
+    program = "".join(blocks("docs/howto/migrate-from-synapse-handler.md", "python"))
+    path = tmp_path / "test_pusher.py"
+    path.write_text(program + MIGRATED, "utf-8")
+
+    ended = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", path.name)
+
+    assert "5 passed" in ended.stdout, ended.stdout

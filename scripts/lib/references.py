@@ -24,7 +24,14 @@ NOT_READ: Final = ("docs/newsfragments/",)
 """Newsfragments tell what was true when they were written."""
 
 EXTERNAL: Final = frozenset(
-    {"IReactorTime", "current_state_deltas", "LoggingTransaction", "ReplicationDataHandler", "txid_status"}
+    {
+        "IReactorTime",
+        "current_state_deltas",
+        "LoggingTransaction",
+        "ReplicationDataHandler",
+        "process_replication_position",
+        "txid_status",
+    }
 )
 """Names of other projects that no code here uses."""
 
