@@ -123,7 +123,7 @@ class RoleManager:
         )
         self._candidate = HandOverCandidate(log, clock, peers, address=address, missing_files=missing_files)
         self._inquiry = Inquiry(
-            clock, peers, self._tasks, on_response=self._on_inquiry_response, on_end=self._on_inquiry_end
+            clock, peers, self._tasks, on_response=self._on_inquiry_response, on_end=self._on_primary_changed
         )
         self._inquiry_timer = Timer(clock, self._inquire)
         self._later_epochs = LaterEpochs(clock)
@@ -234,7 +234,9 @@ class RoleManager:
         self._on_primary_changed()
 
     def _on_primary_changed(self) -> None:
-        """Accept facts, unless another daemon may be primary."""
+        """Accept facts as a primary, unless another daemon may be one."""
+        if self.role != PRIMARY:
+            return
         is_open = not (self.is_handing_over or self._inquiry.is_running)
         self._log.write_barrier = None if is_open else self._write_refusal
         self._on_change()
@@ -311,7 +313,12 @@ class RoleManager:
         the operator asserts that there is no other primary.
         """
         if self.role == FENCED:
-            return await self._promote_fenced(force=force)
+            if not force:
+                raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
+            async with self._changing:
+                if self.role != FENCED:
+                    raise CannotPromote("promoting", f"this daemon has become {self.role}")
+                return await self._begin_as_primary([self._primary])
         replica = self.replica
         if self.role != REPLICA or replica is None:
             raise CannotPromote(
@@ -335,14 +342,6 @@ class RoleManager:
         finally:
             # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
             self._is_promoting = self._candidate.is_requesting = False
-
-    async def _promote_fenced(self, *, force: bool) -> EpochStart:
-        if not force:
-            raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
-        async with self._changing:
-            if self.role != FENCED:
-                raise CannotPromote("promoting", f"this daemon has become {self.role}")
-            return await self._begin_as_primary([self._primary])
 
     async def _begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
         # From here on no fact of the old history is accepted.
@@ -452,21 +451,17 @@ class RoleManager:
         is_far = claim.epoch > self._store.seen_epoch + 1
         is_known = self._is_leased(claim.uuid) or self._is_known(address)
         if is_far or not (trusted and is_known):
-            claim = await self._verify_claim(claim, address, trusted=trusted, is_far=is_far)
+            if not address:
+                why = "cannot verify the claim: it has no address of the primary"
+                raise ClaimRefused("not_verified", why)
+            status = await self._verifier.verify(
+                address, trusted=trusted, epoch=claim.epoch, uuid=claim.uuid, is_far=is_far
+            )
+            claim = msgspec.structs.replace(claim, epoch=status.position.epoch)
         # A claim of a known daemon that proved its key counts without verification: an old primary must be
         # fenced even if it cannot reach the new one (NAT).
         async with self._changing:
             await self._apply_claim(claim)
-
-    async def _verify_claim(self, claim: Claim, address: Address, *, trusted: bool, is_far: bool) -> Claim:
-        """Return the claim as the claimed primary confirms it."""
-        if not address:
-            why = "cannot verify the claim: it has no address of the primary"
-            raise ClaimRefused("not_verified", why)
-        status = await self._verifier.verify(
-            address, trusted=trusted, epoch=claim.epoch, uuid=claim.uuid, is_far=is_far
-        )
-        return msgspec.structs.replace(claim, epoch=status.position.epoch)
 
     def _is_known(self, address: Address) -> bool:
         """Whether this is the address of a daemon of this deployment, as far as this daemon knows."""
@@ -636,10 +631,6 @@ class RoleManager:
         ):
             # The daemon lost the notification of this epoch, as with its disk, or follows one that did.
             self._notifier.add(address)
-
-    def _on_inquiry_end(self) -> None:
-        if self.role == PRIMARY:
-            self._on_primary_changed()
 
     def on_primary_moved(self, address: str) -> None:
         """Follow the primary to this address, which an upstream sent."""
