@@ -1,19 +1,20 @@
 """Requests with bounded bodies, and error responses without internal details."""
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
 from twisted.python.failure import Failure
 from twisted.web.http import RESPONSES, HTTPChannel
 from twisted.web.server import Request, Site
 
-from synrepl.files import Files
 from synrepl.ports.access import Access
-from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body
 from synrepl.transports.http.authorization import AccessCheck
 from synrepl.transports.http.uploads import Upload, is_upload
+
+if TYPE_CHECKING:
+    from synrepl.transports.http.server import Services  # it imports this module
 
 __all__ = ["ApiRequest", "ApiSite"]
 
@@ -44,33 +45,25 @@ class ApiChannel(HTTPChannel):
 class ApiSite(Site):
     """A site that bounds bodies, writes no access log and shows no tracebacks.
 
-    `clock` replaces the reactor for timeouts. A body may have `max_body` bytes; an uploaded file may have
-    `max_file`, and is streamed to `files`.
+    The clock of the services replaces the reactor for timeouts; their settings have the limits of a body and
+    of an uploaded file, which is streamed to their files.
     """
 
     displayTracebacks = False
     noisy = False
     protocol = ApiChannel  # type: ignore[assignment]  # the stubs know only the class that speaks HTTP/2 too
 
-    def __init__(
-        self,
-        resource: Any,
-        *,
-        clock: IClock,
-        guard: AccessCheck,
-        max_body: int,
-        files: Files | None = None,
-        max_file: int = 0,
-    ) -> None:
+    def __init__(self, resource: Any, services: "Services", guard: AccessCheck) -> None:
         super().__init__(
-            resource, requestFactory=ApiRequest, reactor=clock, parsePOSTFormSubmission=False, logPath=None
+            resource,
+            requestFactory=ApiRequest,
+            reactor=services.clock,
+            parsePOSTFormSubmission=False,
+            logPath=None,
         )
         self.admitted: set[ApiRequest] = set()
-        self.clock = clock
+        self.services = services
         self.guard = guard
-        self.max_body = max_body
-        self.files = files
-        self.max_file = max_file
 
     def recheck(self) -> None:
         """Abort the requests of peers whose key was revoked."""
@@ -118,8 +111,9 @@ class ApiRequest(Request):
         else:
             self._admitted = site.admitted
             site.admitted.add(self)
-        files = site.files if is_upload(self.method, self.channel._path) else None
-        self._room = self._limit = site.max_body if files is None else site.max_file
+        services, settings = site.services, site.services.settings
+        files = services.files if is_upload(self.method, self.channel._path) else None
+        self._room = self._limit = settings.max_body_bytes if files is None else settings.max_file_bytes
         if length is not None and length > self._limit:
             self._refuse_body(self._too_large())
         if files is None or self._is_refused or self._is_dropping:
@@ -204,5 +198,5 @@ class ApiRequest(Request):
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
             % (error.status, RESPONSES[error.status], len(body), body)
         )
-        self._linger = Timer(site.clock, self.channel.transport.abortConnection)
+        self._linger = Timer(site.services.clock, self.channel.transport.abortConnection)
         self._linger.start(LINGER_SECONDS)

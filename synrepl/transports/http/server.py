@@ -56,13 +56,5 @@ def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
     """
     from synrepl.transports.http.api import Api  # it imports this module
 
-    settings = services.settings
-    guard = AccessCheck(keys if keys is not None else Keyring(), settings.hosts)
-    return ApiSite(
-        Api(services, guard),
-        clock=services.clock,
-        guard=guard,
-        max_body=settings.max_body_bytes,
-        files=services.files,
-        max_file=settings.max_file_bytes,
-    )
+    guard = AccessCheck(keys if keys is not None else Keyring(), services.settings.hosts)
+    return ApiSite(Api(services, guard), services, guard)
