@@ -14,7 +14,7 @@ from twisted.internet.task import deferLater
 from synrepl.replication.follower.strategy import following
 from synrepl.replication.follower.updates import Updates
 from synrepl.streams import digest
-from synrepl.streams.catalog import CacheInvalidation
+from synrepl.streams.catalog import RECEIPTS, CacheInvalidation
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
@@ -30,11 +30,12 @@ MOST_BUFFERED: Final = 1024 * 1024
 
 
 class _Life(msgspec.Struct):
-    """One life of a worker, from start to stop or kill."""
+    """One life of a worker, from start to stop or kill. It began at the positions, and serial, given."""
 
     worker: FakeWorker
     reader: CachedReader
     began_at: dict[str, dict[str, int]]
+    serial: int
 
 
 class _Slot:
@@ -163,14 +164,14 @@ class Simulation(SeededRun):
             dialect=slot.dialect,
             positions=slot.positions,
             start="latest" if slot.starts_anew else "earliest",
-            streams=[] if slot.starts_anew else None,
+            streams=[RECEIPTS] if slot.starts_anew else None,
             delay=lambda: self.chance.uniform(0.001, 0.05),
             page_rows=self.chance.choice([1, 3, 50]),
             caches=reader.caches,
             subscriber=self._subscriber(),
         )
         reader.follow(worker.follower)
-        slot.lives.append(_Life(worker, reader, slot.positions.load()))
+        slot.lives.append(_Life(worker, reader, slot.positions.load(), len(self.daemon.engine.facts)))
         reader.read_everything()
         worker.start()
 
@@ -372,6 +373,12 @@ class Simulation(SeededRun):
                 self._fail(f"G2: {slot.name} applied {key} as {updates.rows}, not as {rows}")
             if slot.knows_writers and updates.writer != fact.writer:
                 self._fail(f"{slot.name} took {key} of {fact.writer} for one of {updates.writer}")
+            if (
+                slot.starts_anew
+                and fact.serial <= life.serial
+                and life.worker.follower.engine.connections < 2
+            ):
+                self._fail(f"{slot.name} began at latest, and applied {key}, which was there before")
             if key in seen:
                 self._fail(f"G6: {slot.name} applied {key} twice")
             seen.add(key)
