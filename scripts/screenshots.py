@@ -55,9 +55,11 @@ def primary(stage: Stage) -> Daemon:
     def is_so(status: dict) -> bool:  # type: ignore[type-arg]
         states = {one["name"]: one["state"] for one in status["replicas"]}
         held = {one["name"]: one["held_bytes"] for one in status["leases"]}
-        return (states["oslo"], states["paris"], states["laptop"]) == ("behind", "live", "lost") and held[
-            "oslo"
-        ]
+        return bool(
+            (states["oslo"], states["paris"], states["laptop"]) == ("behind", "live", "lost")
+            and status["warnings"] == ["1 replica lost, 1 behind"]
+            and held["oslo"]
+        )
 
     stage.wait_until(daemon, is_so, "a replica that is behind")
     return daemon

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 
 from synrepl.html.humanize import counted
 from synrepl.ports.interfaces import IClock, ILog
+from synrepl.replication.addresses import Address
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import WARN_AT
 from synrepl.streams import jsontext
@@ -160,11 +161,13 @@ def _warnings(
     replicated: Mapping[str, Any], followers: list[dict[str, Any]], files: Mapping[str, Any] | None
 ) -> Iterator[str]:
     """Return what needs attention elsewhere: replicas, leases, followers, quarantined files."""
-    # Under load a replica is a moment behind all the time.
+    primary = Address.parse(replicated.get("primary", ""))
     states = Counter(
         replica["state"]
         for replica in replicated["replicas"]
-        if replica["state"] != "behind" or replica["lag_seconds"] >= BEHIND_SECONDS
+        # Under load a replica is always a moment behind. A replica that was promoted does not come back.
+        if (replica["state"] != "behind" or replica["lag_seconds"] >= BEHIND_SECONDS)
+        and not (replicated["role"] != "primary" and Address.parse(replica["address"]).is_same(primary))
     )
     counts = [(states[state], state) for state in REPLICA_TROUBLES if states[state]]
     if counts:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
+from synrepl.cli import tables
 from synrepl.cli.append import FactPoster
 from synrepl.cli.command import CliError
 from synrepl.cli.options import DaemonTarget
@@ -83,3 +84,13 @@ def test_what_a_daemon_answers_is_safe_to_show() -> None:
     clean = DaemonTarget("http://127.0.0.1:9093", None, timeout=None, retry=False).connect()._clean
 
     assert {"a\\x1b[2J": ["b\\n", 1]} == clean({"a\x1b[2J": ["b\n", 1]})
+
+
+def test_the_state_says_what_is_wrong_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the first line of the table."""
+    warnings = ["1 replica lost, 1 behind", "1 follower behind"]
+
+    tables.print_parts([tables.about({"state": "serving", "role": "primary", "warnings": warnings})])
+
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "serving; 1 replica lost, 1 behind; 1 follower behind" in first

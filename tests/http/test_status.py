@@ -32,12 +32,19 @@ class FullConnection:
 
 
 class Replication:
-    """A primary with replicas of these states and lags in seconds, and leases of which so much is used."""
+    """A daemon with replicas of these states and lags in seconds, and leases of which so much is used."""
 
-    def __init__(self, replicas: list[tuple[str, float]], leases: list[float]) -> None:
+    def __init__(
+        self, replicas: list[tuple[str, float]], leases: list[float], *, role: str = "primary", at: str = ""
+    ) -> None:
         self._status: dict[str, Any] = {
+            "role": role,
             "state": "",
-            "replicas": [{"state": state, "lag_seconds": lag} for state, lag in replicas],
+            "primary": at,
+            "replicas": [
+                {"state": state, "lag_seconds": lag, "address": f"- http://replica{number}"}
+                for number, (state, lag) in enumerate(replicas)
+            ],
             "leases": [{"used": used, "ended": None} for used in leases],
         }
 
@@ -166,7 +173,24 @@ class StatusTests(SiteCase):
             [0.85, 0.2],
         )
 
-        found = build_status(
+        found = self.built(replication)
+
+        self.assertEqual(
+            ("serving", ["1 replica ended, 2 lost, 1 behind", "1 lease nearly used up"]),
+            (found["state"], found["warnings"]),
+        )
+
+    def test_a_replica_that_became_primary_is_not_lost(self) -> None:
+        """After a promotion all is well."""
+        replicas = [("lost", 9.0), ("lost", 9.0)]
+
+        found = self.built(Replication(replicas, [], role="replica", at="- http://replica1"))
+
+        self.assertEqual(["1 replica lost"], found["warnings"])
+
+    def built(self, replication: Replication) -> dict[str, Any]:
+        """The status with this part."""
+        return build_status(
             log=self.log,
             publisher=self.publisher,
             table=self.table,
@@ -177,11 +201,6 @@ class StatusTests(SiteCase):
             server_name="hs.example",
             started_at=0.0,
             version="1",
-        )
-
-        self.assertEqual(
-            ("serving", ["1 replica ended, 2 lost, 1 behind", "1 lease nearly used up"]),
-            (found["state"], found["warnings"]),
         )
 
     def test_every_state_is_documented(self) -> None:
