@@ -91,7 +91,8 @@ def _throughput(measured: Measurements, is_wide: bool, kind: str) -> "Figure | N
     import pandas as pd
 
     bins, names = measured.bins, measured.streams() if kind == "stream" else measured.writers()
-    rows = pd.DataFrame(measured.over_time).pivot_table("rows", kind, "bin", "sum")
+    facts = pd.DataFrame(measured.over_time, columns=["stream", "writer", "bin", "rows"])
+    rows = facts.pivot_table("rows", kind, "bin", "sum")
     rows = rows.reindex(index=names, columns=range(bins.count)).fillna(0) / bins.width
     series = [(name, rows.loc[name], color) for name, color in zip(names, COLORS, strict=False)]
     if rest := names[len(COLORS) :]:
