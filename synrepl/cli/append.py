@@ -14,8 +14,8 @@ import click
 import msgspec
 
 from synrepl.cli.command import CliCommand, CliError
+from synrepl.cli.json_lines import JsonLines, OutputClosed
 from synrepl.cli.options import DaemonTarget, daemon_options, retry_delays
-from synrepl.cli.output import JsonLines, OutputClosed
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import address
 from synrepl.http_api.routes import APPEND

@@ -13,7 +13,6 @@ import msgspec
 from synrepl.cli.command import CliCommand, CliError
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.progress import Advance
-from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.html.humanize import counted
 from synrepl.storage.databases import Database
@@ -53,7 +52,7 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, output: Output
     """
     try:
         database = Database(url, what="synrepl doctor")
-        streams = _configured_streams(Settings.build({}, file=config), url) if config is not None else []
+        streams = _configured_streams(config, url) if config is not None else []
     except (ConfigError, ReplicationError) as error:
         raise click.UsageError(str(error)) from error
     try:
@@ -79,8 +78,11 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, output: Output
         sys.exit(1)
 
 
-def _configured_streams(settings: Settings, url: str) -> list[IdStream]:
-    """Return the configured streams whose tables are in this database."""
+def _configured_streams(config: Path, url: str) -> list[IdStream]:
+    """Return the streams of a configuration file whose tables are in this database. Raises `ConfigError`."""
+    from synrepl.config import Settings  # Imported on use: it is large.
+
+    settings = Settings.build({}, file=config)
     if settings.tables_database not in (None, url) and settings.database == url:
         return []
     return [one.ids for one in settings.table_streams]

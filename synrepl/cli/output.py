@@ -1,9 +1,8 @@
-"""Output of commands: JSON lines, the log level, and the output and shutdown of synrepl tail."""
+"""The output of synrepl tail: lines, positions, the log level and the end."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 from twisted.logger import (
     FilteringLogObserver,
@@ -14,46 +13,13 @@ from twisted.logger import (
     textFileLogObserver,
 )
 
+from synrepl.cli.json_lines import JsonLines, OutputClosed
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import SaveablePosition
 from synrepl.ports.time import Timer
 from synrepl.storage.position_files import FilePositions
-from synrepl.wire import jsontext
 
-__all__ = ["JsonLines", "OutputClosed", "PrintedPositions", "TailOutput", "quiet"]
-
-
-class OutputClosed(Exception):
-    """Standard output was closed by its reader."""
-
-
-class JsonLines:
-    """A buffer of JSON lines. Lines are handed to the system when `flush` returns."""
-
-    def __init__(self, stream: BinaryIO | None = None) -> None:
-        self._stream = stream if stream is not None else sys.stdout.buffer
-        self._waiting: list[bytes] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Add an object as a line."""
-        self._waiting.append(jsontext.dumps(line))
-
-    def flush(self) -> None:
-        """Write the buffered lines. Raises `OutputClosed` if the reader has closed the output."""
-        if not self._waiting:
-            return
-        self._waiting.append(b"")
-        data, self._waiting = b"\n".join(self._waiting), []
-        try:
-            self._stream.write(data)
-            self._stream.flush()
-        except BrokenPipeError:
-            # Python flushes standard output again at exit; /dev/null keeps that from failing.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise OutputClosed from None
+__all__ = ["PrintedPositions", "TailOutput", "quiet"]
 
 
 class TailOutput:

@@ -1,15 +1,17 @@
 """Progress of long commands and requests, on a terminal only: pipes and logs stay clean."""
 
+import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+import click
 
+from synrepl.cli.tables import bar
+from synrepl.html.humanize import span
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
@@ -17,51 +19,55 @@ from synrepl.http_client import BlockingClient, ConnectError, HttpError
 __all__ = ["Advance", "post_and_watch"]
 
 
-class _Rate(ProgressColumn):
-    """A column with the facts per second."""
-
-    def render(self, task: Task) -> Text:
-        seconds = task.elapsed or 0.0
-        facts = int(task.fields["facts"])
-        return Text(f"{facts:,} facts, {facts / seconds:,.0f}/s" if seconds else f"{facts:,} facts")
-
-
 class Advance:
     """A progress bar on a terminal's standard error. `total` is in the unit of `done` in `step`."""
 
     def __init__(self, what: str, total: int | None) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            _Rate(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
-            transient=True,
-        )
-        self._task = self._progress.add_task(what, total=total, facts=0)
-        self._facts = 0
+        self._what = what
+        self._total = total
+        self._done = self._facts = 0
+        self._is_shown = sys.stderr.isatty()
+        self._began = time.monotonic()
+        self._drawn_at = 0.0
 
     def expect(self, total: int) -> None:
         """Set the total, once known."""
-        self._progress.update(self._task, total=total)
+        self._total = total
 
     def step(self, done: int, facts: int) -> None:
         """Advance by `done` units and `facts` facts."""
+        self._done += done
         self._facts += facts
-        self._progress.update(self._task, advance=done, facts=self._facts)
+        now = time.monotonic()
+        if self._is_shown and now - self._drawn_at >= DRAW_SECONDS:
+            self._drawn_at = now
+            _draw(self._text(now - self._began))
+
+    def _text(self, seconds: float) -> str:
+        text = f"{self._what}  {self._facts:,} facts, {self._facts / max(seconds, 0.001):,.0f}/s"
+        if not self._total or not self._done:
+            return text
+        share = min(1.0, self._done / self._total)
+        return f"{text}  {bar(share)}  {span(seconds / share - seconds)} left"
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._is_shown:
+            _draw("")
+
+
+def _draw(text: str) -> None:
+    """Replace the last line of the terminal by this text, cut to its width."""
+    width = shutil.get_terminal_size().columns
+    click.echo(f"\r{text[: width - 1]}\x1b[K", nl=False, err=True)
 
 
 LOOK_SECONDS: Final = 0.5
+DRAW_SECONDS: Final = 0.1
 
 
 def post_and_watch(
@@ -88,13 +94,13 @@ def post_and_watch(
     thread = threading.Thread(target=post, daemon=True)
     thread.start()
     if sys.stderr.isatty():
-        with Console(stderr=True).status("waiting for the response") as line:
-            while thread.is_alive():
-                try:
-                    line.update(format_status(status_client.json(STATUS.request())))
-                except (ConnectError, HttpError) as error:
-                    line.update(str(error))
-                thread.join(LOOK_SECONDS)
+        while thread.is_alive():
+            try:
+                _draw(format_status(status_client.json(STATUS.request())))
+            except (ConnectError, HttpError) as error:
+                _draw(str(error))
+            thread.join(LOOK_SECONDS)
+        _draw("")
     thread.join()
     if failure:
         raise failure[0]

@@ -2,13 +2,16 @@
 
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from synrepl.cli.command import CliCommand
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
-from synrepl.cli.stuck_streams import StuckStream, of_database, of_status
 from synrepl.cli.tables import table
+
+if TYPE_CHECKING:
+    from synrepl.cli.stuck_streams import StuckStream
 
 __all__ = ["streams"]
 
@@ -34,6 +37,9 @@ def streams(daemon: DaemonTarget, stuck: bool, database: str | None, output: Out
     if database is not None and not stuck:
         raise click.UsageError("--database needs --stuck")
     if stuck:
+        # Imported on use: it takes longer than the rest of the command.
+        from synrepl.cli.stuck_streams import of_database, of_status
+
         found = of_status(daemon.ask_status()) if database is None else of_database(database)
         output.show(found.as_json(), _stuck_lines(found))
         sys.exit(1 if found.is_stuck else 0)
@@ -46,7 +52,7 @@ def streams(daemon: DaemonTarget, stuck: bool, database: str | None, output: Out
     output.show(known, table(("stream", "kind", "writer", "position"), rows, limit=len(rows)))
 
 
-def _stuck_lines(found: StuckStream) -> Iterator[str]:
+def _stuck_lines(found: "StuckStream") -> Iterator[str]:
     for is_stuck, text in found.lines():
         yield click.style(f"stuck: {text}", "red", bold=True) if is_stuck else f"held: {text}"
     if found.remark:

@@ -13,6 +13,7 @@ from synrepl.html.humanize import size, span
 __all__ = [
     "SHOWN",
     "address",
+    "bar",
     "followers_table",
     "leases_table",
     "replicas_table",
@@ -160,8 +161,12 @@ def _progress(state: str, join: Mapping[str, Any]) -> str:
     else:
         pace = f"waiting: {state}"
     share = min(1.0, done / total) if total else 0.0
-    bar = "#" * round(BAR * share)
-    return f"{what} [{bar:.<{BAR}}] {share:.0%}  {done:,} of {total:,}  {pace}"
+    return f"{what} {bar(share)}  {done:,} of {total:,}  {pace}"
+
+
+def bar(share: float) -> str:
+    """Return a progress bar with the percentage."""
+    return f"[{'#' * round(BAR * share):.<{BAR}}] {share:.0%}"
 
 
 def replicas_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: bool = False) -> Iterator[str]:

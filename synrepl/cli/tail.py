@@ -14,7 +14,6 @@ from synrepl.cli.options import (
     secret_option,
     stream_option,
 )
-from synrepl.cli.output import JsonLines, TailOutput, quiet
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.position_files import FilePositions
 from synrepl.transports.endpoints import check_client
@@ -89,6 +88,8 @@ def tail(
     # Imported on use: the first installs the reactor, the others take most of the start time.
     from twisted.internet import reactor
 
+    from synrepl.cli.json_lines import JsonLines
+    from synrepl.cli.output import TailOutput, quiet
     from synrepl.cli.tail_changelog import ChangelogTail
     from synrepl.cli.tail_lines import tail_lines
 

@@ -6,12 +6,12 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from twisted.internet.endpoints import clientFromString, quoteStringArgument, serverFromString
-from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
-
 from synrepl.errors import ConfigError
 
+# Twisted's endpoints are imported on use: they take most of the start of a command that checks settings.
 if TYPE_CHECKING:
+    from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
+
     from synrepl.transports.tls import TlsFiles
 
 __all__ = [
@@ -50,12 +50,14 @@ def split(description: str) -> tuple[str, list[str], dict[str, str]]:
 
 def join(kind: str, words: Sequence[str], named: Mapping[str, str]) -> str:
     """Join what `split` returns to an endpoint string."""
+    from twisted.internet.endpoints import quoteStringArgument
+
     arguments = [quoteStringArgument(word) for word in words]
     arguments += [f"{name}={quoteStringArgument(value)}" for name, value in named.items()]
     return ":".join([kind, *arguments])
 
 
-def server_endpoint(reactor: Any, description: str) -> IStreamServerEndpoint:
+def server_endpoint(reactor: Any, description: str) -> "IStreamServerEndpoint":
     """Make the endpoint to listen on. Raises `ConfigError` for an unusable file of ``tls:``.
 
     Twisted raises `ValueError` and others for invalid strings.
@@ -67,11 +69,15 @@ def server_endpoint(reactor: Any, description: str) -> IStreamServerEndpoint:
     if kind in OWN_TYPES:
         endpoint = import_module(OWN_TYPES[kind]).server_endpoint(reactor, words, named)
     else:
+        from twisted.internet.endpoints import serverFromString
+
         endpoint = serverFromString(reactor, description)
     return endpoint
 
 
-def client_endpoint(reactor: Any, description: str, files: "TlsFiles | None" = None) -> IStreamClientEndpoint:
+def client_endpoint(
+    reactor: Any, description: str, files: "TlsFiles | None" = None
+) -> "IStreamClientEndpoint":
     """Parse `description` into a client endpoint.
 
     A ``tls:`` endpoint uses `files` unless `description` names its own. Raises like `server_endpoint`.
@@ -81,6 +87,8 @@ def client_endpoint(reactor: Any, description: str, files: "TlsFiles | None" = N
     if kind in OWN_TYPES:
         endpoint = import_module(OWN_TYPES[kind]).client_endpoint(reactor, words, named, files)
     else:
+        from twisted.internet.endpoints import clientFromString
+
         endpoint = clientFromString(reactor, description)
     return endpoint
 

@@ -10,8 +10,9 @@ from twisted.internet.task import Clock
 from synrepl.cli import tables
 from synrepl.cli.append import FactPoster
 from synrepl.cli.command import CliError
+from synrepl.cli.json_lines import JsonLines
 from synrepl.cli.options import DaemonTarget
-from synrepl.cli.output import JsonLines, TailOutput
+from synrepl.cli.output import TailOutput
 from synrepl.http_client import ConnectError, HttpError
 
 
