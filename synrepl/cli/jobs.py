@@ -164,38 +164,20 @@ def _path(secret_file: Path | None) -> str | None:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Provide a callback that shows the progress of a job in bars, on a terminal."""
-    bars = _Bars()
+    """Provide a callback that shows the progress of a job: step, done, total. Each step has its own bar."""
+    advance = Advance("", None)
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal advance
+        if what != advance.what:
+            advance = Advance(what, None)
+        advance.expect(total)
+        advance.step(done - advance.done, done - advance.done)
+
     try:
-        yield bars.show
+        yield show
     finally:
-        bars.close()
-
-
-class _Bars:
-    """The progress bars of a job, one at a time."""
-
-    def __init__(self) -> None:
-        self._bar: Advance | None = None
-        self._what = ""
-        self._done = 0
-
-    def show(self, what: str, done: int, total: int) -> None:
-        """Show the progress of one step of the job."""
-        if self._bar is None or what != self._what:
-            self.close()
-            self._bar, self._what, self._done = Advance(what, total or None), what, 0
-            self._bar.__enter__()
-        elif total:
-            self._bar.expect(total)
-        self._bar.step(done - self._done, done - self._done)
-        self._done = done
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-            self._bar = None
+        advance.close()
 
 
 def print_result(

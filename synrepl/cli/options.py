@@ -16,7 +16,7 @@ from synrepl.cli.command import CliError, Option
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.route import HttpRequest
 from synrepl.ports.settings import duration
-from synrepl.wire.dialect import Dialect
+from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.text import printable_values
 
 __all__ = [
@@ -283,9 +283,12 @@ class _DialectType(click.ParamType[Dialect]):
                 ctx,
             )
         try:
-            return Dialect.parse(value)
+            dialect = Dialect.parse(value)
         except ConfigError as error:
             self.fail(f"{error}{suggest(value, ('legacy', 'middle', 'current'))}", param, ctx)
+        if dialect.release[:1] > NEWEST.release[:1]:
+            self.fail(f"there is no Synapse {value}; the newest known release is {NEWEST}", param, ctx)
+        return dialect
 
 
 def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Command]:

@@ -23,9 +23,9 @@ class Advance:
     """A progress bar on a terminal's standard error. `total` is in the unit of `done` in `step`."""
 
     def __init__(self, what: str, total: int | None) -> None:
-        self._what = what
+        self.what = what
         self._total = total
-        self._done = self._facts = 0
+        self.done = self._facts = 0
         self._is_shown = sys.stderr.isatty()
         self._began = time.monotonic()
         self._drawn_at = 0.0
@@ -36,7 +36,7 @@ class Advance:
 
     def step(self, done: int, facts: int) -> None:
         """Advance by `done` units and `facts` facts."""
-        self._done += done
+        self.done += done
         self._facts += facts
         now = time.monotonic()
         if self._is_shown and now - self._drawn_at >= DRAW_SECONDS:
@@ -44,10 +44,10 @@ class Advance:
             _draw(self._text(now - self._began))
 
     def _text(self, seconds: float) -> str:
-        text = f"{self._what}  {self._facts:,} facts, {self._facts / max(seconds, 0.001):,.0f}/s"
-        if not self._total or not self._done:
+        text = f"{self.what}  {self._facts:,} facts, {self._facts / max(seconds, 0.001):,.0f}/s"
+        if not self._total or not self.done:
             return text
-        share = min(1.0, self._done / self._total)
+        share = min(1.0, self.done / self._total)
         return f"{text}  {bar(share)}  {span(seconds / share - seconds)} left"
 
     def __enter__(self) -> Self:
@@ -56,6 +56,10 @@ class Advance:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the bar from the terminal."""
         if self._is_shown:
             _draw("")
 

@@ -77,6 +77,7 @@ MISTAKES: Final = [
     ("tail nonsense:a:b", USAGE, "TARGET is not host:port or a URL"),
     ("tail 127.0.0.1:1 --dialect native", USAGE, "native is the protocol of replicas"),
     ("tail 127.0.0.1:1 --dialect 9.9.9.9", USAGE, "--dialect"),
+    ("tail 127.0.0.1:1 --dialect 9.9", USAGE, "there is no Synapse 9.9; the newest known release is 1.163"),
     ("tail 127.0.0.1:1 --from middle", USAGE, "'middle' is not one of"),
     ("tail 127.0.0.1:1 --exit-after none", USAGE, "not a valid int"),
     ("tail 127.0.0.1:1 --name a\xa0b", USAGE, "--name must be one word"),

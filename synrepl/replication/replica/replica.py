@@ -51,6 +51,8 @@ FIRST_RETRY_SECONDS: Final = 0.2
 MAX_RETRY_SECONDS: Final = 10.0
 MAX_WHY: Final = 1_000
 """How many characters of an error are shown."""
+MAX_NAME: Final = 255
+"""How many characters a server name may have, as in Matrix identifiers."""
 MAX_PEERS: Final = 100
 """How many addresses of other replicas are remembered; an upstream sends 50."""
 MAX_CLOCK_BYTES: Final = 8_000
@@ -238,6 +240,8 @@ class Replica:
 
     async def _check_server_name(self, found: str) -> None:
         """Refuse the upstream of another homeserver; store the upstream's name in a log without one."""
+        if not found.isprintable() or found.split() != [found] or len(found) > MAX_NAME:
+            raise RemoteProtocolError(f"the upstream sent an invalid server_name: {printable(found)}")
         expected = self._settings.expected_name(self._log.notes)
         if expected not in (None, found):
             message = f"it belongs to {found}, this daemon to {expected}; correct --upstream or --server-name"

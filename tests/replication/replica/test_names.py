@@ -1,0 +1,69 @@
+"""Whose log a replica copies: it takes the name of its first upstream, and refuses every other one."""
+
+import dataclasses
+
+import pytest
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.settings import UNNAMED
+from tests.replication.nodes import FakeNode
+from tests.replication.worlds import World
+
+
+def rename(node: FakeNode, name: str) -> None:
+    """Restart a node under another server name."""
+    node.kill()
+    node.settings = dataclasses.replace(node.settings, server_name=name)
+    node.start()
+
+
+def test_a_replica_stores_the_name_of_its_upstream() -> None:
+    """A later upstream of another homeserver is refused, and the operator learns why."""
+    world = World()
+    a, b = world.node("a"), world.node("b", "a")
+    world.pass_(2)
+    assert b.replica is not None
+    assert ("live", "hs") == (b.replica.state, b.log.notes.get("server_name"))
+
+    rename(a, "other.org")
+    world.pass_(30)
+
+    assert "refused" == b.replica.state
+    assert b.replica.refusal is not None
+    assert "wrong_server" == b.replica.refusal.code
+    assert "it belongs to other.org, this daemon to hs" in b.replica.why
+    assert "hs" == b.log.notes["server_name"]
+
+    rename(a, "hs")
+    world.pass_(30)
+    assert "live" == b.replica.state
+
+
+def test_an_upstream_without_a_name_gives_none() -> None:
+    """It may get one later, and the replica then takes it."""
+    world = World()
+    a = world.node("a")
+    rename(a, UNNAMED)
+    b = world.node("b", "a")
+    world.pass_(2)
+    assert b.replica is not None
+    assert ("live", None) == (b.replica.state, b.log.notes.get("server_name"))
+
+    rename(a, "example.org")
+    world.pass_(30)
+
+    assert ("live", "example.org") == (b.replica.state, b.log.notes.get("server_name"))
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a\nPOSITION", "x" * 300])
+def test_a_name_that_followers_could_not_be_greeted_with_is_refused(name: str) -> None:
+    """It would be sent to them in a line."""
+    world = World()
+    world.node("a")
+    b = world.node("b", "a")
+    assert b.replica is not None
+
+    with pytest.raises(RemoteProtocolError, match="invalid server_name"):
+        b.replica._check_server_name(name).send(None)
+
+    assert "server_name" not in b.log.notes
