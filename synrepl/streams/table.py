@@ -16,7 +16,7 @@ class StreamTable:
     ``|`` with any iterable of streams makes a new table. Raises `ConfigError` for two streams of one name;
     ``table[name]`` raises `UnknownStream`.
 
-    >>> from synrepl.streams.catalog import RECEIPTS, TYPING
+    >>> from synrepl.streams import RECEIPTS, TYPING
     >>> table = StreamTable([TYPING]) | {RECEIPTS}
     >>> table["typing"], "receipts" in table, len(StreamTable.default()) > len(table)
     (Stream('typing'), True, True)

@@ -172,6 +172,50 @@ def test_what_a_failed_subscriber_wrote_is_undone(world: SQLWorld) -> None:
     assert counted(world) == ["@ada:hs", "@bob:hs"]
 
 
+class FailingPositions(MemoryPositions):
+    """A store whose database is locked a few times."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def save(self, positions: dict[str, dict[str, int]]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise sqlite3.OperationalError("database is locked")
+        super().save(positions)
+
+
+def test_a_save_that_fails_is_reported_and_repeated() -> None:
+    """Also if no fact follows, with which the next save would come."""
+    cluster = Cluster()
+    positions = FailingPositions(failures=3)
+    follower = Follower(instance="counter", positions=positions, start="earliest")
+    follower.on(PUSH_RULES)(lambda updates: None)
+    errors: list[str] = []
+    follower.on_event(lambda event: errors.append(event.text) if event.kind == "error" else None)
+    worker = cluster.follower(follower)
+
+    cluster.append("push_rules", PushRules(user_id="@ada:hs"))
+    cluster.settle(5)
+
+    assert positions.saved == {"push_rules": {"master": 1}}
+    assert worker.links()
+    assert set(errors) == {"the position store failed: OperationalError('database is locked')"}
+    assert len(errors) == 3
+
+
+def test_a_last_save_that_fails_is_an_error() -> None:
+    """Nothing would repeat it."""
+    cluster = Cluster()
+    follower = Follower(instance="counter", positions=FailingPositions(failures=1000), start="earliest")
+    follower.on(PUSH_RULES)(lambda updates: None)
+    cluster.follower(follower)
+
+    with pytest.raises(sqlite3.OperationalError):
+        follower.stop()
+
+
 async def coroutine(updates: Updates[PushRules]) -> None:
     """A subscriber that may be half done when positions are saved."""
 

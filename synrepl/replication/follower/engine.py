@@ -85,7 +85,13 @@ class FollowerEngine:
         self.executors: dict[str, StreamExecutor] = {}
         self.waiters = Waiters()
         self.batches: Batches[bytes] = Batches()
-        self.saver = PositionSaver(store, metrics, self.positions, lambda: self.clock)
+        self.saver = PositionSaver(
+            store,
+            metrics,
+            self.positions,
+            lambda: self.clock,
+            lambda error: self.report_failure(error, "", "the position store"),
+        )
         self.connections = 0
         self.tasks = Tasks(self._logger)
         self.allocation = Allocation(self.waiters, self.tasks.start, self.report_failure)
@@ -299,11 +305,12 @@ class FollowerEngine:
         self._emit(FollowerEvent(kind="disconnected", text=why, code=code))
 
     def stop(self) -> None:
-        """Cancel all work and save positions."""
+        """Cancel all work and save positions. Raises what the position store raises."""
         for executor in self.executors.values():
             executor.feed(STOPPED)
         self.tasks.cancel_all()
-        self._save()
+        self._has_new_writer = False
+        self.saver.stop()
 
     def _resume_token(self, name: str) -> int | None:
         """The position to continue a stream from on a server without writer names."""

@@ -54,7 +54,8 @@ class Follower:
       caches are followed.
     * `positions`: stores the applied positions between runs. Delivery is at-least-once: after a kill, facts
       applied since the last save (0.1 seconds at most) are delivered again. Without a store every run starts
-      as `start` says. `FilePositions` and `SQLPositions` are such stores.
+      as `start` says. `FilePositions` and `SQLPositions` are such stores. A save that fails is reported by an
+      event, and repeated.
     * `catch_up`: where missing facts are fetched. `connect` sets it if missing and an HTTP address is known.
       Without it, gaps are reported and stay open.
     * `start`: where to start a stream without a position, ``latest`` (now) or ``earliest`` (its first fact).
@@ -264,5 +265,5 @@ class Follower:
         self.engine.connection.send(command)
 
     def stop(self) -> None:
-        """Cancel all work and save positions."""
+        """Cancel all work and save positions. Raises what the position store raises."""
         self.engine.stop()

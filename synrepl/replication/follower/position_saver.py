@@ -15,11 +15,15 @@ delivered again.
 """
 
 
+RETRY_SECONDS: Final = 1.0
+"""The time until a save that failed is repeated."""
+
+
 class PositionSaver:
     """Saves `positions()` to `store` and shows them in `metrics`, if there are any, soon after each change.
 
-    `is_due`: it will save soon. `saved`: the positions of the last run and of the last save, also of streams
-    that are not followed now.
+    A save that fails is reported by `report_failure`, and repeated. `is_due`: it will save soon. `saved`: the
+    positions of the last run and of the last save, also of streams that are not followed now.
     """
 
     def __init__(
@@ -28,12 +32,15 @@ class PositionSaver:
         metrics: Metrics | None,
         positions: Callable[[], SaveablePosition],
         clock: Callable[[], IClock],
+        report_failure: Callable[[Exception], None],
     ) -> None:
         self.store = store
         self.saved: SaveablePosition = store.load() if store is not None else {}
         self._metrics = metrics
         self._positions = positions
         self._clock = clock
+        self._report_failure = report_failure
+        self._is_stopped = False
         self._shown: dict[str, dict[str, int]] = {}
         self.is_due = False
         self._timer: Any = None
@@ -44,11 +51,16 @@ class PositionSaver:
         if check is not None:
             check(subscriber)
 
-    def save_soon(self) -> None:
-        """Save within `SAVE_SECONDS`."""
+    def save_soon(self, seconds: float = SAVE_SECONDS) -> None:
+        """Save within so many seconds."""
         if not self.is_due:
             self.is_due = True
-            self._timer = self._clock().callLater(SAVE_SECONDS, self.save)
+            self._timer = self._clock().callLater(seconds, self.save)
+
+    def stop(self) -> None:
+        """Save for the last time. Raises what the store raises."""
+        self._is_stopped = True
+        self.save()
 
     def save(self) -> None:
         """Save now, if positions changed since the last save."""
@@ -59,8 +71,16 @@ class PositionSaver:
             self._timer.cancel()
         positions = self._positions()
         if self.store is not None:
-            self.saved = self.saved | positions
-            self.store.save(self.saved)
+            saved = self.saved | positions
+            try:
+                self.store.save(saved)
+            except Exception as error:
+                if self._is_stopped:
+                    raise
+                self._report_failure(error)
+                self.save_soon(RETRY_SECONDS)
+                return
+            self.saved = saved
         if self._metrics is not None:
             for stream, writers in positions.items():
                 if writers != self._shown.get(stream):
