@@ -12,55 +12,39 @@ from typing import Any
 
 from twisted.internet import reactor
 
-from synrepl import Follower, StreamTable, Updates, connect
-from synrepl.ports.interfaces import SaveablePosition
+from synrepl import Follower, SQLPositions, StreamTable, Updates, connect
 
 STREAMS = ("events", "receipts", "to_device")
 
 
-class Effects:
-    """An `IPositionStore` whose positions move with the effects, never by themselves."""
+class Effects(SQLPositions):
+    """The effects, and the positions that are committed with them; then the facts are told."""
 
     def __init__(self, path: str) -> None:
-        self._database = sqlite3.connect(path, isolation_level=None)
-        self._database.execute("PRAGMA journal_mode = WAL")
+        database = sqlite3.connect(path)
+        database.execute("PRAGMA journal_mode = WAL")
         # A kill takes nothing back that the system was given; only a power cut would.
-        self._database.execute("PRAGMA synchronous = OFF")
-        self._database.execute(
+        database.execute("PRAGMA synchronous = OFF")
+        database.execute(
             "CREATE TABLE IF NOT EXISTS effects (stream TEXT, writer TEXT, token INTEGER, rows TEXT)"
         )
-        self._database.execute(
-            "CREATE TABLE IF NOT EXISTS positions"
-            " (stream TEXT, writer TEXT, token INTEGER, PRIMARY KEY (stream, writer))"
-        )
+        super().__init__(database)
+        self._lines: list[bytes] = []
 
-    def load(self) -> SaveablePosition:
-        """What was committed with the effects."""
-        found: SaveablePosition = {}
-        for stream, writer, token in self._database.execute("SELECT stream, writer, token FROM positions"):
-            found.setdefault(stream, {})[writer] = token
-        return found
-
-    def save(self, positions: SaveablePosition) -> None:
-        """Done already, with each effect."""
+    def save(self, positions: dict[str, dict[str, int]]) -> None:
+        """Commit, and tell what was applied until now."""
+        super().save(positions)
+        for line in self._lines:
+            os.write(1, line)
+        self._lines.clear()
 
     def apply(self, updates: Updates[Any]) -> None:
-        """The effect, and that it happened."""
-        rows = repr(updates.rows)
-        self._database.execute("BEGIN IMMEDIATE")
-        self._database.execute(
-            "INSERT INTO effects VALUES (?, ?, ?, ?)", (updates.stream, updates.writer, updates.token, rows)
-        )
-        self._database.execute(
-            "INSERT OR REPLACE INTO positions VALUES (?, ?, ?)",
-            (updates.stream, updates.writer, updates.token),
-        )
-        self._database.execute("COMMIT")
-        self._say(type="rdata", stream=updates.stream, writer=updates.writer, token=updates.token, rows=rows)
-
-    @staticmethod
-    def _say(**line: Any) -> None:
-        os.write(1, json.dumps(line).encode() + b"\n")
+        """The effect."""
+        fact = (updates.stream, updates.writer, updates.token, repr(updates.rows))
+        with self.atomic() as cursor:
+            cursor.execute("INSERT INTO effects VALUES (?, ?, ?, ?)", fact)
+        line = dict(zip(("stream", "writer", "token", "rows"), fact, strict=True))
+        self._lines.append(json.dumps({"type": "rdata", **line}).encode() + b"\n")
 
 
 def main(endpoint: str, http: str, path: str) -> None:
