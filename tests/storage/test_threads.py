@@ -1,4 +1,7 @@
-"""Two kinds of thread that are none keep the contract of the real one, which tests/trial/storage tests."""
+"""Threads: a real one that nothing stops, and two others that keep its contract (tests/trial/storage)."""
+
+import subprocess
+import sys
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -7,6 +10,24 @@ from twisted.trial.unittest import SynchronousTestCase
 from synrepl.errors import StorageError
 from synrepl.storage import ImmediateThread
 from synrepl.testing.delayed_thread import DelayedThread
+
+FORGETFUL = """
+from twisted.internet import task
+from synrepl.storage import ReactorThread
+
+async def main(reactor):
+    await ReactorThread(reactor, "never stopped").run(lambda: None)
+
+task.react(main)
+"""
+
+
+class ReactorThreadTests(SynchronousTestCase):
+    """The real one, in a process of its own."""
+
+    def test_a_process_that_never_stops_it_ends(self) -> None:
+        """It could only be killed: the interpreter waited for the idle thread."""
+        subprocess.run([sys.executable, "-c", FORGETFUL], check=True, timeout=30)
 
 
 class ImmediateThreadTests(SynchronousTestCase):
