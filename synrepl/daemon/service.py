@@ -102,12 +102,15 @@ class Daemon(Service):
             await self._close()
             self._on_failure()
         elif self.running:
+            assert self.replication is not None
+            reasons = [f"; {why}" for why, _ in self.replication.not_ready_reasons()]
             self._logger.info(
-                "ready: {server} as {instance}, epoch {epoch}, serial {serial}",
+                "ready: {server} as {instance}, epoch {epoch}, serial {serial}{reason}",
                 server=self.settings.server_name_of(log.notes),
                 instance=self.settings.instance_name,
                 epoch=log.epoch,
                 serial=log.serial,
+                reason="".join(reasons[:1]),
             )
             self.ready.callback(None)
 

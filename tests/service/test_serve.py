@@ -1,6 +1,8 @@
 """`synrepl serve`: the daemon in the foreground, and whose log it serves."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -35,12 +37,16 @@ def status(url: str) -> Any:
         return json.loads(response.read())
 
 
-def test_it_serves_until_a_signal(tmp_path: Path) -> None:
-    """With its log on standard error, and exit code 0."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal(number: int, tmp_path: Path) -> None:
+    """With its log on standard error, and exit code 0. SIGHUP reloads."""
     command = ("-m", "synrepl", "serve", "--server-name", "example.org", *ANY_PORTS)
     with Process(*command, cwd=tmp_path) as process:
         process.wait_for("ready: example.org as master")
-        assert 0 == process.terminate()
+        os.kill(process.pid, signal.SIGHUP)
+        process.wait_for("reloaded secrets, keys and certificates")
+        os.kill(process.pid, number)
+        assert 0 == process.wait()
         assert any("followers: listening at" in line for line in process.lines)
 
 
@@ -107,3 +113,11 @@ def test_a_replica_takes_the_name_of_its_upstream(tmp_path: Path, *, over_http: 
             said = status(other.url)["errors"][0]["what"]
             assert "it belongs to example.org, this daemon to other.org" in said
             assert "correct --upstream or --server-name" in said
+
+
+def test_a_replica_without_a_copy_says_so_when_it_is_ready(tmp_path: Path) -> None:
+    """It listens, and has nothing to serve yet."""
+    with Daemon(tmp_path, options=("--upstream", "tcp:127.0.0.1:1")) as replica:
+        (ready,) = [line for line in replica.lines if "ready:" in line]
+
+        assert "; joining: this replica has no complete copy yet" in ready
