@@ -349,6 +349,15 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     assert set(re.findall(r'href="#([^"]*)"', page)) <= set(ids)
 
 
+def test_every_color_of_a_chart_has_a_dark_one(tmp_path: Path) -> None:
+    """The style sheet of the charts and that of the page belong together."""
+    page = _page(write(_measured(), tmp_path))
+
+    used = set(re.findall(r"var\(--c([0-9a-f]{6}), ", page))
+    assert {"1c2126", "2f6fde"} < used
+    assert used <= set(re.findall(r"--c([0-9a-f]{6}):", page))
+
+
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     """Whoever can name a room or a writer must not get a script, a picture or a formula of TeX out of it."""
     made = write(_measured(HOSTILE, HOSTILE, '["<script>alert(2)</script>"]'), tmp_path)
