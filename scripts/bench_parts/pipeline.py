@@ -63,11 +63,11 @@ def _duckdb(folder: Path, rounds: int) -> list[float]:
     """Seconds for the last row of each key, and for a look at counts and checksums, on two threads."""
     import duckdb
 
-    from synrepl.pipeline.archive.manifest import manifests
+    from synrepl.pipeline.archive.table import ArchiveTable
     from synrepl.pipeline.store import Store
 
     store = Store(str(folder / "archive"))
-    files = [store.uri(file.path) for one in manifests(store) for file in one.files]
+    files = [store.uri(path) for path in ArchiveTable(store).files["path"].to_pylist()]
     connection = duckdb.connect()
     connection.execute("SET threads = 2")
 

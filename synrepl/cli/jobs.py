@@ -45,6 +45,8 @@ JOBS: Final = "synrepl.cli.jobs"
     cls=LazyGroup,
     places={
         "archive": (f"{JOBS}:archive_command", "Archive the log of a daemon."),
+        "optimize": (f"{JOBS}:optimize_command", "Merge small files of the archive."),
+        "vacuum": (f"{JOBS}:vacuum_command", "Remove files that the archive no longer uses."),
         "compact": (f"{JOBS}:compact_command", "Compact the archive to a snapshot."),
         "audit": (f"{JOBS}:audit_command", "Check the archive, and compare it with a daemon."),
         "report": (f"{JOBS}:report_command", "Write a page: throughput, lag, hot caches, gaps."),
@@ -66,6 +68,13 @@ ARCHIVE: Final = "A directory, or a URI that Spark and pyarrow can open (s3://, 
 def archive_option(command: Command) -> Command:
     """Add the ``--archive`` option."""
     return click.option("--archive", "location", required=True, metavar="DIR", help=ARCHIVE)(command)
+
+
+as_of_option = click.option(
+    "--as-of",
+    metavar="VERSION",
+    help="Read the archive as it was: a version of the table, or a time such as 2026-01-31T00:00:00Z.",
+)
 
 
 def spark_options(command: Command) -> Command:
@@ -212,7 +221,7 @@ def archive_command(
     """Archive the log of a daemon up to its current position.
 
     The archive contains each fact exactly once, even if a process is killed at any time; run the command
-    again to continue. Readers of the archive use the files named in DIR/_manifests.
+    again to continue. The archive is a Delta table, which DuckDB, Polars, Spark and others read.
     """
     stop: list[bool] = []
     with spark_session("archive", daemon, **spark) as session, show_progress() as progress:
@@ -245,12 +254,68 @@ def _archive_lines(done: Any) -> Iterator[str]:
     else:
         yield "no new facts"
     if done.merged:
-        yield f"merged {done.merged} small batches"
+        yield f"merged {done.merged} small files"
     yield f"the archive ends at serial {done.serial} of epoch {done.epoch}, digest {done.digest[:16]}"
+
+
+@click.command("optimize", cls=CliCommand)
+@archive_option
+@click.option(
+    "--target-mb",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="The size of a merged file in MiB.",
+)
+@spark_options
+def optimize_command(location: str, target_mb: int, output: Output, **spark: Any) -> None:
+    """Merge small files of the archive into files of about the target size.
+
+    Many small files make an archive slow to read. The replaced files stay for older versions and their
+    readers, until synrepl pipeline vacuum removes them.
+    """
+    with spark_session("optimize", **spark) as session, show_progress() as progress:
+        from synrepl.pipeline.archive.optimize import optimize
+        from synrepl.pipeline.store import Store
+
+        done = optimize(session, Store(location), target_bytes=target_mb << 20, progress=progress)
+    print_result(done, output, _optimize_lines)
+
+
+def _optimize_lines(done: Any) -> Iterator[str]:
+    if done.merged:
+        yield f"merged {done.merged:,} files into {done.made:,}, {done.bytes / 1e6:,.1f} MB"
+    else:
+        yield "no small files"
+
+
+@click.command("vacuum", cls=CliCommand)
+@archive_option
+@click.option(
+    "--retain-hours",
+    type=click.IntRange(0),
+    default=168,
+    show_default=True,
+    help="Keep the files that a version of the last hours has, for readers and for jobs that still write.",
+)
+@click.option("--dry-run", is_flag=True, help="List the files only.")
+@output_option("Print the result as JSON.")
+def vacuum_command(location: str, retain_hours: int, dry_run: bool, output: Output) -> None:
+    """Remove the files that merges have replaced, and those that aborted runs have left.
+
+    Versions of the archive before that cannot be read any more.
+    """
+    from synrepl.pipeline.archive.table import ArchiveTable
+    from synrepl.pipeline.store import Store
+
+    paths = ArchiveTable(Store(location)).vacuum(retention_hours=retain_hours, dry_run=dry_run)
+    outcome = f"{'would remove' if dry_run else 'removed'} {counted(len(paths), 'file')}"
+    output.show({"files": paths, "removed": not dry_run}, [*paths, outcome])
 
 
 @click.command("compact", cls=CliCommand)
 @archive_option
+@as_of_option
 @click.option(
     "--snapshot", "into", required=True, metavar="DIR", help="The directory or URI of the snapshot."
 )
@@ -258,7 +323,9 @@ def _archive_lines(done: Any) -> Iterator[str]:
     "--full", is_flag=True, help="Read the whole archive, not only the facts since the last snapshot."
 )
 @spark_options
-def compact_command(location: str, into: str, full: bool, output: Output, **spark: Any) -> None:
+def compact_command(
+    location: str, as_of: str | None, into: str, full: bool, output: Output, **spark: Any
+) -> None:
     """Compact the archive to a snapshot with the last row of each key, which a daemon can start from.
 
     A later run reads the previous snapshot and the facts archived since. Start a daemon with --snapshot DIR.
@@ -267,7 +334,7 @@ def compact_command(location: str, into: str, full: bool, output: Output, **spar
         from synrepl.pipeline.snapshot.compact import compact
         from synrepl.pipeline.store import Store
 
-        done = compact(session, Store(location), Store(into), full=full, progress=progress)
+        done = compact(session, Store(location), Store(into), full=full, as_of=as_of, progress=progress)
     print_result(done, output, _compact_lines)
 
 
@@ -285,11 +352,13 @@ def _compact_lines(done: Any) -> Iterator[str]:
 
 @click.command("audit", cls=CliCommand)
 @archive_option
+@as_of_option
 @daemon_options(optional=True)
 @click.option("--deep", is_flag=True, help="Compute every digest again, also of files without a finding.")
 @spark_options
 def audit_command(
     location: str,
+    as_of: str | None,
     daemon: DaemonTarget | None,
     deep: bool,
     output: Output,
@@ -309,6 +378,7 @@ def audit_command(
             Store(location),
             **_url_and_secret(daemon),
             deep=deep,
+            as_of=as_of,
             progress=progress,
         )
     print_result(done, output, _audit_lines, is_clean=done.is_clean)
@@ -327,7 +397,7 @@ def _audit_lines(done: Any) -> Iterator[str]:
         yield f"and {done.omitted} more"
     looked = (
         f"{done.facts:,} facts, {done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in"
-        f" {counted(done.files, 'file')} of {counted(done.batches, 'batch', 'batches')},"
+        f" {counted(done.files, 'file')} of version {done.version},"
         f" serials {done.first_serial} to {done.last_serial}"
     )
     yield f"{'clean' if done.is_clean else 'NOT CLEAN'}: {looked}; {sum(done.seconds.values()):.1f} s"
@@ -335,6 +405,7 @@ def _audit_lines(done: Any) -> Iterator[str]:
 
 @click.command("report", cls=CliCommand)
 @archive_option
+@as_of_option
 @click.option(
     "--out",
     required=True,
@@ -347,6 +418,7 @@ def _audit_lines(done: Any) -> Iterator[str]:
 @spark_options
 def report_command(
     location: str,
+    as_of: str | None,
     out: Path,
     daemon: DaemonTarget | None,
     top: int,
@@ -367,6 +439,7 @@ def report_command(
             out,
             **_url_and_secret(daemon),
             top=top,
+            as_of=as_of,
             progress=progress,
         )
     print_result(done, output, _report_lines)
@@ -380,6 +453,7 @@ def _report_lines(done: Any) -> Iterator[str]:
 
 @click.command("replay", cls=CliCommand)
 @archive_option
+@as_of_option
 @daemon_options(required=True)
 @stream_option("Replay")
 @click.option(
@@ -393,6 +467,7 @@ def _report_lines(done: Any) -> Iterator[str]:
 @spark_options
 def replay_command(
     location: str,
+    as_of: str | None,
     daemon: DaemonTarget,
     streams: tuple[str, ...],
     after: int,
@@ -421,6 +496,7 @@ def replay_command(
             speed=speed,
             name=name,
             secret_file=_path(daemon.secret_file),
+            as_of=as_of,
             progress=progress,
         )
     print_result(done, output, _replay_lines)

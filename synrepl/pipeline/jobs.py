@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Final, ParamSpec, TypeVar
@@ -11,6 +12,7 @@ from synrepl.errors import ReplicationError
 __all__ = [
     "Progress",
     "ignore_progress",
+    "now_ms",
     "ATTEMPTS",
     "is_late_worker",
     "retry_late_workers",
@@ -23,6 +25,11 @@ Progress = Callable[[str, int, int], None]
 
 def ignore_progress(step: str, done: int, total: int) -> None:
     """Discard a report of progress."""
+
+
+def now_ms() -> int:
+    """Return the time in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
 
 
 ATTEMPTS: Final = 5

@@ -2,24 +2,26 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import APPEND_BATCH
-from synrepl.pipeline.archive.manifest import Manifest, manifests
+from synrepl.pipeline.archive.reading import read_rows
+from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.jobs import Progress, ignore_progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import build_facts, request_bodies
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.source.rows import spark_schema
 from synrepl.pipeline.store import Store
 
 __all__ = ["ReplayResult", "replay"]
@@ -27,6 +29,7 @@ __all__ = ["ReplayResult", "replay"]
 COLUMNS: Final = ("serial", "seq", "stream", "writer", "row", "committed_at")
 BATCH_FACTS: Final = 2_000
 LAST: Final = 2**63 - 1
+RUN_FACTS: Final = 500_000
 TASK_FACTS: Final = 50_000
 SLICE_SECONDS: Final = 0.25
 """With a speed, facts committed within this time are appended together."""
@@ -51,6 +54,7 @@ def replay(
     upto: int | None = None,
     speed: float = 0.0,
     name: str | None = None,
+    as_of: str | None = None,
     secret_file: str | None = None,
     progress: Progress = ignore_progress,
     pause: Callable[[float], None] = time.sleep,
@@ -65,26 +69,29 @@ def replay(
     began = seconds()
     register(spark)
     upto = LAST if upto is None else upto
-    found = [one for one in manifests(store) if one.last_serial > after and one.first_serial <= upto]
+    table = ArchiveTable(store, as_of)
+    found = [one for one in table.batches() if one.last_serial > after and one.first_serial <= upto]
     if not found:
         raise ConfigError(f"{store} has no facts after serial {after}, up to serial {upto}")
     options = {"url": url, "query": name or f"replay-{uuid4().hex}"}
     if secret_file is not None:
         options["secretFile"] = secret_file
     pace = _Pace(options, speed, pause, seconds) if speed else None
+    files = table.files
     total, done, facts = sum(one.facts for one in found), 0, 0
     counts: dict[str, int] = {}
     progress("replaying", 0, total)
-    for manifest in found:
-        rows = _read_rows(spark, store, manifest, streams=streams, after=after, upto=upto)
+    for run in [[one] for one in found] if name is not None else _runs(found):
+        first, last = max(after + 1, run[0].first_serial), min(upto, run[-1].last_serial)
+        rows = _read_rows(spark, store, files, streams, first, last)
         for stream, its_facts, its_rows in _count_facts(rows):
             counts[stream] = counts.get(stream, 0) + its_rows
             facts += its_facts
         if pace is None:
-            _append_with_sink(rows, manifest, options)
+            _append_with_sink(rows, first, last, options)
         else:
             pace.play(rows)
-        done += manifest.facts
+        done += sum(one.facts for one in run)
         progress("replaying", done, total)
     return ReplayResult(
         facts=facts,
@@ -94,33 +101,27 @@ def replay(
     )
 
 
+def _runs(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
+    """Group small batches, as each group costs a Spark job. A named replay must not: the archive may grow."""
+    run: list[Batch] = []
+    for batch in batches:
+        if run and sum(one.facts for one in run) + batch.facts > RUN_FACTS:
+            yield run
+            run = []
+        run.append(batch)
+    if run:
+        yield run
+
+
 def _read_rows(
-    spark: SparkSession,
-    store: Store,
-    manifest: Manifest,
-    *,
-    streams: Collection[str] | None,
-    after: int,
-    upto: int,
+    spark: SparkSession, store: Store, files: Any, streams: Collection[str] | None, first: int, last: int
 ) -> DataFrame:
-    """Return the rows of a batch with ``after < serial <= upto``, unordered; none for facts without rows."""
-    schema = spark_schema(COLUMNS).replace(" NOT NULL", "")
-    files = [
-        file
-        for file in manifest.files
-        if file.last_serial > after
-        and file.first_serial <= upto
-        and (streams is None or file.stream in streams)
-    ]
-    if not files:
-        return spark.createDataFrame([], schema)
-    # Read by name: other files in the folders are not part of the archive.
-    rows = (
-        spark.read.schema(schema).parquet(*(store.uri(file.path) for file in files)).where("row IS NOT NULL")
-    )
-    if after > 0 or upto < LAST:
-        rows = rows.where(f"serial > {after:d} AND serial <= {upto:d}")
-    return rows
+    """Return the rows with ``first <= serial <= last``, unordered; none for facts without rows."""
+    among = pc.and_(pc.greater_equal(files["last_serial"], first), pc.less_equal(files["first_serial"], last))
+    if streams is not None:
+        among = pc.and_(among, pc.is_in(files["stream"], pa.array(sorted(streams), pa.string())))
+    rows = read_rows(spark, store, files.filter(among), COLUMNS)
+    return rows.where(f"row IS NOT NULL AND serial BETWEEN {first:d} AND {last:d}")
 
 
 def _count_facts(rows: DataFrame) -> list[tuple[str, int, int]]:
@@ -129,12 +130,12 @@ def _count_facts(rows: DataFrame) -> list[tuple[str, int, int]]:
     return [(stream, facts, its_rows) for stream, facts, its_rows in counted.collect()]
 
 
-def _append_with_sink(rows: DataFrame, manifest: Manifest, options: dict[str, str]) -> None:
+def _append_with_sink(rows: DataFrame, first: int, last: int, options: dict[str, str]) -> None:
     """Append with the sink: tasks stage in parallel, and the driver commits in order."""
-    tasks = max(1, manifest.facts // TASK_FACTS)
+    tasks = max(1, (last - first + 1) // TASK_FACTS)
     # Partitioned by serial only, so that no fact is split.
     ordered = rows.repartitionByRange(tasks, "serial").sortWithinPartitions("serial", "seq")
-    name = f"{options['query']}/{manifest.batch}"
+    name = f"{options['query']}/{last}"
     sink_options = {**options, "query": name, "batchFacts": str(BATCH_FACTS)}
     ordered.drop("committed_at").write.format("synrepl").options(**sink_options).mode("append").save()
 

@@ -4,22 +4,27 @@ Writes are atomic. A local file is synced and then renamed. Object stores (``s3:
 publish whole objects only. On ``hdfs://`` a file is renamed when complete.
 """
 
-import fcntl
 import hashlib
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 from pyarrow import fs
 
 from synrepl.errors import ConfigError
 
-__all__ = ["NotFound", "Store", "lock_archive"]
+__all__ = ["BadArchive", "NotFound", "Store"]
 
 CHUNK: Final = 1024 * 1024
+
+OPTIONS: Final = {"endpoint_override": "aws_endpoint_url", "region": "aws_region", "scheme": "aws_allow_http"}
+"""Parameters of an ``s3://`` URI for pyarrow, and the names of the same options in delta-rs."""
+
+
+class BadArchive(ConfigError):
+    """An archive or a snapshot cannot be read, or is not the expected one."""
 
 
 class NotFound(ConfigError):
@@ -58,6 +63,28 @@ class Store:
                 raise ConfigError(f"{self.location} cannot be reached: {error}") from error
         return self._fs
 
+    @property
+    def table_uri(self) -> str:
+        """The location for delta-rs."""
+        return self.path() if self.is_local else self.location.partition("?")[0]
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The storage options for delta-rs, which else follow from the environment, as for pyarrow."""
+        given = dict(parse_qsl(urlsplit(self.location).query))
+        options = {OPTIONS[name]: value for name, value in given.items() if name in OPTIONS}
+        if "aws_allow_http" in options:
+            is_plain = options["aws_allow_http"] == "http"
+            options["aws_allow_http"] = str(is_plain).lower()
+            if "aws_endpoint_url" in options and "://" not in options["aws_endpoint_url"]:
+                options["aws_endpoint_url"] = f"{given['scheme']}://{options['aws_endpoint_url']}"
+        return options
+
+    def create(self) -> None:
+        """Create a local directory. Raises OSError."""
+        if self.is_local:
+            Path(self.path()).mkdir(parents=True, exist_ok=True)
+
     def path(self, name: str = "") -> str:
         """Return the path of a file for `filesystem`."""
         root = self.filesystem and self._root
@@ -65,7 +92,7 @@ class Store:
 
     def uri(self, name: str) -> str:
         """Return the URI of a file for Spark and DuckDB."""
-        return self.path(name) if self.is_local else f"{self.location.rstrip('/')}/{name}"
+        return self.path(name) if self.is_local else f"{self.location.partition('?')[0].rstrip('/')}/{name}"
 
     def exists(self, name: str) -> bool:
         """Whether a file of this name exists."""
@@ -102,21 +129,13 @@ class Store:
             raise NotFound(f"{self.location}: there is no {name}") from error
         return found.hexdigest()
 
-    def write(self, name: str, data: bytes, *, new: bool = False) -> None:
-        """Write a file atomically. With `new`, raises FileExistsError if the file exists."""
-        with self.writing(name, new=new) as sink:
-            sink.write(data)
-
-    @contextmanager
-    def writing(self, name: str, *, new: bool = False) -> Iterator["Sink"]:
-        """Open a file for writing, which gets its name on success only."""
+    def write(self, name: str, data: Any) -> None:
+        """Write a file atomically, from bytes or an Arrow buffer."""
         path = self.path(name)
         if not self.is_local:
-            if new and self.exists(name):
-                raise FileExistsError(path)
             whole = f"{path}.{uuid.uuid4().hex[:8]}" if self.location.startswith("hdfs:") else path
             with self.filesystem.open_output_stream(whole) as stream:
-                yield Sink(stream)
+                stream.write(data)
             if whole != path:
                 self.filesystem.move(whole, path)
             return
@@ -124,14 +143,11 @@ class Store:
         named.parent.mkdir(parents=True, exist_ok=True)
         unnamed = named.with_name(f".{named.name}.{uuid.uuid4().hex[:8]}")
         try:
-            with unnamed.open("xb") as stream:
-                yield Sink(stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            if new:
-                named.hardlink_to(unnamed)
-            else:
-                unnamed.replace(named)
+            with unnamed.open("xb") as opened:
+                opened.write(data)
+                opened.flush()
+                os.fsync(opened.fileno())
+            unnamed.replace(named)
         finally:
             unnamed.unlink(missing_ok=True)
         self.sync(str(Path(name).parent))
@@ -150,63 +166,13 @@ class Store:
         except FileNotFoundError:
             pass
 
-    def sync(self, folder: str = "") -> None:
-        """Sync this folder and its parents, so that the names in them survive a power failure."""
+    def sync(self, name: str = "") -> None:
+        """Sync a file or folder and the folders above it, so that they survive a power failure."""
         if not self.is_local:
             return
-        for part in (folder, *map(str, Path(folder).parents)):
+        for part in (name, *map(str, Path(name).parents)):
             handle = os.open(self.path(part), os.O_RDONLY)
             try:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-
-
-class Sink:
-    """A file open for writing, which counts and hashes its bytes."""
-
-    def __init__(self, stream: Any) -> None:
-        self.bytes = 0
-        self._stream = stream
-        self._sha256 = hashlib.sha256()
-
-    @property
-    def sha256(self) -> str:
-        """The SHA-256 of the bytes written so far."""
-        return self._sha256.hexdigest()
-
-    def write(self, data: Any) -> int:
-        """Append bytes."""
-        view = memoryview(data)
-        self._stream.write(view)
-        self._sha256.update(view)
-        self.bytes += view.nbytes
-        return view.nbytes
-
-
-NAME: Final = "_lock"
-
-
-@contextmanager
-def lock_archive(store: Store) -> Iterator[None]:
-    """Hold the lock of an archive. Raises `ConfigError` if another process holds the lock.
-
-    A remote store cannot be locked. There the second of two jobs fails at its first manifest, whose
-    number exists, and its files are not part of the archive.
-    """
-    if not store.is_local:
-        yield
-        return
-    path = Path(store.path(NAME))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{store}: another job is writing this archive; wait for the job, or stop it"
-            ) from None
-        yield
-    finally:
-        os.close(handle)

@@ -1,15 +1,15 @@
-"""The archive: batches that are written, merged and tidied up, until the process dies."""
+"""The archive: batches that are committed, merged and vacuumed, until the process dies."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
-from synrepl.pipeline.archive.manifest import manifests, next_batch, write_manifest
-from synrepl.pipeline.archive.merge import GRACE_MS, merge, tidy
+from synrepl.pipeline.archive.committer import BatchCommitter, LogIdentity, add_action
+from synrepl.pipeline.archive.optimize import plan_merges, rewrite_files
+from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.source.rows import FACTS, explode
@@ -20,71 +20,42 @@ from tests.storage.builders import facts_after
 
 __all__ = ["ArchiveScenario"]
 
-ARCHIVED_AFTER_MS: Final = 2_000
-
-
-class OneTask:
-    """As much of a SparkSession as `merge` uses: what is mapped is mapped here, at once."""
-
-    def createDataFrame(self, rows: Sequence[tuple[bytes]], schema: str) -> "OneTask":
-        self._rows = rows
-        return self
-
-    def mapInArrow(self, work: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> "OneTask":
-        given = pa.RecordBatch.from_arrays([pa.array([row[0] for row in self._rows], pa.binary())], ["plan"])
-        self._found = [value for batch in work(iter([given])) for value in batch["written"].to_pylist()]
-        return self
-
-    def collect(self) -> list[Any]:
-        return [_Written(value) for value in self._found]
-
-
-class _Written:
-    def __init__(self, written: bytes) -> None:
-        self.written = written
-
 
 class ArchiveScenario(Scenario):
-    """Batches written, merged, and tidied up, as the job `archive` does."""
+    """Batches committed, merged, and vacuumed, as the jobs do."""
 
     FACTS: Final = facts_after(
         None,
         *((stream, "w", n, n + 1) for n in range(3) for stream in ("to_device", "push_rules")),
     )
     BATCH: Final = 2
+    HAS_THREADS = True
 
     def run(self, acknowledge: Acknowledge) -> None:
-        self.position.mkdir(parents=True, exist_ok=True)
-        store = Store(str(self.position))
-        now_ms = self.FACTS[-1].committed_at_ms + ARCHIVED_AFTER_MS
-        kept = manifests(store)
-        tidy(store, kept, now_ms=now_ms)
-        before = kept[-1] if kept else None
-        while before is None or before.last_serial < len(self.FACTS):
-            after = 0 if before is None else before.last_serial
-            facts = self.FACTS[after : after + self.BATCH]
-            number = next_batch(store)
-            written = list(
-                write_files(store, number, [KeyExtractor().with_keys(explode(_record_batch(facts)))])
+        store = Store(str(self.position / "archive"))
+        job = BatchCommitter(store, LogIdentity("h", "localhost"))
+        while job.serial < len(self.FACTS):
+            facts = self.FACTS[job.serial : job.serial + self.BATCH]
+            job.commit(
+                list(write_files(store, [KeyExtractor().with_keys(explode(_record_batch(facts)))])), now_ms=1
             )
-            before = build_manifest(
-                written, number=number, before=before, origin=BatchOrigin(history="h"), now_ms=now_ms
-            )
-            write_manifest(store, before)
-            acknowledge(("serial", before.last_serial))
-        merge(OneTask(), store, now_ms=now_ms, fewest=2)  # type: ignore[arg-type]
+            acknowledge(("serial", job.serial))
+        table = ArchiveTable(store)
+        for plan in plan_merges(table.files, target_bytes=1 << 20, fewest=2):
+            written = list(rewrite_files(store, plan["path"].to_pylist()))
+            table = table.replace(plan, [add_action(one, 1, data_change=False) for one in written], now_ms=1)
         acknowledge(("merged", None))
-        tidy(store, manifests(store), now_ms=now_ms + GRACE_MS)
-        acknowledge(("tidy", None))
+        table.vacuum(retention_hours=0, dry_run=False)
+        acknowledge(("vacuumed", None))
 
     def check(self, acknowledged: Sequence[Acknowledged]) -> None:
-        store = Store(str(self.position))
-        kept = manifests(store)
-        serial = max((told for what, told in acknowledged if what == "serial"), default=0)
-        reached = kept[-1].last_serial if kept else 0
-        assert reached >= serial
-        assert ("merged", None) not in acknowledged or len(kept) == 1
-        assert self._read(store) == [
+        table = ArchiveTable.if_any(Store(str(self.position / "archive")))
+        reached = 0 if table is None else table.end.last_serial
+        assert reached >= max((told for what, told in acknowledged if what == "serial"), default=0)
+        if table is None:
+            return
+        assert ("merged", None) not in acknowledged or len(table.files) == 2
+        assert self._read(table) == [
             (fact.serial, fact.digest) for fact in self.FACTS[:reached] for _ in self._rows(fact)
         ]
 
@@ -93,25 +64,24 @@ class ArchiveScenario(Scenario):
         rows: list[Any] = msgspec.json.decode(fact.rows)
         return rows
 
-    def _read(self, store: Store) -> list[tuple[int, str]]:
+    @staticmethod
+    def _read(table: ArchiveTable) -> list[tuple[int, str]]:
         found: list[tuple[int, str]] = []
-        for manifest in manifests(store):
-            for file in manifest.files:
-                assert store.sha256(file.path) == file.sha256
-                with store.filesystem.open_input_file(store.path(file.path)) as source:
-                    rows = pq.ParquetFile(source).read(columns=["serial", "digest"], use_threads=False)
-                found += [(row["serial"], row["digest"]) for row in rows.to_pylist()]
+        for path in table.files["path"].to_pylist():
+            assert table.store.sha256(path) == sha256_of(path)
+            with table.store.filesystem.open_input_file(table.store.path(path)) as source:
+                rows = pq.ParquetFile(source).read(columns=["serial", "digest"], use_threads=False)
+            found += [(row["serial"], row["digest"]) for row in rows.to_pylist()]
         return sorted(found)
 
     def state(self) -> Any:
-        store = Store(str(self.position))
-        kept = manifests(store)
-        named = {file.path for manifest in kept for file in manifest.files}
-        named |= {manifest.name for manifest in kept}
-        there = {str(path.relative_to(self.position)) for path in self.position.rglob("*") if path.is_file()}
+        table = ArchiveTable(Store(str(self.position / "archive")))
+        named = set(table.files["path"].to_pylist())
+        root = self.position / "archive"
+        there = {str(path.relative_to(root)) for path in root.rglob("stream=*/**/*.parquet")}
         return {
-            "rows": self._read(store),
-            "batches": [(one.first_serial, one.last_serial, one.digest, one.end) for one in kept],
+            "rows": self._read(table),
+            "batches": [(one.first_serial, one.last_serial, one.digest, one.end) for one in table.batches()],
             "unnamed": sorted(there - named),
             "missing": sorted(named - there),
         }

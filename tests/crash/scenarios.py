@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import psycopg
@@ -48,7 +48,9 @@ POSTGRES: Final = "SYNREPL_CRASH_POSTGRES"
 
 
 class Scenario:
-    """Something to be done in the folder `place`."""
+    """Something to be done in the folder `place`. With `HAS_THREADS`, its libraries cannot be forked."""
+
+    HAS_THREADS: ClassVar[bool] = False
 
     def __init__(self, position: str) -> None:
         self.position = Path(position)

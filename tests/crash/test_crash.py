@@ -17,7 +17,7 @@ FEWEST = {
     "ids in SQLite": 50,
     "ids in PostgreSQL": 30,
     "files": 50,
-    "archive": 60,
+    "archive": 50,
 }
 """So many deaths at least, or a part of the scenario is not swept any more."""
 

@@ -8,16 +8,13 @@ from typing import Any
 
 import msgspec
 
-from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
-from synrepl.pipeline.archive.manifest import Manifest, write_manifest
-from synrepl.pipeline.archive.writer import write_files
-from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.source.rows import explode
+from synrepl.pipeline.archive.committer import BatchCommitter
+from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
-from tests.pipeline.archives import BEGAN_MS, DAY_MS, batch_of_facts
+from tests.pipeline.archives import BEGAN_MS, DAY_MS, LOG, write_facts
 
 HOUR_MS = 3600 * 1000
 
@@ -197,26 +194,19 @@ class Day:
         return f"server{int(self._random.paretovariate(0.9)) % 300}.example.org"
 
 
-def archive_day(position: str, day: Day, *, every_ms: int = 15 * 60 * 1000) -> list[Manifest]:
+def archive_day(position: str, day: Day, *, every_ms: int = 15 * 60 * 1000) -> list[Batch]:
     """An archive of this day, a batch for every so often; between 3 and 5 o'clock archiving stood still."""
-    store, keys, random = Store(position), KeyExtractor(), Random(3)
-    origin = BatchOrigin(history="history-of-tests", server_name="localhost")
-    made: list[Manifest] = []
+    store, random = Store(position), Random(3)
+    committer = BatchCommitter(store, LOG)
     for full_ms, facts in _batches(day.facts, every_ms):
         hour = full_ms % DAY_MS / HOUR_MS
         at_ms = full_ms - full_ms % DAY_MS + 5 * HOUR_MS if 3 <= hour < 5 else full_ms
-        written = list(write_files(store, len(made), [keys.with_keys(explode(batch_of_facts(facts)))]))
-        manifest = build_manifest(
-            written,
-            number=len(made),
-            before=made[-1] if made else None,
-            origin=origin,
+        committer.commit(
+            write_facts(store, facts),
             epoch_starts=day.epoch_starts,
             now_ms=at_ms + random.randrange(2_000, 40_000),
         )
-        write_manifest(store, manifest)
-        made.append(manifest)
-    return made
+    return ArchiveTable(store).batches()
 
 
 def _batches(facts: Sequence[Fact], every_ms: int) -> Iterator[tuple[int, list[Fact]]]:

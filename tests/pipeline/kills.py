@@ -41,7 +41,7 @@ print("done", done.serial, flush=True)
 
 
 class ArchiveProcess:
-    """One run. It prints ``started``, ``data`` and ``manifest`` for each batch, and ``done``."""
+    """One run. It prints ``started``, ``data`` and ``commit`` for each batch, and ``done``."""
 
     def __init__(
         self, url: str, position: Path, *, batch_facts: int, point: str = "", count: int = 1

@@ -4,26 +4,24 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
-import msgspec
 import pytest
 
-from synrepl.errors import ConfigError
 from synrepl.http_api.routes import APPEND, CHANGELOG, EXTENT
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.archive import merge
+from synrepl.pipeline.archive import archive as archiving
 from synrepl.pipeline.archive.archive import archive
-from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, write_manifest
-from synrepl.pipeline.archive.merge import GRACE_MS, tidy
-from synrepl.pipeline.store import Store, lock_archive
+from synrepl.pipeline.archive.optimize import optimize
+from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
+from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact, decode_facts
-from tests.pipeline.archives import archive as write_archive
-from tests.pipeline.archives import chained, counted_by_the_manual
+from tests.pipeline.archives import counted_by_the_manual, paths_of
 from tests.pipeline.kills import ArchiveProcess
 from tests.processes.loading import changelog, report, size
 from tests.processes.replicas import Load, Member, fill
@@ -40,10 +38,8 @@ class Killed(Exception):
 
 
 def archived(position: Path) -> list[Fact]:
-    """All facts of an archive, read by DuckDB by the manifests alone."""
-    files = [str(position / file.path) for one in manifests(Store(str(position))) for file in one.files]
-    if not files:
-        return []
+    """All facts of an archive, read by DuckDB from the files of its table."""
+    files = [str(position / path) for path in paths_of(position)]
     query = (
         "select serial, epoch, stream, writer, prev_token, token, epoch_ms(committed_at), digest,"
         " '[' || coalesce(string_agg(row, ',' order by seq), '') || ']', count(*), max(seq)"
@@ -59,10 +55,11 @@ def archived(position: Path) -> list[Fact]:
     return facts
 
 
-def check(position: Path, facts: list[Fact]) -> list[Manifest]:
-    """The archive holds these, once each; manifests, files and digests agree. Gives the manifests."""
+def check(position: Path, facts: list[Fact]) -> list[Batch]:
+    """The archive holds these, once each; batches, files and digests agree. Gives the batches."""
     store = Store(str(position))
-    found = manifests(store)
+    table = ArchiveTable(store)
+    found = table.batches()
     assert facts == archived(position)
     assert verify(facts, EMPTY) is None
     lines = Counter(fact.stream for fact in facts for _ in jsontext.split(fact.rows) or [b""])
@@ -70,11 +67,17 @@ def check(position: Path, facts: list[Fact]) -> list[Manifest]:
     assert len(facts) == sum(one.facts for one in found)
     for one in found:
         assert one.digest == facts[one.last_serial - 1].digest
-        assert one.rows == sum(file.rows for file in one.files)
-        for file in one.files:
-            assert file.sha256 == store.sha256(file.path)
-            assert file.bytes == store.size(file.path)
+    assert sum(one.rows for one in found) == sum(table.files["rows"].to_pylist())
+    for file in table.files.to_pylist():
+        assert sha256_of(file["path"]) == store.sha256(file["path"])
+        assert file["bytes"] == store.size(file["path"])
     return found
+
+
+def batches(store: Store) -> list[Batch]:
+    """The batches so far."""
+    table = ArchiveTable.if_any(store)
+    return [] if table is None else table.batches()
 
 
 @pytest.fixture
@@ -94,13 +97,13 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 def test_each_fact_is_archived_once_through_crashes(
     daemon: Daemon, spark: "SparkSession", tmp_path: Path
 ) -> None:
-    """A run that ends between the data and its manifest, or right after the manifest, loses and doubles
-    nothing; the next one goes on from the manifests, and removes what is left."""
+    """A run that ends between the data and their commit, or right after it, loses and doubles nothing; the
+    next one goes on from the table."""
     position = tmp_path / "archive"
     store = Store(str(position))
     told: list[tuple[str, int, int]] = []
 
-    for point, batches in (("data", 0), ("manifest", 1), ("data", 1), ("manifest", 2)):
+    for point, count in (("data", 0), ("commit", 1), ("data", 1), ("commit", 2)):
 
         def at(now: str, point: str = point) -> None:
             if now == point:
@@ -108,7 +111,7 @@ def test_each_fact_is_archived_once_through_crashes(
 
         with pytest.raises(Exception, match="Killed"):
             archive(spark, daemon.url, store, batch_facts=1_000, at=at)
-        assert batches == len(manifests(store))
+        assert count == len(batches(store))
     done = archive(spark, daemon.url, store, batch_facts=1_000, progress=lambda *now: told.append(now))
     again = archive(spark, daemon.url, store, batch_facts=1_000)
 
@@ -119,39 +122,42 @@ def test_each_fact_is_archived_once_through_crashes(
     assert (0, 0, 5_100) == (again.batches, again.facts, again.serial)
     assert ("archiving", 3_100, 0) in told
     assert ("archiving", 0, 3_100) == told[0]
-    named = {file.path for one in found for file in one.files}
-    there = {str(path.relative_to(position)) for path in position.rglob("*.parquet")}
-    assert named == there
-    assert ["_lock", "_manifests", *sorted(f"stream={name}" for name in STREAMS)] == store.names("")
+    # The same files were written again, under the same names.
+    assert set(paths_of(position)) == {
+        str(path.relative_to(position)) for path in position.rglob("stream=*/**/*.parquet")
+    }
+    assert ["_delta_log", *sorted(f"stream={name}" for name in STREAMS)] == store.names("")
     assert {"push_rules": {"master": 1_350}} == {
         stream: of for stream, of in found[-1].end.items() if stream == "push_rules"
     }
 
 
-def test_small_batches_are_merged(daemon: Daemon, spark: "SparkSession", tmp_path: Path) -> None:
+def test_small_files_are_merged(daemon: Daemon, spark: "SparkSession", tmp_path: Path) -> None:
     """An archive that is followed live would otherwise end as thousands of files of a few rows."""
     position = tmp_path / "archive"
     store = Store(str(position))
     archive(spark, daemon.url, store, batch_facts=1_000)
-    before = {file.path for one in manifests(store) for file in one.files}
+    before = paths_of(position)
 
-    gone = merge.merge(spark, store, now_ms=1, fewest=3)
+    done = optimize(spark, store)
 
-    (merged,) = check(position, list(changelog(daemon.url)))
-    assert (6, [0, 1, 2, 3, 4, 5], 6) == (gone, merged.replaces, merged.batch)
-    assert len(merged.files) == len(STREAMS)
+    check(position, list(changelog(daemon.url)))
+    assert len(before) == done.merged
+    assert len(STREAMS) == done.made == len(paths_of(position))
     assert all((position / path).exists() for path in before)
-    tidy(store, [merged], now_ms=GRACE_MS + 1)
-    assert {file.path for file in merged.files} == {
-        str(path.relative_to(position)) for path in position.rglob("*.parquet")
-    }
+    assert before == ArchiveTable(store, "5").files["path"].to_pylist()
+    ArchiveTable(store).vacuum(retention_hours=0, dry_run=False)
+    assert not any((position / path).exists() for path in before)
     assert 0 == archive(spark, daemon.url, store).facts
+    assert 0 == optimize(spark, store).merged
 
 
-def test_small_batches_are_merged_while_it_follows(
-    daemon: Daemon, spark: "SparkSession", tmp_path: Path
+def test_small_files_are_merged_while_it_follows(
+    daemon: Daemon, spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run may go on for weeks; readers never see more than some small batches."""
+    """A run may go on for weeks; readers never see more than some small files."""
+    monkeypatch.setattr(archiving, "MERGE_BATCHES", 6)
+    monkeypatch.setattr(archiving, "FEWEST", 3)
     position = tmp_path / "archive"
     store = Store(str(position))
     seen: list[int] = []
@@ -162,95 +168,16 @@ def test_small_batches_are_merged_while_it_follows(
         follow=True,
         every_seconds=0.1,
         batch_facts=280,
-        at=lambda point: seen.append(len(manifests(store))),
-        stopped=lambda: bool(seen) and sum(one.facts for one in manifests(store)) == 5_100,
+        at=lambda point: seen.append(len(paths_of(position)) if batches(store) else 0),
+        stopped=lambda: bool(seen) and sum(one.facts for one in batches(store)) == 5_100,
     )
 
     found = check(position, list(changelog(daemon.url)))
-    assert (19, 5_100, 17) == (done.batches, done.facts, done.merged)
-    assert max(seen) == 9
-    assert [4_480, 280, 280, 60] == [one.facts for one in found]
-    assert [*range(8), *range(9, 17)] == [one.batch for one in found[0].all_arrivals]
-    assert {280} == {one.facts for one in found[0].all_arrivals}
+    assert (19, 5_100) == (done.batches, done.facts)
+    assert [*[280] * 18, 60] == [one.facts for one in found]
+    assert done.merged >= 12
+    assert max(seen) < 16
     assert 0 == archive(spark, daemon.url, store).facts
-
-
-def test_what_is_told_of_merged_batches_is_not_much(tmp_path: Path) -> None:
-    """Of very many, each arrival stands for neighbors, and waited as long as the one that did so longest."""
-    facts = chained([("push_rules", "w", [["@a:b"]])] * 130)
-    made = write_archive(str(tmp_path), facts, batch_facts=1)
-    late = msgspec.structs.replace(made[2], archived_at_ms=made[2].archived_at_ms + 5_000)
-
-    found = merge.thin([one.all_arrivals[0] for one in (*made[:2], late, *made[3:])])
-
-    assert 33 == len(found)
-    assert 130 == sum(one.facts for one in found)
-    assert [(1, 4), (5, 8)] == [(one.first_serial, one.last_serial) for one in found[:2]]
-    assert (5 + 2, 2) == (found[0].seconds, found[1].seconds)
-    assert made[3].archived_at_ms == found[0].archived_at_ms
-
-
-def test_manifests_are_read_while_batches_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has listed them finds some gone, and begins again; one that is gone for good is told."""
-    facts = chained([("push_rules", "w", [["@a:b"]])] * 6)
-    made = write_archive(str(tmp_path), facts, batch_facts=2)
-    store = Store(str(tmp_path))
-    whole = msgspec.structs.replace(
-        made[-1],
-        batch=3,
-        first_serial=1,
-        start=made[0].start,
-        start_digest=made[0].start_digest,
-        replaces=[0, 1, 2],
-    )
-    read = Store.read
-
-    def merged_meanwhile(self: Store, name: str) -> bytes:
-        if not store.exists(whole.name):
-            write_manifest(store, whole)
-            for one in made:
-                store.remove(one.name)
-        return read(self, name)
-
-    monkeypatch.setattr(Store, "read", merged_meanwhile)
-
-    assert [whole] == manifests(store)
-
-
-def test_which_batches_are_merged() -> None:
-    """Neighbors that are small, enough of them, not too many facts together, and none outweighs the others: a
-    fact is written again only into a batch twice as large at least."""
-
-    def batches(*facts: int) -> list[Manifest]:
-        return [
-            msgspec.convert(
-                {
-                    **dict.fromkeys(("epoch", "first_serial", "last_serial", "rows"), 1),
-                    "batch": number,
-                    "facts": count,
-                    "start": {},
-                    "end": {},
-                    "files": [],
-                },
-                Manifest,
-            )
-            for number, count in enumerate(facts)
-        ]
-
-    def chosen(*facts: int) -> list[list[int]]:
-        found = merge.runs(batches(*facts), small=10, target=20, fewest=2)
-        return [[one.batch for one in run] for run in found]
-
-    assert [] == chosen()
-    assert [] == chosen(1, 10, 1)
-    assert [[0, 1, 2]] == chosen(1, 2, 3)
-    assert [[0, 1, 2, 3]] == chosen(1, 2, 3, 6)
-    assert [[1, 2], [4, 5]] == chosen(50, 3, 3, 99, 1, 1)
-    assert [[0, 1], [2, 3]] == chosen(9, 9, 9, 9)
-    assert [] == chosen(7, 1)
-    assert [[1, 2]] == chosen(7, 1, 1)
-    assert [[0, 1, 2]] == chosen(2, 1, 1)
-    assert [[0, 1], [3, 4]] == chosen(1, 1, 9, 1, 1)
 
 
 def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path: Path) -> None:
@@ -271,10 +198,11 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
 
         archive(spark, daemon.url, Store(str(tmp_path / "archive")))
 
-        found = manifests(Store(str(tmp_path / "archive")))
+        found = batches(Store(str(tmp_path / "archive")))
         facts = archived(tmp_path / "archive")
         left = decode_facts(b"\n".join(asking.lines(CHANGELOG.request(compacted=True))[1]))
-    assert found[0].compacted
+    assert found[0].is_compacted
+    assert found[0].end == found[-1].origin
     # It may have been trimmed further meanwhile.
     assert 1 == found[0].first_serial
     assert trimmed_upto <= found[0].last_serial
@@ -283,23 +211,40 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
     assert {"push_rules": {"gone": 1, "w": 202}} == found[-1].end
 
 
-def test_an_archive_is_of_one_log_and_has_one_writer(
-    daemon: Daemon, spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_an_archive_is_of_one_log(daemon: Daemon, spark: "SparkSession", tmp_path: Path) -> None:
     """Two histories in one archive could never be told apart again."""
     store = Store(str(tmp_path / "archive"))
     archive(spark, daemon.url, store)
     other = tmp_path / "other"
     other.mkdir()
 
-    with lock_archive(store), pytest.raises(ConfigError, match="another job is writing this archive"):
-        archive(spark, daemon.url, store)
     with Daemon(other) as stranger, pytest.raises(BadArchive, match="the archive of another log"):
         archive(spark, stranger.url, store)
 
 
+def test_two_jobs_at_once(daemon: Daemon, spark: "SparkSession", tmp_path: Path) -> None:
+    """At each commit of the one, the other has committed before it; so it begins again after the other's."""
+    position = tmp_path / "archive"
+    store, steps = Store(str(position)), iter(range(3))
+
+    def stop(now: str) -> None:
+        if now == "commit":
+            raise Killed
+
+    def at(now: str) -> None:
+        if now == "data" and next(steps, None) is not None:
+            with suppress(Exception):
+                archive(spark, daemon.url, store, batch_facts=700, at=stop)
+
+    done = archive(spark, daemon.url, store, batch_facts=1_000, at=at)
+
+    found = check(position, list(changelog(daemon.url)))
+    assert [700, 700, 700] == [one.facts for one in found[:3]]
+    assert (3, 3_000) == (done.batches, done.facts)
+
+
 def test_kills_while_writers_append(spark: "SparkSession", tmp_path: Path) -> None:
-    """With -9, between the manifest and Spark's own commit; in long runs also between data and manifest, and
+    """With -9, between the commit and Spark's own; in long runs also between data and commit, and
     twenty times at any time, while a million facts come in."""
     position, chance = tmp_path / "archive", random.Random(7)
     kills, enough = size(0, 20), size(2_000, 1_000_000)
@@ -307,7 +252,7 @@ def test_kills_while_writers_append(spark: "SparkSession", tmp_path: Path) -> No
     try:
         with Load([member], pause=size(50, 2) / 1000, most=size(20, 800)) as load:
             load.wait_for(size(1_000, 20_000), seconds=600)
-            for point in ("data", "manifest") if kills else ("manifest",):
+            for point in ("data", "commit") if kills else ("commit",):
                 run = ArchiveProcess(
                     member.url, position, batch_facts=size(300, 10_000), point=point, count=2
                 )

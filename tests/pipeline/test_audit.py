@@ -1,6 +1,7 @@
 """Audits: each way in which an archive can be damaged is named, and where."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -15,19 +16,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
-from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
-from synrepl.pipeline.archive.merge import merge
-from synrepl.pipeline.archive.writer import write_files
+from synrepl.pipeline.archive.committer import BatchCommitter
+from synrepl.pipeline.archive.optimize import optimize
+from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.findings import CODES, AuditFinding, AuditResult
-from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
-from tests.pipeline.archives import Given, archive, batch_of_facts, chained
+from tests.pipeline.archives import BEGAN_MS, LOG, Given, archive, chained, write_facts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,21 +72,31 @@ def named(findings: Sequence[AuditFinding]) -> Told:
 
 def file_of(place: Path, stream: str, batch: int) -> str:
     """The path of the file of this stream and batch."""
-    return next(f.path for f in manifests(Store(str(place)))[batch].files if f.stream == stream)
+    files = ArchiveTable(Store(str(place))).files.to_pylist()
+    paths: list[str] = [file["path"] for file in files if file["stream"] == stream]
+    return paths[batch]
 
 
-def rewritten(place: Path, path: str, change: Callable[[Any], Any], *, fixed: bool = True) -> None:
-    """The same file with other rows; `fixed` makes its manifest agree on its bytes."""
+def rewritten(place: Path, path: str, change: Callable[[Any], Any], *, fixed: bool = True) -> str:
+    """That file with other rows; `fixed` makes its name and the log agree on its bytes. Gives the path."""
     table = pq.read_table(place / path, partitioning=None)
     pq.write_table(change(table).cast(table.schema), place / path)
-    if fixed:
-        data = (place / path).read_bytes()
-        (batch,) = (p for p in (place / "_manifests").iterdir() if f'"{path}"' in p.read_text())
-        told = json.loads(batch.read_text())
-        for file in told["files"]:
-            if file["path"] == path:
-                file |= {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
-        batch.write_text(json.dumps(told))
+    data = (place / path).read_bytes()
+    return replaced(place, path, data) if fixed else path
+
+
+def replaced(place: Path, path: str, data: bytes) -> str:
+    """These bytes as that file, under the name that they should have, as the log says. Gives the path."""
+    name = path.replace(sha256_of(path), sha256(data).hexdigest())
+    (place / path).unlink()
+    (place / name).write_bytes(data)
+    for commit in (place / "_delta_log").glob("*.json"):
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        for action in actions:
+            if action.get("add", {}).get("path") == path:
+                action["add"] |= {"path": name, "size": len(data)}
+        commit.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    return name
 
 
 def without(serial: int) -> Callable[[Any], Any]:
@@ -99,15 +107,16 @@ def without(serial: int) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_whole_archive_is_clean(spark: "SparkSession", place: Path, deep: bool) -> None:
     """Nobody is woken for nothing."""
-    (place / "stream=push_rules/date=2026-11-21/batch=9").mkdir()
-    (place / "stream=push_rules/date=2026-11-21/batch=9/left.parquet").write_bytes(b"half")
+    left = place / "stream=push_rules/date=2026-11-21/left.parquet"
+    left.write_bytes(b"half")
+    os.utime(left, (BEGAN_MS / 1000 - 9e6, BEGAN_MS / 1000 - 9e6))
 
     told = audited(spark, place, deep=deep)
 
     assert ["unnamed-file"] == [one.what for one in told.findings]
     assert told.is_clean
-    assert (4, 8, 40, 53, 1, 40) == (
-        told.batches,
+    assert (3, 8, 40, 53, 1, 40) == (
+        told.version,
         told.files,
         told.facts,
         told.rows,
@@ -115,11 +124,12 @@ def test_a_whole_archive_is_clean(spark: "SparkSession", place: Path, deep: bool
         told.last_serial,
     )
 
-    # Files of merged batches stay for a while; that is no news.
-    assert 4 == merge(spark, Store(str(place)), now_ms=1, fewest=4)
+    # Files that were merged stay for a while; that is no news.
+    assert 8 == optimize(spark, Store(str(place))).merged
     told = audited(spark, place, deep=deep)
     assert ["unnamed-file"] == [one.what for one in told.findings]
-    assert (1, 40) == (told.batches, told.facts)
+    assert (2, 40) == (told.files, told.facts)
+    assert (8, 40) == tuple(getattr(audited(spark, place, as_of="3"), name) for name in ("files", "facts"))
 
 
 def test_late_facts_break_no_chain(spark: "SparkSession", tmp_path: Path) -> None:
@@ -143,19 +153,9 @@ def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: 
     epoch_start = EpochStart(2, 30, facts[29].digest, 0, "lost", "push_rules", 10)
     after = [fixed(facts[30], facts[29], epoch=2, prev_token=10, token=11)]
     place = LogPosition(1, 20, facts[19].digest)
-    before: Manifest | None = None
-    for number, (some, upto) in enumerate([(left, place), (facts[20:30], None), (after, None)]):
-        rows = [KeyExtractor().with_keys(explode(batch_of_facts(some)))]
-        before = build_manifest(
-            list(write_files(store, number, rows)),
-            number=number,
-            before=before,
-            origin=BatchOrigin(history=HISTORY),
-            epoch_starts=[epoch_start],
-            now_ms=0,
-            compacted_upto=upto,
-        )
-        write_manifest(store, before)
+    job = BatchCommitter(store, LOG)
+    for some, upto in [(left, place), (facts[20:30], None), (after, None)]:
+        job.commit(write_facts(store, some), epoch_starts=[epoch_start], now_ms=0, compacted_upto=upto)
 
     assert [] == audited(spark, tmp_path).findings
     assert [] == audited(spark, tmp_path, deep=True).findings
@@ -172,8 +172,7 @@ def fixed(fact: Fact, before: Fact, **changed: Any) -> Fact:
 def test_a_removed_row_is_named(spark: "SparkSession", place: Path, is_fixed: bool) -> None:
     """Also where whoever removed it made the manifest agree: then the rows alone tell."""
     # Serial 21 is the first of its writer in batch 2, 29 the last but one: tokens 11 and 15.
-    path = file_of(place, "push_rules", 2)
-    rewritten(place, path, without(25), fixed=is_fixed)
+    path = rewritten(place, file_of(place, "push_rules", 2), without(25), fixed=is_fixed)
 
     told = audited(spark, place)
 
@@ -235,8 +234,7 @@ def test_a_changed_row_is_named_by_a_deep_audit(spark: "SparkSession", place: Pa
         rows = pc.replace_substring(table["row"], "@c5:b", "@x5:b")
         return table.set_column(table.schema.get_field_index("row"), "row", rows)
 
-    path = file_of(place, "push_rules", 2)
-    rewritten(place, path, change)
+    path = rewritten(place, file_of(place, "push_rules", 2), change)
 
     assert [] == audited(spark, place).findings
     told = audited(spark, place, deep=True)
@@ -272,21 +270,24 @@ def test_damaged_files_are_named(spark: "SparkSession", place: Path) -> None:
     assert f"{one} has the bytes of {other}" in [finding.sentence for finding in told.findings]
 
 
-def test_manifests_that_are_wrong_are_named(spark: "SparkSession", place: Path) -> None:
-    """What is wrong with manifests is found; nothing is raised."""
-    folder = place / "_manifests"
-    (folder / "1.json").unlink()
-    (folder / "7.json").write_text("{")
-    last = json.loads((folder / "3.json").read_text())
-    (folder / "3.json").write_text(json.dumps(last | {"facts": 9, "start_digest": "f" * 64}))
+def test_a_log_that_is_wrong_is_named(spark: "SparkSession", place: Path) -> None:
+    """Files that it no longer has, counts that its files do not have, an end that no fact has."""
+    folder = place / "_delta_log"
+    (gone, short, last) = (f"{number:020}.json" for number in (1, 2, 3))
+    lines = (folder / gone).read_text().splitlines()
+    (folder / gone).write_text("".join(f"{line}\n" for line in lines if '"add"' not in line))
+    text = (folder / short).read_text()
+    (folder / short).write_text(text.replace('\\"numRecords\\": 6', '\\"numRecords\\": 7', 1))
+    text = (folder / last).read_text()
+    digest = facts_of()[-1].digest
+    (folder / last).write_text(text.replace(digest, "f" * 64).replace('"w2":20', '"w2":21', 1))
 
     told = audited(spark, place)
 
-    assert ["gap", "manifest", "manifest", "manifest"] == sorted(
-        one.what for one in told.findings if one.severity == "error"
+    assert [("gap", 11, 20), ("table", 22, 30), ("table", 40, 40), ("table", 40, 40)] == sorted(
+        (one.what, one.first_serial, one.last_serial) for one in told.findings if one.severity == "error"
     )
-    assert ("gap", "", "", None, None, 11, 20) in named(told.findings)
-    assert 2 == sum(one.what == "unnamed-file" for one in told.findings)
+    assert not told.is_clean
 
 
 @contextmanager

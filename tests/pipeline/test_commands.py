@@ -94,7 +94,7 @@ def test_mistakes_are_one_line(daemon: Daemon, tmp_path: Path) -> None:
         (("archive", "--url", daemon.url, "--archive", in_the_way), 1, "Not a directory"),
         (("compact", "--archive", archive, "--snapshot", archive), 1, "nothing is archived there"),
         (("audit", "--archive", archive), 1, "nothing is archived there"),
-        (("replay", "--archive", archive, "--url", daemon.url), 1, "has no facts"),
+        (("replay", "--archive", archive, "--url", daemon.url), 1, "nothing is archived there"),
         (
             ("archive", "--url", daemon.url, "--archive", archive, "--remote", "sc://127.0.0.1:1"),
             1,

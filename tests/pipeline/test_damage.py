@@ -8,15 +8,15 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from synrepl.pipeline.archive.manifest import Manifest, manifests
+from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.comparison import Comparison
-from synrepl.pipeline.audit.file_scan import FileScan, scan_file
-from synrepl.pipeline.audit.findings import AuditFindings
+from synrepl.pipeline.audit.file_scan import FileScan, ListedFile, scan_file
+from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
-from tests.pipeline.archives import Given, archive, chained
+from tests.pipeline.archives import Given, archive, chained, paths_of
 from tests.pipeline.test_audit import changed as differing
 from tests.pipeline.test_audit import daemon, rewritten
 
@@ -37,9 +37,22 @@ def facts_of(batches: int) -> list[Fact]:
     return chained(given)
 
 
-def written(place: Path, batches: int) -> list[Manifest]:
-    """An archive of so many batches, each with one small file."""
-    return archive(str(place), facts_of(batches), batch_facts=2)
+def written(place: Path, batches: int) -> list[str]:
+    """An archive of so many batches, each with one small file. Gives their paths."""
+    archive(str(place), facts_of(batches), batch_facts=2)
+    return paths_of(place)
+
+
+def compared(place: Path) -> tuple[ListedFile, FileScan, Comparison, list[AuditFinding]]:
+    """The only file of an archive, scanned and compared."""
+    table, found = ArchiveTable(Store(str(place))), AuditFindings()
+    told = Comparison(table, table.files, found)
+    file = msgspec.convert(table.files.to_pylist()[0], ListedFile)
+    # As a task answers it.
+    seen = msgspec.json.decode(msgspec.json.encode(scan_file(table.store, file)), type=FileScan)
+    told.add(seen)
+    told.finish()
+    return file, seen, told, found.listed()
 
 
 def changed(data: bytes, at: int, mask: int) -> bytes:
@@ -49,23 +62,17 @@ def changed(data: bytes, at: int, mask: int) -> bytes:
 
 def test_every_offset_of_a_file_is_named(tmp_path: Path) -> None:
     """Checksums come first, so nothing hangs on what a reader makes of the bytes; and no reader gives up."""
-    (manifest,) = written(tmp_path, 1)
-    (file,) = manifest.files
-    store = Store(str(tmp_path))
-    data = (tmp_path / file.path).read_bytes()
+    (path,) = written(tmp_path, 1)
+    data = (tmp_path / path).read_bytes()
     ways: set[bool] = set()
 
     for at in range(len(data)):
-        (tmp_path / file.path).write_bytes(changed(data, at, MASKS[at % 3]))
+        (tmp_path / path).write_bytes(changed(data, at, MASKS[at % 3]))
 
-        seen = scan_file(store, file.path, file.stream, file.sha256)
-        # As a task answers it.
-        seen = msgspec.json.decode(msgspec.json.encode(seen), type=FileScan)
-        found = AuditFindings()
-        Comparison([manifest], {file.path: seen}, found).compare()
+        _, seen, _, found = compared(tmp_path)
 
-        assert {"changed-file"} <= {one.what for one in found.listed()}, at
-        assert {file.path} == {one.file for one in found.listed() if one.what == "changed-file"}, at
+        assert {"changed-file"} <= {one.what for one in found}, at
+        assert {path} == {one.file for one in found if one.what == "changed-file"}, at
         assert "\n" not in seen.unreadable, at
         ways.add(bool(seen.unreadable))
     # Some bytes matter to nobody who reads rows.
@@ -74,34 +81,30 @@ def test_every_offset_of_a_file_is_named(tmp_path: Path) -> None:
 
 def test_a_doubled_serial_does_not_hide_a_missing_one(tmp_path: Path) -> None:
     """There are as many facts as there should be; only their serials do not come out."""
-    (manifest,) = archive(str(tmp_path), facts_of(3), batch_facts=6)
-    (file,) = manifest.files
+    archive(str(tmp_path), facts_of(3), batch_facts=6)
 
     def change(table: Any) -> Any:
         serials = [{3: 2}.get(serial, serial) for serial in table["serial"].to_pylist()]
         return table.set_column(table.schema.get_field_index("serial"), "serial", [serials])
 
-    rewritten(tmp_path, file.path, change)
-    (manifest,) = manifests(Store(str(tmp_path)))
-    seen = scan_file(Store(str(tmp_path)), file.path, file.stream, manifest.files[0].sha256)
-    told = Comparison([manifest], {file.path: seen}, AuditFindings())
-    told.compare()
+    rewritten(tmp_path, paths_of(tmp_path)[0], change)
 
-    assert (file.facts, file.first_serial, file.last_serial) == (seen.facts, seen.first, seen.last)
-    assert {0} == told.uneven
+    file, seen, told, _ = compared(tmp_path)
+
+    assert (6, file.first_serial, file.last_serial) == (seen.facts, seen.first, seen.last)
+    assert [(1, 6, True)] == [(one.first, one.last, one.is_uneven) for one in told.spans]
 
 
-def test_a_manifest_with_another_digest_than_its_last_fact_is_named(tmp_path: Path) -> None:
-    """The digest of a batch is what the next one, and a daemon, are held against."""
-    (manifest,) = archive(str(tmp_path), facts_of(3), batch_facts=6)
-    (file,) = manifest.files
-    seen = scan_file(Store(str(tmp_path)), file.path, file.stream, file.sha256)
-    found = AuditFindings()
-    told = Comparison([msgspec.structs.replace(manifest, digest="0" * 64)], {file.path: seen}, found)
-    told.compare()
+def test_a_log_with_another_digest_than_its_last_fact_is_named(tmp_path: Path) -> None:
+    """The digest at the end is what the next batch, and a daemon, are held against."""
+    archive(str(tmp_path), facts_of(3), batch_facts=6)
+    commit = tmp_path / "_delta_log" / f"{0:020}.json"
+    commit.write_text(commit.read_text().replace(facts_of(3)[-1].digest, "0" * 64))
 
-    assert {0} == told.uneven
-    assert ["manifest"] == [one.what for one in found.listed()]
+    _, _, told, found = compared(tmp_path)
+
+    assert [(1, 6, True)] == [(one.first, one.last, one.is_uneven) for one in told.spans]
+    assert ["table"] == [one.what for one in found]
 
 
 def places(data: Path) -> Iterator[int]:
@@ -121,21 +124,21 @@ def places(data: Path) -> Iterator[int]:
 def test_a_whole_audit_names_damage_of_every_kind(spark: "SparkSession", tmp_path: Path, deep: bool) -> None:
     """Spark's own reader ends the job at some of these; it is not asked to read what was changed."""
     made = written(tmp_path, 37)
-    for manifest, place in zip(made, list(places(tmp_path / made[0].files[0].path)), strict=True):
-        path = tmp_path / manifest.files[0].path
+    for name, place in zip(made, list(places(tmp_path / made[0])), strict=True):
+        path = tmp_path / name
         path.write_bytes(changed(path.read_bytes(), place, 0xFF))
 
     told = audit(spark, Store(str(tmp_path)), deep=deep)
 
     named = {one.file for one in told.findings if one.what == "changed-file"}
-    assert {manifest.files[0].path for manifest in made} == named
+    assert set(made) == named
     assert not told.is_clean
 
 
 def test_a_daemon_is_compared_with_what_is_left(spark: "SparkSession", tmp_path: Path) -> None:
     """A changed file is read in the same way there: its facts count if they can be read."""
     made = written(tmp_path, 4)
-    paths = [tmp_path / manifest.files[0].path for manifest in made]
+    paths = [tmp_path / path for path in made]
     # Neither the first bytes nor the name of the program that wrote it are looked at by who reads rows.
     for path, at in ((paths[1], 0), (paths[3], paths[3].read_bytes().index(b"parquet-cpp"))):
         path.write_bytes(changed(path.read_bytes(), at, 0x20))
@@ -146,10 +149,10 @@ def test_a_daemon_is_compared_with_what_is_left(spark: "SparkSession", tmp_path:
 
     found = {(one.first_serial, one.last_serial, one.what, one.file) for one in told.findings}
     assert [
-        (3, 4, "changed-file", made[1].files[0].path),
-        (3, 7, "differs-from-daemon", made[1].files[0].path),
-        (5, 6, "changed-file", made[2].files[0].path),
-        (7, 8, "changed-file", made[3].files[0].path),
+        (3, 4, "changed-file", made[1]),
+        (3, 7, "differs-from-daemon", made[1]),
+        (5, 6, "changed-file", made[2]),
+        (7, 8, "changed-file", made[3]),
         (8, 8, "missing-in-daemon", ""),
     ] == sorted(found)
     assert ("push_rules", "w2") in {

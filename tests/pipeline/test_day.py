@@ -7,11 +7,11 @@ import duckdb
 import pytest
 
 from synrepl.pipeline.archive.archive import archive
-from synrepl.pipeline.archive.manifest import manifests
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.report.report import report
 from synrepl.pipeline.snapshot.compact import compact
 from synrepl.pipeline.store import Store
+from tests.pipeline.archives import paths_of
 from tests.pipeline.recorded import fill_day
 from tests.service.processes import Daemon
 
@@ -34,7 +34,7 @@ def test_a_recorded_day_is_archived_audited_folded_and_drawn(spark: "SparkSessio
 
     assert archived.facts == FACTS == audited.facts == reported.facts
     assert audited.is_clean, audited.findings
-    files = [position.uri(file.path) for one in manifests(position) for file in one.files]
+    files = [position.uri(path) for path in paths_of(position.location)]
     ((keyless, keys),) = (
         duckdb.connect()
         .execute(

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from synrepl.pipeline.archive.manifest import manifests
+from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.store import Store
 from tests.pipeline.clusters import connect_server, run_python
 from tests.processes.replicas import fill
@@ -39,7 +39,7 @@ def test_all_jobs_on_a_server(tmp_path: Path) -> None:
 
     assert (600, 2) == (first["facts"], first["batches"])
     assert (0, 600) == (again["facts"], again["serial"])
-    assert [400, 200] == [one.facts for one in manifests(Store(archive))]
+    assert [400, 200] == [one.facts for one in ArchiveTable(Store(archive)).batches()]
     assert 600 == folded["snapshot"]["serial"]
     assert audited["is_clean"]
     assert 600 == drawn["facts"]

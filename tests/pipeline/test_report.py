@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from synrepl.caches import NEWEST
-from synrepl.pipeline.archive.manifest import manifests, write_manifest
-from synrepl.pipeline.archive.merge import merge
+from synrepl.pipeline.archive.committer import add_action
+from synrepl.pipeline.archive.optimize import optimize
+from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.report import ReportResult, report
 from synrepl.pipeline.report.daemon_status import DaemonStatus
 from synrepl.pipeline.report.measurement import STEPS, measure
 from synrepl.pipeline.store import Store
-from tests.pipeline.archives import archive, chained
+from tests.pipeline.archives import archive, chained, paths_of, write_facts
 from tests.pipeline.days import Day, archive_day
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ class Made:
         self.day = Day(1500, hours=5, turn_at=700)
         self.store = Store(str(folder / "archive"))
         archive_day(self.store.location, self.day, every_ms=3600 * 1000)
-        self.batches = manifests(self.store)
+        self.batches = ArchiveTable(self.store).batches()
         # As a run does that follows: what is told of batches does not go with them.
-        assert merge(spark, self.store, now_ms=self.batches[-1].archived_at_ms + 1, fewest=3) >= 3
+        assert optimize(spark, self.store, fewest=3).merged >= 3
         self.told: list[tuple[str, int, int]] = []
         self.report: ReportResult = report(
             spark, self.store, folder / "out", top=7, progress=lambda *step: self.told.append(step)
         )
-        files = [self.store.uri(file.path) for one in manifests(self.store) for file in one.files]
+        files = [self.store.uri(path) for path in paths_of(self.store.location)]
         self._files = files
 
     def table(self, name: str) -> list[dict[str, str]]:
@@ -101,7 +102,7 @@ def test_waits(made: Made) -> None:
     found = {(row["stream"], row["writer"]): float(row["most_seconds"]) for row in made.table("lag")}
 
     assert {pair: waited / 1000 for pair, waited in most.items()} == pytest.approx(found)
-    assert [(one.batch, one.facts) for one in made.batches] == [
+    assert [(one.version, one.facts) for one in made.batches] == [
         (int(row["batch"]), int(row["facts"])) for row in made.table("batches")
     ]
 
@@ -199,12 +200,11 @@ def test_what_is_wrong_is_found(spark: "SparkSession", tmp_path: Path) -> None:
     facts[14] = msgspec.structs.replace(facts[14], prev_token=facts[14].prev_token - 1)  # push_rules
     position = str(tmp_path / "archive")
     archive(position, facts)
-    (whole,) = manifests(Store(position))
-    (tmp_path / "archive" / whole.name).unlink()
-    (file,) = (file for file in whole.files if file.stream == "push_rules")
-    copy = msgspec.structs.replace(file, path=file.path.replace(".parquet", "x.parquet"))
-    (tmp_path / "archive" / copy.path).write_bytes((tmp_path / "archive" / file.path).read_bytes())
-    write_manifest(Store(position), msgspec.structs.replace(whole, files=[*whole.files, copy]))
+    table = ArchiveTable(Store(position))
+    (written,) = (one for one in write_facts(Store(position), facts) if one.stream == "push_rules")
+    copy = msgspec.structs.replace(written, path=written.path.replace(".parquet", "x.parquet"))
+    (tmp_path / "archive" / copy.path).write_bytes((tmp_path / "archive" / written.path).read_bytes())
+    table.replace(table.files.slice(0, 0), [add_action(copy, 1)], now_ms=1)
 
     daemon = DaemonStatus(url="http://127.0.0.1:1", trouble="cannot connect: no")
     found = measure(spark, Store(position), top=5, daemon=daemon, progress=lambda *step: None)

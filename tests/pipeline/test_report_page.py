@@ -14,12 +14,11 @@ import pytest
 from synrepl.caches import NEWEST
 from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.templates import load_template
-from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.chains import ChainBreak
 from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags
 from synrepl.pipeline.report.daemon_status import DaemonStatus, ask, counters
 from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning
-from synrepl.pipeline.report.measurement import Coverage, Measurements
+from synrepl.pipeline.report.measurement import Arrival, Coverage, Measurements
 from synrepl.pipeline.report.page import shown
 from synrepl.pipeline.report.report import ReportResult, write
 from synrepl.pipeline.report.tables import Table, as_csv

@@ -1,1 +1,1 @@
-"""Archive: the log as Parquet files, and the manifests that name these files."""
+"""Archive: the log as a Delta table."""

@@ -1,43 +1,46 @@
-"""The job `archive`: writes the log as Parquet, each fact exactly once, through crashes at any point.
+"""The job `archive`: adds the log to a Delta table, each fact exactly once, through crashes at any point.
 
-The manifests alone define the position of an archive. Spark's checkpoint belongs to one run and is removed
-with it, so a crash between writing a manifest and Spark's own commit has no effect.
+The table alone defines the position of an archive. Spark's checkpoint belongs to one run and is removed with
+it, so a crash between a commit of the table and Spark's own has no effect.
 """
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 import msgspec
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from synrepl.http_api.routes import STATUS
-from synrepl.pipeline.archive.batches import ArchiveBatchWriter, At, now_ms
-from synrepl.pipeline.archive.commit import BatchOrigin
-from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
-from synrepl.pipeline.archive.merge import tidy
-from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
+from synrepl.pipeline.archive.committer import BatchCommitter, LogIdentity, Overtaken
+from synrepl.pipeline.archive.optimize import FEWEST, optimize
+from synrepl.pipeline.archive.table import Clock
+from synrepl.pipeline.archive.writer import write_files, write_in_tasks
+from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.session import is_remote
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.store import Store, lock_archive
-from synrepl.ports.history import LogPosition
+from synrepl.pipeline.store import BadArchive, Store
+from synrepl.ports.history import EpochStart, LogPosition
 
 __all__ = ["ArchiveResult", "archive"]
 
 BATCH_FACTS: Final = 500_000
 EVERY_SECONDS: Final = 5.0
-CHECKPOINTS: Final = "_checkpoints"
 LOOK_SECONDS: Final = 1
+MERGE_BATCHES: Final = 4 * FEWEST
+"""Number of batches after which small files are merged."""
 
 
 class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run: the archive now ends at `serial`."""
+    """The result of a run: the archive now ends at `serial`. `merged` is the number of merged files."""
 
     batches: int
     facts: int
@@ -61,33 +64,30 @@ def archive(
     batch_facts: int = BATCH_FACTS,
     progress: Progress = ignore_progress,
     stopped: Callable[[], bool] = lambda: False,
-    at: At = lambda point: None,
+    at: Callable[[str], None] = lambda point: None,
 ) -> ArchiveResult:
     """Archive the log of the daemon at `url` up to its head; with `follow`, until `stopped` returns true.
 
-    A batch has at most `batch_facts` consecutive facts, none of them split. Raises `BadArchive` for the
-    archive of another log, `ConfigError` if another job is writing the archive, and `SourceError` or
-    `DataLoss` if the daemon refuses a request or lacks facts.
+    A batch has at most `batch_facts` consecutive facts, none of them split. `at` is called after the ``data``
+    and after the ``commit`` of a batch. Raises `BadArchive` for the archive of another log, and `SourceError`
+    or `DataLoss` if the daemon refuses a request or lacks facts.
     """
     began = time.monotonic()
-    with lock_archive(store):
-        job = _Job(spark, url, store, secret_file, progress, at)
-        writer = job.begin()
-        try:
-            job.run(follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped)
-        finally:
-            store.remove_folder(CHECKPOINTS)
-        writer.merge()
-    last = writer.before
+    job = _Job(spark, url, store, secret_file, progress, at)
+    while not job.run(follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped):
+        # Another job has archived facts meanwhile: begin again after them.
+        pass
+    job.merge()
+    end = job.committer.end
     return ArchiveResult(
-        batches=writer.batches,
-        facts=writer.facts,
-        rows=writer.rows,
-        bytes=writer.bytes,
-        serial=writer.serial,
-        epoch=1 if last is None else last.epoch,
-        digest="" if last is None else last.digest,
-        merged=writer.merged,
+        batches=job.batches,
+        facts=job.facts,
+        rows=job.rows,
+        bytes=job.bytes,
+        serial=job.committer.serial,
+        epoch=1 if end is None else end.epoch,
+        digest="" if end is None else end.digest,
+        merged=job.merged,
         seconds=round(time.monotonic() - began, 3),
     )
 
@@ -102,7 +102,7 @@ class _Job:
         store: Store,
         secret_file: str | None,
         progress: Progress,
-        at: At,
+        at: Callable[[str], None],
     ) -> None:
         register(spark)
         self._spark = spark
@@ -115,27 +115,38 @@ class _Job:
         if secret_file is not None:
             self._options["secretFile"] = secret_file
         self._daemon = SourceClient(read_options(self._options))
-        self._writer: ArchiveBatchWriter
+        self._is_overtaken = False
+        self.committer: BatchCommitter
+        self.batches = self.facts = self.rows = self.bytes = self.merged = 0
 
-    def begin(self) -> ArchiveBatchWriter:
-        """Read the manifests, remove leftovers of crashes, and return the writer of the next batches."""
-        found = manifests(self._store)
-        tidy(self._store, found, now_ms=now_ms())
+    @retry_late_workers
+    def run(
+        self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
+    ) -> bool:
+        """Archive the log up to its head, or follow it. Return false if another job archives it too."""
+        self._is_overtaken = False
         status = self._daemon.get(STATUS)
-        before = found[-1] if found else None
-        origin = BatchOrigin(history=status["history"], server_name=status["server_name"])
-        if before is not None and before.history != origin.history:
-            raise BadArchive(
-                f"{self._store} is the archive of another log (history {before.history}, server"
-                f" {before.server_name}); use another directory for this log"
-            )
-        self._writer = ArchiveBatchWriter(
-            self._spark, self._store, origin, before, self._daemon, self._progress, self._at
-        )
-        self._progress("archiving", 0, max(0, status["serial"] - self._writer.serial))
-        if before is None:
-            self._begin_trimmed(status)
-        return self._writer
+        self.committer = BatchCommitter(self._store, LogIdentity(status["history"], status["server_name"]))
+        self._progress("archiving", 0, max(0, status["serial"] - self.committer.serial))
+        run = self._run_in_driver if is_remote(self._spark) else self._run_query
+        try:
+            if self.committer.end is None:
+                self._begin_trimmed(status)
+            run(follow, every_seconds, batch_facts, stopped)
+        except Exception:
+            if not self._is_overtaken:
+                raise
+        return not self._is_overtaken
+
+    def merge(self) -> None:
+        """Merge small files, if there are enough."""
+        if self.committer.end is None:
+            return
+        try:
+            self.merged += optimize(self._spark, self._store, fewest=FEWEST).merged
+        except BadArchive:
+            # Another job merges the same files.
+            pass
 
     def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
         """Archive the remaining facts of the trimmed part of the log as the first batch."""
@@ -143,17 +154,14 @@ class _Job:
         if not whole["trimmed_upto"]:
             return
         found = self._daemon.extent(upto=whole["trimmed_upto"], compacted=True)
-        self._writer.origin = msgspec.structs.replace(
-            self._writer.origin, clock=self._quiet(found["serial"], status["streams"])
+        rows = self._read(compacted="true", endingOffsets=str(whole["trimmed_upto"]))
+        self._write(
+            rows,
+            compacted_upto=LogPosition(found["epoch"], found["serial"], found["digest"]),
+            clock=self._quiet(found["serial"], status["streams"]),
         )
-        rows = (
-            self._spark.read.format("synrepl")
-            .options(**self._options, compacted="true", endingOffsets=str(whole["trimmed_upto"]))
-            .load()
-        )
-        self._writer.write(rows, LogPosition(found["epoch"], found["serial"], found["digest"]))
 
-    def _quiet(self, serial: int, streams: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    def _quiet(self, serial: int, streams: Mapping[str, Any]) -> Clock:
         """Return the positions of writers without facts since `serial`, whose facts may have been trimmed.
 
         The positions of other writers follow from their facts.
@@ -172,39 +180,36 @@ class _Job:
             )
         }
 
-    @retry_late_workers
-    def run(
-        self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
+    def _read(self, **options: str) -> DataFrame:
+        return self._spark.read.format("synrepl").options(**self._options, **options).load()
+
+    def _run_query(
+        self, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
     ) -> None:
-        """Archive the log up to its head, or follow it."""
-        if is_remote(self._spark):
-            self._run_in_driver(
-                follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped
-            )
-            return
         rows = (
             self._spark.readStream.format("synrepl")
             .options(**self._options, startingOffsets=self._start(), maxOffsetsPerTrigger=str(batch_facts))
             .load()
         )
-        checkpoint = self._store.uri(f"{CHECKPOINTS}/{uuid4().hex}")
-        writing = rows.writeStream.foreachBatch(self._writer).option("checkpointLocation", checkpoint)
+        # Spark's batch number is ignored: it restarts with each run.
+        writing = rows.writeStream.foreachBatch(lambda batch, _: self._write(batch))
         if follow:
             writing = writing.trigger(processingTime=f"{int(every_seconds * 1000)} milliseconds")
         else:
             writing = writing.trigger(availableNow=True)
-        query = writing.start()
-        try:
-            while not query.awaitTermination(LOOK_SECONDS) and not stopped():
-                pass
-        finally:
-            query.stop()
+        with tempfile.TemporaryDirectory(prefix="synrepl-archive-", ignore_cleanup_errors=True) as checkpoint:
+            query = writing.option("checkpointLocation", Path(checkpoint).as_uri()).start()
+            try:
+                while not query.awaitTermination(LOOK_SECONDS) and not stopped():
+                    pass
+            finally:
+                query.stop()
         failure = query.exception()
         if failure is not None:
             raise failure
 
     def _run_in_driver(
-        self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
+        self, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
     ) -> None:
         """Archive with Spark Connect, one range after the other.
 
@@ -213,16 +218,11 @@ class _Job:
         head = self._daemon.extent(limit=1, compacted=True)["head"]
         while not stopped():
             due = time.monotonic() + every_seconds
-            since = self._writer.serial
+            since = self.committer.serial
             found = self._daemon.extent(since=since, limit=batch_facts, compacted=True)
             upto = found["serial"] if follow else min(found["serial"], head)
             if upto > since:
-                rows = (
-                    self._spark.read.format("synrepl")
-                    .options(**self._options, startingOffsets=self._start(), endingOffsets=str(upto))
-                    .load()
-                )
-                self._writer.write(rows, None)
+                self._write(self._read(startingOffsets=self._start(), endingOffsets=str(upto)))
             elif not follow:
                 return
             while follow and not stopped() and (left := due - time.monotonic()) > 0:
@@ -230,16 +230,51 @@ class _Job:
 
     def _start(self) -> str:
         """Return the end of the archive as the start offsets of the source."""
-        before = self._writer.before
-        return "earliest" if before is None else json.dumps(_offset(before).to_json())
+        end = self.committer.end
+        if end is None:
+            return "earliest"
+        offset = Offset(
+            serial=end.last_serial,
+            epoch=end.epoch,
+            digest=end.digest,
+            history=end.history,
+            clock=end.end,
+            committed_at_ms=end.last_at_ms,
+        )
+        return json.dumps(offset.to_json())
 
+    def _write(
+        self, rows: DataFrame, *, compacted_upto: LogPosition | None = None, clock: Clock | None = None
+    ) -> None:
+        """Write these rows as the next batch: first the files, then the commit that adds them."""
+        written = write_in_tasks(rows, partial(write_files, self._store))
+        if not written and compacted_upto is None:
+            return
+        self._at("data")
+        epoch_starts = self._epoch_starts(max((one.epoch for one in written), default=1))
+        try:
+            batch = self.committer.commit(
+                written,
+                epoch_starts=epoch_starts,
+                now_ms=now_ms(),
+                compacted_upto=compacted_upto,
+                clock=clock,
+            )
+        except Overtaken:
+            self._is_overtaken = True
+            raise
+        self._at("commit")
+        self.batches += 1
+        self.facts += batch.facts
+        self.rows += batch.rows
+        self.bytes += batch.bytes
+        self._progress("archiving", self.facts, 0)
+        if self.batches % MERGE_BATCHES == 0:
+            self.merge()
 
-def _offset(manifest: Manifest) -> Offset:
-    return Offset(
-        serial=manifest.last_serial,
-        epoch=manifest.epoch,
-        digest=manifest.digest,
-        history=manifest.history,
-        clock=manifest.end,
-        committed_at_ms=manifest.last_at_ms,
-    )
+    def _epoch_starts(self, epoch: int) -> list[EpochStart]:
+        """Return the starts of epochs up to this epoch."""
+        end = self.committer.end
+        if end is not None and end.epoch == epoch:
+            return end.epoch_starts
+        return msgspec.convert(self._daemon.get(STATUS)["epoch_starts"], list[EpochStart])

@@ -1,8 +1,9 @@
 """Writer of Parquet files: one per stream and day of the rows of a task."""
 
-import uuid
+import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -12,9 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from synrepl.pipeline.archive.manifest import ArchivedFile
 from synrepl.pipeline.source.rows import ROWS
-from synrepl.pipeline.store import Sink, Store
+from synrepl.pipeline.store import Store
 
 __all__ = ["WrittenFile", "write_files", "write_in_tasks"]
 
@@ -23,14 +23,37 @@ GROUP_ROWS: Final = 128 * 1024
 
 
 class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file, the highest token of each writer by epoch, and the last digest."""
+    """A file, with the highest token of each writer by epoch, and the epoch and digest of its last fact.
 
-    file: ArchivedFile
-    tokens: dict[int, dict[str, int]]
-    digest: str
-    epoch: int
+    `path` is relative to the archive, and ends with the SHA-256; `facts` counts the rows with `seq` 0.
+    """
+
+    path: str
+    bytes: int
+    rows: int
+    facts: int
+    stream: str
+    date: str
+    first_serial: int
+    last_serial: int
+    last_seq: int
     first_at_ms: int
     last_at_ms: int
+    tokens: dict[int, dict[str, int]]
+    epoch: int
+    digest: str
+
+    @property
+    def stats(self) -> str:
+        """The statistics of the file for the log of the table, as JSON."""
+        at = (f"{pa.scalar(ms, pa.timestamp('ms'))}Z" for ms in (self.first_at_ms, self.last_at_ms))
+        bounds = ((self.first_serial, 0), (self.last_serial, self.last_seq))
+        low, high = (
+            {"serial": serial, "seq": seq, "committed_at": when.replace(" ", "T")}
+            for (serial, seq), when in zip(bounds, at, strict=True)
+        )
+        nulls = dict.fromkeys(low, 0)
+        return json.dumps({"numRecords": self.rows, "minValues": low, "maxValues": high, "nullCount": nulls})
 
 
 def write_in_tasks(
@@ -48,10 +71,10 @@ def _encode_results(
     yield pa.RecordBatch.from_arrays([pa.array(found, pa.binary())], names=["written"])
 
 
-def write_files(store: Store, batch: int, rows: Iterable[Any]) -> Iterator[WrittenFile]:
-    """Write record batches of rows (`source.rows.ROWS`, by serial and seq) as files of a batch.
+def write_files(store: Store, rows: Iterable[Any]) -> Iterator[WrittenFile]:
+    """Write record batches of rows (`source.rows.ROWS`, by serial and seq) as files.
 
-    Files are written atomically, and become part of the archive when a manifest names them.
+    Files are written atomically, and become part of the archive when they are committed to its table.
     """
     open_files: dict[tuple[str, str], _File] = {}
     for given in rows:
@@ -64,126 +87,75 @@ def write_files(store: Store, batch: int, rows: Iterable[Any]) -> Iterator[Writt
                 selection = of_stream if len(days) == 1 else pc.and_(of_stream, pc.equal(dates, day))
                 part = given.filter(selection)
                 if len(part):
-                    position = (stream, day)
-                    if position not in open_files:
-                        open_files[position] = _File(store, batch, *position)
-                    open_files[position].add(part)
+                    if (stream, day) not in open_files:
+                        open_files[stream, day] = _File(stream, day)
+                    open_files[stream, day].add(part)
     for file in open_files.values():
-        yield file.finish()
+        yield file.finish(store)
 
 
 class _File:
-    """A file being written, with one row group in memory."""
+    """A file being written: compressed in memory, as its checksum is in its name."""
 
-    def __init__(self, store: Store, batch: int, stream: str, date: str) -> None:
-        self._folder = f"stream={quote(stream, safe='')}/date={date}/batch={batch}"
+    def __init__(self, stream: str, date: str) -> None:
         self._stream = stream
         self._date = date
-        self._store = store
         self._waiting: list[Any] = []
         self._waiting_rows = 0
-        self._first = self._last = 0
-        self._rows = self._facts = 0
+        self._rows = self._facts = self._last_seq = 0
+        self._times: list[int] = []
         self._tokens: dict[int, dict[str, int]] = {}
-        self._digest = ""
-        self._epoch = 0
-        self._first_ms = self._last_ms = 0
-        self._name = ""
-        self._context: Any = None
-        self._sink: Sink
-        self._writer: Any = None
+        self._first_serial = 0
+        self._last: dict[str, Any] = {}
+        self._data = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(self._data, ROWS, compression="zstd")
 
     def add(self, rows: Any) -> None:
         """Append rows."""
-        if not self._rows:
-            self._first = rows["serial"][0].as_py()
-            self._name = f"{self._folder}/{self._first:012d}-{uuid.uuid4().hex[:12]}.parquet"
-            self._first_ms = _ms(rows["committed_at"][0])
-        last = len(rows) - 1
-        self._last = rows["serial"][last].as_py()
-        self._digest = rows["digest"][last].as_py()
-        self._epoch = rows["epoch"][last].as_py()
+        self._first_serial = self._first_serial or rows["serial"][0].as_py()
+        (self._last,) = rows.slice(len(rows) - 1).select(["serial", "epoch", "digest"]).to_pylist()
         bounds = pc.min_max(rows["committed_at"])
-        self._first_ms = min(self._first_ms, _ms(bounds["min"]))
-        self._last_ms = max(self._last_ms, _ms(bounds["max"]))
+        times = (*self._times, bounds["min"].value // 1000, bounds["max"].value // 1000)
+        self._times = [min(times), max(times)]
         self._rows += len(rows)
         self._facts += pc.sum(pc.equal(rows["seq"], 0)).as_py()
-        names = {"epoch": rows["epoch"], "writer": rows["writer"], "token": rows["token"]}
-        highest = pa.table(names).group_by(["epoch", "writer"]).aggregate([("token", "max")])
-        for found in highest.to_pylist():
-            tokens = self._tokens.setdefault(found["epoch"], {})
-            tokens[found["writer"]] = max(found["token_max"], tokens.get(found["writer"], found["token_max"]))
+        self._last_seq = max(self._last_seq, pc.max(rows["seq"]).as_py())
+        tokens = pa.table({name: rows[name] for name in ("epoch", "writer", "token")})
+        for found in tokens.group_by(["epoch", "writer"]).aggregate([("token", "max")]).to_pylist():
+            of_epoch = self._tokens.setdefault(found["epoch"], {})
+            writer, token = found["writer"], found["token_max"]
+            of_epoch[writer] = max(token, of_epoch.get(writer, token))
         self._waiting.append(rows)
         self._waiting_rows += len(rows)
         if self._waiting_rows >= GROUP_ROWS:
             self._write()
 
-    def finish(self) -> WrittenFile:
-        """Close the file and return its metadata."""
+    def finish(self, store: Store) -> WrittenFile:
+        """Store the file and return its metadata."""
         self._write()
         self._writer.close()
-        self._context.__exit__(None, None, None)
+        data = self._data.getvalue()
+        name = f"{self._first_serial:012d}-{sha256(data).hexdigest()}.parquet"
+        path = f"stream={quote(self._stream, safe='')}/date={self._date}/{name}"
+        store.write(path, data)
         return WrittenFile(
-            file=ArchivedFile(
-                path=self._name,
-                rows=self._rows,
-                sha256=self._sink.sha256,
-                bytes=self._sink.bytes,
-                stream=self._stream,
-                date=self._date,
-                facts=self._facts,
-                first_serial=self._first,
-                last_serial=self._last,
-            ),
+            path=path,
+            bytes=data.size,
+            rows=self._rows,
+            facts=self._facts,
+            stream=self._stream,
+            date=self._date,
+            first_serial=self._first_serial,
+            last_serial=self._last["serial"],
+            last_seq=self._last_seq,
+            first_at_ms=self._times[0],
+            last_at_ms=self._times[1],
             tokens=self._tokens,
-            digest=self._digest,
-            epoch=self._epoch,
-            first_at_ms=self._first_ms,
-            last_at_ms=self._last_ms,
+            epoch=self._last["epoch"],
+            digest=self._last["digest"],
         )
 
     def _write(self) -> None:
-        if not self._waiting:
-            return
-        if self._writer is None:
-            self._context = self._store.writing(self._name)
-            self._sink = self._context.__enter__()
-            self._writer = pq.ParquetWriter(
-                pa.PythonFile(_OpenFile(self._sink), mode="w"), ROWS, compression="zstd"
-            )
-        self._writer.write_table(pa.Table.from_batches(self._waiting), row_group_size=GROUP_ROWS)
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting), row_group_size=GROUP_ROWS)
         self._waiting, self._waiting_rows = [], 0
-
-
-class _OpenFile:
-    """Adapter from `Sink` to the file interface of pyarrow."""
-
-    closed = False
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def write(self, data: Any) -> int:
-        return self._sink.write(data)
-
-    def tell(self) -> int:
-        return self._sink.bytes
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def seekable(self) -> bool:
-        return False
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-
-def _ms(at: Any) -> int:
-    return int(at.value) // 1000

@@ -1,1 +1,1 @@
-"""Audits: check an archive against its manifests, for missing facts, and against its daemon."""
+"""Audits: check an archive for damaged files, for missing facts, and against its daemon."""

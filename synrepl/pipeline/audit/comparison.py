@@ -1,107 +1,212 @@
-"""Comparison of the scanned files of an archive with its manifests."""
+"""Comparison of the scanned files of an archive with the log of its table, and with each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Final
 
-from synrepl.pipeline.archive.manifest import ArchivedFile, Manifest
-from synrepl.pipeline.audit.file_scan import FileProblem, FileScan, TokenRun
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
+from synrepl.pipeline.audit.file_scan import FileProblem, FileScan, ListedFile
 from synrepl.pipeline.audit.findings import AuditFindings
+from synrepl.streams.digest import EMPTY
 
-__all__ = ["Comparison"]
+__all__ = ["Comparison", "TokenGap", "AuditSpan"]
+
+ANCHORS: Final = 20_000
+"""Maximum number of digests to compare with a daemon."""
+
+Positions = dict[tuple[str, str], int]
+"""The position of each writer of a stream, by stream and writer."""
+
+
+class AuditSpan(msgspec.Struct, kw_only=True):
+    """Serials from `first` to `last`, of which no other file has any.
+
+    `start` and `digest` are the positions of writers and the digest before the span, as far as known; `seen`
+    are the last serials of writers there. Other writers are at `initial`, or unknown in the streams `lost`.
+    In `broken` streams, the tokens of a writer are not consecutive. `unknown` are the streams with an
+    unreadable file, whose holes are not reported. `short` files have other counts than in the log.
+    """
+
+    first: int
+    last: int
+    start: Positions
+    seen: Positions
+    digest: str
+    lost: set[str]
+    initial: int | None
+    is_compacted: bool
+    is_uneven: bool = False
+    broken: set[str] = set()
+    unknown: set[str] = set()
+    short: list[FileScan] = []
+
+    def position(self, stream: str, writer: str) -> int | None:
+        """Return the token of a writer before the span; None if it is unknown."""
+        return self.start.get((stream, writer), None if stream in self.lost else self.initial)
+
+
+class TokenGap(msgspec.Struct, frozen=True):
+    """Missing facts of a writer: tokens in ``(token, upto]``, at serials between `after` and `before`."""
+
+    stream: str
+    writer: str
+    token: int
+    upto: int
+    after: int
+    before: int
 
 
 class Comparison:
-    """Comparison that reports obvious problems, and collects suspicious batches for `Explanation`.
+    """Comparison that reports obvious problems, and collects suspicious `spans` for `Explanation`.
 
-    `uneven` batches have missing or duplicate serials. In `broken` pairs of batch and stream, the tokens of a
-    writer are not consecutive. `unknown` are the streams of a batch with an unreadable file, whose holes are
-    not reported. `short` files have other counts than in the manifest, `changed` files other bytes. In
-    `ahead` pairs of batch and stream, the clock differs from the rows.
+    The scans must be added in order of serial; only those of one span are in memory. `tails` are holes before
+    the end of the archive. `changed` files have other bytes than their name says; `unreadable` ones are not
+    read again. `reported` are the codes and serials of reported rows. `anchors` are digests by serial, as
+    found in the files.
     """
 
-    def __init__(
-        self, manifests: Sequence[Manifest], seen: Mapping[str, FileScan], found: AuditFindings
-    ) -> None:
-        self.manifests = manifests
-        self.seen = seen
-        self.readable: dict[str, ArchivedFile] = {}
-        self.void = {
-            epoch_start.stream
-            for manifest in manifests
-            for epoch_start in manifest.epoch_starts
-            if epoch_start.stream
-        }
-        self.uneven: set[int] = set()
-        self.broken: set[tuple[int, str]] = set()
-        self.unknown: dict[int, set[str]] = {}
-        self.short: dict[int, list[ArchivedFile]] = {}
+    def __init__(self, table: ArchiveTable, files: Any, found: AuditFindings, *, deep: bool = False) -> None:
+        self.table = table
+        self.files = files
+        self.spans: list[AuditSpan] = []
+        self.tails: list[TokenGap] = []
         self.changed: set[str] = set()
-        self.ahead: set[tuple[int, str]] = set()
+        self.unreadable: set[str] = set()
+        self.reported: set[tuple[str, int]] = set()
+        self.anchors: dict[int, str] = {}
+        self.void = {start.stream for start in table.end.epoch_starts if start.stream}
+        self.facts = self.rows = self.bytes = 0
         self._found = found
+        self._is_deep = deep
+        self._scans: list[FileScan] = []
+        self._last = 0
+        self._digest = EMPTY
+        self._anchor_step = 1
+        self._span: AuditSpan | None = None
+        self._spans = 0
+        # Positions and last serials of writers, and streams with writers of unknown positions.
+        self._positions: Positions = {}
+        self._serials: Positions = {}
+        self._lost: set[str] = set()
+        # The position of a writer without facts.
+        self._initial = None if table.end.compacted_upto else 0
 
-    def compare(self) -> None:
-        """Compare every file and batch."""
-        by_sha256 = {file.sha256: file.path for manifest in self.manifests for file in manifest.files}
-        for manifest in self.manifests:
-            for file in manifest.files:
-                self._compare_file(manifest, file, by_sha256)
-            self._compare_batch(manifest)
+    def add(self, scan: FileScan) -> None:
+        """Compare the next file."""
+        self.facts += scan.facts
+        self.rows += scan.rows
+        self.bytes += scan.bytes
+        file = scan.file
+        upto = max((one.file.last_serial for one in self._scans), default=self._last)
+        end = self.table.end
+        if upto <= end.compacted_upto < file.first_serial and self._last < end.compacted_upto:
+            # The clock after the compacted part is in the log.
+            self._close()
+            self._last = end.compacted_upto
+            self._digest = self._logged_digest(end.compacted_upto)
+            for stream, writers in end.origin.items():
+                self._positions.update({(stream, writer): token for writer, token in writers.items()})
+        elif file.first_serial > upto:
+            self._close()
+        self._scans.append(scan)
+
+    def finish(self) -> None:
+        """Compare the end of the archive."""
+        self._close()
+        end = self.table.end
+        if end.is_compacted:
+            return
+        start = max(self._last, end.compacted_upto)
+        if start < end.last_serial:
+            self._report_gap(start + 1, end.last_serial)
+            return
+        is_same = self._digest in (end.digest, "")
+        if not is_same:
+            why = f"the log has another digest than the last fact, serial {end.last_serial}"
+            self._found.add("table", why, serials=(end.last_serial, end.last_serial))
+        self.tails = list(self._tails())
+        if self._span is not None and (self.tails or not is_same):
+            self._span.is_uneven = True
+            self._choose(self._span)
+
+    def _tails(self) -> Iterator[TokenGap]:
+        end = self.table.end
+        for stream, writers in end.end.items():
+            for writer, token in writers.items() if stream not in self._lost | self.void else ():
+                here = self._position(stream, writer)
+                if here is not None and here != token:
+                    after = self._serials.get((stream, writer), 0)
+                    yield TokenGap(stream, writer, here, token, after, end.last_serial + 1)
+
+    def readable(self, among: Any) -> Any:
+        """Return the readable ones of `files` among these, which are given by a column of booleans."""
+        chosen = self.files.filter(among)
+        return chosen.filter(
+            pc.invert(pc.is_in(chosen["path"], pa.array(sorted(self.unreadable), pa.string())))
+        )
+
+    def between(self, first: int, last: int) -> Any:
+        """Return the readable files with serials from `first` to `last`."""
+        files = self.files
+        return self.readable(
+            pc.and_(pc.greater_equal(files["last_serial"], first), pc.less_equal(files["first_serial"], last))
+        )
 
     def file_of(self, stream: str, serial: int) -> str:
         """Return the path of the readable file that should contain this fact, or an empty text."""
-        for path, file in self.readable.items():
-            if file.stream == stream and file.first_serial <= serial <= file.last_serial:
-                return path
-        return ""
+        files = self.between(serial, serial)
+        paths = files.filter(pc.equal(files["stream"], stream))["path"].to_pylist()
+        return paths[0] if paths else ""
 
     # One file
 
-    def _compare_file(self, manifest: Manifest, file: ArchivedFile, by_sha256: dict[str, str]) -> None:
-        seen = self.seen[file.path]
-        if not seen.exists:
-            self._report_file("missing-file", f"{file.path} does not exist", manifest, file, {})
-        elif (seen.bytes, seen.sha256) != (file.bytes, file.sha256):
-            other = by_sha256.get(seen.sha256)
-            if other is not None:
-                why = f"{file.path} has the bytes of {other}"
-            elif seen.bytes != file.bytes:
-                why = f"{file.path} has {seen.bytes} bytes, its manifest says {file.bytes}"
+    def _compare_file(self, scan: FileScan, span: AuditSpan) -> None:
+        file, sha256 = scan.file, sha256_of(scan.file.path)
+        if not scan.exists:
+            self._report_file("missing-file", f"{file.path} does not exist", scan)
+        elif sha256 and scan.sha256 != sha256:
+            named = self.files.filter(pc.match_substring(self.files["path"], scan.sha256))["path"].to_pylist()
+            if named:
+                why = f"{file.path} has the bytes of {named[0]}"
+            elif scan.bytes != file.bytes:
+                why = f"{file.path} has {scan.bytes} bytes, the log of the table says {file.bytes}"
             else:
-                why = f"{file.path} has another checksum than in its manifest"
+                why = f"{file.path} has another checksum than in its name"
             self.changed.add(file.path)
-            self.uneven.add(manifest.batch)
-            runs = {} if seen.strangers else seen.runs
-            self._report_file("changed-file", why, manifest, file, runs)
-        elif seen.unreadable:
-            why = f"{file.path} cannot be read: {seen.unreadable}"
-            self._report_file("changed-file", why, manifest, file, {})
-        is_misplaced = bool(seen.strangers) or (
-            bool(seen.rows) and not manifest.first_serial <= seen.first <= seen.last <= manifest.last_serial
+            span.is_uneven = True
+            self._report_file("changed-file", why, scan)
+        elif scan.unreadable:
+            self._report_file("changed-file", f"{file.path} cannot be read: {scan.unreadable}", scan)
+        is_misplaced = bool(scan.strangers) or (
+            bool(scan.rows) and not file.first_serial <= scan.first <= scan.last <= file.last_serial
         )
-        if not seen.exists or seen.unreadable or is_misplaced:
-            self.unknown.setdefault(manifest.batch, set()).add(file.stream)
-            if is_misplaced and seen.sha256 == file.sha256:
-                whose = f"of {' and '.join(seen.strangers)}, " if seen.strangers else ""
-                why = f"{file.path} holds rows {whose}serials {seen.first} to {seen.last}"
-                self._report_file("misplaced-row", why, manifest, file, {})
+        if not scan.exists or scan.unreadable or is_misplaced:
+            span.unknown.add(file.stream)
+            self.unreadable.add(file.path)
+            if is_misplaced and file.path not in self.changed:
+                whose = f"of {' and '.join(scan.strangers)}, " if scan.strangers else ""
+                why = f"{file.path} holds rows {whose}serials {scan.first} to {scan.last}"
+                self._report_file("misplaced-row", why, scan)
             return
-        self.readable[file.path] = file
-        is_mixed_up = any(odd.what == "out-of-order" for odd in seen.odd)
-        if is_mixed_up:
+        if any(odd.what == "out-of-order" for odd in scan.odd):
             # Rows that seem to be missing may be at another position in the file.
-            self.uneven.add(manifest.batch)
-            seen.odd = [odd for odd in seen.odd if odd.what != "missing-row"]
-        for odd in seen.odd:
-            self._report_odd(file, odd)
-        counts = (seen.rows, seen.facts, seen.first, seen.last)
-        if counts != (file.rows, file.facts, file.first_serial, file.last_serial):
-            self.uneven.add(manifest.batch)
-            self.short.setdefault(manifest.batch, []).append(file)
+            span.is_uneven = True
+            scan.odd = [odd for odd in scan.odd if odd.what != "missing-row"]
+        for odd in scan.odd:
+            self.reported.add((odd.what, odd.serial))
+            self._report_odd(scan, odd)
+        if (scan.rows, scan.first, scan.last) != (file.rows, file.first_serial, file.last_serial):
+            span.is_uneven = True
+            span.short.append(scan)
 
-    def _report_file(
-        self, what: str, why: str, manifest: Manifest, file: ArchivedFile, runs: dict[str, TokenRun]
-    ) -> None:
-        """Report a file problem for each writer, known from the rows or else from the clocks."""
-        moved = {writer: (run.low, run.high) for writer, run in runs.items()} or _moved(manifest, file.stream)
+    def _report_file(self, what: str, why: str, scan: FileScan) -> None:
+        """Report a problem of a file for each writer, known from the rows or else from the log."""
+        file, runs = scan.file, {} if scan.strangers else scan.runs
+        moved = {writer: (run.low, run.high) for writer, run in runs.items()} or self._moved(file)
         named: list[tuple[str, tuple[int | None, int | None]]] = [*sorted(moved.items())]
         for writer, tokens in named or [("", (None, None))]:
             self._found.add(
@@ -114,7 +219,27 @@ class Comparison:
                 file=file.path,
             )
 
-    def _report_odd(self, file: ArchivedFile, odd: FileProblem) -> None:
+    def _moved(self, file: ListedFile) -> dict[str, tuple[int, int]]:
+        """Return the ranges of tokens of the writers in a file, from the clocks of the batches around it."""
+        before = [one.end for one in self._batches if one.last_serial < file.first_serial]
+        after = next((one.end for one in self._batches if one.last_serial >= file.last_serial), {})
+        start = before[-1].get(file.stream, {}) if before else {}
+        return {
+            writer: (start.get(writer, 0) + 1, token)
+            for writer, token in after.get(file.stream, {}).items()
+            if token > start.get(writer, 0)
+        }
+
+    @cached_property
+    def _batches(self) -> list[Batch]:
+        """The batches, which are read only if a file is damaged."""
+        return self.table.batches()
+
+    def _logged_digest(self, serial: int) -> str:
+        """Return the digest at a serial from the log; empty if no batch ends there."""
+        return next((one.digest for one in self._batches if one.last_serial == serial), "")
+
+    def _report_odd(self, scan: FileScan, odd: FileProblem) -> None:
         why = {
             "doubled-row": f"row {odd.seq} of serial {odd.serial} is duplicated",
             "missing-row": f"row {odd.seq} of serial {odd.serial} is missing",
@@ -123,51 +248,94 @@ class Comparison:
         self._found.add(
             odd.what,
             why,
-            stream=file.stream,
+            stream=scan.file.stream,
             writer=odd.writer,
             tokens=(odd.token, odd.token),
             serials=(odd.serial, odd.serial),
-            file=file.path,
+            file=scan.file.path,
         )
 
-    # One batch
+    def _report_gap(self, first: int, last: int) -> None:
+        self._found.add("gap", f"no file of the table has serials {first} to {last}", serials=(first, last))
 
-    def _compare_batch(self, manifest: Manifest) -> None:
-        if manifest.compacted:
+    # One span
+
+    def _close(self) -> None:
+        """Compare the files of a span with each other and with those before them."""
+        scans, self._scans = self._scans, []
+        if not scans:
             return
-        unknown = self.unknown.get(manifest.batch, set())
-        files = sorted(manifest.files, key=lambda file: file.first_serial)
-        seen = [self.seen[file.path] for file in files]
-        first, last = manifest.first_serial, manifest.last_serial
-        if not unknown:
-            facts, serials = sum(one.facts for one in seen), sum(one.serials for one in seen)
-            if (facts, serials) != (last - first + 1, (first + last) * (last - first + 1) // 2):
-                self.uneven.add(manifest.batch)
-            ends = [one.digest for one in seen if one.last == last]
-            if ends and ends != [manifest.digest]:
-                self.uneven.add(manifest.batch)
-                why = f"{manifest.name} has another digest than its last fact, serial {last}"
-                self._found.add("manifest", why, serials=(last, last), file=manifest.name)
-        for stream in {file.stream for file in files} - unknown:
-            here = dict(manifest.start.get(stream, {}))
-            high = dict(here)
-            for file in files:
-                for writer, run in self.seen[file.path].runs.items() if file.stream == stream else ():
-                    high[writer] = max(run.high, high.get(writer, run.high))
-                    if not run.goes_on or run.before not in (None, here.get(writer, 0)):
-                        self.broken.add((manifest.batch, stream))
-                    if run.after is not None:
-                        here[writer] = run.after
-            if high != manifest.end.get(stream, {}) and stream not in self.void:
-                self.broken.add((manifest.batch, stream))
-                self.ahead.add((manifest.batch, stream))
+        span = AuditSpan(
+            first=scans[0].file.first_serial,
+            last=max(one.file.last_serial for one in scans),
+            start=dict(self._positions),
+            seen=dict(self._serials),
+            digest=self._digest,
+            lost=set(self._lost),
+            initial=self._initial,
+            is_compacted=scans[0].file.first_serial <= self.table.end.compacted_upto,
+        )
+        if span.first > self._last + 1 and not span.is_compacted:
+            self._report_gap(self._last + 1, span.first - 1)
+            span.digest, span.start, span.initial = "", {}, None
+            self._initial = None
+            self._positions.clear()
+        self._last, self._span = span.last, span
+        for scan in scans:
+            self._compare_file(scan, span)
+        ends = [one.digest for one in scans if one.last == span.last and one.file.path not in self.unreadable]
+        self._digest = ends[0] if ends else self._logged_digest(span.last)
+        if ends:
+            self._anchor(span.last, ends[0])
+        if not span.is_compacted:
+            if not span.unknown:
+                facts, serials = sum(one.facts for one in scans), sum(one.serials for one in scans)
+                size = span.last - span.first + 1
+                if (facts, serials) != (size, (span.first + span.last) * size // 2):
+                    span.is_uneven = True
+            span.broken |= set(self._follow_writers(scans))
+        if self._is_deep:
+            span.broken |= {one.file.stream for one in scans}
+        if self._is_deep or span.is_uneven or span.broken:
+            self._choose(span)
 
+    def _follow_writers(self, scans: list[FileScan]) -> Iterator[str]:
+        """Follow the tokens of each writer through these files. Yields streams that are not consecutive."""
+        for scan in scans:
+            stream = scan.file.stream
+            for writer, run in scan.runs.items() if scan.file.path not in self.unreadable else ():
+                key, here = (stream, writer), self._position(stream, writer)
+                if not run.goes_on or not (here is None or run.before in (None, here)):
+                    yield stream
+                if run.after is not None:
+                    self._positions[key] = run.after
+                self._serials[key] = run.last_serial
+            if scan.file.path in self.unreadable:
+                self._lost.add(stream)
+                for key in [key for key in self._positions if key[0] == stream]:
+                    del self._positions[key]
 
-def _moved(manifest: Manifest, stream: str) -> dict[str, tuple[int, int]]:
-    """Return the ranges of tokens of the writers of a stream in a batch, from its clocks."""
-    start = manifest.start.get(stream, {})
-    return {
-        writer: (start.get(writer, 0) + 1, token)
-        for writer, token in manifest.end.get(stream, {}).items()
-        if token > start.get(writer, 0)
-    }
+    def _position(self, stream: str, writer: str) -> int | None:
+        """Return the token of a writer here; None if it is unknown."""
+        return self._positions.get((stream, writer), None if stream in self._lost else self._initial)
+
+    def _choose(self, span: AuditSpan) -> None:
+        """Add a span to examine; adjacent ones are joined."""
+        before = self.spans[-1] if self.spans else None
+        if before is not None and before.last == span.last:
+            return
+        is_adjacent = before is not None and before.last + 1 == span.first and not before.is_compacted
+        if before is None or not is_adjacent or before.unknown or span.unknown or before.short or span.short:
+            self.spans.append(span)
+            return
+        before.last = span.last
+        before.is_uneven |= span.is_uneven
+        before.broken |= span.broken
+
+    def _anchor(self, serial: int, digest: str) -> None:
+        self._spans += 1
+        if self._spans % self._anchor_step == 0:
+            self.anchors[serial] = digest
+        if len(self.anchors) > ANCHORS:
+            self._anchor_step *= 2
+            self.anchors = dict(list(self.anchors.items())[1::2])

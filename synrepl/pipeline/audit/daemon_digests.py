@@ -1,6 +1,6 @@
 """Comparison of an archive with a daemon, by digests, without transferring rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -11,12 +11,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.http_api.routes import DIGESTS
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.archive.manifest import Manifest
 from synrepl.pipeline.audit.comparison import Comparison
 from synrepl.pipeline.audit.file_scan import read_checked, read_files
 from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.source.rows import ROWS
-from synrepl.pipeline.store import Store
 
 __all__ = ["compare_with_daemon"]
 
@@ -25,20 +23,14 @@ AT_ONCE: Final = 500
 
 
 def compare_with_daemon(
-    spark: SparkSession,
-    store: Store,
-    manifests: Sequence[Manifest],
-    client: BlockingClient,
-    found: AuditFindings,
-    *,
-    compared: Comparison,
+    spark: SparkSession, compared: Comparison, client: BlockingClient, found: AuditFindings
 ) -> None:
-    """Compare the digests at the ends of batches; if one differs, find the first difference.
+    """Compare the digests at the ends of files; if one differs, find the first difference.
 
     A digest covers all facts before it, so all digests after a difference differ. Only the readable files of
     `compared` are read. Raises `ConnectError` and `HttpError`.
     """
-    end = manifests[-1]
+    end = compared.table.end
     response = client.json(DIGESTS.request(serials=[end.last_serial]))
     if end.history and response["history"] != end.history:
         why = f"the archive has history {end.history}, the daemon's log has {response['history']}"
@@ -46,25 +38,24 @@ def compare_with_daemon(
         return
     head = int(response["serial"])
     if head < end.last_serial:
-        _report_beyond(spark, store, head, compared, found)
-    known = {manifest.last_serial: manifest.digest for manifest in manifests if manifest.last_serial <= head}
-    cut = next((one for one in manifests if one.first_serial <= head < one.last_serial), None)
-    rows = _Digests(store, compared)
-    if cut is not None and (digest := rows.of(cut).get(head)) is not None:
+        _report_beyond(spark, head, compared, found)
+    known = {serial: digest for serial, digest in compared.anchors.items() if serial <= head}
+    if end.last_serial <= head:
+        known.setdefault(end.last_serial, end.digest)
+    elif (digest := _digests(compared, head, head).get(head)) is not None:
         known[head] = digest
     theirs = _get_digests(client, sorted(known))
     unknown = [serial for serial, digest in theirs.items() if digest is None]
     if unknown:
         why = f"the daemon has trimmed its digests up to serial {max(unknown)}"
-        found.add("daemon-trimmed", why, serials=(manifests[0].first_serial, max(unknown)))
+        found.add("daemon-trimmed", why, serials=(1, max(unknown)))
     differing = [serial for serial in known if theirs[serial] not in (None, known[serial])]
     if not differing:
         return
     upto = min(differing)
     after = max((serial for serial in known if serial < upto and theirs[serial] is not None), default=None)
-    manifest = next(one for one in manifests if one.first_serial <= upto <= one.last_serial)
-    first, is_exact = _first(client, rows.of(manifest), after, upto)
-    fact = rows.fact(manifest, first)
+    first, is_exact = _first(client, _digests(compared, (after or 0) + 1, upto), after, upto)
+    fact = next(_rows(compared, first, first, ["stream", "writer", "token"]), {})
     where = f"at serial {first}" if is_exact else f"at serial {first} or before it"
     why = f"the daemon has other facts {where}, and after that"
     found.add(
@@ -111,19 +102,13 @@ def _first(client: BlockingClient, ours: Mapping[int, str], after: int | None, u
     return upto, is_sure and (last_equal == upto - 1 or upto - 1 not in ours)
 
 
-def _report_beyond(
-    spark: SparkSession,
-    store: Store,
-    head: int,
-    compared: Comparison,
-    found: AuditFindings,
-) -> None:
-    end = compared.manifests[-1].last_serial
-    paths = [path for path, file in compared.readable.items() if file.last_serial > head]
+def _report_beyond(spark: SparkSession, head: int, compared: Comparison, found: AuditFindings) -> None:
+    end = compared.table.end.last_serial
+    beyond = compared.between(head + 1, end)
     is_reported = False
-    if paths:
+    if len(beyond):
         facts = (
-            read_files(spark, store, paths, compared.changed)
+            read_files(spark, compared.table.store, beyond, compared.changed)
             .where((F.col("serial") > head) & (F.col("seq") == 0))
             .groupBy("stream", "writer")
             .agg(F.count("*"), F.min("token"), F.max("token"), F.min("serial"), F.max("serial"))
@@ -143,38 +128,19 @@ def _report_beyond(
         found.add("missing-in-daemon", why, serials=(head + 1, end))
 
 
-class _Digests:
-    """The digests of the rows of batches, read on demand."""
+def _digests(compared: Comparison, first: int, last: int) -> Mapping[int, str]:
+    """Return the digests of these serials that readable files have."""
+    return {row["serial"]: row["digest"] for row in _rows(compared, first, last, ["serial", "digest"])}
 
-    def __init__(self, store: Store, compared: Comparison) -> None:
-        self._store = store
-        self._compared = compared
-        self._of: dict[int, dict[int, str]] = {}
 
-    def of(self, manifest: Manifest) -> Mapping[int, str]:
-        """Return the digests of a batch by serial."""
-        if manifest.batch not in self._of:
-            found: dict[int, str] = {}
-            for path in self._paths(manifest):
-                table = self._table(path).select(["serial", "digest"])
-                found.update(zip(table["serial"].to_pylist(), table["digest"].to_pylist(), strict=True))
-            self._of[manifest.batch] = found
-        return self._of[manifest.batch]
-
-    def fact(self, manifest: Manifest, serial: int) -> dict[str, Any]:
-        """Return stream, writer, token and file of a fact; empty if the fact is missing."""
-        for path in self._paths(manifest):
-            rows = self._table(path)
-            if (at := pc.index(rows["serial"], serial).as_py()) >= 0:
-                row = rows.select(["stream", "writer", "token"]).slice(at, 1).to_pylist()[0]
-                return {**row, "file": path}
-        return {}
-
-    def _paths(self, manifest: Manifest) -> list[str]:
-        return [file.path for file in manifest.files if file.path in self._compared.readable]
-
-    def _table(self, path: str) -> Any:
-        with self._store.filesystem.open_input_file(self._store.path(path)) as source:
-            if path in self._compared.changed:
-                return pa.Table.from_batches(read_checked(source), ROWS)
-            return pq.read_table(source, columns=["serial", "stream", "writer", "token", "digest"])
+def _rows(compared: Comparison, first: int, last: int, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield columns of the rows with these serials, and their `file`, from readable files."""
+    store = compared.table.store
+    within = (pc.field("serial") >= first) & (pc.field("serial") <= last)
+    for path in compared.between(first, last)["path"].to_pylist():
+        with store.filesystem.open_input_file(store.path(path)) as source:
+            if path in compared.changed:
+                table = pa.Table.from_batches(read_checked(source), ROWS).filter(within)
+            else:
+                table = pq.read_table(source, columns=sorted({"serial", *columns}), filters=within)
+        yield from ({**row, "file": path} for row in table.select(list(columns)).to_pylist())

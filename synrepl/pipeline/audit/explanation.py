@@ -1,151 +1,106 @@
-"""Explanation of suspicious batches: the affected rows and writers, without false alarms."""
+"""Explanation of suspicious spans: the affected rows and writers, without false alarms."""
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-import msgspec
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
-from synrepl.pipeline.archive.manifest import Manifest
 from synrepl.pipeline.audit import windows
-from synrepl.pipeline.audit.comparison import Comparison
+from synrepl.pipeline.audit.comparison import AuditSpan, Comparison, TokenGap
 from synrepl.pipeline.audit.file_scan import read_files
 from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.jobs import Progress
-from synrepl.pipeline.store import Store
 
 __all__ = ["Explanation"]
-
-
-class _Hole(msgspec.Struct, frozen=True):
-    """Missing facts of a writer: tokens in ``(token, upto]``, at serials between `after` and `before`."""
-
-    stream: str
-    writer: str
-    token: int
-    upto: int
-    after: int
-    before: int
 
 
 class Explanation:
     """Reader of suspicious rows, which reports the problems in them."""
 
-    def __init__(
-        self, spark: SparkSession, archive: Store, compared: Comparison, found: AuditFindings
-    ) -> None:
+    def __init__(self, spark: SparkSession, compared: Comparison, found: AuditFindings) -> None:
         self._spark = spark
-        self._archive = archive
         self._compared = compared
         self._found = found
 
-    def explain(self, *, deep: bool, progress: Progress) -> None:
-        """Examine the suspicious batches; with `deep`, all batches."""
-        if deep:
-            uneven = {manifest.batch for manifest in self._compared.manifests}
-            broken = {(one.batch, file.stream) for one in self._compared.manifests for file in one.files}
-        else:
-            # The missing serials explain a broken chain.
-            uneven = self._compared.uneven | {batch for batch, _ in self._compared.broken}
-            broken = self._compared.broken | {
-                (one.batch, file.stream)
-                for one in self._compared.manifests
-                if one.batch in self._compared.uneven
-                for file in one.files
-            }
-        chosen = [one for one in self._compared.manifests if one.batch in uneven]
-        if not chosen:
+    def explain(self, *, progress: Progress) -> None:
+        """Examine the suspicious spans."""
+        spans = self._compared.spans
+        if not spans:
             return
-        progress("rows", 0, sum(one.rows for one in chosen))
-        serials, breaks = self._windows(chosen, broken)
+        files = self._compared.files
+        within = pc.is_in(files["path"], self._paths(files, spans))
+        chosen = self._compared.readable(within)
+        total = pc.sum(chosen["rows"]).as_py() or 0
+        progress("rows", 0, total)
+        serials, breaks = windows.Serials([], []), []
+        if len(chosen):
+            store, changed = self._compared.table.store, self._compared.changed
+            # A compacted span has holes, so its serials are not checked, but its facts are.
+            dense = _join([one for one in spans if not one.is_compacted])
+            serials = windows.check_serials(read_files(self._spark, store, chosen, changed), dense)
+            # The missing serials explain a broken chain.
+            broken = {stream for one in spans for stream in one.broken}
+            if any(one.is_uneven for one in spans):
+                broken |= set(pc.unique(chosen["stream"]).to_pylist())
+            of_broken = chosen.filter(pc.is_in(chosen["stream"], pa.array(sorted(broken), pa.string())))
+            breaks = windows.find_breaks(read_files(self._spark, store, of_broken, changed))
         self._report_wrong(serials.wrong)
-        self._report_missing(serials.missing, self._holes(breaks, chosen))
-        self._report_unexplained(chosen)
-        progress("rows", sum(one.rows for one in chosen), sum(one.rows for one in chosen))
+        holes = [*self._holes(breaks, spans), *self._compared.tails]
+        self._report_missing(serials.missing, holes)
+        self._report_unexplained(spans)
+        progress("rows", total, total)
 
-    def _windows(
-        self, chosen: Sequence[Manifest], broken: set[tuple[int, str]]
-    ) -> tuple[windows.Serials, list[windows.DigestBreak]]:
-        paths = self._paths(chosen)
-        if not paths:
-            return windows.Serials([], []), []
-        # A compacted batch has holes, so its serials are not checked, but its facts are.
-        spans = _spans([one for one in chosen if not one.compacted])
-        serials = windows.check_serials(self._read(paths), spans)
-        paths = [
-            file.path
-            for one in chosen
-            for file in one.files
-            if (one.batch, file.stream) in broken and file.path in self._compared.readable
+    @staticmethod
+    def _paths(files: pa.Table, spans: Sequence[AuditSpan]) -> pa.Array:
+        chosen = [
+            files.filter(
+                pc.and_(
+                    pc.greater_equal(files["first_serial"], one.first),
+                    pc.less_equal(files["last_serial"], one.last),
+                )
+            )["path"].combine_chunks()
+            for one in spans
         ]
-        return serials, windows.find_breaks(self._read(paths)) if paths else []
+        return pa.concat_arrays(chosen)
 
-    def _read(self, paths: Sequence[str]) -> DataFrame:
-        return read_files(self._spark, self._archive, paths, self._compared.changed)
-
-    def _paths(self, manifests: Sequence[Manifest]) -> list[str]:
-        return [file.path for one in manifests for file in one.files if file.path in self._compared.readable]
-
-    def _holes(self, breaks: Sequence[windows.DigestBreak], chosen: Sequence[Manifest]) -> list[_Hole]:
+    def _holes(self, breaks: Iterable[windows.DigestBreak], spans: Sequence[AuditSpan]) -> list[TokenGap]:
         """Return the holes of writers. Tokens that go back are reported directly."""
         holes = []
-        firsts = [manifest.first_serial for manifest in chosen]
         for one in breaks:
-            manifest = chosen[bisect_right(firsts, one.serial) - 1]
-            is_known = one.before_serial is not None and one.before_serial >= manifest.first_serial
+            span = next(span for span in spans if span.first <= one.serial <= span.last)
+            is_known = one.before_serial is not None and one.before_serial >= span.first
             if is_known:
                 assert one.before_serial is not None
                 assert one.before_token is not None
                 after, token = one.before_serial, one.before_token
             else:
-                after = manifest.first_serial - 1
-                token = manifest.start.get(one.stream, {}).get(one.writer, 0)
-            if one.prev_token == token or self._is_excused(one, manifest, token, is_known=is_known):
+                after = span.seen.get((one.stream, one.writer), 0)
+                known = span.position(one.stream, one.writer)
+                token = one.prev_token if known is None else known
+            if one.prev_token == token or self._is_excused(one, span, token, is_known=is_known):
                 continue
             if one.prev_token > token:
-                holes.append(_Hole(one.stream, one.writer, token, one.prev_token, after, one.serial))
+                holes.append(TokenGap(one.stream, one.writer, token, one.prev_token, after, one.serial))
             else:
                 self._report_chain(one.stream, one.writer, one.serial, one.prev_token, one.token, token)
-        for manifest in chosen:
-            unknown = self._compared.unknown.get(manifest.batch, set())
-            for stream, writers in manifest.end.items():
-                if stream not in unknown and not manifest.compacted:
-                    holes += self._tails(manifest, stream, writers)
         return holes
 
-    def _is_excused(
-        self, one: windows.DigestBreak, manifest: Manifest, token: int, *, is_known: bool
-    ) -> bool:
+    def _is_excused(self, one: windows.DigestBreak, span: AuditSpan, token: int, *, is_known: bool) -> bool:
         """Whether a break has a legitimate cause."""
-        if one.stream in self._compared.unknown.get(manifest.batch, set()):
+        if one.stream in span.unknown:
             return True
-        if manifest.compacted:
+        if span.is_compacted:
             return one.prev_token > token
         # After a loss of facts, a writer continues at an earlier position, which no clock has.
         crossed = not is_known or one.before_epoch != one.epoch
         if one.stream in self._compared.void and crossed and one.prev_token < token:
             return True
         # The clock lacks the positions of trimmed facts.
-        first = self._compared.manifests[0]
-        return first.compacted and not is_known and one.prev_token > token
-
-    def _tails(self, manifest: Manifest, stream: str, writers: dict[str, int]) -> Iterator[_Hole]:
-        for writer, upto in writers.items():
-            token = manifest.start.get(stream, {}).get(writer, 0)
-            after = manifest.first_serial - 1
-            for file in manifest.files:
-                run = self._compared.seen[file.path].runs.get(writer) if file.stream == stream else None
-                if run is not None:
-                    token, after = max(token, run.high), max(after, run.last_serial)
-            if token < upto:
-                yield _Hole(stream, writer, token, upto, after, manifest.last_serial + 1)
+        return self._compared.table.end.compacted_upto > 0 and not is_known and one.prev_token > token
 
     def _report_wrong(self, wrong: Sequence[windows.WrongFacts]) -> None:
-        reported = {
-            (odd.what, odd.serial)
-            for path in self._compared.readable
-            for odd in self._compared.seen[path].odd
-        }
+        reported = self._compared.reported
         why = {
             "doubled-row": "serial {} or one of its rows is duplicated",
             "missing-row": "a row of serial {} is missing",
@@ -167,14 +122,21 @@ class Explanation:
                 file=self._compared.file_of(one.stream, one.serial),
             )
 
-    def _report_missing(self, missing: Sequence[tuple[int, int]], holes: Sequence[_Hole]) -> None:
+    def _report_missing(self, missing: Sequence[tuple[int, int]], holes: Sequence[TokenGap]) -> None:
         """Report missing serials, with their writers if known from other facts."""
+        end = self._compared.table.end.last_serial
         for hole in holes:
             runs = [
                 (max(first, hole.after + 1), min(last, hole.before - 1))
                 for first, last in missing
                 if first < hole.before and last > hole.after
             ]
+            if not runs and hole.before > end:
+                why = (
+                    f"the log has {hole.writer} at token {hole.upto}, its last fact is at token {hole.token}"
+                )
+                self._found.add("table", why, stream=hole.stream, writer=hole.writer, serials=(end, end))
+                continue
             if not runs:
                 self._report_chain(hole.stream, hole.writer, hole.before, hole.upto, hole.upto, hole.token)
                 continue
@@ -188,14 +150,11 @@ class Explanation:
                 file=self._compared.file_of(hole.stream, runs[0][0]),
             )
         for first, last in missing:
-            batch = next(
-                (m for m in self._compared.manifests if m.first_serial <= first <= m.last_serial), None
-            )
+            span = next((one for one in self._compared.spans if one.first <= first <= one.last), None)
             is_told = any(first < hole.before and last > hole.after for hole in holes)
-            if is_told or batch is None or self._compared.unknown.get(batch.batch):
+            if is_told or span is None or span.unknown:
                 continue
-            short = self._compared.short.get(batch.batch, [])
-            which = short[0] if len(short) == 1 else None
+            which = span.short[0].file if len(span.short) == 1 else None
             self._found.add(
                 "missing-row",
                 f"serial {first} is missing" if first == last else f"serials {first} to {last} are missing",
@@ -204,22 +163,18 @@ class Explanation:
                 file=which.path if which else "",
             )
 
-    def _report_unexplained(self, chosen: Sequence[Manifest]) -> None:
-        """Report counts and clocks that differ although all rows are right: the manifest is wrong."""
+    def _report_unexplained(self, spans: Iterable[AuditSpan]) -> None:
+        """Report counts that differ although all rows are right: the log is wrong."""
         wrong = {one.first_serial for one in self._found.listed() if one.severity == "error"}
-        for manifest in chosen:
-            serials = (manifest.first_serial, manifest.last_serial)
-            if any(serial is not None and serials[0] <= serial <= serials[1] for serial in wrong):
+        for span in spans:
+            if any(serial is not None and span.first <= serial <= span.last for serial in wrong):
                 continue
-            for file in self._compared.short.get(manifest.batch, []):
-                seen = self._compared.seen[file.path]
-                why = f"{manifest.name} says that {file.path} has {file.rows} rows of {file.facts} facts"
-                why += f" from serial {file.first_serial} to {file.last_serial};"
-                why += f" it has {seen.rows} of {seen.facts} from {seen.first} to {seen.last}"
-                self._found.add("manifest", why, stream=file.stream, serials=serials, file=file.path)
-            for stream in sorted(stream for batch, stream in self._compared.ahead if batch == manifest.batch):
-                why = f"{manifest.name} has another clock of {stream} than its rows"
-                self._found.add("manifest", why, stream=stream, serials=serials, file=manifest.name)
+            for scan in span.short:
+                file = scan.file
+                why = f"the log says that {file.path} has {file.rows} rows, serials {file.first_serial} to"
+                why += f" {file.last_serial}; it has {scan.rows}, serials {scan.first} to {scan.last}"
+                serials = (file.first_serial, file.last_serial)
+                self._found.add("table", why, stream=file.stream, serials=serials, file=file.path)
 
     def _report_chain(
         self, stream: str, writer: str, serial: int, prev_token: int, token: int, expected: int
@@ -236,14 +191,12 @@ class Explanation:
         )
 
 
-def _spans(manifests: Sequence[Manifest]) -> list[windows.SerialSpan]:
-    """Return the spans of serials; adjacent batches are joined."""
-    spans: list[windows.SerialSpan] = []
-    for manifest in manifests:
-        if spans and spans[-1].last + 1 == manifest.first_serial:
-            spans[-1] = windows.SerialSpan(spans[-1].first, manifest.last_serial, spans[-1].digest)
+def _join(spans: Iterable[AuditSpan]) -> list[windows.SerialSpan]:
+    """Return the serials of these spans; adjacent ones are joined."""
+    joined: list[windows.SerialSpan] = []
+    for span in spans:
+        if joined and joined[-1].last + 1 == span.first:
+            joined[-1] = windows.SerialSpan(joined[-1].first, span.last, joined[-1].digest)
         else:
-            spans.append(
-                windows.SerialSpan(manifest.first_serial, manifest.last_serial, manifest.start_digest)
-            )
-    return spans
+            joined.append(windows.SerialSpan(span.first, span.last, span.digest))
+    return joined

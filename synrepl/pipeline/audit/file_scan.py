@@ -5,8 +5,8 @@ and an error in Spark's reader fails the job. So pyarrow alone reads such a file
 rows, never the file.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial, reduce
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from synrepl.pipeline.archive.reading import map_files, read_rows
+from synrepl.pipeline.archive.table import sha256_of
 from synrepl.pipeline.source.rows import COLUMNS as ALL_COLUMNS
 from synrepl.pipeline.source.rows import ROWS, spark_schema
 from synrepl.pipeline.store import NotFound, Store
@@ -24,6 +26,7 @@ __all__ = [
     "SEEN",
     "FileProblem",
     "FileScan",
+    "ListedFile",
     "TokenRun",
     "read_checked",
     "read_files",
@@ -45,8 +48,8 @@ DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, In
 SUM: Final = 2**63
 """Modulus of sums of serials: sums of damaged files would not fit into JSON."""
 
-SEEN: Final = "`seen` binary NOT NULL"
-"""The result schema of tasks: `FileScan` as JSON."""
+SEEN: Final = "`rank` bigint NOT NULL, `seen` binary NOT NULL"
+"""The result schema of tasks: `FileScan` as JSON, and the position of the file in the order of serials."""
 
 
 class TokenRun(msgspec.Struct, kw_only=True):
@@ -75,13 +78,24 @@ class FileProblem(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
 
 
+class ListedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as the log of the table lists it."""
+
+    path: str
+    stream: str
+    bytes: int
+    rows: int
+    first_serial: int
+    last_serial: int
+
+
 class FileScan(msgspec.Struct, kw_only=True):
     """The result of a scan. `serials` is the sum of the serials of the facts; `digest` is that of the last.
 
     `strangers` are the streams of rows that belong to another file.
     """
 
-    path: str
+    file: ListedFile
     exists: bool = True
     bytes: int = 0
     sha256: str = ""
@@ -98,39 +112,40 @@ class FileScan(msgspec.Struct, kw_only=True):
 
 
 def scan_files(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
-    """Scan the files whose `path`, `stream` and `sha256` are in these batches. Yields batches of `SEEN`."""
+    """Scan the files of these batches (`ArchiveTable.files` with `rank`). Yields batches of `SEEN`."""
     for batch in batches:
-        for file in batch.to_pylist():
-            seen = msgspec.json.encode(scan_file(store, file["path"], file["stream"], file["sha256"]))
-            yield pa.record_batch([pa.array([seen], pa.binary())], names=["seen"])
+        for rank, file in zip(batch["rank"].to_pylist(), batch.to_pylist(), strict=True):
+            seen = msgspec.json.encode(scan_file(store, msgspec.convert(file, ListedFile)))
+            columns = [pa.array([rank], pa.int64()), pa.array([seen], pa.binary())]
+            yield pa.record_batch(columns, names=["rank", "seen"])
 
 
-def scan_file(store: Store, path: str, stream: str, sha256: str) -> FileScan:
-    """Scan a file that should have rows of this stream, and this checksum.
+def scan_file(store: Store, file: ListedFile) -> FileScan:
+    """Scan a file, which should have rows of its stream, and the checksum in its name.
 
     If the checksum is right, only the columns for the order are read. Otherwise all columns are read, and the
     file is `unreadable` if any value cannot be read.
     """
-    seen = FileScan(path=path)
+    seen = FileScan(file=file)
     try:
-        seen.bytes = store.size(path)
-        seen.sha256 = store.sha256(path)
+        seen.bytes = store.size(file.path)
+        seen.sha256 = store.sha256(file.path)
     except NotFound:
         seen.exists = False
         return seen
     try:
-        with store.filesystem.open_input_file(store.path(path)) as source:
-            rows = _Rows(seen, stream)
-            if seen.sha256 != sha256:
+        with store.filesystem.open_input_file(store.path(file.path)) as source:
+            rows = _Rows(seen, file.stream)
+            if seen.sha256 != sha256_of(file.path):
                 for batch in read_checked(source):
                     rows.add(batch)
                     seen.digest = batch["digest"][-1].as_py() if len(batch) else seen.digest
                 return seen
-            file = pq.ParquetFile(source)
-            for batch in file.iter_batches(AT_ONCE, columns=COLUMNS):
+            data = pq.ParquetFile(source)
+            for batch in data.iter_batches(AT_ONCE, columns=COLUMNS):
                 rows.add(batch)
-            if file.metadata.num_row_groups:
-                last = file.read_row_group(file.metadata.num_row_groups - 1, columns=["digest"])
+            if data.metadata.num_row_groups:
+                last = data.read_row_group(data.metadata.num_row_groups - 1, columns=["digest"])
                 seen.digest = last["digest"][-1].as_py() if len(last) else ""
     except DAMAGE as error:
         seen.unreadable = (str(error) or type(error).__name__).splitlines()[0]
@@ -240,18 +255,16 @@ def read_checked(source: Any) -> Iterator[Any]:
         yield batch
 
 
-def read_files(
-    spark: SparkSession, store: Store, paths: Sequence[str], changed: Collection[str]
-) -> DataFrame:
+def read_files(spark: SparkSession, store: Store, files: Any, changed: Collection[str]) -> DataFrame:
     """The rows of these files. Those that are `changed` are read by `read_checked`."""
-    schema = spark_schema(ALL_COLUMNS)
-    frames = []
-    if whole := [path for path in paths if path not in changed]:
-        frames.append(spark.read.schema(schema).parquet(*map(store.uri, whole)))
-    if others := [(path,) for path in paths if path in changed]:
-        named = spark.createDataFrame(others, "`path` string")
-        frames.append(named.mapInArrow(partial(_read_named, store), schema))
-    return reduce(lambda one, other: one.union(other), frames)
+    is_changed = pc.is_in(files["path"], pa.array(sorted(changed), pa.string()))
+    whole = read_rows(spark, store, files.filter(pc.invert(is_changed)))
+    if not pc.any(is_changed).as_py():
+        return whole
+    others = map_files(
+        spark, files.filter(is_changed), partial(_read_named, store), spark_schema(ALL_COLUMNS)
+    )
+    return whole.union(others)
 
 
 def _read_named(store: Store, batches: Iterable[Any]) -> Iterator[Any]:

@@ -13,9 +13,9 @@ AT_MOST: Final = 1_000
 
 CODES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "manifest": "a manifest cannot be read, or contradicts itself or its files",
-        "gap": "there is no manifest for these serials",
-        "missing-file": "a file that a manifest names does not exist",
+        "table": "the log of the table contradicts the files",
+        "gap": "no file of the table has these serials",
+        "missing-file": "a file of the table does not exist",
         "changed-file": "a file was changed, or cannot be read",
         "missing-row": "a fact or a row is missing",
         "doubled-row": "a row is duplicated",
@@ -26,7 +26,7 @@ CODES: Final[Mapping[str, str]] = MappingProxyType(
         "other-history": "the daemon's log is not the one that was archived",
         "differs-from-daemon": "the daemon has other facts from here on",
         "missing-in-daemon": "the daemon lacks these facts of the same history",
-        "unnamed-file": "no manifest names this file; it is not part of the archive",
+        "unnamed-file": "no version of the last week has this file; `vacuum` removes it",
         "daemon-trimmed": "the daemon has trimmed its digests here",
     }
 )
@@ -55,11 +55,14 @@ class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings and the extent of an audit. `omitted` counts findings beyond the limit."""
+    """The findings and the extent of an audit. `omitted` counts findings beyond the limit.
+
+    `version` is that of the table.
+    """
 
     findings: list[AuditFinding]
     omitted: int
-    batches: int
+    version: int
     files: int
     bytes: int
     facts: int

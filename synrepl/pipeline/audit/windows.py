@@ -16,7 +16,7 @@ AT_MOST: Final = 10_000
 
 
 class SerialSpan(msgspec.Struct, frozen=True):
-    """Serials from `first` to `last`, all of which should exist, and the digest before them."""
+    """Serials from `first` to `last`, all of which should exist, and the digest before them, if known."""
 
     first: int
     last: int
@@ -74,7 +74,7 @@ def check_serials(found: DataFrame, spans: Sequence[SerialSpan]) -> Serials:
     )
     previous = F.when(F.col("before") == F.col("serial") - 1, F.col("before_digest"))
     for span in spans:
-        previous = previous.when(F.col("serial") == span.first, F.lit(span.digest))
+        previous = previous.when(F.col("serial") == span.first, F.lit(span.digest or None))
     text = F.concat(F.lit("["), F.array_join(F.transform("found", lambda one: one["row"]), ","), F.lit("]"))
     parts = ["serial", "epoch", "stream", "writer", "prev_token", "token"]
     digested = F.concat_ws(" ", previous, *parts, F.unix_millis("committed_at"), text)

@@ -4,18 +4,19 @@ Tasks read the files with pyarrow. For many small files Spark's own reader takes
 file, and supports only stores with drivers.
 """
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from synrepl.pipeline.archive.manifest import Arrival, Manifest
+from synrepl.pipeline.archive.reading import map_files
+from synrepl.pipeline.archive.table import Batch
 from synrepl.pipeline.store import Store
 
 __all__ = [
@@ -29,26 +30,17 @@ __all__ = [
     "seconds_of",
 ]
 
-TASK_ROWS: Final = 2_000_000
-"""Maximum rows per task, as far as files can be distributed."""
-
 
 class Part(msgspec.Struct, frozen=True):
-    """A file and its batch."""
+    """A file."""
 
     path: str
     rows: int
-    batch: int
 
 
-def parts_of(found: Sequence[Manifest], stream: str | None = None) -> list[Part]:
-    """Return the files of these manifests, or those of one stream."""
-    return [
-        Part(file.path, file.rows, manifest.batch)
-        for manifest in found
-        for file in manifest.files
-        if stream is None or file.stream == stream
-    ]
+def parts_of(files: Any, stream: str | None = None) -> Any:
+    """Return the files (rows of `ArchiveTable.files`) of one stream, or all."""
+    return files if stream is None else files.filter(pc.equal(files["stream"], stream))
 
 
 def read(store: Store, part: Part, columns: Sequence[str]) -> Iterator[Any]:
@@ -58,36 +50,15 @@ def read(store: Store, part: Part, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def read_by_executors(
-    spark: SparkSession,
-    parts: Sequence[Part],
-    schema: str,
-    work: Callable[[Iterable[Part]], Iterator[Any]],
+    spark: SparkSession, parts: Any, schema: str, work: Callable[[Iterable[Part]], Iterator[Any]]
 ) -> DataFrame:
-    """Apply `work` to these files in tasks. `schema` is the schema of its record batches.
-
-    Executors need synrepl, pyarrow, and the files under the same path.
-    """
-    hint = int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
-    count = max(1, min(len(parts), max(hint, sum(part.rows for part in parts) // TASK_ROWS)))
-    shares = _distribute(parts, count)
+    """Apply `work` to these files in tasks. `schema` is the schema of its record batches."""
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
-            for number in batch["id"].to_pylist():
-                yield from work(shares[number])
+            yield from work(map(Part, batch["path"].to_pylist(), batch["rows"].to_pylist()))
 
-    return spark.range(0, count, 1, count).mapInArrow(run, schema)
-
-
-def _distribute(parts: Sequence[Part], count: int) -> list[list[Part]]:
-    """Distribute files to tasks with about equal numbers of rows."""
-    shares: list[list[Part]] = [[] for _ in range(count)]
-    loads = [(0, position) for position in range(count)]
-    for part in sorted(parts, key=lambda one: -one.rows):
-        load, position = heapq.heappop(loads)
-        shares[position].append(part)
-        heapq.heappush(loads, (load + part.rows, position))
-    return shares
+    return map_files(spark, parts, run, schema)
 
 
 READ: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token", "seq", "row", "committed_at")
@@ -103,23 +74,28 @@ SCHEMA: Final = (
 )
 
 
-def facts_of(spark: SparkSession, archive: Store, found: Sequence[Manifest]) -> DataFrame:
+def facts_of(spark: SparkSession, archive: Store, files: Any, batches: Sequence[Batch]) -> DataFrame:
     """Return a line per fact of a file: `rows`, `bytes`, `committed_ms` and the archive lag `waited_ms`.
 
     `waited_ms` is null if unknown. `copies` is above 1 for a fact duplicated in a file; a fact in two files
     has two lines (`counted_once`).
     """
-    arrivals = {manifest.batch: manifest.all_arrivals for manifest in found}
+    ends = np.array([one.last_serial for one in batches], np.int64)
+    # 0 where the time is unknown, and after the last batch.
+    times = np.array([*(one.archived_at_ms for one in batches), 0], np.int64)
 
     def work(parts: Iterable[Part]) -> Iterator[Any]:
         for part in parts:
-            yield from read_facts(archive, part, arrivals[part.batch])
+            yield from read_facts(archive, part, ends, times)
 
-    return read_by_executors(spark, parts_of(found), SCHEMA, work)
+    return read_by_executors(spark, files, SCHEMA, work)
 
 
-def read_facts(archive: Store, part: Part, arrivals: Sequence[Arrival]) -> Iterator[Any]:
-    """Yield the facts of one file as record batches. A fact is never split between files."""
+def read_facts(archive: Store, part: Part, ends: Any, times: Any) -> Iterator[Any]:
+    """Yield the facts of one file as record batches. A fact is never split between files.
+
+    `ends` are the last serials of batches, `times` when they were archived.
+    """
     rest: Any = None
     for batch in read(archive, part, READ):
         lines = _lines(batch)
@@ -129,9 +105,9 @@ def read_facts(archive: Store, part: Part, arrivals: Sequence[Arrival]) -> Itera
         # The next batch may have further rows of the last fact.
         last = len(facts) - 1
         rest = facts.slice(last)
-        yield from _finished(facts.slice(0, last), arrivals)
+        yield from _finished(facts.slice(0, last), ends, times)
     if rest is not None:
-        yield from _finished(rest, arrivals)
+        yield from _finished(rest, ends, times)
 
 
 def counted_once(facts: DataFrame) -> DataFrame:
@@ -171,25 +147,13 @@ def _facts(lines: Any) -> Any:
     return found.select(list(names)).rename_columns(list(names.values()))
 
 
-def _finished(facts: Any, arrivals: Sequence[Arrival]) -> Iterator[Any]:
+def _finished(facts: Any, ends: Any, times: Any) -> Iterator[Any]:
     if not len(facts):
         return
     copies = pc.max_element_wise(facts["copies"], 1)
     columns = {name: facts[name] for name in ("serial", *SAME, "copies")}
     columns["rows"] = pc.divide(facts["rows"], copies)
     columns["bytes"] = pc.divide(facts["bytes"], copies)
-    columns["waited_ms"] = pc.subtract(_archived_ms(facts["serial"], arrivals), facts["committed_ms"])
+    archived = times[np.searchsorted(ends, facts["serial"].to_numpy())]
+    columns["waited_ms"] = pc.subtract(pa.array(archived, mask=archived == 0), facts["committed_ms"])
     yield from pa.table(columns).combine_chunks().to_batches()
-
-
-def _archived_ms(serials: Any, arrivals: Sequence[Arrival]) -> Any:
-    """Return the archive time of each fact as a column; null if unknown."""
-    first, last = serials[0].as_py(), serials[len(serials) - 1].as_py()
-    found = pa.nulls(len(serials), pa.int64())
-    for one in arrivals:
-        if one.first_serial <= last and one.last_serial >= first:
-            among = pc.and_(
-                pc.greater_equal(serials, one.first_serial), pc.less_equal(serials, one.last_serial)
-            )
-            found = pc.if_else(among, one.archived_at_ms, found)
-    return found

@@ -1,7 +1,7 @@
 """Cache invalidations: as announced, and as expanded by workers."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -183,9 +183,7 @@ class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
         return self.total("keyed") + self.total("whole")
 
 
-def invalidations(
-    spark: SparkSession, archive: Store, parts: Sequence[Part], bins: Bins, top: int
-) -> Invalidations:
+def invalidations(spark: SparkSession, archive: Store, parts: Any, bins: Bins, top: int) -> Invalidations:
     """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes.
 
     Executors need synrepl to expand names. Rows are counted by minute first, and each distinct name with its

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from synrepl.pipeline.archive.manifest import Arrival, Manifest, manifests
+from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.report import chains, counts
 from synrepl.pipeline.report.chains import ChainBreak
@@ -17,7 +18,7 @@ from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalid
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
 
-__all__ = ["Coverage", "coverage", "positions_before", "Measurements", "STEPS", "measure"]
+__all__ = ["Arrival", "Coverage", "arrivals", "coverage", "Measurements", "STEPS", "measure"]
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,38 +58,65 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         return sorted({writer for names in self.writers.values() for writer in names})
 
 
-def coverage(found: Sequence[Manifest]) -> Coverage | None:
-    """Return the coverage of these ordered manifests; None if they have no facts."""
-    nonempty = [manifest for manifest in found if manifest.facts]
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts that were archived together as `batch`. The last of them was committed at `last_at_ms`."""
+
+    batch: int
+    first_serial: int
+    last_serial: int
+    facts: int
+    last_at_ms: int
+    archived_at_ms: int
+
+    @property
+    def seconds(self) -> float:
+        """The archive lag of the last fact. Negative if the clocks of daemon and archive differ."""
+        return (self.archived_at_ms - self.last_at_ms) / 1000
+
+
+def arrivals(batches: Sequence[Batch]) -> list[Arrival]:
+    """Return the arrivals of the batches with facts, as far as known."""
+    return [
+        Arrival(
+            batch=one.version,
+            first_serial=one.first_serial,
+            last_serial=one.last_serial,
+            facts=one.facts,
+            last_at_ms=one.last_at_ms,
+            archived_at_ms=one.archived_at_ms,
+        )
+        for one in batches
+        if one.facts and one.archived_at_ms
+    ]
+
+
+def coverage(files: Any, batches: Sequence[Batch]) -> Coverage | None:
+    """Return the coverage of these files (rows of `ArchiveTable.files`) and batches; None without facts."""
+    nonempty = [batch for batch in batches if batch.facts]
     if not nonempty:
         return None
-    last = found[-1]
+    last = batches[-1]
     first_epoch = min((epoch_start.epoch for epoch_start in last.epoch_starts), default=last.epoch + 1) - 1
     return Coverage(
         server_name=last.server_name,
         history=last.history,
-        first_serial=found[0].first_serial,
+        first_serial=batches[0].first_serial,
         last_serial=last.last_serial,
-        first_ms=min(manifest.first_at_ms for manifest in nonempty),
-        last_ms=max(manifest.last_at_ms for manifest in nonempty),
-        archived_ms=max(manifest.archived_at_ms for manifest in nonempty),
-        facts=sum(manifest.facts for manifest in nonempty),
-        lines=sum(manifest.rows for manifest in nonempty),
-        batches=len(found),
-        merged=sum(bool(manifest.replaces) for manifest in found),
-        files=sum(len(manifest.files) for manifest in nonempty),
-        file_bytes=sum(file.bytes for manifest in nonempty for file in manifest.files),
+        first_ms=min(batch.first_at_ms for batch in nonempty),
+        last_ms=max(batch.last_at_ms for batch in nonempty),
+        archived_ms=max(batch.archived_at_ms for batch in nonempty),
+        facts=sum(batch.facts for batch in nonempty),
+        lines=sum(batch.rows for batch in nonempty),
+        batches=len(batches),
+        merged=0,
+        files=len(files),
+        file_bytes=pc.sum(files["bytes"]).as_py() or 0,
         writers={stream: sorted(writers) for stream, writers in sorted(last.end.items())},
         epochs=(min(first_epoch, last.epoch), last.epoch),
-        compacted=found[0].last_serial if found[0].compacted else None,
+        compacted=last.compacted_upto or None,
         epoch_starts=list(last.epoch_starts),
         digest=last.digest,
     )
-
-
-def positions_before(found: Sequence[Manifest]) -> dict[str, dict[str, Any]]:
-    """Return the writers' positions at which the chain check starts: after the compacted part, if any."""
-    return found[0].end if found[0].compacted else found[0].start
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,17 +170,25 @@ DAY_SECONDS: Final = 86_400
 
 
 def measure(
-    spark: SparkSession, archive: Store, *, top: int, daemon: DaemonStatus | None, progress: Progress
+    spark: SparkSession,
+    archive: Store,
+    *,
+    top: int,
+    daemon: DaemonStatus | None,
+    as_of: str | None = None,
+    progress: Progress,
 ) -> Measurements:
     """Measure an archive. Raises `BadArchive`."""
-    progress("reading manifests", 0, STEPS)
-    found = manifests(archive)
-    covers = coverage(found)
-    if covers is None:
+    progress("reading the table", 0, STEPS)
+    table = ArchiveTable.if_any(archive, as_of)
+    files, batches = (None, []) if table is None else (table.files, table.batches())
+    covers = coverage(files, batches)
+    if table is None or covers is None:
         return Measurements(position=str(archive), top=top, daemon=daemon)
     bins = bins_for(covers.first_ms, covers.last_ms)
-    before = positions_before(found)
-    facts = facts_of(spark, archive, found).persist()
+    # After the compacted part, if any.
+    before = table.end.origin
+    facts = facts_of(spark, archive, files, batches).persist()
     seconds = facts
     try:
         progress("counting facts", 1, STEPS)
@@ -186,8 +222,8 @@ def measure(
         voided = chains.void(facts, covers.epoch_starts)
         progress("expanding cache invalidations", 5, STEPS)
         minutes = bins if bins.width >= 60 else _minutes(covers.first_ms, covers.last_ms)
-        parts = parts_of(found, CACHES)
-        announced = invalidations(spark, archive, parts, minutes, top) if parts else None
+        parts = parts_of(files, CACHES)
+        announced = invalidations(spark, archive, parts, minutes, top) if len(parts) else None
     finally:
         seconds.unpersist()
         facts.unpersist()
@@ -205,7 +241,7 @@ def measure(
         sizes=sizes,
         spread=spread,
         largest=largest,
-        arrivals=[one for manifest in found for one in manifest.all_arrivals],
+        arrivals=arrivals(batches),
         lags=writer_lags(over_time, bins, last_ms=covers.last_ms),
         broken=broken,
         doubles=doubles,

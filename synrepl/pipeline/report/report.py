@@ -52,20 +52,21 @@ def report(
     url: str | None = None,
     secret: str | None = None,
     top: int = 20,
+    as_of: str | None = None,
     progress: Progress = ignore_progress,
 ) -> ReportResult:
     """Write a report on an archive to the folder `out`, replacing a previous one.
 
     With `url` the report includes the status of that daemon; if the daemon does not respond, the page says
-    so. `top` is the length of rankings. Raises `BadArchive`, `NotADaemon`, and `ConfigError` if matplotlib is
-    missing or the folder cannot be written.
+    so. `top` is the length of rankings; `as_of` is a version of the archive, or a time. Raises
+    `BadArchive`, `NotADaemon`, and `ConfigError` if matplotlib is missing or the folder cannot be written.
     """
     try:
         import matplotlib as mpl  # noqa: F401  # checked before a long measurement
     except ImportError as error:
         raise ConfigError(f"plots need matplotlib ({error}): run pip install matplotlib") from error
     daemon = None if url is None else ask(url, secret)
-    measured = measure(spark, archive, top=top, daemon=daemon, progress=progress)
+    measured = measure(spark, archive, top=top, daemon=daemon, as_of=as_of, progress=progress)
     progress("drawing", STEPS - 1, STEPS)
     made = write(measured, out)
     progress("done", STEPS, STEPS)

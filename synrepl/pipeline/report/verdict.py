@@ -65,7 +65,7 @@ def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
     if copied:
         yield Advice("bad", f"{counted(copied, 'fact')} duplicated", "counted once in this report", "gaps")
     if count != covers.facts or (lines != covers.lines and not copied):
-        text = f"The files have {counted(count, 'fact')}, the manifests name {covers.facts:,}"
+        text = f"The files have {counted(count, 'fact')}, the log of the table {covers.facts:,}"
         why = "run synrepl pipeline audit: files were changed, or belong to another archive"
         yield Advice("bad", text, why, "gaps")
     if not (missing or again or copied) and count == covers.facts:

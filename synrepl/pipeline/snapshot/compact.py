@@ -7,26 +7,27 @@ from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.pipeline.archive.manifest import ArchivedFile, BadArchive, Manifest, manifests
-from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
+from synrepl.pipeline.archive.reading import read_rows
+from synrepl.pipeline.archive.table import ArchiveTable, Batch
+from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.snapshot import fold
 from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN, write_parts
 from synrepl.pipeline.snapshot.snapshot import (
     LAST_DDL,
     PartFile,
-    SnapshotBasis,
     SnapshotManifest,
     folder_of,
     read_snapshot,
     write_snapshot,
 )
-from synrepl.pipeline.source.rows import COLUMNS, spark_schema
-from synrepl.pipeline.store import Store
+from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
 
 __all__ = ["CompactResult", "compact"]
@@ -53,23 +54,25 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
 class _SnapshotReader(msgspec.Struct, frozen=True):
     """The input of a compaction.
 
-    Of the `parts` of the previous snapshot, all streams except `whole` are read; of the `archived` files the
-    streams `whole`, and facts after the serial `after`.
+    Of the `parts` of the previous snapshot, all streams except `whole` are read; of the `archived` files (as
+    in `ArchiveTable.files`) the streams `whole`, and facts after the serial `after`.
     """
 
-    archived: list[ArchivedFile]
+    archived: Any
     parts: list[PartFile] = []
     whole: list[str] = []
     after: int = 0
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for file in self.archived) + sum(part.rows for part in self.parts)
+        return (pc.sum(self.archived["rows"]).as_py() or 0) + sum(part.rows for part in self.parts)
 
     @property
     def may_have_several(self) -> bool:
         """Whether a fact may have more than one row."""
-        return self.rows > sum(file.facts for file in self.archived) + sum(part.facts for part in self.parts)
+        return (pc.max(self.archived["last_seq"]).as_py() or 0) > 0 or any(
+            part.rows > part.facts for part in self.parts
+        )
 
 
 @retry_late_workers
@@ -80,32 +83,31 @@ def compact(
     *,
     full: bool = False,
     file_rows: int = FILE_ROWS,
-    now_ms: int | None = None,
+    as_of: str | None = None,
+    made_at_ms: int | None = None,
     progress: Progress = ignore_progress,
 ) -> CompactResult:
-    """Advance the snapshot to the end of the archive.
+    """Advance the snapshot to the end of the archive, or to its end `as_of` a version or time.
 
     Reads the previous snapshot and the facts since; with `full` the whole archive, with the same result. The
     files of the previous snapshot stay until the next compaction, for its readers. Raises `BadArchive` unless
     snapshot and archive are of the same log.
     """
     began = time.monotonic()
-    batches = manifests(archive)
-    if not batches:
-        raise BadArchive(f"{archive}: nothing is archived there yet; run synrepl pipeline archive first")
+    table = ArchiveTable(archive, as_of)
     former = read_snapshot(snapshot)
-    end = batches[-1]
+    end = table.end
     if former is not None:
-        _check(former, snapshot, archive, batches)
+        _check(former, snapshot, table)
         if not full and former.serial == end.last_serial and former.epoch_starts == end.epoch_starts:
             return CompactResult(
                 snapshot=former, is_new=False, full=False, read_files=0, read_rows=0, seconds=_since(began)
             )
-    table = StreamTable.default()
-    reading = _plan_input(batches, None if full else former, table)
+    streams = StreamTable.default()
+    reading = _plan_input(table, None if full else former, streams)
     progress("reading", 0, reading.rows)
     try:
-        written, keys = _write_files(spark, archive, snapshot, reading, end, table, file_rows, progress)
+        written, keys = _write_files(spark, archive, snapshot, reading, end, streams, file_rows, progress)
     except PySparkException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise BadArchive(f"{archive}: a file is missing: {error.getMessage()}") from error
@@ -122,8 +124,8 @@ def compact(
         facts=sum(file.facts for file in written),
         rows=sum(file.rows for file in written),
         keys=keys,
-        made_at_ms=time.time_ns() // 1_000_000 if now_ms is None else now_ms,
-        archive=SnapshotBasis(first_serial=batches[0].first_serial, batch=end.batch),
+        made_at_ms=now_ms() if made_at_ms is None else made_at_ms,
+        archive_version=table.version,
     )
     if read_snapshot(snapshot) != former:
         raise BadArchive(f"{snapshot}: another job has written a snapshot meanwhile; this one is discarded")
@@ -139,70 +141,61 @@ def compact(
     )
 
 
-def _check(former: SnapshotManifest, snapshot: Store, archive: Store, batches: Sequence[Manifest]) -> None:
+def _check(former: SnapshotManifest, snapshot: Store, table: ArchiveTable) -> None:
     """Raise `BadArchive` unless the archive continues this snapshot."""
-    first, end = batches[0], batches[-1]
+    end, archive = table.end, table.store
     if (former.history, former.server_name) != (end.history, end.server_name):
         raise BadArchive(
             f"{snapshot} has another history than {archive}; use another directory for the snapshot"
         )
     if former.serial > end.last_serial:
         raise BadArchive(f"{snapshot} is at serial {former.serial}, {archive} ends at {end.last_serial}")
-    if former.serial < first.first_serial - 1:
-        raise BadArchive(
-            f"{snapshot} is at serial {former.serial}, {archive} begins after that, at {first.first_serial}"
-        )
-    known = _digest_at(archive, batches, former.serial)
+    known = _digest_at(table, former.serial)
     if known is not None and known != former.digest:
         raise BadArchive(
             f"{snapshot} has another history than {archive}: the digests of serial {former.serial} differ"
         )
 
 
-def _digest_at(archive: Store, batches: Sequence[Manifest], serial: int) -> str | None:
+def _digest_at(table: ArchiveTable, serial: int) -> str | None:
     """Return the digest at a serial; None if the archive has no such fact."""
-    for manifest in batches:
-        if manifest.first_serial == serial + 1:
-            return manifest.start_digest
-        if manifest.last_serial == serial:
-            return manifest.digest
-    for manifest in batches:
-        for file in manifest.files:
-            if file.first_serial <= serial <= file.last_serial:
-                with archive.filesystem.open_input_file(archive.path(file.path)) as source:
-                    found = pq.read_table(
-                        source, columns=["serial", "digest"], filters=[("serial", "=", serial)]
-                    )
-                if len(found):
-                    return str(found["digest"][0].as_py())
+    if table.end.last_serial == serial:
+        return table.end.digest
+    files = table.files
+    among = pc.and_(
+        pc.less_equal(files["first_serial"], serial), pc.greater_equal(files["last_serial"], serial)
+    )
+    for path in files.filter(among)["path"].to_pylist():
+        with table.store.filesystem.open_input_file(table.store.path(path)) as source:
+            found = pq.read_table(source, columns=["serial", "digest"], filters=[("serial", "=", serial)])
+        if len(found):
+            return str(found["digest"][0].as_py())
     return None
 
 
 def _plan_input(
-    batches: Sequence[Manifest], former: SnapshotManifest | None, table: StreamTable
+    table: ArchiveTable, former: SnapshotManifest | None, streams: StreamTable
 ) -> _SnapshotReader:
     """Return the input: the whole archive, or `former` and the facts since.
 
     A stream with rows that have become void since is read whole: `former` lacks the rows that the void ones
     replaced.
     """
-    kept = [
-        file
-        for manifest in batches
-        for file in manifest.files
-        if (stream := table.get(file.stream)) is None or not stream.ephemeral
-    ]
+    files = table.files
+    ephemeral = pa.array([stream.name for stream in streams if stream.ephemeral], pa.string())
+    kept = files.filter(pc.invert(pc.is_in(files["stream"], ephemeral)))
     if former is None:
         return _SnapshotReader(kept)
     whole = sorted(
         {
             epoch_start.stream
-            for epoch_start in batches[-1].epoch_starts
+            for epoch_start in table.end.epoch_starts
             if epoch_start not in former.epoch_starts and epoch_start.stream
         }
     )
-    since = [file for file in kept if file.last_serial > former.serial or file.stream in whole]
-    return _SnapshotReader(since, former.files, whole, former.serial)
+    is_new = pc.greater(kept["last_serial"], former.serial)
+    is_whole = pc.is_in(kept["stream"], pa.array(whole, pa.string()))
+    return _SnapshotReader(kept.filter(pc.or_(is_new, is_whole)), former.files, whole, former.serial)
 
 
 def _write_files(
@@ -210,8 +203,8 @@ def _write_files(
     archive: Store,
     snapshot: Store,
     reading: _SnapshotReader,
-    end: Manifest,
-    table: StreamTable,
+    end: Batch,
+    streams: StreamTable,
     file_rows: int,
     progress: Progress,
 ) -> tuple[list[PartFile], int]:
@@ -220,7 +213,7 @@ def _write_files(
     if rows is None:
         return [], 0
     rows = rows.where(~fold.is_void(end.epoch_starts))
-    removing = fold.streams_with_tombstones(table)
+    removing = fold.streams_with_tombstones(streams)
     last = fold.find_last_rows(rows, removing).persist()
     try:
         counted = _count_buckets(last, end.last_serial)
@@ -258,11 +251,10 @@ def _write_files(
 
 def _rows(spark: SparkSession, archive: Store, snapshot: Store, reading: _SnapshotReader) -> DataFrame | None:
     found: DataFrame | None = None
-    if reading.archived:
-        paths = [archive.uri(file.path) for file in reading.archived]
-        found = spark.read.schema(spark_schema(COLUMNS)).parquet(*paths)
+    if len(reading.archived):
+        found = read_rows(spark, archive, reading.archived)
         if reading.after:
-            # A merged batch may contain facts of `parts` too.
+            # A merged file may contain facts of `parts` too.
             found = found.where((F.col("serial") > reading.after) | F.col("stream").isin(*reading.whole))
     if reading.parts:
         paths = [snapshot.uri(part.path) for part in reading.parts]

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
@@ -56,14 +57,14 @@ def _write(store: Store, folder: str, table: Any) -> Any:
     name = f"{folder}/part-{first:012d}-{uuid.uuid4().hex[:12]}.parquet"
     made = pa.BufferOutputStream()
     pq.write_table(table, made, compression="zstd", row_group_size=GROUP_ROWS)
-    with store.writing(name) as sink:
-        sink.write(made.getvalue())
+    data = made.getvalue()
+    store.write(name, data)
     file = PartFile(
         path=name,
         rows=len(table),
         facts=pc.sum(pc.equal(table["seq"], 0)).as_py(),
-        sha256=sink.sha256,
-        bytes=sink.bytes,
+        sha256=sha256(data).hexdigest(),
+        bytes=data.size,
         first_serial=first,
         last_serial=table["serial"][-1].as_py(),
     )

@@ -10,15 +10,13 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from synrepl.pipeline.archive.manifest import BadArchive
 from synrepl.pipeline.source.rows import COLUMNS, ROWS, spark_schema
-from synrepl.pipeline.store import Store
+from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
 
 __all__ = [
     "LAST",
     "SNAPSHOT",
-    "SnapshotBasis",
     "PartFile",
     "SnapshotManifest",
     "folder_of",
@@ -47,17 +45,11 @@ class PartFile(msgspec.Struct, frozen=True, kw_only=True):
     last_serial: int
 
 
-class SnapshotBasis(msgspec.Struct, frozen=True, kw_only=True):
-    """The archive of the snapshot: it begins at `first_serial` and was read up to `batch`, inclusive."""
-
-    first_serial: int
-    batch: int
-
-
 class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshot at `serial`; `epoch`, `digest`, `clock` and `epoch_starts` are those of the archive there.
 
     `files` are in order of serial and do not overlap. `keys` counts the rows that are the last of a key.
+    `archive_version` is the version of the archive that was read.
     """
 
     version: int = VERSION
@@ -73,7 +65,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     keys: int
     made_at_ms: int
-    archive: SnapshotBasis
+    archive_version: int = 0
 
     @property
     def position(self) -> LogPosition:

@@ -1,0 +1,278 @@
+"""The archive as a Delta table: its files, and the batches in its log.
+
+A batch is one commit, whose metadata has the field `synrepl` (`Batch`). The batches follow each other without
+a gap. The application transaction of a commit (`APP`, last serial) makes two jobs conflict that add the same
+facts. The name of a file has its SHA-256.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+
+from synrepl.pipeline.source.rows import ROWS
+from synrepl.pipeline.store import BadArchive, Store
+from synrepl.ports.history import EpochStart
+from synrepl.streams.digest import EMPTY
+
+__all__ = ["ArchiveTable", "Batch", "Clock", "CommitConflict", "create_table", "sha256_of"]
+
+APP: Final = "synrepl-archive"
+FIELD: Final = "synrepl"
+LOG: Final = "_delta_log"
+FORMER: Final = "_manifests"
+PARTITIONS: Final = ["stream", "date"]
+SCHEMA: Final = Schema.from_arrow(ROWS.append(pa.field("date", pa.date32(), nullable=False)))
+
+PROPERTIES: Final = {
+    # Files may be merged, but no fact is deleted or replaced.
+    "delta.appendOnly": "true",
+    # The history has the digests and the archive lag of all batches.
+    "delta.enableExpiredLogCleanup": "false",
+}
+
+COLUMNS: Final = (
+    "path",
+    "size_bytes",
+    "num_records",
+    "partition.stream",
+    "partition.date",
+    "min.serial",
+    "max.serial",
+    "max.seq",
+)
+"""The columns of `FILES`, as the log names them."""
+
+FILES: Final = pa.schema(
+    {
+        "path": pa.string(),
+        "bytes": pa.int64(),
+        "rows": pa.int64(),
+        "stream": pa.string(),
+        "date": pa.date32(),
+        "first_serial": pa.int64(),
+        "last_serial": pa.int64(),
+        "last_seq": pa.int32(),
+    }
+)
+"""The schema of `ArchiveTable.files`. `last_seq` is the highest `seq`: 0 if every fact has one row."""
+
+_SHA256: Final = re.compile(r"-([0-9a-f]{64})\.parquet$")
+
+Clock = dict[str, dict[str, int]]
+"""`VClock.to_json`: the last token of each writer of each stream."""
+
+
+class CommitConflict(Exception):
+    """Another job has committed meanwhile. The table was not changed."""
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch, and the state of the archive after it.
+
+    `end` is the clock after the batch, `digest` the digest, `epoch` the epoch of the last fact;
+    `epoch_starts` are all up to that epoch. Up to `compacted_upto` the archive has only the facts that a
+    trimmed log still had; `origin` is the clock there. `version` is that of the table, set on reading.
+    """
+
+    first_serial: int
+    last_serial: int
+    facts: int
+    rows: int
+    bytes: int
+    epoch: int
+    digest: str = EMPTY
+    end: Clock
+    history: str = ""
+    server_name: str = ""
+    first_at_ms: int = 0
+    last_at_ms: int = 0
+    archived_at_ms: int = 0
+    compacted_upto: int = 0
+    origin: Clock = {}
+    epoch_starts: list[EpochStart] = []
+    version: int = 0
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether this is the first batch of a trimmed log, which may lack serials."""
+        return self.last_serial <= self.compacted_upto
+
+    @property
+    def lag_seconds(self) -> float:
+        """The archive lag of the last fact. Negative if the clocks of daemon and archive differ."""
+        return (self.archived_at_ms - self.last_at_ms) / 1000
+
+
+class ArchiveTable:
+    """One version of the table of an archive. Raises `BadArchive` if there is none, or no such version.
+
+    `as_of` is a version, or a time as ISO 8601 with an offset; None is the newest version.
+    """
+
+    def __init__(self, store: Store, as_of: str | None = None) -> None:
+        self.store = store
+        try:
+            self._newest = DeltaTable(store.table_uri, storage_options=store.options)
+            self._delta = self._newest
+            if as_of is not None:
+                # The history of delta-rs begins at the newest version, but is numbered from the loaded one.
+                self._delta = DeltaTable(store.table_uri, storage_options=store.options)
+                self._delta.load_as_version(int(as_of) if as_of.isdecimal() else as_of)
+        except TableNotFoundError as error:
+            if store.names(FORMER):
+                raise BadArchive(
+                    f"{store} is an archive in the former format, with manifests in {FORMER}; archive into a"
+                    " new directory: the log or its replicas still have the facts"
+                ) from error
+            raise BadArchive(
+                f"{store}: nothing is archived there yet; run synrepl pipeline archive first"
+            ) from error
+        except (DeltaError, ValueError, OSError) as error:
+            what = "" if as_of is None else f" as of {as_of}"
+            raise BadArchive(f"{store} cannot be read{what}: {_line(error)}") from error
+        self.version = self._delta.version()
+        self.end = self._end()
+
+    @classmethod
+    def if_any(cls, store: Store, as_of: str | None = None) -> "ArchiveTable | None":
+        """Return the table; None if nothing is archived yet."""
+        if not store.names(LOG) and not store.names(FORMER):
+            return None
+        return cls(store, as_of)
+
+    @property
+    def files(self) -> Any:
+        """The files of this version as an Arrow table (`FILES`), in order of serial. Paths are relative."""
+        found = pa.table(self._delta.get_add_actions(flatten=True))
+        if not len(found):
+            return FILES.empty_table()
+        if missing := set(COLUMNS) - set(found.column_names):
+            raise BadArchive(f"{self.store}: its files lack the statistics {', '.join(sorted(missing))}")
+        found = found.select(list(COLUMNS)).rename_columns(FILES.names).cast(FILES)
+        if pc.any(pc.match_substring(found["path"], "%")).as_py():
+            paths = [unquote(path) for path in found["path"].to_pylist()]
+            found = found.set_column(0, "path", pa.array(paths, pa.string()))
+        return found.sort_by([("first_serial", "ascending"), ("path", "ascending")])
+
+    def batches(self) -> list[Batch]:
+        """Return all batches, in order. Raises `BadArchive` unless each continues the previous one."""
+        found = list(self._batches(None))[::-1]
+        expected = 1
+        for batch in found:
+            if batch.first_serial != expected:
+                raise BadArchive(
+                    f"{self.store}: version {batch.version} begins at serial {batch.first_serial}, expected"
+                    f" serial {expected}"
+                )
+            expected = batch.last_serial + 1
+        return found
+
+    def _end(self) -> Batch:
+        for limit in (1, 16, None):
+            if (found := next(self._batches(limit), None)) is not None:
+                return found
+        raise BadArchive(
+            f"{self.store} is a Delta table, but not an archive: no commit has the field {FIELD}"
+        )
+
+    def _batches(self, limit: int | None) -> Iterator[Batch]:
+        """Yield the batches of the newest commits, the newest first."""
+        try:
+            for commit in self._newest.history(limit):
+                if FIELD in commit and commit["version"] <= self.version:
+                    batch = msgspec.convert(commit[FIELD], Batch)
+                    yield msgspec.structs.replace(batch, version=commit["version"])
+        except (DeltaError, msgspec.ValidationError) as error:
+            raise BadArchive(f"{self.store}: its history cannot be read: {_line(error)}") from error
+
+    def append(self, batch: Batch, added: Sequence[AddAction]) -> "ArchiveTable":
+        """Commit the next batch, and return the new version. See `create_table` for the first batch.
+
+        Raises `CommitConflict` if the archive has another batch after this version.
+        """
+        return self._commit(added, _properties(batch))
+
+    def replace(self, removed: Any, added: Sequence[AddAction], *, now_ms: int) -> "ArchiveTable":
+        """Replace files (rows of `files`) by files with the same facts, and return the new version.
+
+        Raises `CommitConflict` if another job has removed one of the files.
+        """
+        gone = [
+            RemoveAction(
+                path=file["path"],
+                data_change=False,
+                deletion_timestamp=now_ms,
+                size=file["bytes"],
+                partition_values={"stream": file["stream"], "date": str(file["date"])},
+            )
+            for file in removed.to_pylist()
+        ]
+        return self._commit([*added, *gone], None)
+
+    def vacuum(self, *, retention_hours: int, dry_run: bool) -> list[str]:
+        """Remove, or list, the files that no version of the last hours has. Return their paths."""
+        found: list[str] = self._delta.vacuum(
+            retention_hours, dry_run, enforce_retention_duration=False, full=True
+        )
+        return found
+
+    def _commit(
+        self, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties | None
+    ) -> "ArchiveTable":
+        try:
+            self._delta.create_write_transaction(
+                list(actions), "append", SCHEMA, PARTITIONS, commit_properties=properties
+            )
+        except DeltaError as error:
+            raise CommitConflict(_line(error)) from error
+        return _synced(self.store)
+
+
+def create_table(store: Store, batch: Batch, added: Sequence[AddAction]) -> ArchiveTable:
+    """Create the table of an archive with its first batch. Raises `CommitConflict` if it exists."""
+    try:
+        create_table_with_add_actions(
+            store.table_uri,
+            SCHEMA,
+            list(added),
+            partition_by=PARTITIONS,
+            name="synrepl archive",
+            configuration=PROPERTIES,
+            storage_options=store.options,
+            commit_properties=_properties(batch),
+        )
+    except DeltaError as error:
+        raise CommitConflict(_line(error)) from error
+    return _synced(store)
+
+
+def sha256_of(path: str) -> str:
+    """Return the SHA-256 in the name of a file; empty for a file of another program."""
+    found = _SHA256.search(path)
+    return "" if found is None else found[1]
+
+
+def _properties(batch: Batch) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata={FIELD: msgspec.to_builtins(batch)},
+        app_transactions=[Transaction(APP, batch.last_serial)],
+    )
+
+
+def _synced(store: Store) -> ArchiveTable:
+    """Return the newest version, whose commit now survives a power failure."""
+    table = ArchiveTable(store)
+    store.sync(f"{LOG}/{table.version:020}.json")
+    return table
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
