@@ -444,14 +444,14 @@ def test_an_empty_archive(tmp_path: Path) -> None:
     assert all(path.exists() for path in made.files)
 
 
-def test_files_without_the_facts_that_the_manifests_name(tmp_path: Path) -> None:
+def test_files_without_the_facts_that_the_table_names(tmp_path: Path) -> None:
     """A report on a damaged archive says what is wrong with it."""
     lists = ("totals", "over_time", "hours", "sizes", "spread", "largest", "arrivals")
     nothing: dict[str, Any] = {name: [] for name in lists}
 
     made = write(_measured(**nothing, peaks={}, invalidations=None), tmp_path)
 
-    assert ("bad", "The files have 0 facts, the manifests name 20") == (made.state, made.found[0].text)
+    assert ("bad", "The files have 0 facts, the log of the table 20") == (made.state, made.found[0].text)
     assert "<h2>Throughput</h2>" in _page(made)
     assert not any(path.suffix == ".png" for path in made.files)
 
