@@ -53,6 +53,7 @@ setup(
             "hiredis>=2.3",
             "hypothesis>=6.100",
             "import-linter>=2.1",
+            "moto[server]>=5.0",
             "mypy>=1.13",
             "mypy-zope>=1.0.9",
             "openapi-spec-validator>=0.7",

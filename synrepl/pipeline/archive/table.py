@@ -247,7 +247,8 @@ def create_table(store: Store, batch: Batch, added: Sequence[AddAction]) -> Arch
             name="synrepl archive",
             configuration=PROPERTIES,
             storage_options=store.options,
-            commit_properties=_properties(batch),
+            # A retry would be a second creation, after the other's.
+            commit_properties=_properties(batch, retries=0),
         )
     except DeltaError as error:
         raise CommitConflict(_line(error)) from error
@@ -260,9 +261,10 @@ def sha256_of(path: str) -> str:
     return "" if found is None else found[1]
 
 
-def _properties(batch: Batch) -> CommitProperties:
+def _properties(batch: Batch, *, retries: int | None = None) -> CommitProperties:
     return CommitProperties(
         custom_metadata={FIELD: msgspec.to_builtins(batch)},
+        max_commit_retries=retries,
         app_transactions=[Transaction(APP, batch.last_serial)],
     )
 
