@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import APPEND_BATCH
-from synrepl.pipeline.archive.reading import read_rows
+from synrepl.pipeline.archive.reading import read_rows, within
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.jobs import Progress, ignore_progress
 from synrepl.pipeline.source.daemon_client import SourceClient
@@ -117,10 +117,10 @@ def _read_rows(
     spark: SparkSession, store: Store, files: Any, streams: Collection[str] | None, first: int, last: int
 ) -> DataFrame:
     """Return the rows with ``first <= serial <= last``, unordered; none for facts without rows."""
-    among = pc.and_(pc.greater_equal(files["last_serial"], first), pc.less_equal(files["first_serial"], last))
+    found = within(files, first, last)
     if streams is not None:
-        among = pc.and_(among, pc.is_in(files["stream"], pa.array(sorted(streams), pa.string())))
-    rows = read_rows(spark, store, files.filter(among), COLUMNS)
+        found = found.filter(pc.is_in(found["stream"], pa.array(sorted(streams), pa.string())))
+    rows = read_rows(spark, store, found, COLUMNS)
     return rows.where(f"row IS NOT NULL AND serial BETWEEN {first:d} AND {last:d}")
 
 

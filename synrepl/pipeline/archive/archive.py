@@ -1,16 +1,13 @@
 """The job `archive`: adds the log to a Delta table, each fact exactly once, through crashes at any point.
 
-The table alone defines the position of an archive. Spark's checkpoint belongs to one run and is removed with
-it, so a crash between a commit of the table and Spark's own has no effect.
+The table alone defines the position of an archive.
 """
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +19,6 @@ from synrepl.pipeline.archive.optimize import FEWEST, optimize
 from synrepl.pipeline.archive.table import Clock
 from synrepl.pipeline.archive.writer import write_files, write_in_tasks
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
-from synrepl.pipeline.session import is_remote
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.offsets import Offset
@@ -74,9 +70,7 @@ def archive(
     """
     began = time.monotonic()
     job = _Job(spark, url, store, secret_file, progress, at)
-    while not job.run(follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped):
-        # Another job has archived facts meanwhile: begin again after them.
-        pass
+    job.run(follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped)
     job.merge()
     end = job.committer.end
     return ArchiveResult(
@@ -110,33 +104,48 @@ class _Job:
         self._progress = progress
         self._at = at
         # The same for all runs of this archive: the lease makes the daemon retain facts not archived yet.
-        reader = f"archive-{sha256(store.location.encode()).hexdigest()[:12]}"
-        self._options = {"url": url, "reader": reader}
+        self._reader = f"archive-{sha256(store.location.encode()).hexdigest()[:12]}"
+        self._options = {"url": url, "reader": self._reader}
         if secret_file is not None:
             self._options["secretFile"] = secret_file
         self._daemon = SourceClient(read_options(self._options))
-        self._is_overtaken = False
         self.committer: BatchCommitter
         self.batches = self.facts = self.rows = self.bytes = self.merged = 0
 
     @retry_late_workers
     def run(
         self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
-    ) -> bool:
-        """Archive the log up to its head, or follow it. Return false if another job archives it too."""
-        self._is_overtaken = False
+    ) -> None:
+        """Archive the log up to its head, or follow it, one range after the other.
+
+        Not as a streaming query: it takes longer, and on Spark Connect its handler runs on the server.
+        """
+        while True:
+            try:
+                self._run(follow, every_seconds, batch_facts, stopped)
+            except Overtaken:
+                # Begin again after the facts that another job has archived.
+                continue
+            return
+
+    def _run(self, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]) -> None:
         status = self._daemon.get(STATUS)
         self.committer = BatchCommitter(self._store, LogIdentity(status["history"], status["server_name"]))
         self._progress("archiving", 0, max(0, status["serial"] - self.committer.serial))
-        run = self._run_in_driver if is_remote(self._spark) else self._run_query
-        try:
-            if self.committer.end is None:
-                self._begin_trimmed(status)
-            run(follow, every_seconds, batch_facts, stopped)
-        except Exception:
-            if not self._is_overtaken:
-                raise
-        return not self._is_overtaken
+        if self.committer.end is None:
+            self._begin_trimmed(status)
+        head = self._daemon.extent(limit=1, compacted=True)["head"]
+        while not stopped():
+            due = time.monotonic() + every_seconds
+            since = self.committer.serial
+            found = self._daemon.extent(since=since, limit=batch_facts, compacted=True, reader=self._reader)
+            upto = found["serial"] if follow else min(found["serial"], head)
+            if upto > since:
+                self._write(self._read(startingOffsets=self._start(), endingOffsets=str(upto)))
+            elif not follow:
+                return
+            while follow and not stopped() and (left := due - time.monotonic()) > 0:
+                time.sleep(min(left, LOOK_SECONDS))
 
     def merge(self) -> None:
         """Merge small files, if there are enough."""
@@ -150,7 +159,7 @@ class _Job:
 
     def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
         """Archive the remaining facts of the trimmed part of the log as the first batch."""
-        whole = self._daemon.extent(limit=1, compacted=True, reader=self._options["reader"])
+        whole = self._daemon.extent(limit=1, compacted=True, reader=self._reader)
         if not whole["trimmed_upto"]:
             return
         found = self._daemon.extent(upto=whole["trimmed_upto"], compacted=True)
@@ -183,51 +192,6 @@ class _Job:
     def _read(self, **options: str) -> DataFrame:
         return self._spark.read.format("synrepl").options(**self._options, **options).load()
 
-    def _run_query(
-        self, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
-    ) -> None:
-        rows = (
-            self._spark.readStream.format("synrepl")
-            .options(**self._options, startingOffsets=self._start(), maxOffsetsPerTrigger=str(batch_facts))
-            .load()
-        )
-        # Spark's batch number is ignored: it restarts with each run.
-        writing = rows.writeStream.foreachBatch(lambda batch, _: self._write(batch))
-        if follow:
-            writing = writing.trigger(processingTime=f"{int(every_seconds * 1000)} milliseconds")
-        else:
-            writing = writing.trigger(availableNow=True)
-        with tempfile.TemporaryDirectory(prefix="synrepl-archive-", ignore_cleanup_errors=True) as checkpoint:
-            query = writing.option("checkpointLocation", Path(checkpoint).as_uri()).start()
-            try:
-                while not query.awaitTermination(LOOK_SECONDS) and not stopped():
-                    pass
-            finally:
-                query.stop()
-        failure = query.exception()
-        if failure is not None:
-            raise failure
-
-    def _run_in_driver(
-        self, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
-    ) -> None:
-        """Archive with Spark Connect, one range after the other.
-
-        With Spark Connect the server would call the handler of micro-batches, without the state of this run.
-        """
-        head = self._daemon.extent(limit=1, compacted=True)["head"]
-        while not stopped():
-            due = time.monotonic() + every_seconds
-            since = self.committer.serial
-            found = self._daemon.extent(since=since, limit=batch_facts, compacted=True)
-            upto = found["serial"] if follow else min(found["serial"], head)
-            if upto > since:
-                self._write(self._read(startingOffsets=self._start(), endingOffsets=str(upto)))
-            elif not follow:
-                return
-            while follow and not stopped() and (left := due - time.monotonic()) > 0:
-                time.sleep(min(left, LOOK_SECONDS))
-
     def _start(self) -> str:
         """Return the end of the archive as the start offsets of the source."""
         end = self.committer.end
@@ -252,17 +216,9 @@ class _Job:
             return
         self._at("data")
         epoch_starts = self._epoch_starts(max((one.epoch for one in written), default=1))
-        try:
-            batch = self.committer.commit(
-                written,
-                epoch_starts=epoch_starts,
-                now_ms=now_ms(),
-                compacted_upto=compacted_upto,
-                clock=clock,
-            )
-        except Overtaken:
-            self._is_overtaken = True
-            raise
+        batch = self.committer.commit(
+            written, epoch_starts=epoch_starts, now_ms=now_ms(), compacted_upto=compacted_upto, clock=clock
+        )
         self._at("commit")
         self.batches += 1
         self.facts += batch.facts

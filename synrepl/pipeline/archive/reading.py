@@ -4,15 +4,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from synrepl.pipeline.source.rows import COLUMNS, spark_schema
 from synrepl.pipeline.store import Store
 
-__all__ = ["map_files", "read_rows"]
+__all__ = ["map_files", "read_rows", "within"]
 
 TASK_ROWS: Final = 2_000_000
 """Maximum rows per task, as far as files can be distributed."""
+
+
+def within(files: Any, first: int, last: int) -> Any:
+    """Return the files (rows of `ArchiveTable.files`) with serials from `first` to `last`."""
+    is_after = pc.greater_equal(files["last_serial"], first)
+    return files.filter(pc.and_(is_after, pc.less_equal(files["first_serial"], last)))
 
 
 def read_rows(spark: SparkSession, store: Store, files: Any, columns: Sequence[str] = COLUMNS) -> DataFrame:

@@ -105,11 +105,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         """Whether this is the first batch of a trimmed log, which may lack serials."""
         return self.last_serial <= self.compacted_upto
 
-    @property
-    def lag_seconds(self) -> float:
-        """The archive lag of the last fact. Negative if the clocks of daemon and archive differ."""
-        return (self.archived_at_ms - self.last_at_ms) / 1000
-
 
 class ArchiveTable:
     """One version of the table of an archive. Raises `BadArchive` if there is none, or no such version.

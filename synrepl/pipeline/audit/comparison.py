@@ -8,9 +8,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from synrepl.pipeline.archive.reading import within
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
 from synrepl.pipeline.audit.file_scan import FileProblem, FileScan, ListedFile
 from synrepl.pipeline.audit.findings import AuditFindings
+from synrepl.pipeline.store import BadArchive
 from synrepl.streams.digest import EMPTY
 
 __all__ = ["Comparison", "TokenGap", "AuditSpan"]
@@ -142,23 +144,15 @@ class Comparison:
                     after = self._serials.get((stream, writer), 0)
                     yield TokenGap(stream, writer, here, token, after, end.last_serial + 1)
 
-    def readable(self, among: Any) -> Any:
-        """Return the readable ones of `files` among these, which are given by a column of booleans."""
-        chosen = self.files.filter(among)
-        return chosen.filter(
-            pc.invert(pc.is_in(chosen["path"], pa.array(sorted(self.unreadable), pa.string())))
-        )
-
-    def between(self, first: int, last: int) -> Any:
-        """Return the readable files with serials from `first` to `last`."""
-        files = self.files
-        return self.readable(
-            pc.and_(pc.greater_equal(files["last_serial"], first), pc.less_equal(files["first_serial"], last))
-        )
+    def readable(self, first: int, last: int) -> Any:
+        """Return the readable ones of `files` with serials from `first` to `last`."""
+        found = within(self.files, first, last)
+        unreadable = pa.array(sorted(self.unreadable), pa.string())
+        return found.filter(pc.invert(pc.is_in(found["path"], unreadable)))
 
     def file_of(self, stream: str, serial: int) -> str:
         """Return the path of the readable file that should contain this fact, or an empty text."""
-        files = self.between(serial, serial)
+        files = self.readable(serial, serial)
         paths = files.filter(pc.equal(files["stream"], stream))["path"].to_pylist()
         return paths[0] if paths else ""
 
@@ -233,7 +227,11 @@ class Comparison:
     @cached_property
     def _batches(self) -> list[Batch]:
         """The batches, which are read only if a file is damaged."""
-        return self.table.batches()
+        try:
+            return self.table.batches()
+        except BadArchive as error:
+            self._found.add("table", str(error))
+            return []
 
     def _logged_digest(self, serial: int) -> str:
         """Return the digest at a serial from the log; empty if no batch ends there."""

@@ -104,7 +104,7 @@ def _first(client: BlockingClient, ours: Mapping[int, str], after: int | None, u
 
 def _report_beyond(spark: SparkSession, head: int, compared: Comparison, found: AuditFindings) -> None:
     end = compared.table.end.last_serial
-    beyond = compared.between(head + 1, end)
+    beyond = compared.readable(head + 1, end)
     is_reported = False
     if len(beyond):
         facts = (
@@ -137,7 +137,7 @@ def _rows(compared: Comparison, first: int, last: int, columns: Sequence[str]) -
     """Yield columns of the rows with these serials, and their `file`, from readable files."""
     store = compared.table.store
     within = (pc.field("serial") >= first) & (pc.field("serial") <= last)
-    for path in compared.between(first, last)["path"].to_pylist():
+    for path in compared.readable(first, last)["path"].to_pylist():
         with store.filesystem.open_input_file(store.path(path)) as source:
             if path in compared.changed:
                 table = pa.Table.from_batches(read_checked(source), ROWS).filter(within)

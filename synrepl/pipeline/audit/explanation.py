@@ -28,9 +28,7 @@ class Explanation:
         spans = self._compared.spans
         if not spans:
             return
-        files = self._compared.files
-        within = pc.is_in(files["path"], self._paths(files, spans))
-        chosen = self._compared.readable(within)
+        chosen = pa.concat_tables([self._compared.readable(one.first, one.last) for one in spans])
         total = pc.sum(chosen["rows"]).as_py() or 0
         progress("rows", 0, total)
         serials, breaks = windows.Serials([], []), []
@@ -50,19 +48,6 @@ class Explanation:
         self._report_missing(serials.missing, holes)
         self._report_unexplained(spans)
         progress("rows", total, total)
-
-    @staticmethod
-    def _paths(files: pa.Table, spans: Sequence[AuditSpan]) -> pa.Array:
-        chosen = [
-            files.filter(
-                pc.and_(
-                    pc.greater_equal(files["first_serial"], one.first),
-                    pc.less_equal(files["last_serial"], one.last),
-                )
-            )["path"].combine_chunks()
-            for one in spans
-        ]
-        return pa.concat_arrays(chosen)
 
     def _holes(self, breaks: Iterable[windows.DigestBreak], spans: Sequence[AuditSpan]) -> list[TokenGap]:
         """Return the holes of writers. Tokens that go back are reported directly."""

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.pipeline.archive.reading import read_rows
+from synrepl.pipeline.archive.reading import read_rows, within
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.snapshot import fold
@@ -161,11 +161,7 @@ def _digest_at(table: ArchiveTable, serial: int) -> str | None:
     """Return the digest at a serial; None if the archive has no such fact."""
     if table.end.last_serial == serial:
         return table.end.digest
-    files = table.files
-    among = pc.and_(
-        pc.less_equal(files["first_serial"], serial), pc.greater_equal(files["last_serial"], serial)
-    )
-    for path in files.filter(among)["path"].to_pylist():
+    for path in within(table.files, serial, serial)["path"].to_pylist():
         with table.store.filesystem.open_input_file(table.store.path(path)) as source:
             found = pq.read_table(source, columns=["serial", "digest"], filters=[("serial", "=", serial)])
         if len(found):
