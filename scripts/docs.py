@@ -481,8 +481,9 @@ def _option(option: click.Option) -> tuple[str, str, str]:
         choices = "\\|".join(option.type.choices) if isinstance(option.type, click.Choice) else ""
         flag += f" {option.metavar or choices or option.type.name.upper()}"
     default = "required" if option.required else ""
-    if option.show_default and option.default is not None and not option.required:
-        default = f"`{option.default}`"
+    context = click.Context(synrepl_command, **synrepl_command.context_settings)
+    if not option.required and (shown := option.get_help_extra(context).get("default")):
+        default = f"`{shown}`"
     return f"`{flag}`", default, option.help or ""
 
 

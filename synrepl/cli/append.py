@@ -95,9 +95,7 @@ _array: Final = msgspec.json.Decoder(list[msgspec.Raw])
 @click.option(
     "--writer", metavar="NAME", help="The writer of the facts [default: the daemon's instance name]"
 )
-@click.option(
-    "--batch", type=click.IntRange(1, 10_000), default=BATCH, show_default=True, help="Facts per request."
-)
+@click.option("--batch", type=click.IntRange(1, 10_000), default=BATCH, help="Facts per request.")
 def append(stream: str, daemon: DaemonTarget, writer: str | None, batch: int) -> None:
     """Append rows from standard input to STREAM.
 

@@ -36,8 +36,8 @@ PORT: Final = click.IntRange(0, 65_535)
     type=click.Path(path_type=Path, file_okay=False),
     help="The directory of the log [default: a temporary one, which is removed]",
 )
-@click.option("--port", type=PORT, default=9092, show_default=True, help="The port for followers.")
-@click.option("--http-port", type=PORT, default=9093, show_default=True, help="The port for HTTP.")
+@click.option("--port", type=PORT, default=9092, help="The port for followers.")
+@click.option("--http-port", type=PORT, default=9093, help="The port for HTTP.")
 @click.option("--once", is_flag=True, help="End after the comparison.")
 def demo(data: Path | None, port: int, http_port: int, once: bool) -> None:
     """Show a daemon at work, until Ctrl-C: facts go in at one end, and come out at workers of two releases.

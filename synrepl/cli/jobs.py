@@ -5,8 +5,9 @@ The jobs are imported by the commands that run them: Spark takes seconds to impo
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -35,6 +36,8 @@ from synrepl.pipeline.session import session as start_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from synrepl.pipeline.store import Store
+
 __all__ = ["pipeline"]
 
 
@@ -60,15 +63,18 @@ def pipeline() -> None:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-SPARK: Final[dict[str, Any]] = {"cls": Option, "group": "Spark"}
+SPARK: Final[dict[str, dict[str, Any]]] = {
+    "master": {"metavar": "URL", "help": "The Spark master, such as spark://host:7077 [default: local]"},
+    "remote": {"metavar": "URL", "help": "The Spark Connect server, such as sc://host:15002."},
+    "memory": {"default": "1g", "help": "The memory of the driver and of each executor."},
+    "conf": {"multiple": True, "metavar": "KEY=VALUE", "help": "A Spark setting. May be repeated."},
+    "ui": {"is_flag": True, "help": "Serve the Spark UI on loopback while the job runs."},
+}
+"""The options of every job on Spark."""
 
 ARCHIVE: Final = "A directory, or a URI that Spark and pyarrow can open (s3://, gs://, hdfs://)."
 
-
-def archive_option(command: Command) -> Command:
-    """Add the ``--archive`` option."""
-    return click.option("--archive", "location", required=True, metavar="DIR", help=ARCHIVE)(command)
-
+archive_option = click.option("--archive", required=True, metavar="DIR", help=ARCHIVE)
 
 as_of_option = click.option(
     "--as-of",
@@ -76,35 +82,44 @@ as_of_option = click.option(
     help="Read the archive as it was: a version of the table, or a time such as 2026-01-31T00:00:00Z.",
 )
 
+json_option = output_option("Print the result as JSON.")
 
-def spark_options(command: Command) -> Command:
-    """Add the options of every job: output and Spark."""
-    for option in (
-        click.option(
-            "--ui", is_flag=True, help="Serve the Spark UI on loopback while the job runs.", **SPARK
-        ),
-        click.option(
-            "--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting. May be repeated.", **SPARK
-        ),
-        click.option(
-            "--memory",
-            default="1g",
-            show_default=True,
-            help="The memory of the driver and of each executor.",
-            **SPARK,
-        ),
-        click.option(
-            "--remote", metavar="URL", help="The Spark Connect server, such as sc://host:15002.", **SPARK
-        ),
-        click.option(
-            "--master",
-            metavar="URL",
-            help="The Spark master, such as spark://host:7077 [default: local]",
-            **SPARK,
-        ),
-    ):
-        command = option(command)
-    return output_option("Print the result as JSON.")(command)
+
+def ranking_option(default: int) -> Callable[[Command], Command]:
+    """Return the ``--top`` option."""
+    return click.option("--top", type=click.IntRange(1), default=default, help="The length of rankings.")
+
+
+def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a function the body of a command, with the options of Spark and ``--json``.
+
+    The function receives the Spark session, the other options, `archive` as a `Store`, and `progress`. Its
+    result is printed as JSON, or as text `lines`. A result that is not clean ends the command with exit code
+    1.
+    """
+
+    def decorate(job: Callable[..., Any]) -> Callable[..., None]:
+        def run(output: Output, archive: str = "", **options: Any) -> None:
+            spark = {name: options.pop(name) for name in SPARK}
+            name = click.get_current_context().info_name or ""
+            session_of = spark_session(name, options.get("daemon"), **spark)
+            with session_of as session, show_progress() as progress:
+                from synrepl.pipeline.store import Store
+
+                if archive:
+                    options["archive"] = Store(archive)
+                done = job(session, progress=progress, **options)
+            verdict = {"is_clean": done.is_clean} if hasattr(done, "is_clean") else {}
+            output.show(msgspec.to_builtins(done, enc_hook=str) | verdict, lines(done))
+            if not verdict.get("is_clean", True):
+                sys.exit(1)
+
+        decorated: Callable[..., None] = update_wrapper(run, job)
+        for name in reversed(SPARK):
+            decorated = click.option(f"--{name}", cls=Option, group="Spark", **SPARK[name])(decorated)
+        return json_option(decorated)
+
+    return decorate
 
 
 @contextmanager
@@ -159,16 +174,28 @@ def spark_session(
             signal.signal(number, handler)
 
 
-def _url_and_secret(daemon: DaemonTarget | None) -> dict[str, str | None]:
+def _with_secret(daemon: DaemonTarget | None) -> dict[str, Any]:
     """Return the arguments `url` and `secret` of a job that may read a daemon too."""
     if daemon is None:
         return {"url": None, "secret": None}
     return {"url": daemon.url, "secret": read_secret(daemon.secret_file)}
 
 
-def _path(secret_file: Path | None) -> str | None:
-    """Return the path for tasks, which may have another working directory."""
-    return None if secret_file is None else str(secret_file.absolute())
+def _with_secret_file(daemon: DaemonTarget) -> dict[str, Any]:
+    """Return the arguments `url` and `secret_file` of a job whose tasks read or write a daemon.
+
+    Tasks may have another working directory.
+    """
+    path = daemon.secret_file
+    return {"url": daemon.url, "secret_file": None if path is None else str(path.absolute())}
+
+
+def _stop_on_signal() -> Callable[[], bool]:
+    """From now on, keep SIGINT and SIGTERM from ending the job. Return whether one has arrived."""
+    received: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: received.append(number))
+    return lambda: bool(received)
 
 
 @contextmanager
@@ -189,62 +216,6 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         advance.close()
 
 
-def print_result(
-    result: Any, output: Output, lines: Callable[[Any], Iterator[str]], **fields: object
-) -> None:
-    """Print the result of a job as JSON, with these further fields, or as text lines."""
-    output.show(msgspec.to_builtins(result, enc_hook=str) | fields, lines(result))
-
-
-@click.command("archive", cls=CliCommand)
-@daemon_options(required=True)
-@archive_option
-@click.option("--follow", is_flag=True, help="Archive new facts until interrupted.")
-@duration_option("--every", default="5s", help="With --follow: the time between two batches.")
-@click.option(
-    "--batch-facts",
-    type=click.IntRange(1),
-    default=500_000,
-    show_default=True,
-    help="The maximum number of facts in a batch.",
-)
-@spark_options
-def archive_command(
-    daemon: DaemonTarget,
-    location: str,
-    follow: bool,
-    every: float,
-    batch_facts: int,
-    output: Output,
-    **spark: Any,
-) -> None:
-    """Archive the log of a daemon up to its current position.
-
-    The archive contains each fact exactly once, even if a process is killed at any time; run the command
-    again to continue. The archive is a Delta table, which DuckDB, Polars, Spark and others read.
-    """
-    stop: list[bool] = []
-    with spark_session("archive", daemon, **spark) as session, show_progress() as progress:
-        from synrepl.pipeline.archive.archive import archive
-        from synrepl.pipeline.store import Store
-
-        if follow:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: stop.append(True))
-        done = archive(
-            session,
-            daemon.url,
-            Store(location),
-            secret_file=_path(daemon.secret_file),
-            follow=follow,
-            every_seconds=every,
-            batch_facts=batch_facts,
-            progress=progress,
-            stopped=lambda: bool(stop),
-        )
-    print_result(done, output, _archive_lines)
-
-
 def _archive_lines(done: Any) -> Iterator[str]:
     if done.batches:
         yield (
@@ -258,28 +229,33 @@ def _archive_lines(done: Any) -> Iterator[str]:
     yield f"the archive ends at serial {done.serial} of epoch {done.epoch}, digest {done.digest[:16]}"
 
 
-@click.command("optimize", cls=CliCommand)
+@click.command("archive", cls=CliCommand)
+@daemon_options(required=True)
 @archive_option
-@click.option(
-    "--target-mb",
-    type=click.IntRange(1),
-    default=128,
-    show_default=True,
-    help="The size of a merged file in MiB.",
+@click.option("--follow", is_flag=True, help="Archive new facts until interrupted.")
+@duration_option(
+    "--every", "every_seconds", default="5s", help="With --follow: the time between two batches."
 )
-@spark_options
-def optimize_command(location: str, target_mb: int, output: Output, **spark: Any) -> None:
-    """Merge small files of the archive into files of about the target size.
+@click.option(
+    "--batch-facts",
+    type=click.IntRange(1),
+    default=500_000,
+    help="The maximum number of facts in a batch.",
+)
+@spark_job(_archive_lines)
+def archive_command(
+    session: "SparkSession", daemon: DaemonTarget, archive: "Store", follow: bool, **options: Any
+) -> Any:
+    """Archive the log of a daemon up to its current position.
 
-    Many small files make an archive slow to read. The replaced files stay for older versions and their
-    readers, until synrepl pipeline vacuum removes them.
+    The archive contains each fact exactly once, even if a process is killed at any time; run the command
+    again to continue. The archive is a Delta table, which DuckDB, Polars, Spark and others read.
     """
-    with spark_session("optimize", **spark) as session, show_progress() as progress:
-        from synrepl.pipeline.archive.optimize import optimize
-        from synrepl.pipeline.store import Store
+    from synrepl.pipeline.archive.archive import archive as run
 
-        done = optimize(session, Store(location), target_bytes=target_mb << 20, progress=progress)
-    print_result(done, output, _optimize_lines)
+    if follow:
+        options["stopped"] = _stop_on_signal()
+    return run(session, store=archive, follow=follow, **_with_secret_file(daemon), **options)
 
 
 def _optimize_lines(done: Any) -> Iterator[str]:
@@ -289,18 +265,32 @@ def _optimize_lines(done: Any) -> Iterator[str]:
         yield "no small files"
 
 
+@click.command("optimize", cls=CliCommand)
+@archive_option
+@click.option("--target-mb", type=click.IntRange(1), default=128, help="The size of a merged file in MiB.")
+@spark_job(_optimize_lines)
+def optimize_command(session: "SparkSession", archive: "Store", target_mb: int, **options: Any) -> Any:
+    """Merge small files of the archive into files of about the target size.
+
+    Many small files make an archive slow to read. The replaced files stay for older versions and their
+    readers, until synrepl pipeline vacuum removes them.
+    """
+    from synrepl.pipeline.archive.optimize import optimize
+
+    return optimize(session, archive, target_bytes=target_mb << 20, **options)
+
+
 @click.command("vacuum", cls=CliCommand)
 @archive_option
 @click.option(
     "--retain-hours",
     type=click.IntRange(0),
     default=168,
-    show_default=True,
     help="Keep the files that a version of the last hours has, for readers and for jobs that still write.",
 )
 @click.option("--dry-run", is_flag=True, help="List the files only.")
-@output_option("Print the result as JSON.")
-def vacuum_command(location: str, retain_hours: int, dry_run: bool, output: Output) -> None:
+@json_option
+def vacuum_command(archive: str, retain_hours: int, dry_run: bool, output: Output) -> None:
     """Remove the files that merges have replaced, and those that aborted runs have left.
 
     Versions of the archive before that cannot be read any more.
@@ -308,34 +298,9 @@ def vacuum_command(location: str, retain_hours: int, dry_run: bool, output: Outp
     from synrepl.pipeline.archive.table import ArchiveTable
     from synrepl.pipeline.store import Store
 
-    paths = ArchiveTable(Store(location)).vacuum(retention_hours=retain_hours, dry_run=dry_run)
+    paths = ArchiveTable(Store(archive)).vacuum(retention_hours=retain_hours, dry_run=dry_run)
     outcome = f"{'would remove' if dry_run else 'removed'} {counted(len(paths), 'file')}"
     output.show({"files": paths, "removed": not dry_run}, [*paths, outcome])
-
-
-@click.command("compact", cls=CliCommand)
-@archive_option
-@as_of_option
-@click.option(
-    "--snapshot", "into", required=True, metavar="DIR", help="The directory or URI of the snapshot."
-)
-@click.option(
-    "--full", is_flag=True, help="Read the whole archive, not only the facts since the last snapshot."
-)
-@spark_options
-def compact_command(
-    location: str, as_of: str | None, into: str, full: bool, output: Output, **spark: Any
-) -> None:
-    """Compact the archive to a snapshot with the last row of each key, which a daemon can start from.
-
-    A later run reads the previous snapshot and the facts archived since. Start a daemon with --snapshot DIR.
-    """
-    with spark_session("compact", **spark) as session, show_progress() as progress:
-        from synrepl.pipeline.snapshot.compact import compact
-        from synrepl.pipeline.store import Store
-
-        done = compact(session, Store(location), Store(into), full=full, as_of=as_of, progress=progress)
-    print_result(done, output, _compact_lines)
 
 
 def _compact_lines(done: Any) -> Iterator[str]:
@@ -350,40 +315,23 @@ def _compact_lines(done: Any) -> Iterator[str]:
     yield f"the snapshot is at serial {made.serial} of epoch {made.epoch}, digest {made.digest[:16]}"
 
 
-@click.command("audit", cls=CliCommand)
+@click.command("compact", cls=CliCommand)
 @archive_option
 @as_of_option
-@daemon_options(optional=True)
-@click.option("--deep", is_flag=True, help="Compute every digest again, also of files without a finding.")
-@spark_options
-def audit_command(
-    location: str,
-    as_of: str | None,
-    daemon: DaemonTarget | None,
-    deep: bool,
-    output: Output,
-    **spark: Any,
-) -> None:
-    """Check that the archive is complete and, with --url, that the daemon has the same facts.
+@click.option("--snapshot", required=True, metavar="DIR", help="The directory or URI of the snapshot.")
+@click.option(
+    "--full", is_flag=True, help="Read the whole archive, not only the facts since the last snapshot."
+)
+@spark_job(_compact_lines)
+def compact_command(session: "SparkSession", archive: "Store", snapshot: str, **options: Any) -> Any:
+    """Compact the archive to a snapshot with the last row of each key, which a daemon can start from.
 
-    Reports missing, duplicate and changed rows by stream, writer, tokens and file. Exit code 1: there are
-    findings.
+    A later run reads the previous snapshot and the facts archived since. Start a daemon with --snapshot DIR.
     """
-    with spark_session("audit", daemon, **spark) as session, show_progress() as progress:
-        from synrepl.pipeline.audit.audit import audit
-        from synrepl.pipeline.store import Store
+    from synrepl.pipeline.snapshot.compact import compact
+    from synrepl.pipeline.store import Store
 
-        done = audit(
-            session,
-            Store(location),
-            **_url_and_secret(daemon),
-            deep=deep,
-            as_of=as_of,
-            progress=progress,
-        )
-    print_result(done, output, _audit_lines, is_clean=done.is_clean)
-    if not done.is_clean:
-        sys.exit(1)
+    return compact(session, archive, Store(snapshot), **options)
 
 
 def _audit_lines(done: Any) -> Iterator[str]:
@@ -403,6 +351,31 @@ def _audit_lines(done: Any) -> Iterator[str]:
     yield f"{'clean' if done.is_clean else 'NOT CLEAN'}: {looked}; {sum(done.seconds.values()):.1f} s"
 
 
+@click.command("audit", cls=CliCommand)
+@archive_option
+@as_of_option
+@daemon_options(optional=True)
+@click.option("--deep", is_flag=True, help="Compute every digest again, also of files without a finding.")
+@spark_job(_audit_lines)
+def audit_command(
+    session: "SparkSession", archive: "Store", daemon: DaemonTarget | None, **options: Any
+) -> Any:
+    """Check that the archive is complete and, with --url, that the daemon has the same facts.
+
+    Reports missing, duplicate and changed rows by stream, writer, tokens and file. Exit code 1: there are
+    findings.
+    """
+    from synrepl.pipeline.audit.audit import audit
+
+    return audit(session, archive, **_with_secret(daemon), **options)
+
+
+def _report_lines(done: Any) -> Iterator[str]:
+    for finding in done.found:
+        yield finding.text
+    yield f"{done.page}: {done.facts:,} facts of {done.streams} streams by {done.writers} writers"
+
+
 @click.command("report", cls=CliCommand)
 @archive_option
 @as_of_option
@@ -414,92 +387,18 @@ def _audit_lines(done: Any) -> Iterator[str]:
     help="The directory for the page, its plots and its tables.",
 )
 @daemon_options(optional=True)
-@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="The length of rankings.")
-@spark_options
+@ranking_option(20)
+@spark_job(_report_lines)
 def report_command(
-    location: str,
-    as_of: str | None,
-    out: Path,
-    daemon: DaemonTarget | None,
-    top: int,
-    output: Output,
-    **spark: Any,
-) -> None:
+    session: "SparkSession", archive: "Store", out: Path, daemon: DaemonTarget | None, **options: Any
+) -> Any:
     """Write a page on the archive to OUT: throughput, lag, hot caches and gaps.
 
     With --url the page includes the leases of the daemon.
     """
-    with spark_session("report", daemon, **spark) as session, show_progress() as progress:
-        from synrepl.pipeline.report.report import report
-        from synrepl.pipeline.store import Store
+    from synrepl.pipeline.report.report import report
 
-        done = report(
-            session,
-            Store(location),
-            out,
-            **_url_and_secret(daemon),
-            top=top,
-            as_of=as_of,
-            progress=progress,
-        )
-    print_result(done, output, _report_lines)
-
-
-def _report_lines(done: Any) -> Iterator[str]:
-    for finding in done.found:
-        yield finding.text
-    yield f"{done.page}: {done.facts:,} facts of {done.streams} streams by {done.writers} writers"
-
-
-@click.command("replay", cls=CliCommand)
-@archive_option
-@as_of_option
-@daemon_options(required=True)
-@stream_option("Replay")
-@click.option(
-    "--after", type=click.IntRange(0), default=0, show_default=True, help="Replay facts after this serial."
-)
-@click.option("--upto", type=click.IntRange(1), help="Replay facts up to this serial [default: the end]")
-@speed_option("original")
-@click.option(
-    "--name", help="The name of the replay: a repeat under the same name within a day stores no fact twice."
-)
-@spark_options
-def replay_command(
-    location: str,
-    as_of: str | None,
-    daemon: DaemonTarget,
-    streams: tuple[str, ...],
-    after: int,
-    upto: int | None,
-    speed: float,
-    name: str | None,
-    output: Output,
-    **spark: Any,
-) -> None:
-    """Append the facts of the archive to a daemon, as new facts.
-
-    For tests, for a migration to another daemon, and to reproduce a day. Streams, writers, rows and their
-    order stay the same; serials, tokens and times are new.
-    """
-    with spark_session("replay", daemon, **spark) as session, show_progress() as progress:
-        from synrepl.pipeline.replay import replay
-        from synrepl.pipeline.store import Store
-
-        done = replay(
-            session,
-            Store(location),
-            daemon.url,
-            streams=streams or None,
-            after=after,
-            upto=upto,
-            speed=speed,
-            name=name,
-            secret_file=_path(daemon.secret_file),
-            as_of=as_of,
-            progress=progress,
-        )
-    print_result(done, output, _replay_lines)
+    return report(session, archive, out, **_with_secret(daemon), **options)
 
 
 def _replay_lines(done: Any) -> Iterator[str]:
@@ -508,60 +407,65 @@ def _replay_lines(done: Any) -> Iterator[str]:
     yield f"replayed {done.facts:,} facts ({done.rows:,} rows) in {done.seconds:.1f} s"
 
 
+@click.command("replay", cls=CliCommand)
+@archive_option
+@as_of_option
+@daemon_options(required=True)
+@stream_option("Replay")
+@click.option("--after", type=click.IntRange(0), default=0, help="Replay facts after this serial.")
+@click.option("--upto", type=click.IntRange(1), help="Replay facts up to this serial [default: the end]")
+@speed_option("original")
+@click.option(
+    "--name", help="The name of the replay: a repeat under the same name within a day stores no fact twice."
+)
+@spark_job(_replay_lines)
+def replay_command(session: "SparkSession", archive: "Store", daemon: DaemonTarget, **options: Any) -> Any:
+    """Append the facts of the archive to a daemon, as new facts.
+
+    For tests, for a migration to another daemon, and to reproduce a day. Streams, writers, rows and their
+    order stay the same; serials, tokens and times are new.
+    """
+    from synrepl.pipeline.replay import replay
+
+    streams = options.pop("streams") or None
+    return replay(session, archive, streams=streams, **_with_secret_file(daemon), **options)
+
+
 @click.command("watch", cls=CliCommand)
 @daemon_options(required=True)
 @stream_option("Watch")
 @duration_option(
     "--stall-seconds",
+    "stall_seconds",
     default="60s",
     help="A writer has stalled if it is silent for this long and for ten times its usual interval.",
 )
-@duration_option("--every", default="5s", help="The time between two batches.")
-@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="The length of rankings.")
+@duration_option("--every", "every_seconds", default="5s", help="The time between two batches.")
+@ranking_option(10)
 @click.option(
     "--from",
     "since",
     default="latest",
-    show_default=True,
     help="The start position: latest, earliest, or a serial.",
 )
 @click.option(
     "--checkpoint", metavar="DIR", help="The checkpoint directory, from which the next run continues."
 )
-@spark_options
-def watch_command(
-    daemon: DaemonTarget,
-    streams: tuple[str, ...],
-    stall_seconds: float,
-    every: float,
-    top: int,
-    since: str,
-    checkpoint: str | None,
-    output: Output,
-    **spark: Any,
-) -> None:
+@spark_job(lambda done: ())
+def watch_command(session: "SparkSession", daemon: DaemonTarget, **options: Any) -> Any:
     """Write events as JSON lines until interrupted: gaps, stalled writers, hot caches of each minute.
 
     Types of lines: epoch, restart, gap, repaired, again, active, stall, hot. With --json the last line is the
     summary.
     """
-    stop: list[bool] = []
-    with spark_session("watch", daemon, **spark) as session:
-        from synrepl.pipeline.watch.watch import watch
+    from synrepl.pipeline.watch.watch import watch
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.append(True))
-        done = watch(
-            session,
-            daemon.url,
-            secret_file=_path(daemon.secret_file),
-            streams=streams or None,
-            stall_seconds=stall_seconds,
-            every_seconds=every,
-            top=top,
-            since=since,
-            checkpoint=checkpoint,
-            write=lambda line: click.echo(line, nl=False),
-            stopped=lambda: bool(stop),
-        )
-    print_result(done, output, lambda done: iter(()))
+    del options["progress"]  # the events show it
+    return watch(
+        session,
+        streams=options.pop("streams") or None,
+        write=lambda line: click.echo(line, nl=False),
+        stopped=_stop_on_signal(),
+        **_with_secret_file(daemon),
+        **options,
+    )

@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 @click.group(
     cls=MainGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     places={
         "serve": ("synrepl.cli.serve:serve", "Run the daemon in the foreground."),
         "demo": ("synrepl.cli.demo:demo", "Show a daemon at work: two workers, two recorded sessions."),

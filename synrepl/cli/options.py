@@ -157,7 +157,6 @@ def daemon_options(
         click.option(
             "--retry/--no-retry",
             default=retry,
-            show_default=True,
             cls=Option,
             group=CONNECTION,
             help="Retry while there is no connection, or the daemon is busy or not ready.",
@@ -223,7 +222,6 @@ def output_option(json_help: str, *, is_table: bool = False) -> Callable[[Comman
                 "--output",
                 type=click.Choice(["table", "wide", "json"]),
                 default="table",
-                show_default=True,
                 cls=Option,
                 group="Output",
                 help="The output: a table, one with all columns, or JSON.",
@@ -255,15 +253,14 @@ class _DurationType(click.ParamType[float]):
 
 
 def duration_option(
-    name: str, *, help: str, default: str | None = None, group: str = "Options"
+    *names: str, help: str, default: str | None = None, group: str = "Options"
 ) -> Callable[[Command], Command]:
-    """Return an option with a duration, which the command receives in seconds."""
+    """Return an option with a duration, which the command receives in seconds. `names` as in click."""
     return click.option(
-        name,
+        *names,
         type=_DurationType(),
         metavar="DURATION",
         default=default,
-        show_default=default is not None,
         cls=Option,
         group=group,
         help=help,
@@ -293,7 +290,7 @@ class _DialectType(click.ParamType[Dialect]):
 
 def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Command]:
     """Return the ``--dialect`` option."""
-    return click.option("--dialect", type=_DialectType(), default=default, show_default=True, help=help)
+    return click.option("--dialect", type=_DialectType(), default=default, help=help)
 
 
 secret_option = click.option(
@@ -317,6 +314,5 @@ def speed_option(original: str) -> Callable[[Command], Command]:
         "--speed",
         type=click.FloatRange(0),
         default=0.0,
-        show_default=True,
         help=f"The speed as a multiple of the {original} speed; 0 is as fast as possible.",
     )

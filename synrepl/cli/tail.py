@@ -31,7 +31,6 @@ __all__ = ["tail"]
     "start",
     type=click.Choice(["latest", "earliest"]),
     default="latest",
-    show_default=True,
     help="The start position, unless --state has one.",
 )
 @click.option(
@@ -40,9 +39,7 @@ __all__ = ["tail"]
     help="Save the position in this file, so that a restart continues exactly there.",
 )
 @dialect_option(default="current", help="The dialect: legacy, middle, current or a release.")
-@click.option(
-    "--name", default="synrepl-tail", show_default=True, help="The instance name to send to the server."
-)
+@click.option("--name", default="synrepl-tail", help="The instance name to send to the server.")
 @click.option("--server-name", help="Fail if the server has another server_name.")
 @click.option(
     "--http",
@@ -50,9 +47,7 @@ __all__ = ["tail"]
     help="The HTTP address to fetch missing rows from [default: the same host, port 9093]",
 )
 @click.option("--exit-after", type=click.IntRange(1), metavar="N", help="Stop after N facts.")
-@click.option(
-    "--retry/--no-retry", default=True, show_default=True, help="Connect again when a connection is lost."
-)
+@click.option("--retry/--no-retry", default=True, help="Connect again when a connection is lost.")
 @duration_option("--timeout", help="Fail after this long without a connection [default: no limit]")
 @secret_option
 def tail(
