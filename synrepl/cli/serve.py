@@ -26,6 +26,27 @@ def _options() -> Iterator[click.Parameter]:
         group="Configuration file",
         help="A YAML file with settings, named like the options with _ in place of -. Options override it.",
     )
+    log = "Log of the process"
+    yield Option(
+        ["--log-file"],
+        type=click.Path(path_type=Path, dir_okay=False),
+        group=log,
+        help="Log to this file. SIGHUP reopens it. [default: standard error]",
+    )
+    yield Option(
+        ["--log-format"],
+        type=click.Choice(["text", "json"]),
+        default="text",
+        group=log,
+        help="Log lines of text, or JSON objects, one a line. [default: text]",
+    )
+    yield Option(
+        ["--log-level"],
+        type=click.Choice(["debug", "info", "warn", "error", "critical"]),
+        default="info",
+        group=log,
+        help="Log messages of this level and above. [default: info]",
+    )
     for one in settings():
         if one.kind == "switch":
             yield Option([f"--{one.flag}"], is_flag=True, group=one.group, help=one.help)
@@ -54,11 +75,11 @@ def read_flags(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command(cls=CliCommand, params=[*_options()])
-def serve(config: Path | None, **given: Any) -> None:
-    """Run the daemon in the foreground, until SIGTERM or SIGINT; log to standard error.
+def serve(config: Path | None, log_file: Path | None, log_format: str, log_level: str, **given: Any) -> None:
+    """Run the daemon in the foreground, until SIGTERM or SIGINT.
 
-    The options are the settings. It is the same daemon as ``twistd synrepl``. SIGHUP reloads secrets, keys
-    and certificates. Exit code 2: the settings are wrong, or a port or the database cannot be used.
+    The options are the settings, and where to log. It is the same daemon as ``twistd synrepl``. SIGHUP
+    reloads secrets, keys and certificates. Exit code 2: the settings are wrong, or a port or the database cannot be used.
     """
     flags = read_flags(given)
     read = partial(Settings.build, flags, file=config.absolute() if config is not None else None)
@@ -66,26 +87,37 @@ def serve(config: Path | None, **given: Any) -> None:
         built = read()
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    _run(built, read)
+    _run(built, read, partial(_log_observer, log_file, log_format, log_level))
 
 
-def _run(built: Settings, read: Callable[[], Settings]) -> None:
+def _log_observer(path: Path | None, form: str, level: str) -> Any:
+    """Make the observer of the log. Raises `click.UsageError` if the file cannot be opened."""
+    from synrepl.daemon.logs import log_observer  # Late: as below.
+
+    try:
+        return log_observer(path, form=form, level=level)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _run(built: Settings, read: Callable[[], Settings], make_observer: Callable[[], Any]) -> None:
     """Run the daemon until a signal. Exits if it cannot start."""
     # Late: the import of the reactor installs it, and the daemon imports most of the package.
     from twisted.internet import reactor as installed
-    from twisted.logger import globalLogBeginner, textFileLogObserver
+    from twisted.logger import globalLogBeginner
 
     from synrepl.daemon.process import prepare_process
     from synrepl.daemon.service import Daemon
 
     reactor: Any = installed
+    observer = make_observer()
     is_logging = False
 
     def begin_logging(_: object = None) -> None:
         nonlocal is_logging
         if not is_logging:
             is_logging = True
-            globalLogBeginner.beginLoggingTo([textFileLogObserver(sys.stderr)], redirectStandardIO=False)
+            globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
     def failed() -> None:
         reactor.callWhenRunning(reactor.stop)

@@ -14,6 +14,7 @@ from zope.interface import implementer
 
 from synrepl.config import Settings
 from synrepl.daemon.service import Daemon
+from synrepl.daemon.systemd import Systemd
 from synrepl.errors import ConfigError
 
 __all__ = ["exit_with_failure", "prepare_process"]
@@ -27,18 +28,22 @@ def prepare_process(daemon: Daemon, reactor: Any, read: Callable[[], Settings]) 
     """Prepare this process for a daemon.
 
     On SIGHUP the log files are reopened and the settings that `read` returns are applied. An unhandled
-    MemoryError ends the process. The limit of file descriptors is raised.
+    MemoryError ends the process. The limit of file descriptors is raised. systemd is notified, if it started
+    this process.
     """
-    reactor.callWhenRunning(_handle_signals, reactor, daemon, read)
+    systemd = Systemd(daemon, reactor)
+    reactor.callWhenRunning(systemd.start)
+    reactor.addSystemEventTrigger("before", "shutdown", systemd.stopping)
+    reactor.callWhenRunning(_handle_signals, reactor, daemon, read, systemd)
     globalLogPublisher.addObserver(_exit_on_memory_error)
     _raise_descriptor_limit()
 
 
-def _handle_signals(reactor: Any, daemon: Daemon, read: Callable[[], Settings]) -> None:
+def _handle_signals(reactor: Any, daemon: Daemon, read: Callable[[], Settings], systemd: Systemd) -> None:
     """Reload on SIGHUP. Ignore SIGUSR1 and SIGUSR2, unless twistd uses the signal to rotate its log."""
 
     def reload(number: int, frame: Any) -> None:
-        reactor.callFromThread(_reload, daemon, read)
+        reactor.callFromThread(_reload, daemon, read, systemd)
 
     signal.signal(signal.SIGHUP, reload)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -66,8 +71,9 @@ def _raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def _reload(daemon: Daemon, read: Callable[[], Settings]) -> None:
+def _reload(daemon: Daemon, read: Callable[[], Settings], systemd: Systemd) -> None:
     """Reopen the log files, which logrotate has moved, and apply the current settings."""
+    systemd.reloading()
     # Twisted keeps no list of its log files.
     for found in gc.get_objects():
         if isinstance(found, BaseLogFile) and not found.closed:
@@ -76,6 +82,7 @@ def _reload(daemon: Daemon, read: Callable[[], Settings]) -> None:
         daemon.reload(read())
     except ConfigError as error:
         _logger.error("cannot reload on SIGHUP, the old settings remain: {why}", why=str(error))
+    systemd.reloaded()
 
 
 def exit_with_failure() -> None:

@@ -63,6 +63,7 @@ class Daemon(Service):
         self.is_misconfigured = False
         """Whether `failure` is a mistake in the settings, such as a port that is in use."""
         self.replication: ReplicationServices | None = None
+        self._services: Services | None = None
         self._needs_name = needs_name
         self._reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
@@ -75,6 +76,20 @@ class Daemon(Service):
     def ports(self) -> list[IListeningPort]:
         """The listening ports: those for followers in the order of the settings, then HTTP."""
         return self.listeners.ports
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether the ports are open, and a replica has a complete copy of its upstream's log."""
+        return self.ready.called and self.replication is not None and self.replication.roles.is_whole
+
+    def describe(self) -> str:
+        """Describe the state in a line: role and position, then the first problem."""
+        if self._services is None or self.replication is None:
+            return f"cannot start: {self.failure}" if self.failure else "starting"
+        log, reasons = self._services.log, self._services.not_ready_reasons()
+        name = self.settings.server_name_of(log.notes)
+        described = f"{self.replication.roles.role} of {name}, epoch {log.epoch}, serial {log.serial}"
+        return f"{described}; {reasons[0]}" if reasons else described
 
     def startService(self) -> None:
         super().startService()
@@ -165,7 +180,7 @@ class Daemon(Service):
             # Before the ports open: a bad source must stop the start.
             ingest.open(log, publisher)
         self._stops.append(listeners.stop)
-        services = Services(
+        services = self._services = Services(
             log=log,
             publisher=publisher,
             table=self.table,
@@ -300,7 +315,7 @@ class Daemon(Service):
 
     async def _close(self) -> None:
         """Stop every part, the last one first: ports and connections, replication, ingest, publisher, log."""
-        self.replication = None
+        self.replication = self._services = None
         while self._stops:
             stopped = self._stops.pop()()
             if stopped is not None:

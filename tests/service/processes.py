@@ -19,7 +19,7 @@ TWISTD = ("-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "
 class Process:
     """A Python program, and every line it has printed; `limit` is how many file descriptors it may have."""
 
-    def __init__(self, *arguments: str, cwd: Path, limit: int | None = None) -> None:
+    def __init__(self, *arguments: str, cwd: Path, limit: int | None = None, close_fds: bool = True) -> None:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         self.lines: list[str] = []
         self._is_over = False
@@ -33,6 +33,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            close_fds=close_fds,
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()

@@ -47,6 +47,15 @@ class Services:
     roles: RoleManager | None = None
     relays: ReplicaRegistry | None = None
 
+    def not_ready_reasons(self) -> list[str]:
+        """Return the reasons this daemon is not ready, the most severe first."""
+        is_healthy, why = self.log.healthy
+        reasons = [] if is_healthy else [f"log: {why}"]
+        for part in (self.replication, self.ingest):
+            if part is not None:
+                reasons += [reason for reason, _ in part.not_ready_reasons()]
+        return reasons
+
 
 def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
     """Make a site that serves these services.

@@ -61,12 +61,7 @@ async def livez(call: Call) -> Alive:
 
 async def readyz(call: Call) -> Ready:
     """Report readiness; 503 with the reasons if this daemon is not ready."""
-    services = call.services
-    is_healthy, why = services.log.healthy
-    reasons = [] if is_healthy else [f"log: {why}"]
-    for part in (services.replication, services.ingest):
-        if part is not None:
-            reasons += [reason for reason, _ in part.not_ready_reasons()]
+    reasons = call.services.not_ready_reasons()
     if reasons:
         call.request.setResponseCode(503)
     return Ready(not reasons, reasons)
