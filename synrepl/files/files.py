@@ -17,8 +17,9 @@ from synrepl.files.queue import FileQueue, QueueSummary
 from synrepl.files.spool import Spool
 from synrepl.files.store import FileStore
 from synrepl.files.verified_reads import VerifiedReads
-from synrepl.ports.interfaces import IClock, ILog, IThread
+from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.time import Timer, sleep
+from synrepl.storage.log import Log
 
 __all__ = ["Files"]
 
@@ -39,7 +40,7 @@ class Files:
 
     def __init__(
         self,
-        log: ILog,
+        log: Log,
         store: FileStore,
         queue: FileQueue,
         thread: IThread,

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.files.context import FilesContext, Wakeup
 from synrepl.files.queue import LogProgress, NamedFile
-from synrepl.ports.interfaces import ILog
+from synrepl.storage.log import Log
 from synrepl.streams import jsontext
 from synrepl.streams.catalog import FILES
 from synrepl.streams.facts import Fact
@@ -26,7 +26,7 @@ UNSAVED_SERIALS: Final = 10_000
 class NameIndex:
     """Follows the log, which it reads after each commit with files. `on_batch` is called after each batch."""
 
-    def __init__(self, log: ILog, context: FilesContext, on_batch: Callable[[], None]) -> None:
+    def __init__(self, log: Log, context: FilesContext, on_batch: Callable[[], None]) -> None:
         self.progress = LogProgress()
         self._log = log
         self._context = context

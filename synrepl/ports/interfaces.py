@@ -1,35 +1,19 @@
 """Interfaces between parts that must not import each other."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from synrepl.errors import StorageError
-from synrepl.ports.history import (
-    BEGINNING,
-    Appended,
-    AppendReceipt,
-    EpochStart,
-    Lease,
-    LogPosition,
-    LogSnapshot,
-)
-from synrepl.streams.facts import Fact
-from synrepl.wire.filter import ALL, Filter
+from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
 
 __all__ = [
-    "Appended",
     "Head",
     "IAllocated",
-    "ICaches",
     "IClock",
-    "ICopy",
-    "ILog",
     "IPositionStore",
     "IThread",
     "KeysOf",
-    "AppendReceipt",
     "SaveablePosition",
 ]
 
@@ -83,182 +67,6 @@ SaveablePosition = dict[str, dict[str, int]]
 KeysOf = Callable[[str, bytes], "list[bytes] | None"]
 """Returns the keys of a fact from its stream and its rows (a JSON array): one key per row, in any order.
 None if the stream's rows have no keys, so that no row replaces another."""
-
-
-class ICopy(Protocol):
-    """An unfinished copy of another log, stored next to the log that it will replace."""
-
-    position: LogPosition
-    notes: dict[str, str]
-
-    async def note(self, **notes: str | None) -> None: ...
-
-    async def add(
-        self, facts: Sequence[Fact], upto: LogPosition, *, trimmed_upto: LogPosition | None
-    ) -> None: ...
-
-    async def restore(self, snapshot: LogSnapshot) -> None: ...
-
-    async def follow(
-        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
-    ) -> None: ...
-
-    async def begin_epoch(self, epoch_start: EpochStart) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class ILog(Protocol):
-    """The log for callers in the reactor's thread; implemented by `synrepl.storage.Log`, which documents it.
-
-    `synrepl.replication` sees the log through this interface only. Durable streams go to a `SQLEngine`
-    in group commits; ephemeral ones live in memory.
-    """
-
-    write_barrier: Callable[[str], StorageError] | None
-
-    # position, health and history
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def serial(self) -> int: ...
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def position(self) -> LogPosition: ...
-
-    @property
-    def trimmed_upto(self) -> LogPosition: ...
-
-    @property
-    def epoch_starts(self) -> Sequence[EpochStart]: ...
-
-    @property
-    def receipts_upto(self) -> int: ...
-
-    @property
-    def uuid(self) -> str: ...
-
-    @property
-    def history(self) -> str: ...
-
-    @property
-    def boots(self) -> int: ...
-
-    @property
-    def healthy(self) -> tuple[bool, str]: ...
-
-    def failing_since(self) -> float: ...
-
-    def head_age(self) -> float: ...
-
-    def positions(self, stream: str) -> dict[str, int]: ...
-
-    def linear_position(self, stream: str) -> int: ...
-
-    def positions_by_stream(self) -> SaveablePosition: ...
-
-    # notes and leases
-
-    @property
-    def notes(self) -> Mapping[str, str]: ...
-
-    async def note(self, **notes: str | None) -> None: ...
-
-    @property
-    def leases(self) -> Mapping[str, Lease]: ...
-
-    async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None: ...
-
-    # appending
-
-    def append(
-        self, stream: str, writer: str, facts: Sequence[bytes], *, key: str | None = None
-    ) -> Awaitable[Appended]: ...
-
-    def append_assigned(
-        self, stream: str, facts: Sequence[tuple[str, int, bytes]]
-    ) -> Awaitable[Appended]: ...
-
-    def reset_writer(self, stream: str, writer: str) -> None: ...
-
-    def forget(self, stream: str, upto: int) -> None: ...
-
-    async def rewind_stream(self, stream: str, upto: int) -> None: ...
-
-    async def next_epoch(
-        self, why: str, *, epoch: int | None = None, at_ms: int | None = None
-    ) -> EpochStart: ...
-
-    async def flush(self) -> None: ...
-
-    async def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition: ...
-
-    # reading
-
-    def read(
-        self, *, after: int, upto: int, limit: int, filter: Filter = ALL
-    ) -> Awaitable[tuple[list[Fact], int]]: ...
-
-    def read_tokens(
-        self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
-    ) -> Awaitable[tuple[list[Fact], bool]]: ...
-
-    def digest_at(self, serial: int) -> Awaitable[str | None]: ...
-
-    def receipts_between(self, after: int, upto: int) -> Awaitable[list[AppendReceipt]]: ...
-
-    def size(self, after: int) -> Awaitable[int]: ...
-
-    def snapshot(self) -> Awaitable[LogSnapshot]: ...
-
-    def ephemeral_after(self, stream: str, after: int) -> list[Fact]: ...
-
-    def ephemeral_snapshot(self) -> list[Fact]: ...
-
-    # callbacks
-
-    def subscribe(self, watcher: Callable[[Sequence[Fact]], None]) -> None: ...
-
-    def on_epoch_started(self, callback: Callable[[], None]) -> None: ...
-
-    def on_replaced(self, callback: Callable[[], None]) -> None: ...
-
-    # a copy of another log
-
-    async def follow(
-        self,
-        facts: Sequence[Fact],
-        receipts: Sequence[AppendReceipt] = (),
-        *,
-        upto: LogPosition | None = None,
-    ) -> None: ...
-
-    async def begin_epoch(self, epoch_start: EpochStart) -> None: ...
-
-    async def open_staged_copy(self) -> Any: ...
-
-    async def drop_copy(self, copy: Any) -> None: ...
-
-    async def adopt_copy(self, copy: Any) -> None: ...
-
-
-class ICaches(Protocol):
-    """A worker's caches, which must drop invalidated entries in time; implemented by `synrepl.Caches`."""
-
-    @property
-    def streams(self) -> Collection[str]:
-        """The names of all streams that can invalidate entries."""
-
-    def apply(self, stream: str, rows: Sequence[Any], *, token: int = 0) -> None:
-        """Drop the entries that these typed rows of one fact invalidate. Idempotent."""
-
-    def invalidate_stream(self, stream: str) -> None:
-        """Drop everything this stream can invalidate: facts of it may have been missed."""
 
 
 class IAllocated(Protocol):

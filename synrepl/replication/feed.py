@@ -21,15 +21,17 @@ it gets the ephemeral facts that it missed, and is live.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from synrepl.ports.history import BEGINNING, AppendReceipt, EpochStart
-from synrepl.ports.interfaces import ILog
 from synrepl.replication.ring import WRITE_BYTES, IEncoder, Ring, RingGroup
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
 
 __all__ = [
     "PAGE_ROWS",
@@ -114,7 +116,7 @@ class Feed:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         ring: Ring | None,
         *,
         after: int,
@@ -333,7 +335,7 @@ class LogPage(msgspec.Struct, frozen=True):
     receipts: Sequence[AppendReceipt]
 
 
-async def read_page(log: ILog, feed: Feed, step: PageStep) -> LogPage | None:
+async def read_page(log: "Log", feed: Feed, step: PageStep) -> LogPage | None:
     """Read this page, and advance the feed. None if the log was trimmed or replaced meanwhile."""
     facts, upto = await log.read(after=step.after, upto=step.upto, limit=step.limit, filter=step.filter)
     receipts = await log.receipts_between(step.after, upto) if step.receipts else ()

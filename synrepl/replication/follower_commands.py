@@ -4,13 +4,13 @@ import random
 import string
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError, ReplicationError, RowError
-from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_feed import CommandFeed
@@ -35,6 +35,9 @@ from synrepl.wire.commands import (
     UserSync,
 )
 from synrepl.wire.grammar import Command
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
 
 __all__ = ["FollowerCommands"]
 
@@ -67,7 +70,7 @@ class FollowerCommands:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         table: StreamTable,
         clock: IClock,
         *,

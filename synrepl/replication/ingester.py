@@ -3,14 +3,14 @@
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.ports.interfaces import IClock, ILog, SaveablePosition
+from synrepl.ports.interfaces import IClock, SaveablePosition
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.replication.follower.follower import Follower
@@ -20,6 +20,9 @@ from synrepl.streams import jsontext
 from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import Replicate
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
 
 __all__ = ["Ingester", "LogPositions"]
 
@@ -48,7 +51,7 @@ class LogPositions:
     Streams and writers in `own` are left out: this process writes them and never receives them.
     """
 
-    def __init__(self, log: ILog, own: Collection[tuple[str, str]] = ()) -> None:
+    def __init__(self, log: "Log", own: Collection[tuple[str, str]] = ()) -> None:
         self._log = log
         self._own = frozenset(own)
 
@@ -91,7 +94,7 @@ class Ingester:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         table: StreamTable,
         clock: IClock,
         *,

@@ -2,15 +2,18 @@
 
 from bisect import bisect_left, insort
 from itertools import starmap
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.replication.feed import MAX_SERIAL
 from synrepl.replication.ring import RingGroup
 from synrepl.wire.filter import Filter
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
 
 __all__ = ["LogWaiters", "TooManyWaiting"]
 
@@ -35,7 +38,7 @@ class LogWaiters:
     serials (`wait_for`).
     """
 
-    def __init__(self, log: ILog, clock: IClock, *, max_waiters: int = MAX_WAITERS) -> None:
+    def __init__(self, log: "Log", clock: IClock, *, max_waiters: int = MAX_WAITERS) -> None:
         self._log = log
         self._clock = clock
         self._max_waiters = max_waiters

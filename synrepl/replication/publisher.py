@@ -2,13 +2,14 @@
 
 import bisect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, Access, Right
-from synrepl.ports.interfaces import Appended, IClock, ILog
+from synrepl.ports.history import Appended
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
@@ -30,6 +31,9 @@ from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
 
 __all__ = ["FollowerSession", "Publisher"]
 
@@ -182,7 +186,7 @@ class Publisher:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         table: StreamTable,
         clock: IClock,
         metrics: Metrics,

@@ -1,18 +1,21 @@
 """Retention: trims facts that newer facts replaced, a slice at a time."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import IClock, ILog, KeysOf
+from synrepl.ports.interfaces import IClock, KeysOf
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replication.settings import RetentionSettings
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
 
 __all__ = ["Retention", "keys_of"]
 
@@ -33,7 +36,7 @@ class Retention:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         clock: IClock,
         settings: RetentionSettings,
         *,

@@ -7,7 +7,7 @@ unknown outcome.
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import chain, repeat
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -15,11 +15,15 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.ports.interfaces import Appended, IClock, ILog
+from synrepl.ports.history import Appended
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import ApiResponseError, NeverSent, NotForwarded
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replication.log_waiters import LogWaiters
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
 
 __all__ = ["PostedFacts", "WriteForwarder"]
 
@@ -70,7 +74,7 @@ class WriteForwarder:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         clock: IClock,
         make_client: Callable[[str], Any],
         primary_url: Callable[[], str | None],

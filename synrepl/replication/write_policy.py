@@ -1,14 +1,16 @@
 """WritePolicy: the streams that this process publishes on a shared channel, from the configuration."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.ports.interfaces import ILog
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
 
 __all__ = ["StreamWrite", "WritePolicy", "read_writes"]
 
@@ -95,7 +97,7 @@ class WritePolicy:
         """Whether this daemon publishes the stream to other processes with ids from its own log."""
         return stream not in self._tables and any(stream == name for name, _ in self.own)
 
-    def refusal(self, log: ILog, stream: str, writer: str) -> str:
+    def refusal(self, log: "Log", stream: str, writer: str) -> str:
         """The reason that this fact cannot be given a token here; empty if it can."""
         if stream not in self._shared or stream in self._tables:
             return ""

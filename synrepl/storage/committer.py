@@ -10,7 +10,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Appended, Head, IClock, IThread
+from synrepl.ports.history import Appended
+from synrepl.ports.interfaces import Head, IClock, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, KeyReused, LogLost, append_error

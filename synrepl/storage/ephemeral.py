@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended
 from synrepl.storage.append_errors import KeyReused
 from synrepl.storage.paging import take_tokens
 from synrepl.streams.facts import NO_ROWS, Fact

@@ -9,8 +9,8 @@ from hashlib import sha256
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.history import BEGINNING, EpochStart
-from synrepl.ports.interfaces import Appended, AppendReceipt, Head
+from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart
+from synrepl.ports.interfaces import Head
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import NO_ROWS, Fact
 

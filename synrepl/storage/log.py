@@ -8,8 +8,16 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogRange, LogSnapshot
-from synrepl.ports.interfaces import Appended, Head, IClock, IThread, KeysOf
+from synrepl.ports.history import (
+    Appended,
+    AppendReceipt,
+    EpochStart,
+    Lease,
+    LogPosition,
+    LogRange,
+    LogSnapshot,
+)
+from synrepl.ports.interfaces import Head, IClock, IThread, KeysOf
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
@@ -38,7 +46,7 @@ COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
 
 
 class Log:
-    """An `ILog` over an engine: group commit for durable streams, memory for the `ephemeral` ones.
+    """The log over an engine: group commit for durable streams, memory for the `ephemeral` ones.
 
     A `Committer` writes, `CheckedReads` reads, an `EphemeralStore` holds the ephemeral streams. The log's
     head advances only after a commit. Above `max_pending_bytes` of unanswered appends further appends fail at

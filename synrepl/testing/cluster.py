@@ -9,8 +9,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import Logger
 
+from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import NotConnected, ReplicationError
-from synrepl.ports.interfaces import Appended, ICaches, IClock, SaveablePosition
+from synrepl.ports.history import Appended
+from synrepl.ports.interfaces import IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import sleep
 from synrepl.replication.follower.catchup import MissedFacts
@@ -245,7 +247,7 @@ class FakeWorker(ConnectedFollower):
         start: Literal["latest", "earliest"] = "latest",
         delay: Callable[[], float] = lambda: 0.001,
         page_rows: int = 100,
-        caches: ICaches | None = None,
+        caches: CacheRegistry | None = None,
         subscriber: "Callable[[FakeWorker, Updates[Any]], Awaitable[None] | None] | None" = None,
     ) -> None:
         self.applied: list[Updates[Any]] = []

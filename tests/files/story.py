@@ -17,7 +17,7 @@ from tests.files.builders import DiskCase, checksum
 
 
 class FakeLog:
-    """As much of an `ILog` as is needed to follow one stream."""
+    """As much of a `Log` as is needed to follow one stream."""
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []

@@ -12,7 +12,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.replication.publisher import Publisher

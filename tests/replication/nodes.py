@@ -13,8 +13,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
 from synrepl.ports.access import Keyring
-from synrepl.ports.history import LogPosition
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended, LogPosition
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep

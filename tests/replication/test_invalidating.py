@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from twisted.internet.defer import Deferred
 
+from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import ConfigError, NotConnected
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
@@ -496,7 +497,7 @@ class TestSettingUp:
     def test_raw_rows_and_caches_do_not_go_together(self) -> None:
         """Nobody could tell what raw rows invalidate."""
         with pytest.raises(ConfigError, match="typed rows"):
-            Follower(instance="worker", raw=True, caches=RecordedCaches([], ["caches"]))
+            Follower(instance="worker", raw=True, caches=cast(CacheRegistry, RecordedCaches([], ["caches"])))
 
     def test_another_source_and_caches_do_not_go_together(self) -> None:
         """A position that it moves would be told before our caches have dropped anything."""
@@ -504,7 +505,7 @@ class TestSettingUp:
             Follower(
                 instance="worker",
                 external_position=lambda stream, writer: 7,
-                caches=RecordedCaches([], ["caches"]),
+                caches=cast(CacheRegistry, RecordedCaches([], ["caches"])),
             )
 
     def test_streams_of_no_caches_are_left_alone(self) -> None:
@@ -517,7 +518,7 @@ class TestSettingUp:
         """A cache may name a stream that this worker's table does not have."""
         caches = RecordedCaches([], ["caches", "no_such_stream"])
 
-        follower = Follower(instance="worker", caches=caches)
+        follower = Follower(instance="worker", caches=cast(CacheRegistry, caches))
 
         assert list(follower.engine.executors) == ["caches"]
 

@@ -6,8 +6,9 @@ from typing import cast
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.ports.interfaces import ILog, SaveablePosition
+from synrepl.ports.interfaces import SaveablePosition
 from synrepl.replication.stalled_writers import STUCK_SECONDS, StalledWriters
+from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 
 
@@ -27,7 +28,7 @@ class Story:
     def __init__(self) -> None:
         self.time = Clock()
         self.log = Standing()
-        self.stalls = StalledWriters(cast(ILog, self.log), StreamTable.default(), self.time)
+        self.stalls = StalledWriters(cast(Log, self.log), StreamTable.default(), self.time)
         self.stalls.start()
 
     def stand(self, stream: str = "events", **writers: int) -> None:

@@ -9,7 +9,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended
 from synrepl.replication.relay.handshake import REPLICA, nonce, proof
 from synrepl.testing.network import Network
 from synrepl.wire.blocks import BlockReader, Payload

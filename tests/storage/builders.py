@@ -12,7 +12,7 @@ from twisted.logger import LogEvent, Logger
 from twisted.trial.unittest import SynchronousTestCase
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended
 from synrepl.storage import ImmediateThread, Log
 from synrepl.storage.engine import SQLEngine
 from synrepl.streams.digest import EMPTY, chain

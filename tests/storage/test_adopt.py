@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended
 from synrepl.storage import FROM_TABLE, GivenElsewhere, Log, SQLEngine, SQLiteDatabase
 from synrepl.streams.catalog import ALL
 from synrepl.streams.digest import EMPTY, verify

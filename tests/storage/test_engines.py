@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import astuple
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Lease, LogRange
-from synrepl.ports.interfaces import Appended, AppendReceipt
+from synrepl.ports.history import Appended, AppendReceipt, Lease, LogRange
 from synrepl.storage import engine as sql_engine
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.engine import SQLEngine

@@ -8,8 +8,7 @@ from twisted.logger import formatEvent
 
 from synrepl.config import settings
 from synrepl.errors import StorageError
-from synrepl.ports.history import LogPosition
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended, LogPosition
 from synrepl.ports.settings import UNNAMED
 from synrepl.storage import KeyReused, Log, SQLEngine, SQLiteDatabase
 from synrepl.storage.append_errors import LogLost

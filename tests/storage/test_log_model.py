@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended
 from synrepl.storage import KeyReused, Log, SQLEngine, SQLiteDatabase
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.streams.digest import EMPTY, verify

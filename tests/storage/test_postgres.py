@@ -16,7 +16,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from synrepl.errors import ConfigError, StorageError
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended
 from synrepl.storage import Log, SQLEngine, SQLiteDatabase, engine_for, postgres
 from synrepl.storage.postgres import PostgresConnection, PostgresDatabase
 from synrepl.storage.schema import COLUMNS, VERSION

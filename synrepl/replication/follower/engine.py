@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from twisted.logger import Logger
 
+from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import (
     ConfigError,
     GapError,
@@ -14,7 +15,7 @@ from synrepl.errors import (
     ReplicationError,
     RowError,
 )
-from synrepl.ports.interfaces import IAllocated, ICaches, IClock, IPositionStore
+from synrepl.ports.interfaces import IAllocated, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.allocation import Allocation
@@ -68,7 +69,7 @@ class FollowerEngine:
         raw: bool,
         canonical: bool,
         external_position: Callable[[str, str], int] | None,
-        caches: ICaches | None,
+        caches: CacheRegistry | None,
         allocated: IAllocated | None,
     ) -> None:
         if (raw or canonical) and caches is not None:

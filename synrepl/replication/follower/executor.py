@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import ICaches
 from synrepl.ports.tasks import resume, step_eagerly
 from synrepl.ports.time import sleep
 from synrepl.replication.follower import events
@@ -32,13 +32,13 @@ class StreamExecutor:
     """
 
     def __init__(
-        self, machine: StreamMachine, engine: "FollowerEngine", caches: ICaches | None = None
+        self, machine: StreamMachine, engine: "FollowerEngine", caches: CacheRegistry | None = None
     ) -> None:
         self.machine = machine
         self._engine = engine
         # What is done with a fact, each step with its index: the subscribers in order, then the caches.
         self._steps: list[tuple[int, Subscriber]] = []
-        self._caches: ICaches | None = None
+        self._caches: CacheRegistry | None = None
         # What the machine waits for. It is void once `_turn` has changed.
         self._current: Deferred[StreamEvent] | None = None
         self._turn = 0
@@ -46,7 +46,7 @@ class StreamExecutor:
         if caches is not None:
             self.attach_caches(caches)
 
-    def attach_caches(self, caches: ICaches) -> None:
+    def attach_caches(self, caches: CacheRegistry) -> None:
         """Invalidate these caches with each fact from now on."""
         if self._caches is None:
             self._caches = caches

@@ -6,8 +6,9 @@ from typing import Any, Literal, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import GapError, NotConnected, WaitTimeout
-from synrepl.ports.interfaces import IAllocated, ICaches, IClock, IPositionStore
+from synrepl.ports.interfaces import IAllocated, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.catchup import ICatchUp
 from synrepl.replication.follower.engine import FollowerEngine
@@ -89,7 +90,7 @@ class Follower:
         raw: bool = False,
         canonical: bool = False,
         external_position: Callable[[str, str], int] | None = None,
-        caches: ICaches | None = None,
+        caches: CacheRegistry | None = None,
         allocated: IAllocated | None = None,
     ) -> None:
         self.instance = instance

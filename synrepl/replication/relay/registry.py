@@ -9,7 +9,7 @@ from twisted.logger import Logger
 from synrepl.errors import LocalProtocolError
 from synrepl.ports.access import Access, Keyring, Right
 from synrepl.ports.history import Lease
-from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
@@ -25,6 +25,7 @@ from synrepl.wire.text import identity_error
 
 if TYPE_CHECKING:
     from synrepl.replication.relay.relay import Relay, RelayConnection
+    from synrepl.storage.log import Log
 
 __all__ = ["RELAY_STATES", "REPLICA_STATES", "ReplicaRegistry"]
 
@@ -66,7 +67,7 @@ class ReplicaRegistry:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         publisher: Publisher,
         clock: IClock,
         settings: RelaySettings,

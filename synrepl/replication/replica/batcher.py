@@ -1,10 +1,15 @@
 """Batches of received facts and epoch starts, committed in groups."""
 
+from typing import TYPE_CHECKING
+
 from synrepl.ports.history import AppendReceipt, LogPosition
-from synrepl.ports.interfaces import ICopy, ILog
 from synrepl.replication.replica.conversation import Facts, SnapshotMeta
 from synrepl.streams.facts import Fact
 from synrepl.wire.native import Heartbeat
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
+    from synrepl.storage.staged_copy import StagedCopy
 
 __all__ = ["FactBatcher"]
 
@@ -17,7 +22,7 @@ class FactBatcher:
     feed are committed only up to a position that the upstream has confirmed.
     """
 
-    def __init__(self, target: ILog | ICopy, *, is_filtered: bool) -> None:
+    def __init__(self, target: "Log | StagedCopy", *, is_filtered: bool) -> None:
         self.heartbeat: Heartbeat | None = None
         self._target = target
         self._is_filtered = is_filtered

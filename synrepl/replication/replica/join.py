@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from operator import ge
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.history import LogPosition, LogSnapshot
-from synrepl.ports.interfaces import IClock, ICopy, ILog
+from synrepl.ports.interfaces import IClock
 from synrepl.replication.replica.batcher import FactBatcher
 from synrepl.replication.replica.conversation import (
     Ephemeral,
@@ -27,6 +27,10 @@ from synrepl.wire.native import (
     JoinRequest,
     Peers,
 )
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
+    from synrepl.storage.staged_copy import StagedCopy
 
 __all__ = ["JoinAttempt", "Progress", "UntrueCopy"]
 
@@ -74,7 +78,7 @@ class JoinAttempt:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         conversation: IConversation,
         clock: IClock,
         query: Filter,
@@ -86,7 +90,7 @@ class JoinAttempt:
         self._clock = clock
         self._query = query
         self._on_progress = on_progress
-        self._copy: ICopy
+        self._copy: StagedCopy
         self._trimmed_upto: LogPosition | None = None
         self._announced = 0
         self._unstaged: list[Fact] = []

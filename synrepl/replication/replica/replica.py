@@ -1,14 +1,14 @@
 """Replica: connects to the upstream, joins if needed, follows, and reconnects with backoff."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError, ReplicationError
-from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, doubling, sleep
@@ -41,6 +41,9 @@ from synrepl.wire.native import (
     WelcomeBody,
 )
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
 
 __all__ = ["RESYNC", "STATES", "WAYS_OUT", "Replica"]
 
@@ -108,7 +111,7 @@ class Replica:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         upstream: IUpstream,
         clock: IClock,
         settings: CopySettings,

@@ -2,13 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.ports.history import LogPosition
-from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import (
@@ -21,6 +21,9 @@ from synrepl.replication.roles.messages import (
 )
 from synrepl.replication.roles.verification import ClaimVerifier, parse_peer_address
 from synrepl.wire.text import printable
+
+if TYPE_CHECKING:
+    from synrepl.storage.log import Log
 
 __all__ = ["HANDOVER_SECONDS", "MAX_HANDOVER_SECONDS", "HandOverCandidate", "HandOverHandler"]
 
@@ -57,7 +60,7 @@ class HandOverHandler:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         clock: IClock,
         verifier: ClaimVerifier,
         *,
@@ -194,7 +197,7 @@ class HandOverCandidate:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         clock: IClock,
         peers: IPeerClient,
         *,

@@ -10,7 +10,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import EpochStart, LogPosition
-from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
@@ -42,6 +42,7 @@ from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     from synrepl.replication.replica.replica import Replica
+    from synrepl.storage.log import Log
 
 __all__ = ["RoleManager"]
 
@@ -71,7 +72,7 @@ class RoleManager:
 
     def __init__(
         self,
-        log: ILog,
+        log: "Log",
         clock: IClock,
         *,
         name: str,

@@ -10,7 +10,7 @@ from twisted.internet.defer import DeferredList
 
 from synrepl.errors import RowError
 from synrepl.http_api.kinds import BAD_WRITER
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended
 from synrepl.ports.time import sleep
 from synrepl.replication.write_forwarder import PostedFacts
 from synrepl.transports.http.api import decode_body

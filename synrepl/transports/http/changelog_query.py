@@ -6,7 +6,6 @@ import msgspec
 
 from synrepl.http_api.kinds import MAX_INTEGER
 from synrepl.ports.access import Right
-from synrepl.ports.interfaces import ILog
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.ring import Ring
@@ -95,7 +94,7 @@ def query_feed(log: Log, query: ChangelogQuery, ring: Ring | None = None) -> Fee
     )
 
 
-async def check_position(log: ILog, query: ChangelogQuery) -> None:
+async def check_position(log: Log, query: ChangelogQuery) -> None:
     """Raises `ApiError` unless this log contains the reader's position and every fact after it."""
     reader = ReaderPosition(
         history=query.history,
@@ -113,7 +112,7 @@ async def check_position(log: ILog, query: ChangelogQuery) -> None:
     raise _refusal(log, CODES.get(mismatch.code, mismatch.code), mismatch.message)
 
 
-def stop_error(log: ILog, feed: Feed, stop: Stop) -> ApiError:
+def stop_error(log: Log, feed: Feed, stop: Stop) -> ApiError:
     """Make the error for a reader that would miss facts, or mix two histories."""
     if stop is Stop.TRIMMED:
         return _trimmed_error(log, feed.serial)
@@ -121,7 +120,7 @@ def stop_error(log: ILog, feed: Feed, stop: Stop) -> ApiError:
     return ApiError("replaced", why)
 
 
-def _trimmed_error(log: ILog, since: int) -> ApiError:
+def _trimmed_error(log: Log, since: int) -> ApiError:
     """Make the error for a reader whose position was trimmed."""
     trimmed_upto = log.trimmed_upto.serial
     why = (
@@ -131,5 +130,5 @@ def _trimmed_error(log: ILog, since: int) -> ApiError:
     return _refusal(log, "trimmed", why, trimmed_upto=trimmed_upto)
 
 
-def _refusal(log: ILog, code: str, message: str, **extra: Any) -> ApiError:
+def _refusal(log: Log, code: str, message: str, **extra: Any) -> ApiError:
     return ApiError(code, message, serial=log.serial, epoch=log.epoch, **extra)

@@ -10,7 +10,7 @@ import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.routes import ALLOCATED, APPEND, CATCH_UP
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.streams.jsontext import dumps

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.ports.interfaces import ILog
+from synrepl.storage.log import Log
 from synrepl.streams.stream import Stream
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
@@ -149,7 +149,7 @@ class RowPage(msgspec.Struct, frozen=True):
 
 
 async def read_page(
-    log: ILog,
+    log: Log,
     stream: Stream[Any],
     writer: str,
     *,

@@ -7,7 +7,6 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.ports.history import Lease
-from synrepl.ports.interfaces import ILog
 from synrepl.replication.relay.leases import (
     ENDED_SLACK,
     MAX_ANONYMOUS,
@@ -17,6 +16,7 @@ from synrepl.replication.relay.leases import (
     Leases,
 )
 from synrepl.replication.settings import RelaySettings
+from synrepl.storage.log import Log
 
 
 class FakeLog:
@@ -52,7 +52,7 @@ def log() -> FakeLog:
 def leases_of(
     log: FakeLog, clock: Clock, settings: RelaySettings, *, present: Callable[[], Collection[str]]
 ) -> Leases:
-    return Leases(cast(ILog, log), clock, settings, present=present)
+    return Leases(cast(Log, log), clock, settings, present=present)
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
-from synrepl.ports.history import BEGINNING, AppendReceipt, EpochStart, LogPosition
-from synrepl.ports.interfaces import Appended, ILog
+from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, LogPosition
 from synrepl.replication.replica.batcher import FactBatcher
 from synrepl.replication.replica.conversation import Facts, SnapshotMeta
+from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.wire.native import Heartbeat
 
@@ -53,7 +53,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 def taken(*events: Facts | SnapshotMeta | Heartbeat | None, is_filtered: bool = False) -> list[Any]:
     """What is kept when these come; None is a flush."""
     kept = Kept()
-    batcher = FactBatcher(cast(ILog, kept), is_filtered=is_filtered)
+    batcher = FactBatcher(cast(Log, kept), is_filtered=is_filtered)
     for event in events:
         run(batcher.flush() if event is None else batcher.add(event))
     return kept.told

@@ -11,7 +11,7 @@ from twisted.logger import LogEvent, Logger
 from twisted.trial.unittest import TestCase
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Appended
+from synrepl.ports.history import Appended
 from synrepl.storage import Log, ReactorThread, postgres
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.postgres import PostgresDatabase
