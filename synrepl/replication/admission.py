@@ -6,15 +6,12 @@ of `error_codes.REFUSALS`.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from synrepl.storage.log import Log
 from synrepl.wire.position import LogPosition
 from synrepl.wire.text import printable
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = ["Mismatch", "ReaderPosition", "history_mismatch", "position_mismatch"]
 
@@ -48,7 +45,7 @@ class Mismatch(msgspec.Struct, frozen=True):
     message: str
 
 
-def history_mismatch(log: "Log", reader: ReaderPosition) -> Mismatch | None:
+def history_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None:
     """Return why the reader has another log or is in a later epoch; None if it has neither."""
     name = reader.name
     if reader.history is not None and reader.history != log.history:
@@ -59,7 +56,7 @@ def history_mismatch(log: "Log", reader: ReaderPosition) -> Mismatch | None:
     return None
 
 
-async def position_mismatch(log: "Log", reader: ReaderPosition) -> Mismatch | None:
+async def position_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None:
     """Return why this log lacks the reader's position or facts after it; None if it has them."""
     name, serial, head = reader.name, reader.serial, log.position
     known = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from twisted.internet.defer import Deferred
@@ -16,13 +16,11 @@ from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
+from synrepl.storage.log import Log
 from synrepl.streams import jsontext
 from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import Replicate
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = ["Ingester", "LogPositions"]
 
@@ -51,7 +49,7 @@ class LogPositions:
     Streams and writers in `own` are left out: this process writes them and never receives them.
     """
 
-    def __init__(self, log: "Log", own: Collection[tuple[str, str]] = ()) -> None:
+    def __init__(self, log: Log, own: Collection[tuple[str, str]] = ()) -> None:
         self._log = log
         self._own = frozenset(own)
 
@@ -94,7 +92,7 @@ class Ingester:
 
     def __init__(
         self,
-        log: "Log",
+        log: Log,
         table: StreamTable,
         clock: IClock,
         *,

@@ -1,7 +1,7 @@
 """Retention: trims facts that newer facts replaced, a slice at a time."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from twisted.logger import Logger
 
@@ -10,12 +10,10 @@ from synrepl.ports.interfaces import IClock, KeysOf
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replication.settings import RetentionSettings
+from synrepl.storage.log import Log
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = ["Retention", "keys_of"]
 
@@ -36,7 +34,7 @@ class Retention:
 
     def __init__(
         self,
-        log: "Log",
+        log: Log,
         clock: IClock,
         settings: RetentionSettings,
         *,

@@ -1,15 +1,13 @@
 """StalledWriters: finds writers that do not advance while others of their stream do."""
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
+from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = ["STUCK_SECONDS", "StalledWriter", "StalledWriters"]
 
@@ -36,7 +34,7 @@ class StalledWriters:
     streams are not checked: their writers do not announce the others' positions.
     """
 
-    def __init__(self, log: "Log", table: StreamTable, clock: IClock) -> None:
+    def __init__(self, log: Log, table: StreamTable, clock: IClock) -> None:
         self._log = log
         self._names = [stream.name for stream in table if stream.ordered and not stream.ephemeral]
         self._clock = clock

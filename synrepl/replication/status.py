@@ -2,20 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from synrepl.html.humanize import counted
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.addresses import Address
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import WARN_AT
+from synrepl.storage.log import Log
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.wire.filter import Filter
 from synrepl.wire.text import printable
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = [
     "STATES",
@@ -95,7 +93,7 @@ NO_REPLICATION: Final[dict[str, Any]] = {
 
 def build_status(
     *,
-    log: "Log",
+    log: Log,
     publisher: Publisher,
     table: StreamTable,
     ingest: StatusSource | None,
@@ -232,7 +230,7 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
     return described
 
 
-def _streams(log: "Log", table: StreamTable, held: Filter) -> dict[str, Any]:
+def _streams(log: Log, table: StreamTable, held: Filter) -> dict[str, Any]:
     """Every known stream, and every stream of the log, limited to those that a filtered copy holds."""
     positions = {
         name: {writer: token for writer, token in writers.items() if held.passes(name, writer)}

@@ -7,7 +7,7 @@ unknown outcome.
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -21,9 +21,7 @@ from synrepl.ports.response_errors import ApiResponseError, NeverSent, NotForwar
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replication.log_waiters import LogWaiters
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
+from synrepl.storage.log import Log
 
 __all__ = ["PostedFacts", "WriteForwarder"]
 
@@ -74,7 +72,7 @@ class WriteForwarder:
 
     def __init__(
         self,
-        log: "Log",
+        log: Log,
         clock: IClock,
         make_client: Callable[[str], Any],
         primary_url: Callable[[], str | None],

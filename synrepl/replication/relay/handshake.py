@@ -5,16 +5,14 @@ Both ends prove that they know the secret, without sending it and without clocks
 
 import hmac
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.storage.log import Log
 from synrepl.wire.native import OWN_CAPABILITIES, Greeting, JoiningBody, JoinRequest, WelcomeBody
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = [
     "PRIMARY",
@@ -89,7 +87,7 @@ async def start_snapshot(registry: ReplicaRegistry, replica: Greeting, request: 
     return SnapshotStart(joining, at, snapshot)
 
 
-async def _can_resume(log: "Log", join: str, position: LogPosition) -> bool:
+async def _can_resume(log: Log, join: str, position: LogPosition) -> bool:
     """Whether an interrupted copy can resume: it is of this log, and nothing was trimmed since."""
     history, _, rest = join.partition("/")
     trimmed_upto = rest.partition("/")[0]

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from twisted.logger import Logger
@@ -13,10 +13,8 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.settings import RelaySettings
+from synrepl.storage.log import Log
 from synrepl.wire.text import MAX_NAME, is_address, printable
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = ["MAX_ANONYMOUS", "MAX_ENDED", "MAX_LEASES", "Leases"]
 
@@ -56,7 +54,7 @@ class Leases:
     _logger = Logger()
 
     def __init__(
-        self, log: "Log", clock: IClock, settings: RelaySettings, *, present: Callable[[], Collection[str]]
+        self, log: Log, clock: IClock, settings: RelaySettings, *, present: Callable[[], Collection[str]]
     ) -> None:
         self._settings = settings
         self._log = log

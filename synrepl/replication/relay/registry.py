@@ -18,6 +18,7 @@ from synrepl.replication.relay.leases import Leases
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import FENCED
 from synrepl.replication.settings import RelaySettings
+from synrepl.storage.log import Log
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import Greeting, Refusal, Subscription, refusal
@@ -25,7 +26,6 @@ from synrepl.wire.text import identity_error
 
 if TYPE_CHECKING:
     from synrepl.replication.relay.relay import Relay, RelayConnection
-    from synrepl.storage.log import Log
 
 __all__ = ["RELAY_STATES", "REPLICA_STATES", "ReplicaRegistry"]
 
@@ -67,7 +67,7 @@ class ReplicaRegistry:
 
     def __init__(
         self,
-        log: "Log",
+        log: Log,
         publisher: Publisher,
         clock: IClock,
         settings: RelaySettings,

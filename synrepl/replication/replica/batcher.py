@@ -1,15 +1,11 @@
 """Batches of received facts and epoch starts, committed in groups."""
 
-from typing import TYPE_CHECKING
-
 from synrepl.ports.history import AppendReceipt, LogPosition
 from synrepl.replication.replica.conversation import Facts, SnapshotMeta
+from synrepl.storage.log import Log
+from synrepl.storage.staged_copy import StagedCopy
 from synrepl.streams.facts import Fact
 from synrepl.wire.native import Heartbeat
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
-    from synrepl.storage.staged_copy import StagedCopy
 
 __all__ = ["FactBatcher"]
 
@@ -22,7 +18,7 @@ class FactBatcher:
     feed are committed only up to a position that the upstream has confirmed.
     """
 
-    def __init__(self, target: "Log | StagedCopy", *, is_filtered: bool) -> None:
+    def __init__(self, target: Log | StagedCopy, *, is_filtered: bool) -> None:
         self.heartbeat: Heartbeat | None = None
         self._target = target
         self._is_filtered = is_filtered

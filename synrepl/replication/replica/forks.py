@@ -1,13 +1,11 @@
 """Divergence: the last serial that two histories share."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from synrepl.replication.replica.conversation import IConversation
+from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = ["facts_after", "last_common"]
 
@@ -15,7 +13,7 @@ DIGESTS_PER_REQUEST: Final = 64
 PAGE_ROWS: Final = 1_000
 
 
-async def last_common(log: "Log", conversation: IConversation) -> int:
+async def last_common(log: Log, conversation: IConversation) -> int:
     """Return the last serial at which this log and the upstream's are equal; 0 if there is none.
 
     Facts that cannot be compared, since they were trimmed, count as different: the result may be too low, but
@@ -37,7 +35,7 @@ async def last_common(log: "Log", conversation: IConversation) -> int:
     return low
 
 
-async def facts_after(log: "Log", serial: int) -> AsyncIterator[Sequence[Fact]]:
+async def facts_after(log: Log, serial: int) -> AsyncIterator[Sequence[Fact]]:
     """Yield all facts of this log after a serial, page by page."""
     upto = log.serial
     while serial < upto:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from operator import ge
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -17,6 +17,8 @@ from synrepl.replication.replica.conversation import (
     SnapshotFacts,
     SnapshotMeta,
 )
+from synrepl.storage.log import Log
+from synrepl.storage.staged_copy import StagedCopy
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import (
@@ -27,10 +29,6 @@ from synrepl.wire.native import (
     JoinRequest,
     Peers,
 )
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
-    from synrepl.storage.staged_copy import StagedCopy
 
 __all__ = ["JoinAttempt", "Progress", "UntrueCopy"]
 
@@ -78,7 +76,7 @@ class JoinAttempt:
 
     def __init__(
         self,
-        log: "Log",
+        log: Log,
         conversation: IConversation,
         clock: IClock,
         query: Filter,

@@ -1,7 +1,7 @@
 """Replica: connects to the upstream, joins if needed, follows, and reconnects with backoff."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
@@ -27,6 +27,7 @@ from synrepl.replication.replica.conversation import (
 from synrepl.replication.replica.forks import facts_after, last_common
 from synrepl.replication.replica.join import JoinAttempt, Progress
 from synrepl.replication.settings import CopySettings
+from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
@@ -41,9 +42,6 @@ from synrepl.wire.native import (
     WelcomeBody,
 )
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = ["RESYNC", "STATES", "WAYS_OUT", "Replica"]
 
@@ -111,7 +109,7 @@ class Replica:
 
     def __init__(
         self,
-        log: "Log",
+        log: Log,
         upstream: IUpstream,
         clock: IClock,
         settings: CopySettings,

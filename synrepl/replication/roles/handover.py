@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from twisted.logger import Logger
 
@@ -20,10 +20,8 @@ from synrepl.replication.roles.messages import (
     IPeerClient,
 )
 from synrepl.replication.roles.verification import ClaimVerifier, parse_peer_address
+from synrepl.storage.log import Log
 from synrepl.wire.text import printable
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = ["HANDOVER_SECONDS", "MAX_HANDOVER_SECONDS", "HandOverCandidate", "HandOverHandler"]
 
@@ -60,7 +58,7 @@ class HandOverHandler:
 
     def __init__(
         self,
-        log: "Log",
+        log: Log,
         clock: IClock,
         verifier: ClaimVerifier,
         *,
@@ -197,7 +195,7 @@ class HandOverCandidate:
 
     def __init__(
         self,
-        log: "Log",
+        log: Log,
         clock: IClock,
         peers: IPeerClient,
         *,

@@ -38,11 +38,11 @@ from synrepl.replication.roles.verification import (
     parse_peer_address,
     plausible_epoch,
 )
+from synrepl.storage.log import Log
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     from synrepl.replication.replica.replica import Replica
-    from synrepl.storage.log import Log
 
 __all__ = ["RoleManager"]
 
@@ -72,7 +72,7 @@ class RoleManager:
 
     def __init__(
         self,
-        log: "Log",
+        log: Log,
         clock: IClock,
         *,
         name: str,

@@ -1,16 +1,14 @@
 """What a daemon remembers of roles: its own, stored on disk, and the daemons that it knows."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import PRIMARY
 from synrepl.replication.roles.verification import plausible_epoch
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
+from synrepl.storage.log import Log
 
 __all__ = ["PromotionRecord", "RoleRecord", "RoleStore"]
 
@@ -46,7 +44,7 @@ class RoleStore:
     """
 
     def __init__(
-        self, log: "Log", *, own: Callable[[], Address], local: Callable[[], Sequence[Address]]
+        self, log: Log, *, own: Callable[[], Address], local: Callable[[], Sequence[Address]]
     ) -> None:
         self._log = log
         self._own = own

@@ -1,7 +1,7 @@
 """Verification of claims: is the daemon at an address the primary that a peer claims it is?"""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from twisted.internet.defer import Deferred, DeferredLock
@@ -13,10 +13,8 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import ClaimRefused, IPeerClient, PeerStatus
+from synrepl.storage.log import Log
 from synrepl.wire.text import MAX_ADDRESS, printable
-
-if TYPE_CHECKING:
-    from synrepl.storage.log import Log
 
 __all__ = ["MAX_EPOCH", "ClaimVerifier", "common_serial", "parse_peer_address", "plausible_epoch"]
 
@@ -87,7 +85,7 @@ class ClaimVerifier:
     """
 
     def __init__(
-        self, log: "Log", clock: IClock, peers: IPeerClient, *, is_known: Callable[[Address], bool]
+        self, log: Log, clock: IClock, peers: IPeerClient, *, is_known: Callable[[Address], bool]
     ) -> None:
         self._log = log
         self._peers = peers
