@@ -79,7 +79,8 @@ def serve(config: Path | None, log_file: Path | None, log_format: str, log_level
     """Run the daemon in the foreground, until SIGTERM or SIGINT.
 
     The options are the settings, and where to log. It is the same daemon as ``twistd synrepl``. SIGHUP
-    reloads secrets, keys and certificates. Exit code 2: the settings are wrong, or a port or the database cannot be used.
+    reloads secrets, keys and certificates. Exit code 2: the settings are wrong, or a port or the database
+    cannot be used.
     """
     flags = read_flags(given)
     read = partial(Settings.build, flags, file=config.absolute() if config is not None else None)
