@@ -129,6 +129,13 @@ The models were two protocol libraries without I/O: [h11](https://h11.readthedoc
   `facts.py`, is one: it says from the top down which facts are new, and when the position advances. It can
   be dropped at any fact; the next generator continues after that fact."""
 
+FINDING: Final = """\
+A command finds its daemon by `--url`, `--context`, `$SYNREPL_URL` or the context in use, in this
+order. Wrong usage and permanent failures end a command at once. Transient ones are retried with
+`--retry`, which is the default of some commands."""
+
+DURATIONS: Final = "Durations are seconds, or have a unit: `250ms`, `30s`, `5m`, `12h`, `7d`, `2w`."
+
 SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
 
 
@@ -406,11 +413,9 @@ def cli() -> str:
         "",
         EXIT_CODES,
         "",
-        "A command finds its daemon by `--url`, `--context`, `$SYNREPL_URL` or the context in use, in this",
-        "order. Wrong usage and permanent failures end a command at once. Transient ones are retried with",
-        "`--retry`, which is the default of some commands.",
+        FINDING,
         "",
-        "Durations are seconds, or have a unit: `250ms`, `30s`, `5m`, `12h`, `7d`, `2w`.",
+        DURATIONS,
     ]
     for name, command in _commands(synrepl_command):
         arguments = [one for one in command.params if isinstance(one, click.Argument)]
@@ -418,8 +423,10 @@ def cli() -> str:
         usage = " ".join([f"synrepl {name}", *(one.human_readable_name for one in arguments), "[options]"])
         lines += ["", f"## {name}", "", f"    {usage}", "", *_doc(command.callback), ""]
         if name == "serve":
-            lines.append("The options are in [the settings](settings.md), by the same names.")
-        else:
+            settings = {one.name for one in declared_settings()}
+            options = [one for one in options if one.name not in settings]
+            lines += ["The other options are [the settings](settings.md), by the same names.", ""]
+        if options:
             lines += _table(("option", "default", ""), [_option(one) for one in options])
     return _page(lines)
 
@@ -487,6 +494,52 @@ def _option(option: click.Option) -> tuple[str, str, str]:
     return f"`{flag}`", default, option.help or ""
 
 
+# The man page
+
+
+def man() -> str:
+    """The man page of `synrepl`, in roff."""
+    about = inspect.getdoc(synrepl_command.callback) or ""
+    lines = [
+        '.\\" Written by scripts/docs from the code; edit that.',
+        ".TH SYNREPL 1",
+        ".SH NAME",
+        f"synrepl \\- {_roff(about.splitlines()[0].rstrip('.'))}",
+        ".SH SYNOPSIS",
+        ".B synrepl",
+        ".I COMMAND",
+        "[OPTION]... [ARGUMENT]...",
+        ".SH DESCRIPTION",
+        *_roff_paragraphs(about),
+        ".PP",
+        _roff(FINDING),
+        ".PP",
+        _roff(DURATIONS),
+        ".SH COMMANDS",
+    ]
+    for name, command in _commands(synrepl_command):
+        lines += [f".SS {_roff(name)}", *_roff_paragraphs(inspect.getdoc(command.callback) or "")]
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                flag, default, text = (part.strip("`") for part in _option(parameter))
+                if default and "[default:" not in text:
+                    text += " Required." if default == "required" else f" [default: {default}]"
+                lines += [".TP", f".B {_roff(flag)}", _roff(text)]
+    lines += [".SH EXIT STATUS", *_roff_paragraphs(EXIT_CODES), ".SH SEE ALSO", ".BR twistd (1)"]
+    return "\n".join(lines) + "\n"
+
+
+def _roff(text: str) -> str:
+    """Text as a line of roff: a hyphen as it is typed, no markup, and no line that is a request."""
+    text = text.replace("\\|", "|").replace("\\", "\\e").replace("-", "\\-").replace("`", "")
+    return "\\&" + " ".join(text.split())
+
+
+def _roff_paragraphs(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", text.replace("\b", "").strip()):
+        yield from (".PP", _roff(paragraph))
+
+
 # Markdown
 
 
@@ -540,6 +593,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "explanation/follower.md": follower,
     "explanation/museum.md": museum,
     "../contrib/config.example.yaml": example_settings,
+    "../contrib/man/synrepl.1": man,
 }
 
 
