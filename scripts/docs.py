@@ -12,6 +12,7 @@ from textwrap import wrap
 from typing import Any, Final
 
 import click
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -165,8 +166,23 @@ def _about(command: type[Command]) -> Iterator[str]:
     yield from _table(
         ("releases", "line"), [(_span(span), f"`{grammar}`") for span, grammar in _grammars(command)]
     )
-    if command.FIELDS:
-        types = typing.get_type_hints(command)
+    types = typing.get_type_hints(command)
+    if command.IS_JSON:
+        yield ""
+        yield from _table(
+            ("member of the body", "type", "default"),
+            [
+                (
+                    f"`{member.encode_name}`",
+                    f"`{_type(types[member.name])}`",
+                    ""
+                    if member.required
+                    else f"`{json.dumps(msgspec.to_builtins(_member_default(member)))}`",
+                )
+                for member in msgspec.structs.fields(command)
+            ],
+        )
+    elif command.FIELDS:
         yield ""
         yield from _table(
             ("field", "type", "releases", "in other releases"),
@@ -184,6 +200,10 @@ def _about(command: type[Command]) -> Iterator[str]:
     yield "```text"
     yield from dict.fromkeys(line.rstrip() for line in command.EXAMPLES.values())
     yield "```"
+
+
+def _member_default(member: msgspec.structs.FieldInfo) -> Any:
+    return member.default if member.default_factory is msgspec.NODEFAULT else member.default_factory()
 
 
 def _grammars(command: type[Command]) -> list[tuple[Span, str]]:
@@ -559,6 +579,7 @@ def _doc(documented: object) -> list[str]:
 
 def _type(of: Any) -> str:
     text = of.__name__ if isinstance(of, type) and not typing.get_args(of) else str(of)
+    text = re.sub(r"synrepl(\.\w+)*\.", "", text)
     return re.sub(r"\b(typing|builtins|collections\.abc)\.", "", text)
 
 

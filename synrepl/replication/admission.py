@@ -19,7 +19,7 @@ __all__ = ["Mismatch", "ReaderPosition", "history_mismatch", "position_mismatch"
 class ReaderPosition(msgspec.Struct, frozen=True, kw_only=True):
     """A reader's position in its own log, as far as the reader states it.
 
-    `epoch_start` and what follows describe the start of the reader's epoch (`wire.native.Subscription`),
+    `epoch_start` and what follows describe the start of the reader's epoch (`wire.native.Subscribe`),
     `clock` the tokens of its writers. `compacted`: the reader accepts a trimmed log. `digest_decides`: a
     right digest makes up for an epoch that is too low.
     """

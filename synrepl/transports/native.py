@@ -60,7 +60,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
     _logger = Logger()
 
     def __init__(self, connection: ReplicationProtocol, metrics: Metrics) -> None:
-        self.welcome: native.WelcomeBody
+        self.welcome: native.Welcome
         EventQueue.__init__(
             self, MAX_QUEUED_BYTES, on_full=connection.pause_reading, on_room=connection.resume_reading
         )
@@ -93,11 +93,11 @@ class NativeConversation(ConnectionOwner, EventQueue):
                 if command.check != native.heartbeat_check(*fields):
                     raise RemoteProtocolError("corrupted HEARTBEAT: its check does not match")
             case native.Refused():
-                command = RefusedByUpstream(command.body)
+                command = RefusedByUpstream(command)
             case native.Welcome():
-                _check_printable(*(text for text in astuple(command.body) if isinstance(text, str)))
+                _check_printable(*(text for text in astuple(command) if isinstance(text, str)))
             case native.Peers():
-                _check_printable(*command.body)
+                _check_printable(*command.addresses)
             case Error():
                 self._end(NotConnected(f"ERROR from the upstream: {command.text}"))
                 self.close()
@@ -129,7 +129,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
     ) -> None:
         """Perform the handshake: identify this replica, and verify that the upstream knows the secret."""
         own_nonce = nonce()
-        greeting = native.Greeting(
+        greeting = native.Hello(
             uuid=uuid,
             name=name,
             nonce=own_nonce,
@@ -137,14 +137,14 @@ class NativeConversation(ConnectionOwner, EventQueue):
             address=address,
             capabilities=native.OWN_CAPABILITIES,
         )
-        self.send(native.Hello(body=greeting))
-        challenge: native.ChallengeBody = (await self._expect(native.Challenge)).body
+        self.send(greeting)
+        challenge: native.Challenge = await self._expect(native.Challenge)
         if challenge.proof and secret is None:
             raise NotConnected("the upstream requires a secret: set secret_file")
         nonces = (challenge.nonce, own_nonce)
         own_proof = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
-        self.send(native.Auth(body=native.Proof(own_proof)))
-        self.welcome = (await self._expect(native.Welcome)).body
+        self.send(native.Auth(own_proof))
+        self.welcome = await self._expect(native.Welcome)
         if secret is not None and not proves(self.welcome.proof, secret, PRIMARY, nonces, uuid, name):
             raise NotConnected(
                 "the upstream could not prove that it knows the secret: check secret_file on both"
@@ -156,13 +156,13 @@ class NativeConversation(ConnectionOwner, EventQueue):
             raise RemoteProtocolError(f"{type(event).__name__} received, {expected.__name__} expected")
         return event
 
-    def join(self, request: native.JoinRequest) -> None:
+    def join(self, request: native.Join) -> None:
         """Request a snapshot."""
-        self.send(native.Join(body=request))
+        self.send(request)
 
-    def subscribe(self, request: native.Subscription) -> None:
+    def subscribe(self, request: native.Subscribe) -> None:
         """Request the facts after a position."""
-        self.send(native.Subscribe(body=request))
+        self.send(request)
 
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
         """Report that everything up to this position is stored durably."""
@@ -185,8 +185,8 @@ class NativeConversation(ConnectionOwner, EventQueue):
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """Fetch the upstream's digests at these serials."""
-        self.send(native.Digests(body=list(serials)))
-        response: native.DigestsBody = (await self._expect(native.DigestsAre)).body
+        self.send(native.Digests(serials=list(serials)))
+        response: native.DigestsAre = await self._expect(native.DigestsAre)
         try:
             return {int(serial): digest for serial, digest in response.digests.items()}
         except ValueError as error:

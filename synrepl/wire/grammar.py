@@ -14,7 +14,7 @@ import msgspec
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.dialect import Dialect, Release, Span, span
-from synrepl.wire.kinds import FieldKind, MiddleText, Rest, show
+from synrepl.wire.kinds import Body, FieldKind, MiddleText, Rest, show
 
 __all__ = [
     "BOTH",
@@ -26,6 +26,7 @@ __all__ = [
     "Side",
     "command",
     "field",
+    "json_command",
 ]
 
 _REQUIRED: Final = object()
@@ -63,13 +64,14 @@ def field(kind: FieldKind, *, since: str = "", until: str = "", default: Any = _
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A line of the wire. `command` makes the subclasses."""
+    """A line of the wire. `command` makes the subclasses; `json_command` declares them."""
 
     NAME: ClassVar[str]
     SENT_BY: ClassVar[Side]
     CHANNEL: ClassVar[str]
     SPAN: ClassVar[Span]
     FIELDS: ClassVar[tuple[FieldSpec, ...]]
+    IS_JSON: ClassVar[bool] = False
     EXAMPLES: ClassVar[dict[Dialect, str]]
 
 
@@ -118,6 +120,19 @@ def command(
         return typing.cast("type[T]", made)
 
     return make
+
+
+def json_command(name: str, *, sent_by: Side, since: str) -> Callable[[type[T]], type[T]]:
+    """Declare a command that is one JSON object: the members of this subclass of `Command` are its fields."""
+
+    def declare(declared: type[T]) -> type[T]:
+        made = typing.cast("type[Command]", declared)
+        made.NAME, made.SENT_BY, made.CHANNEL, made.SPAN = name, sent_by, "", span(since=since)
+        made.FIELDS = (FieldSpec(kind=Body(made), span=made.SPAN, default=_REQUIRED, name="body"),)
+        made.IS_JSON = True
+        return declared
+
+    return declare
 
 
 class CommandForm:
@@ -191,6 +206,8 @@ class CommandForm:
                 ) from None
             except ValueError as error:
                 raise RemoteProtocolError(f"cannot parse {self.command.NAME}: {field.name} {error}") from None
+        if self.command.IS_JSON:
+            return typing.cast("Command", values[0])
         by_name = {field.name: value for field, value in zip(self.fields, values, strict=True)}
         return self.command(**by_name)
 
@@ -227,7 +244,7 @@ class CommandForm:
         parts = [self._name]
         try:
             for field in self.fields:
-                member = getattr(value, field.name)
+                member = value if self.command.IS_JSON else getattr(value, field.name)
                 if member is None and isinstance(field.kind, Rest) and field.kind.optional:
                     continue
                 parts.append(field.kind.format(member, self._dialect))

@@ -28,12 +28,10 @@ Instead of any answer the primary may send REFUSED with a reason, and then close
 from typing import Final
 from zlib import crc32
 
-import msgspec
-
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import ALL, Filter
-from synrepl.wire.grammar import CLIENT, SERVER, Command, command, field
+from synrepl.wire.grammar import CLIENT, SERVER, Command, command, field, json_command
 from synrepl.wire.kinds import Body, Integer, Rest, Word
 from synrepl.wire.position import Int64, LogPosition, Natural64
 
@@ -49,29 +47,19 @@ __all__ = [
     "Challenge",
     "Digests",
     "DigestsAre",
-    "DigestsBody",
     "Down",
-    "Greeting",
     "Heartbeat",
     "Hello",
     "Join",
     "Joined",
     "Joining",
-    "JoinedBody",
-    "JoiningBody",
-    "JoinRequest",
-    "ChallengeBody",
     "Peers",
-    "Proof",
-    "Refusal",
     "Refused",
     "Subscribe",
     "Subscribed",
-    "Subscription",
     "Taken",
     "Up",
     "Welcome",
-    "WelcomeBody",
     "heartbeat_check",
 ]
 
@@ -91,11 +79,9 @@ OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS)
 SINCE: Final = "999.0"
 
 
-# -- bodies ------------------------------------------------------------------------------------------------
-
-
-class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """HELLO: the replica's identity. `address` is its own address, `nonce` is random."""
+@json_command("HELLO", sent_by=CLIENT, since=SINCE)
+class Hello(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """The replica's identity. `address` is its own address, `nonce` is random."""
 
     uuid: str
     name: str
@@ -105,28 +91,43 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: str = ""
     capabilities: tuple[str, ...] = CAPABILITIES
 
+    EXAMPLES = {NATIVE: 'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'}
+
     @property
     def listed_name(self) -> str:
         """The name on the list of replicas: the uuid, if the replica has no name."""
         return self.name or self.uuid
 
 
-class ChallengeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """CHALLENGE: the primary's nonce, and whether it requires a proof."""
+@json_command("CHALLENGE", sent_by=SERVER, since=SINCE)
+class Challenge(Command, frozen=True, kw_only=True):
+    """The primary's nonce, and whether it requires a proof of the secret."""
 
     nonce: str
     proof: bool
     version: Int64 = VERSION
 
+    EXAMPLES = {NATIVE: 'CHALLENGE {"nonce":"n","proof":true,"version":1}'}
 
-class Proof(msgspec.Struct, frozen=True):
-    """AUTH: proof of knowing the secret, without sending it."""
+
+@json_command("AUTH", sent_by=CLIENT, since=SINCE)
+class Auth(Command, frozen=True):
+    """Proof of knowing the secret: an HMAC-SHA256 over both nonces, the uuid and the name.
+
+    The secret itself is never sent.
+    """
 
     proof: str = ""
 
+    EXAMPLES = {NATIVE: 'AUTH {"proof":"0a1b"}'}
 
-class WelcomeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """WELCOME: the upstream's identity, its history, its position and how far that is trimmed.
+    def __repr__(self) -> str:
+        return "Auth(proof=...)"
+
+
+@json_command("WELCOME", sent_by=SERVER, since=SINCE)
+class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """The upstream's identity with its own proof, its history, its position and how far that is trimmed.
 
     `address` is the upstream's own address; `primary` is that of the primary, if that is another daemon.
     """
@@ -145,20 +146,31 @@ class WelcomeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     version: Int64 = VERSION
     capabilities: tuple[str, ...] = CAPABILITIES
 
+    EXAMPLES = {
+        NATIVE: (
+            'WELCOME {"proof":"0a1b","history":"h","uuid":"u","instance":"primary",'
+            '"server_name":"example.org","role":"primary","position":{"epoch":1,"serial":9,"digest":"e"},"trimmed_upto":0}'
+        )
+    }
 
-class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """JOIN: a request for a snapshot. With `join`, resume that snapshot after `position`."""
+
+@json_command("JOIN", sent_by=CLIENT, since=SINCE)
+class Join(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """A request for a snapshot. With `join`, resume that interrupted snapshot after `position`."""
 
     filter: Filter = ALL
     join: str = ""
     position: LogPosition | None = None
     has_meta: bool = False
 
+    EXAMPLES = {NATIVE: "JOIN {}"}
 
-class JoiningBody(msgspec.Struct, frozen=True, kw_only=True):
-    """JOINING: the snapshot's `position`, and how far the log is trimmed.
 
-    The snapshot starts after serial `after`.
+@json_command("JOINING", sent_by=SERVER, since=SINCE)
+class Joining(Command, frozen=True, kw_only=True):
+    """A snapshot of this `position` follows; it starts after serial `after`.
+
+    `trimmed_upto` is how far the log is trimmed.
     """
 
     join: str
@@ -168,15 +180,26 @@ class JoiningBody(msgspec.Struct, frozen=True, kw_only=True):
     after: Natural64
     resumed: bool
 
+    EXAMPLES = {
+        NATIVE: (
+            'JOINING {"join":"j","history":"h","position":{"epoch":1,"serial":7,"digest":"d"},'
+            '"trimmed_upto":{"epoch":1,"serial":0,"digest":"z"},"after":0,"resumed":false}'
+        )
+    }
 
-class JoinedBody(msgspec.Struct, frozen=True):
-    """JOINED: the snapshot is complete up to `position` and can be adopted."""
+
+@json_command("JOINED", sent_by=SERVER, since=SINCE)
+class Joined(Command, frozen=True):
+    """The snapshot is complete up to `position` and can be adopted."""
 
     position: LogPosition
 
+    EXAMPLES = {NATIVE: 'JOINED {"position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
-class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """SUBSCRIBE: the replica's position, and the facts that it wants after it.
+
+@json_command("SUBSCRIBE", sent_by=CLIENT, since=SINCE)
+class Subscribe(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """The replica's position, and the facts that it wants after it.
 
     `epoch_start` is where its epoch began, and `began_ms` when. They distinguish two daemons that were
     promoted to the same epoch at the same serial, even if trimming hides the digests. If the
@@ -193,121 +216,6 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     lost_stream: str = ""
     lost_upto: Natural64 = 0
 
-
-class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """REFUSED: an error code for programs, a message for people, and whether to retry."""
-
-    code: str
-    message: str
-    retryable: bool
-    moved_to: str = ""
-    epoch: Natural64 = 0
-    serial: Natural64 = 0
-
-
-def refusal(code: str, message: str, *, moved_to: str = "", epoch: int = 0, serial: int = 0) -> Refusal:
-    """Make a refusal of this kind, with this message."""
-    return Refusal(
-        code=code,
-        message=message,
-        retryable=bool(REFUSALS[code].retryable),
-        moved_to=moved_to,
-        epoch=epoch,
-        serial=serial,
-    )
-
-
-class DigestsBody(msgspec.Struct, frozen=True):
-    """The digests at these serials; None for those that are unknown."""
-
-    digests: dict[str, str | None]
-
-
-# -- the commands ------------------------------------------------------------------------------------------
-
-
-@command("HELLO", sent_by=CLIENT, since=SINCE)
-class Hello(Command, frozen=True):
-    """The replica's identity: `uuid`, `name`, `nonce`, `registered`, `address`."""
-
-    body: Greeting = field(Body(Greeting))
-
-    EXAMPLES = {NATIVE: 'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'}
-
-
-@command("CHALLENGE", sent_by=SERVER, since=SINCE)
-class Challenge(Command, frozen=True):
-    """The primary's nonce, and whether it requires a proof of the secret."""
-
-    body: ChallengeBody = field(Body(ChallengeBody))
-
-    EXAMPLES = {NATIVE: 'CHALLENGE {"nonce":"n","proof":true,"version":1}'}
-
-
-@command("AUTH", sent_by=CLIENT, since=SINCE)
-class Auth(Command, frozen=True):
-    """An HMAC-SHA256 over both nonces, the uuid and the name. The secret itself is never sent."""
-
-    body: Proof = field(Body(Proof))
-
-    EXAMPLES = {NATIVE: 'AUTH {"proof":"0a1b"}'}
-
-    def __repr__(self) -> str:
-        return "Auth(body=...)"
-
-
-@command("WELCOME", sent_by=SERVER, since=SINCE)
-class Welcome(Command, frozen=True):
-    """The primary's identity with its own proof, its history and its position."""
-
-    body: WelcomeBody = field(Body(WelcomeBody))
-
-    EXAMPLES = {
-        NATIVE: (
-            'WELCOME {"proof":"0a1b","history":"h","uuid":"u","instance":"primary",'
-            '"server_name":"example.org","role":"primary","position":{"epoch":1,"serial":9,"digest":"e"},"trimmed_upto":0}'
-        )
-    }
-
-
-@command("JOIN", sent_by=CLIENT, since=SINCE)
-class Join(Command, frozen=True):
-    """A request for a snapshot, or for the rest of an interrupted one."""
-
-    body: JoinRequest = field(Body(JoinRequest))
-
-    EXAMPLES = {NATIVE: "JOIN {}"}
-
-
-@command("JOINING", sent_by=SERVER, since=SINCE)
-class Joining(Command, frozen=True):
-    """A snapshot of this position follows."""
-
-    body: JoiningBody = field(Body(JoiningBody))
-
-    EXAMPLES = {
-        NATIVE: (
-            'JOINING {"join":"j","history":"h","position":{"epoch":1,"serial":7,"digest":"d"},'
-            '"trimmed_upto":{"epoch":1,"serial":0,"digest":"z"},"after":0,"resumed":false}'
-        )
-    }
-
-
-@command("JOINED", sent_by=SERVER, since=SINCE)
-class Joined(Command, frozen=True):
-    """The snapshot is complete up to this position."""
-
-    body: JoinedBody = field(Body(JoinedBody))
-
-    EXAMPLES = {NATIVE: 'JOINED {"position":{"epoch":1,"serial":7,"digest":"d"}}'}
-
-
-@command("SUBSCRIBE", sent_by=CLIENT, since=SINCE)
-class Subscribe(Command, frozen=True):
-    """The replica's position, and the streams and writers that it wants after it."""
-
-    body: Subscription = field(Body(Subscription))
-
     EXAMPLES = {NATIVE: 'SUBSCRIBE {"history":"h","position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
 
@@ -315,7 +223,7 @@ class Subscribe(Command, frozen=True):
 class Subscribed(Command, frozen=True):
     """The subscription is accepted: missing facts follow, then new ones. Has the primary's position."""
 
-    body: LogPosition = field(Body(LogPosition))
+    position: LogPosition = field(Body(LogPosition))
 
     EXAMPLES = {NATIVE: 'SUBSCRIBED {"epoch":1,"serial":9,"digest":"e"}'}
 
@@ -413,16 +321,16 @@ class Down(Command, frozen=True):
 class Digests(Command, frozen=True):
     """A request for the digests at these serials, to find where two histories diverge."""
 
-    body: list[Natural64] = field(Body(list[Natural64]))
+    serials: list[Natural64] = field(Body(list[Natural64]))
 
     EXAMPLES = {NATIVE: "DIGESTS [1,512]"}
 
 
-@command("DIGESTS_ARE", sent_by=SERVER, since=SINCE)
+@json_command("DIGESTS_ARE", sent_by=SERVER, since=SINCE)
 class DigestsAre(Command, frozen=True):
-    """The digests at the requested serials, as far as they are known."""
+    """The digests at the requested serials; None for those that are unknown."""
 
-    body: DigestsBody = field(Body(DigestsBody))
+    digests: dict[str, str | None]
 
     EXAMPLES = {NATIVE: 'DIGESTS_ARE {"digests":{"1":"d","512":null}}'}
 
@@ -431,18 +339,35 @@ class DigestsAre(Command, frozen=True):
 class Peers(Command, frozen=True):
     """The addresses of the other replicas, which a new primary must notify."""
 
-    body: list[str] = field(Body(list[str]))
+    addresses: list[str] = field(Body(list[str]))
 
     EXAMPLES = {NATIVE: 'PEERS ["tcp:host:9092 http://host:9093"]'}
 
 
-@command("REFUSED", sent_by=SERVER, since=SINCE)
-class Refused(Command, frozen=True):
-    """A request is refused: a code, a message, and whether to retry."""
+@json_command("REFUSED", sent_by=SERVER, since=SINCE)
+class Refused(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """A request is refused: an error code for programs, a message for people, and whether to retry."""
 
-    body: Refusal = field(Body(Refusal))
+    code: str
+    message: str
+    retryable: bool
+    moved_to: str = ""
+    epoch: Natural64 = 0
+    serial: Natural64 = 0
 
     EXAMPLES = {NATIVE: 'REFUSED {"code":"trimmed","message":"...","retryable":false}'}
+
+
+def refusal(code: str, message: str, *, moved_to: str = "", epoch: int = 0, serial: int = 0) -> Refused:
+    """Make a refusal of this kind, with this message."""
+    return Refused(
+        code=code,
+        message=message,
+        retryable=bool(REFUSALS[code].retryable),
+        moved_to=moved_to,
+        epoch=epoch,
+        serial=serial,
+    )
 
 
 NATIVE_COMMANDS: Final[tuple[type[Command], ...]] = tuple(

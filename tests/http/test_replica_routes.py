@@ -25,7 +25,7 @@ from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire.commands import FederationAck, RemoteServerUp
-from synrepl.wire.native import Subscription
+from synrepl.wire.native import Subscribe
 from tests.http.builders import Answer, SiteCase, receipt, typing
 
 HERE = Address(http="http://hs.example:9093")
@@ -530,7 +530,7 @@ class AcknowledgingTests(CopiesCase):
         )
         self.addCleanup(conversation.close)
         place = LogPosition(1, 6, self.wait(self.log.digest_at(6)))
-        conversation.subscribe(Subscription(history=self.log.history, position=place))
+        conversation.subscribe(Subscribe(history=self.log.history, position=place))
         client.flush()
 
         for serial in (4, 8, 6, 9):

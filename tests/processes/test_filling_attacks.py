@@ -17,7 +17,7 @@ from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.transports.http.append_routes import MAX_WRITERS
 from synrepl.wire.blocks import MAX_BLOCK, encode_block
-from synrepl.wire.native import ChallengeBody, JoiningBody, WelcomeBody, heartbeat_check
+from synrepl.wire.native import Challenge, Joining, Welcome, heartbeat_check
 from synrepl.wire.position import LogPosition
 from tests.processes.loading import MIB, Asker, RawReader, Refused, made_rows, memory, report
 from tests.service.processes import Daemon
@@ -187,7 +187,7 @@ class HostileUpstream:
 
     def _greet(self, connection: socket.socket) -> None:
         position = self._place
-        welcome = WelcomeBody(
+        welcome = Welcome(
             proof="",
             history="h",
             uuid="hostile",
@@ -198,11 +198,11 @@ class HostileUpstream:
             trimmed_upto=0,
         )
         trimmed_upto = LogPosition(1, 0, EMPTY)
-        joining = JoiningBody(
+        joining = Joining(
             join="j", history="h", position=position, trimmed_upto=trimmed_upto, after=0, resumed=False
         )
         answers: dict[bytes, tuple[bytes, Any]] = {
-            b"HELLO": (b"CHALLENGE ", ChallengeBody(nonce="n", proof=False)),
+            b"HELLO": (b"CHALLENGE ", Challenge(nonce="n", proof=False)),
             b"AUTH": (b"WELCOME ", welcome),
             b"JOIN": (b"JOINING ", joining),
         }

@@ -19,7 +19,7 @@ from synrepl.transports.settings import ApiSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 from synrepl.wire.filter import ALL
-from synrepl.wire.native import Greeting
+from synrepl.wire.native import Hello
 from tests.files.builders import checksum
 from tests.http.builders import CATCH_UP, Answer, Talk
 from tests.raw_peer import raw_client
@@ -153,7 +153,7 @@ def follower_of(world: World, node: FakeNode, dialect: Dialect) -> str:
 
 def replica_of(world: World, node: FakeNode) -> str:
     """What becomes of a replica that joins."""
-    refusal = node.relays.join_refusal(Greeting(uuid="u", name="new", nonce=""), ALL, LOCAL)
+    refusal = node.relays.join_refusal(Hello(uuid="u", name="new", nonce=""), ALL, LOCAL)
     new = world.node("new", node.name)
     world.pass_(3)
     if refusal is not None:

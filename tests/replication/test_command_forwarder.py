@@ -17,7 +17,7 @@ from synrepl.wire.commands import (
     UserIp,
     UserSync,
 )
-from synrepl.wire.native import Greeting
+from synrepl.wire.native import Hello
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import RawReplica, World
 
@@ -295,7 +295,7 @@ def test_an_upstream_that_takes_no_commands_is_not_sent_any() -> None:
     a = world.node("a")
     world.pass_(1)
     old = world.raw("a")
-    old.tell("HELLO", Greeting(uuid="u", name="old", nonce="n"))
+    old.tell("HELLO", Hello(uuid="u", name="old", nonce="n"))
     world.pass_(1)
     a.publisher.broadcast(RemoteServerUp(server="far.example.org"))
     world.pass_(1)

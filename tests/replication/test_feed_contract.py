@@ -16,12 +16,9 @@ from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
     Auth,
-    Greeting,
     Hello,
-    Proof,
     Refused,
     Subscribe,
-    Subscription,
 )
 from tests.http.builders import SiteCase, Talk, receipt, typing
 
@@ -125,14 +122,14 @@ class RelayPeer(Peer):
         self.logger = LimitedLogger(Logger(), case.clock)
         self.blocks = BlockReader()
         self.relay = case.registry.attach(self)  # type: ignore[arg-type]
-        subscription = Subscription(
+        subscription = Subscribe(
             history=case.log.history, position=LogPosition(at.epoch, at.serial, at.digest)
         )
         self.relay.received(
             [
-                Hello(body=Greeting(uuid="u", name="n", nonce="nonce")),
-                Auth(body=Proof()),
-                Subscribe(body=subscription),
+                Hello(uuid="u", name="n", nonce="nonce"),
+                Auth(),
+                subscription,
             ]
         )
 

@@ -13,7 +13,7 @@ from synrepl.ports.history import Appended
 from synrepl.replication.relay.handshake import REPLICA, nonce, proof
 from synrepl.testing.network import Network
 from synrepl.wire.blocks import BlockReader, Payload
-from synrepl.wire.native import ChallengeBody, Greeting, Proof, Subscription, WelcomeBody
+from synrepl.wire.native import Auth, Challenge, Hello, Subscribe, Welcome
 from synrepl.wire.position import LogPosition
 from tests.replication.nodes import FakeNode
 
@@ -156,26 +156,26 @@ class RawReplica(Protocol):
         name: str = "raw",
         secret: str | None = None,
         shown: str | None = None,
-    ) -> WelcomeBody | None:
+    ) -> Welcome | None:
         """Be known; None if that did not work."""
         mine = nonce()
-        self.tell("HELLO", Greeting(uuid=uuid, name=name, nonce=mine))
+        self.tell("HELLO", Hello(uuid=uuid, name=name, nonce=mine))
         world.pass_(0.05)
-        known = msgspec.json.decode(self.lines("CHALLENGE")[-1], type=ChallengeBody)
+        known = msgspec.json.decode(self.lines("CHALLENGE")[-1], type=Challenge)
         if shown is None:
             nonces = (known.nonce, mine)
             shown = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
-        self.tell("AUTH", Proof(shown))
+        self.tell("AUTH", Auth(shown))
         world.pass_(0.05)
         said = self.lines("WELCOME")
-        return msgspec.json.decode(said[-1], type=WelcomeBody) if said else None
+        return msgspec.json.decode(said[-1], type=Welcome) if said else None
 
     def subscribe(
-        self, world: World, welcome: WelcomeBody, position: LogPosition | None = None, **other: Any
+        self, world: World, welcome: Welcome, position: LogPosition | None = None, **other: Any
     ) -> None:
         """Ask for what comes after a place."""
         asked: dict[str, Any] = {"history": welcome.history, "position": position or welcome.position} | other
-        self.tell("SUBSCRIBE", Subscription(**asked))
+        self.tell("SUBSCRIBE", Subscribe(**asked))
         world.pass_(0.1)
 
 

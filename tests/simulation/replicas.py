@@ -28,7 +28,7 @@ from synrepl.storage.schema import end_of_log
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import MemoryLink, Network
-from synrepl.wire.native import Greeting, Subscription
+from synrepl.wire.native import Hello, Subscribe
 from tests.replication.nodes import FakeNode
 from tests.simulation.histories import Content, Histories, content
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
@@ -550,10 +550,10 @@ class ReplicaSimulation(SeededRun):
 
     def _make_up_subscription(self, node: FakeNode) -> None:
         epoch, _, address = self._made_up(node)
-        asked = Subscription(history=node.log.history, position=LogPosition(epoch, 0, ""))
+        asked = Subscribe(history=node.log.history, position=LogPosition(epoch, 0, ""))
         self.seen["made-up subscription"] += 1
         self._note(f"{node.name} hears a made-up subscription of epoch {epoch} from {address!r}")
-        stranger = Greeting(uuid="stranger", name="stranger", nonce="", address=address)
+        stranger = Hello(uuid="stranger", name="stranger", nonce="", address=address)
         self._do(node.relays.admission(stranger, asked, LOCAL))
 
     def _make_up_hand_over(self, node: FakeNode) -> None:

@@ -10,11 +10,8 @@ from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.native import (
     NATIVE_COMMANDS,
     Challenge,
-    ChallengeBody,
-    Greeting,
     Hello,
     Subscribe,
-    Subscription,
 )
 from synrepl.wire.position import LogPosition
 from synrepl.wire.session import AUTO, Session
@@ -59,7 +56,7 @@ def test_a_follower_stays_one(line: bytes) -> None:
 
     assert NATIVE != session.dialect
     with pytest.raises(LocalProtocolError):
-        session.encode([Challenge(body=ChallengeBody(nonce="n", proof=False))])
+        session.encode([Challenge(nonce="n", proof=False)])
 
 
 @pytest.mark.parametrize("dialect", [LEGACY, MIDDLE, CURRENT, NEWEST], ids=str)
@@ -84,13 +81,11 @@ PRIMARYS = codec_of(NATIVE, ours=CLIENT, theirs=SERVER)
 
 def test_a_body_is_decoded_as_it_was_encoded() -> None:
     """Fields that a later release adds are ignored."""
-    subscription = Subscription(
-        history="h", position=LogPosition(1, 7, "d"), epoch_start=LogPosition(1, 3, "c")
-    )
-    line = PRIMARYS.format(Subscribe(body=subscription))
+    subscription = Subscribe(history="h", position=LogPosition(1, 7, "d"), epoch_start=LogPosition(1, 3, "c"))
+    line = PRIMARYS.format(subscription)
 
-    assert Subscribe(body=subscription) == REPLICAS.parse(line)
-    assert Hello(body=Greeting(uuid="u", name="n", nonce="x")) == REPLICAS.parse(
+    assert subscription == REPLICAS.parse(line)
+    assert Hello(uuid="u", name="n", nonce="x") == REPLICAS.parse(
         b'HELLO {"uuid":"u","name":"n","nonce":"x","mood":"good"}'
     )
 
@@ -123,7 +118,7 @@ def test_integers_beyond_64_bits_are_rejected(line: str, integer: int) -> None:
     line = line.replace("POSITION", '{"epoch":1,"serial":1,"digest":""}')
     reader = PRIMARYS if line.startswith(("SUBSCRIBED", "REFUSED")) else REPLICAS
     with pytest.raises(
-        RemoteProtocolError, match=f"cannot parse {line.split(maxsplit=1)[0]}: body is invalid"
+        RemoteProtocolError, match=rf"cannot parse {line.split(maxsplit=1)[0]}: \w+ is invalid"
     ):
         reader.parse(line.replace("%", digits_of(integer)).encode())
 
@@ -133,7 +128,7 @@ def test_integers_beyond_64_bits_are_rejected(line: str, integer: int) -> None:
 )
 def test_epochs_and_serials_are_never_below_zero(body: str) -> None:
     """There are no such positions."""
-    with pytest.raises(RemoteProtocolError, match="cannot parse SUBSCRIBED: body is invalid"):
+    with pytest.raises(RemoteProtocolError, match=r"cannot parse SUBSCRIBED: \w+ is invalid"):
         PRIMARYS.parse(f"SUBSCRIBED {body}".encode())
 
 
@@ -173,4 +168,4 @@ def test_a_proof_is_not_in_logs() -> None:
     """It is valid only once, but is a secret all the same."""
     (auth,) = [command for command in NATIVE_COMMANDS if command.__name__ == "Auth"]
 
-    assert "0a1b" not in repr(auth(body=b'{"proof":"0a1b"}'))
+    assert "0a1b" not in repr(auth(proof="0a1b"))

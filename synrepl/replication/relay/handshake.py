@@ -12,7 +12,7 @@ import msgspec
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.storage.log import Log
-from synrepl.wire.native import OWN_CAPABILITIES, Greeting, JoiningBody, JoinRequest, WelcomeBody
+from synrepl.wire.native import OWN_CAPABILITIES, Hello, Join, Joining, Welcome
 
 __all__ = [
     "PRIMARY",
@@ -54,12 +54,12 @@ def proves(
 class SnapshotStart(msgspec.Struct, frozen=True):
     """A copy of the log to send: the facts after `at`, then `snapshot`, unless the replica has it."""
 
-    joining: JoiningBody
+    joining: Joining
     at: LogPosition
     snapshot: LogSnapshot | None
 
 
-async def start_snapshot(registry: ReplicaRegistry, replica: Greeting, request: JoinRequest) -> SnapshotStart:
+async def start_snapshot(registry: ReplicaRegistry, replica: Hello, request: Join) -> SnapshotStart:
     """Take a snapshot for this replica, or find where its interrupted copy resumes.
 
     From here on its lease retains the facts of the copy.
@@ -76,7 +76,7 @@ async def start_snapshot(registry: ReplicaRegistry, replica: Greeting, request: 
         snapshot = await log.snapshot()
         trimmed_upto = snapshot.trimmed_upto
     at = position if resumed and position is not None else BEGINNING
-    joining = JoiningBody(
+    joining = Joining(
         join=request.join if resumed else f"{log.history}/{trimmed_upto.serial}/{nonce()}",
         history=log.history,
         position=snapshot.position if snapshot is not None else at,
@@ -98,10 +98,10 @@ async def _can_resume(log: Log, join: str, position: LogPosition) -> bool:
     return position.serial == 0 or await log.digest_at(position.serial) == position.digest
 
 
-def make_welcome(registry: ReplicaRegistry, *, proof: str) -> WelcomeBody:
+def make_welcome(registry: ReplicaRegistry, *, proof: str) -> Welcome:
     """Return this daemon's identity, role, history and position, for WELCOME."""
     log = registry.log
-    return WelcomeBody(
+    return Welcome(
         proof=proof,
         history=log.history,
         uuid=log.uuid,

@@ -21,7 +21,7 @@ from synrepl.replication.settings import RelaySettings
 from synrepl.storage.log import Log
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import Greeting, Refusal, Subscription, refusal
+from synrepl.wire.native import Hello, Refused, Subscribe, refusal
 from synrepl.wire.text import identity_error
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ class ReplicaRegistry:
     # -- admission -----------------------------------------------------------------------------------------
 
     async def admission(
-        self, replica: Greeting, request: Subscription, access: Access, *, relay: "Relay | None" = None
-    ) -> Refusal | None:
+        self, replica: Hello, request: Subscribe, access: Access, *, relay: "Relay | None" = None
+    ) -> Refused | None:
         """Return why this subscription is refused; None if it is admitted.
 
         Every transport uses this check, a native one with its `relay`.
@@ -184,8 +184,8 @@ class ReplicaRegistry:
         return self._limit_refusal(replica, relay)
 
     def join_refusal(
-        self, replica: Greeting, query: Filter, access: Access, *, relay: "Relay | None" = None
-    ) -> Refusal | None:
+        self, replica: Hello, query: Filter, access: Access, *, relay: "Relay | None" = None
+    ) -> Refused | None:
         """Return why this daemon gives no copy; None if it does."""
         return (
             self._access_refusal(replica, query, access)
@@ -193,7 +193,7 @@ class ReplicaRegistry:
             or self._limit_refusal(replica, relay)
         )
 
-    def _access_refusal(self, replica: Greeting, query: Filter, access: Access) -> Refusal | None:
+    def _access_refusal(self, replica: Hello, query: Filter, access: Access) -> Refused | None:
         if (refused := self.identity_refusal(replica.uuid, replica.listed_name)) is not None:
             return refused
         if (why := access.lacks(Right.REPLICATE) or access.hides(query.streams)) != "":
@@ -201,7 +201,7 @@ class ReplicaRegistry:
         # This log is about to be replaced by a copy.
         return None if self.roles.is_whole else refusal("not_ready", NOT_READY)
 
-    def _copy_refusal(self, replica: Greeting, query: Filter) -> Refusal | None:
+    def _copy_refusal(self, replica: Hello, query: Filter) -> Refused | None:
         if self.roles.role == FENCED:
             return self._refusal("read_only", "this daemon is fenced: another one is primary")
         if self.leases.is_dropped(replica.uuid):
@@ -210,7 +210,7 @@ class ReplicaRegistry:
             return None
         return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
 
-    def _limit_refusal(self, replica: Greeting, relay: "Relay | None") -> Refusal | None:
+    def _limit_refusal(self, replica: Hello, relay: "Relay | None") -> Refused | None:
         if (refused := self.lease_limit_refusal(replica.uuid, registered=replica.registered)) is not None:
             return refused
         for other in self.connected:
@@ -219,22 +219,22 @@ class ReplicaRegistry:
                 return refusal("duplicate", why)
         return None
 
-    def retain(self, replica: Greeting, serial: int) -> None:
+    def retain(self, replica: Hello, serial: int) -> None:
         """Make or renew the lease of an admitted replica: it needs the facts after this serial."""
         name, registered = replica.listed_name, replica.registered
         self.leases.make(replica.uuid, name, registered=registered, serial=serial, address=replica.address)
 
-    def identity_refusal(self, uuid: str, name: str, address: str = "") -> Refusal | None:
+    def identity_refusal(self, uuid: str, name: str, address: str = "") -> Refused | None:
         """Return why a replica cannot have this identity; None if it can."""
         why = identity_error(uuid, name, address)
         return refusal("bad_name", why) if why else None
 
-    def lease_limit_refusal(self, uuid: str, *, registered: bool = True) -> Refusal | None:
+    def lease_limit_refusal(self, uuid: str, *, registered: bool = True) -> Refused | None:
         """Return why no lease can be made for this reader; None if one can."""
         why = self.leases.limit_reached(uuid, registered=registered)
         return refusal("too_many", why) if why else None
 
-    def _refusal(self, code: str, message: str) -> Refusal:
+    def _refusal(self, code: str, message: str) -> Refused:
         # Only a fenced daemon redirects its replicas: followers of a replica stay with it.
         moved_to = str(self.roles.primary) if self.roles.role == FENCED else ""
         return refusal(code, message, moved_to=moved_to, epoch=self.log.epoch, serial=self.log.serial)
@@ -304,7 +304,7 @@ class ReplicaRegistry:
         ]
 
 
-def _reader_position(name: str, request: Subscription) -> ReaderPosition:
+def _reader_position(name: str, request: Subscribe) -> ReaderPosition:
     # What is left of the subscription has the same names there.
     fields = msgspec.structs.asdict(request)
     position, _ = fields.pop("position"), fields.pop("filter")

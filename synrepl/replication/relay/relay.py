@@ -43,29 +43,19 @@ from synrepl.wire.native import (
     Ack,
     Auth,
     Challenge,
-    ChallengeBody,
     Digests,
     DigestsAre,
-    DigestsBody,
     Down,
-    Greeting,
     Heartbeat,
     Hello,
     Join,
     Joined,
-    JoinedBody,
-    Joining,
-    JoinRequest,
     Peers,
-    Proof,
-    Refusal,
     Refused,
     Subscribe,
     Subscribed,
-    Subscription,
     Taken,
     Up,
-    Welcome,
     heartbeat_check,
     refusal,
 )
@@ -124,7 +114,7 @@ class Relay:
         self.acknowledged = 0
         self._registry = registry
         self._log = registry.log
-        self._greeting = Greeting(uuid="", name="", nonce="")
+        self._greeting = Hello(uuid="", name="", nonce="")
         self._nonce = nonce()
         self._access = REMOTE
         self._key: Key | None = None
@@ -205,17 +195,17 @@ class Relay:
             return
         match command:
             case Hello():
-                self._on_hello(command.body)
+                self._on_hello(command)
             case Auth():
-                self._on_auth(command.body)
+                self._on_auth(command)
                 if self.is_known:
                     self.connection.authenticated()
             case Join():
                 self._must_be("ready", "joined")
-                self._start_work(self._join(command.body))
+                self._start_work(self._join(command))
             case Subscribe():
                 self._must_be("ready", "joined")
-                self._start_work(self._subscribe(command.body))
+                self._start_work(self._subscribe(command))
             case Ack():
                 self._on_ack(command)
             case Up():
@@ -223,7 +213,9 @@ class Relay:
             case Digests():
                 self._must_be("ready", "joined")
                 self._is_sending_digests = True
-                self._registry.tasks.start(self._guarded(self._send_digests(command.body)), "sending digests")
+                self._registry.tasks.start(
+                    self._guarded(self._send_digests(command.serials)), "sending digests"
+                )
             case Name() | Ping() | Error():
                 pass  # handled by the session
             case _:
@@ -257,7 +249,7 @@ class Relay:
 
     # -- handshake -----------------------------------------------------------------------------------------
 
-    def _on_hello(self, greeting: Greeting) -> None:
+    def _on_hello(self, greeting: Hello) -> None:
         self._must_be("greeting")
         self.name = printable(greeting.listed_name)
         if greeting.version < 1 or not greeting.uuid or not greeting.nonce:
@@ -269,10 +261,10 @@ class Relay:
         self._greeting = greeting
         self.uuid, self.name = greeting.uuid, greeting.listed_name
         self.state = "authenticating"
-        challenge = ChallengeBody(
+        challenge = Challenge(
             nonce=self._nonce, proof=self._certificate_access is None and self._registry.keys.is_required
         )
-        self.connection.send(Challenge(body=challenge))
+        self.connection.send(challenge)
 
     @property
     def has_lost_key(self) -> bool:
@@ -288,7 +280,7 @@ class Relay:
         name = self.connection.certified_name
         return None if name is None else self._registry.keys.access_by_certificate(name)
 
-    def _on_auth(self, message: Proof) -> None:
+    def _on_auth(self, message: Auth) -> None:
         self._must_be("authenticating")
         greeting, keys = self._greeting, self._registry.keys
         key = keys.for_name(greeting.name)
@@ -313,12 +305,12 @@ class Relay:
         self.state = "ready"
         own_proof = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
         welcome = make_welcome(self._registry, proof=own_proof)
-        self.connection.send(Welcome(body=welcome))
+        self.connection.send(welcome)
 
-    def _refuse(self, refused: Refusal) -> None:
+    def _refuse(self, refused: Refused) -> None:
         self.state, self.why = "refused", f"{refused.code}: {refused.message}"
         self._logger.info("{name} is refused: {why}", name=self.name, why=self.why)
-        self.connection.send(Refused(body=refused))
+        self.connection.send(refused)
         self.connection.close()
 
     def _must_be(self, *states: str) -> None:
@@ -350,14 +342,14 @@ class Relay:
                 found[str(serial)] = await self._log.digest_at(serial)
                 if self._is_gone:
                     return
-            self.connection.send(DigestsAre(body=DigestsBody(found)))
+            self.connection.send(DigestsAre(found))
         finally:
             self._is_sending_digests = False
             self._resume_processing()
 
     # -- joining -------------------------------------------------------------------------------------------
 
-    async def _join(self, request: JoinRequest) -> None:
+    async def _join(self, request: Join) -> None:
         registry = self._registry
         refused = registry.join_refusal(self._greeting, request.filter, self._access, relay=self)
         if refused is not None:
@@ -368,7 +360,7 @@ class Relay:
         start = await start_snapshot(registry, self._greeting, request)
         if self._is_gone:
             return
-        self.connection.send(Joining(body=start.joining))
+        self.connection.send(start.joining)
         self._start_heartbeats()
         self.sent = start.at
         if start.snapshot is not None:
@@ -384,7 +376,7 @@ class Relay:
             return
         self.state = "joined"
         registry.leases.advance(self.uuid, self.sent.serial)
-        self.connection.send(Joined(body=JoinedBody(self.sent)))
+        self.connection.send(Joined(self.sent))
 
     async def _send_snapshot_facts(self, snapshot: LogSnapshot) -> bool:
         """Send the facts of a snapshot. False if some were trimmed, or the log was replaced, meanwhile."""
@@ -412,7 +404,7 @@ class Relay:
 
     # -- subscription --------------------------------------------------------------------------------------
 
-    async def _subscribe(self, request: Subscription) -> None:
+    async def _subscribe(self, request: Subscribe) -> None:
         registry = self._registry
         self.state = "catching up"
         refused = await registry.admission(self._greeting, request, self._access, relay=self)
@@ -429,7 +421,7 @@ class Relay:
         self.sent = request.position
         self.acknowledged = request.position.serial
         self._make_feed(after=self.sent.serial, epoch=self.sent.epoch, is_subscribed=True)
-        self.connection.send(Subscribed(body=self._log.position))
+        self.connection.send(Subscribed(position=self._log.position))
         self._start_heartbeats()
         self._send_heartbeat()
         for relay in registry.connected:
@@ -556,7 +548,7 @@ class Relay:
             peers = self._registry.peers(excluding=self.uuid)
             if peers != self._sent_peers:
                 self._sent_peers = peers
-                self.connection.send(Peers(body=peers))
+                self.connection.send(Peers(addresses=peers))
 
     def send_down(self, line: bytes) -> bool:
         """Send a command for all processes. False if there is no room for it.

@@ -12,10 +12,10 @@ from synrepl.replication.command_forwarder import Numbered
 from synrepl.streams.facts import Fact
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
-    JoinRequest,
-    Refusal,
-    Subscription,
-    WelcomeBody,
+    Join,
+    Refused,
+    Subscribe,
+    Welcome,
 )
 from synrepl.wire.text import is_address, printable
 
@@ -38,7 +38,7 @@ MAX_MESSAGE: Final = 1_000
 class RefusedByUpstream(ReplicationError):
     """The upstream refused the request; `refusal` gives the reason, safe to show."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: Refused) -> None:
         refusal = msgspec.structs.replace(
             refusal,
             code=printable(refusal.code),
@@ -83,15 +83,15 @@ Event = Command | Facts | SnapshotFacts | SnapshotMeta | Ephemeral
 class IConversation(Protocol):
     """One connection to an upstream, after the handshake."""
 
-    welcome: WelcomeBody
+    welcome: Welcome
 
-    def join(self, request: JoinRequest) -> None:
+    def join(self, request: Join) -> None:
         """Request a copy.
 
         The response is `Joining`, facts, `SnapshotFacts`, facts and `SnapshotMeta`, and `Joined`.
         """
 
-    def subscribe(self, request: Subscription) -> None:
+    def subscribe(self, request: Subscribe) -> None:
         """Request the facts after a position.
 
         The response is `Subscribed`, then facts, `SnapshotMeta`, `Heartbeat` and `Ephemeral`.

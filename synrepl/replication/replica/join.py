@@ -23,10 +23,9 @@ from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import (
     Heartbeat,
+    Join,
     Joined,
-    JoinedBody,
     Joining,
-    JoinRequest,
     Peers,
 )
 
@@ -130,26 +129,25 @@ class JoinAttempt:
         """Request a copy, or the rest of an interrupted one."""
         record = self._resumable()
         if record is None:
-            request = JoinRequest(filter=self._query)
+            request = Join(filter=self._query)
         else:
             at, has_meta = self._copy.position, record.has_meta
-            request = JoinRequest(filter=self._query, join=record.join, position=at, has_meta=has_meta)
+            request = Join(filter=self._query, join=record.join, position=at, has_meta=has_meta)
         self._conversation.join(request)
         start = await self._conversation.next()
         while isinstance(start, Heartbeat):
             start = await self._conversation.next()
         if not isinstance(start, Joining):
             raise RemoteProtocolError(f"unexpected {type(start).__name__} at the start of a copy")
-        begins = start.body
-        if not begins.resumed or record is None:
+        if not start.resumed or record is None:
             await self._log.drop_copy(self._copy)
             self._copy = await self._log.open_staged_copy()
-            record = JoinRecord(begins.join, begins.history, self._query, has_meta=False)
+            record = JoinRecord(start.join, start.history, self._query, has_meta=False)
             await self._save_record(record)
-        self._trimmed_upto = begins.trimmed_upto if self._query.is_open else None
-        self._announced = begins.position.serial
+        self._trimmed_upto = start.trimmed_upto if self._query.is_open else None
+        self._announced = start.position.serial
         at_serial = self._copy.position.serial
-        total = max(begins.position.serial, at_serial)
+        total = max(start.position.serial, at_serial)
         self._progress = Progress(at_serial, total, self._clock.seconds(), at_serial)
         return record
 
@@ -177,7 +175,7 @@ class JoinAttempt:
         while True:
             event = await self._conversation.next()
             match event:
-                case Joined(body=JoinedBody(position)):
+                case Joined(position):
                     await batcher.flush()
                     if self._copy.position != position:
                         raise RemoteProtocolError(

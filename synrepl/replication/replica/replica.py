@@ -35,11 +35,11 @@ from synrepl.wire.native import (
     Down,
     Heartbeat,
     Peers,
-    Refusal,
+    Refused,
+    Subscribe,
     Subscribed,
-    Subscription,
     Taken,
-    WelcomeBody,
+    Welcome,
 )
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable
 
@@ -128,8 +128,8 @@ class Replica:
         self.state = "off"
         self.why = ""
         self.since = clock.seconds()
-        self.refusal: Refusal | None = None
-        self.welcome: WelcomeBody | None = None
+        self.refusal: Refused | None = None
+        self.welcome: Welcome | None = None
         self.progress: Progress | None = None
         self.head = 0
         self.leftover_paths: list[str] = []
@@ -246,11 +246,11 @@ class Replica:
         expected = self._settings.expected_name(self._log.notes)
         if expected not in (None, found):
             message = f"it belongs to {found}, this daemon to {expected}; correct --upstream or --server-name"
-            raise RefusedByUpstream(Refusal(code="wrong_server", message=message, retryable=False))
+            raise RefusedByUpstream(Refused(code="wrong_server", message=message, retryable=False))
         if found != UNNAMED and "server_name" not in self._log.notes:
             await self._log.note(server_name=found)
 
-    def _why_join(self, welcome: WelcomeBody) -> str:
+    def _why_join(self, welcome: Welcome) -> str:
         """Return why this log must become a copy first; empty if it is one."""
         log = self._log
         if log.history == welcome.history:
@@ -286,7 +286,7 @@ class Replica:
         for name in self._ephemeral:
             clock.pop(name, None)
         conversation.subscribe(
-            Subscription(
+            Subscribe(
                 history=log.history,
                 position=position,
                 filter=self.query,
@@ -388,7 +388,7 @@ class Replica:
 
     # -- refused -------------------------------------------------------------------------------------------
 
-    async def _on_refused(self, refusal: Refusal) -> None:
+    async def _on_refused(self, refusal: Refused) -> None:
         self.refusal = refusal
         self._logger.warn("the upstream refuses: {code}: {why}", code=refusal.code, why=refusal.message)
         self._set_state("refused", f"{refusal.code}: {refusal.message}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from synrepl.wire.native import JoiningBody, JoinRequest, Subscription
+from synrepl.wire.native import Join, Joining, Subscribe
 from synrepl.wire.position import LogPosition
 
 __all__ = [
@@ -41,7 +41,7 @@ class ReplicaIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 class SubscribeBody(ReplicaIdentity, frozen=True, kw_only=True, omit_defaults=True):
     """A replica's identity, position and filter."""
 
-    subscription: Subscription
+    subscription: Subscribe
 
 
 class SubscribeAnswer(msgspec.Struct, frozen=True):
@@ -54,10 +54,10 @@ class SubscribeAnswer(msgspec.Struct, frozen=True):
 class JoinBody(ReplicaIdentity, frozen=True, kw_only=True, omit_defaults=True):
     """A replica's identity and its request for a snapshot."""
 
-    join: JoinRequest
+    join: Join
 
 
-class JoinAnswer(JoiningBody, frozen=True, kw_only=True):
+class JoinAnswer(Joining, frozen=True, kw_only=True):
     """Response to a join: the reader fetches the facts after `after`, up to `position`, from the changelog.
 
     `snapshot` is the rest of the snapshot (lines of JSON, as in a block); None if the replica has it already.

@@ -18,7 +18,7 @@ from synrepl.transports.http.messages import (
     SubscribeAnswer,
     SubscribeBody,
 )
-from synrepl.wire.native import Greeting, Refusal
+from synrepl.wire.native import Hello, Refused
 
 __all__ = ["about", "acknowledge", "describe_log", "join", "refusal_error", "renew_lease", "subscribe"]
 
@@ -35,7 +35,7 @@ async def about(call: Call) -> bytes:
 
 
 def describe_log(registry: ReplicaRegistry) -> bytes:
-    """Encode the fields that replicas need (`WelcomeBody`), and those that verify claims (`PeerStatus`)."""
+    """Encode the fields that replicas need (`Welcome`), and those that verify claims (`PeerStatus`)."""
     welcome = msgspec.to_builtins(make_welcome(registry, proof=""))
     more = {"epoch_starts": registry.log.epoch_starts, "promoting": registry.roles.is_promoting}
     return msgspec.json.encode(welcome | more)
@@ -92,14 +92,14 @@ def renew_lease(registry: ReplicaRegistry, reader: str, since: int, wait: float)
     registry.note_http_reader(uuid, wait + PRESENT_SECONDS)
 
 
-def _replica(call: Call, body: ReplicaIdentity) -> Greeting:
+def _replica(call: Call, body: ReplicaIdentity) -> Hello:
     uuid = call.path["uuid"]
     if (unfit := call.registry.identity_refusal(uuid, body.name, body.address)) is not None:
         raise refusal_error(unfit, status=None)
-    return Greeting(uuid=uuid, name=body.name, nonce="", registered=body.registered, address=body.address)
+    return Hello(uuid=uuid, name=body.name, nonce="", registered=body.registered, address=body.address)
 
 
-def refusal_error(refusal: Refusal, *, status: int | None = REFUSED) -> ApiError:
+def refusal_error(refusal: Refused, *, status: int | None = REFUSED) -> ApiError:
     """Make the error response for a refused replica; with None, with the status of the code."""
     more: dict[str, Any] = msgspec.to_builtins(refusal)
     return ApiError(refusal.code, more.pop("message"), status=status, **more)

@@ -49,16 +49,14 @@ from synrepl.wire.filter import Filter
 from synrepl.wire.native import (
     Down,
     Heartbeat,
+    Join,
     Joined,
-    JoinedBody,
-    Joining,
-    JoinRequest,
     Peers,
-    Refusal,
+    Refused,
+    Subscribe,
     Subscribed,
-    Subscription,
     Taken,
-    WelcomeBody,
+    Welcome,
 )
 
 __all__ = ["HttpConversation", "HttpUpstream"]
@@ -113,7 +111,7 @@ class HttpConversation(EventQueue):
     _logger = Logger()
 
     def __init__(self, upstream: HttpUpstream, uuid: str, name: str) -> None:
-        self.welcome: WelcomeBody
+        self.welcome: Welcome
         self._upstream = upstream
         self._url = url = upstream.where.http.rstrip("/")
         self._uuid = uuid
@@ -133,13 +131,13 @@ class HttpConversation(EventQueue):
 
     async def greet(self) -> None:
         """Fetch the upstream's identity and history."""
-        self.welcome = await self._request(REPLICATION.request(), WelcomeBody)
+        self.welcome = await self._request(REPLICATION.request(), Welcome)
 
-    def join(self, request: JoinRequest) -> None:
+    def join(self, request: Join) -> None:
         """Request a snapshot."""
         self._start(self._join(request), "joining")
 
-    def subscribe(self, request: Subscription) -> None:
+    def subscribe(self, request: Subscribe) -> None:
         """Request the facts after a position."""
         self._start(self._subscribe(request), "following the upstream")
 
@@ -175,14 +173,14 @@ class HttpConversation(EventQueue):
         is_registered = not upstream.settings.anonymous
         return {"name": self._name, "registered": is_registered, "address": upstream.address()}
 
-    async def _join(self, request: JoinRequest) -> None:
+    async def _join(self, request: Join) -> None:
         body = JoinBody(join=request, **self._identity())
         response = await self._request(JOIN.request(self._uuid), JoinAnswer, body, max_bytes=MAX_JOIN_BYTES)
         position = response.position
-        self.put(Joining(body=response))
+        self.put(response)
         if response.snapshot is None:
             # The replica has all of the snapshot; the subscription brings newer facts.
-            self.put(Joined(body=JoinedBody(position)))
+            self.put(Joined(position))
             return
         if response.after < position.serial:
             await self._follow(
@@ -195,14 +193,14 @@ class HttpConversation(EventQueue):
                 checksum=response.trimmed_upto.serial > 0 or not request.filter.is_open,
             )
         self.put(SnapshotFacts(read_snapshot(response.snapshot.encode())))
-        self.put(Joined(body=JoinedBody(position)))
+        self.put(Joined(position))
 
-    async def _subscribe(self, request: Subscription) -> None:
+    async def _subscribe(self, request: Subscribe) -> None:
         body = SubscribeBody(subscription=request, **self._identity())
         response = await self._request(SUBSCRIBE.request(self._uuid), SubscribeAnswer, body)
         self._head = response.position.serial
-        self.put(Subscribed(body=response.position))
-        self.put(Peers(body=response.peers))
+        self.put(Subscribed(position=response.position))
+        self.put(Peers(addresses=response.peers))
         self._acknowledged = request.position.serial
         self._ack_timer.start(ACK_SECONDS)
         await self._follow(
@@ -310,7 +308,7 @@ class HttpConversation(EventQueue):
             self._logger.debug("cannot acknowledge: {why}", why=str(error))
         else:
             self._head = max(self._head, response.serial)
-            self.put(Peers(body=response.peers))
+            self.put(Peers(addresses=response.peers))
 
     # -- followers' commands -------------------------------------------------------------------------------
 
@@ -379,7 +377,7 @@ def _convert_error(error: ApiResponseError) -> ReplicationError:
         return NotConnected(str(error))
     content = error.body
     return RefusedByUpstream(
-        Refusal(
+        Refused(
             code=code,
             message=error.message,
             retryable=bool(REFUSALS[code].retryable),

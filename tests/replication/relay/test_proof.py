@@ -7,7 +7,7 @@ from twisted.logger import capturedLogs, formatEvent
 from synrepl.replication.relay.handshake import PRIMARY, REPLICA, proof, proves
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NATIVE
-from synrepl.wire.native import ChallengeBody, Greeting, Proof
+from synrepl.wire.native import Auth, Challenge, Hello
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 
@@ -69,19 +69,19 @@ def test_an_overheard_proof_is_of_no_use() -> None:
     assert first.greet(world, secret="right") is not None
     nonce = "overheard"
     second = world.raw("a")
-    second.tell("HELLO", Greeting(uuid="u", name="n", nonce=nonce))
+    second.tell("HELLO", Hello(uuid="u", name="n", nonce=nonce))
     world.pass_(0.05)
     shown = proof(
         "right",
         REPLICA,
-        (msgspec.json.decode(second.lines("CHALLENGE")[0], type=ChallengeBody).nonce, nonce),
+        (msgspec.json.decode(second.lines("CHALLENGE")[0], type=Challenge).nonce, nonce),
         "u",
         "n",
     )
     third = world.raw("a")
-    third.tell("HELLO", Greeting(uuid="u", name="n", nonce=nonce))
+    third.tell("HELLO", Hello(uuid="u", name="n", nonce=nonce))
     world.pass_(0.05)
-    third.tell("AUTH", Proof(shown))
+    third.tell("AUTH", Auth(shown))
     world.pass_(0.05)
 
     assert "no_rights" == third.refusal()["code"]
@@ -98,7 +98,7 @@ def test_nothing_is_said_to_who_is_not_known(line: str) -> None:
     if line.startswith("AUTH"):
         raw.say(line)
     else:
-        raw.tell("HELLO", Greeting(uuid="u", name="n", nonce="x"))
+        raw.tell("HELLO", Hello(uuid="u", name="n", nonce="x"))
         raw.say(line)
     world.pass_(0.2)
 
@@ -173,7 +173,7 @@ def test_a_replica_that_does_not_finish_its_greeting_is_closed(*, has_said_hello
     native_listener(world, "native")
     raw = world.raw("native")
     if has_said_hello:
-        raw.tell("HELLO", Greeting(uuid="u", name="n", nonce="x"))
+        raw.tell("HELLO", Hello(uuid="u", name="n", nonce="x"))
     for _ in range(29):
         raw.say("PING 1")
         world.pass_(1, step=0.1)
@@ -203,7 +203,7 @@ def test_names_that_cannot_be_shown_are_refused(said: dict[str, str], why: str) 
     a = world.node("a")
     raw = world.raw("a")
     with capturedLogs() as events:
-        raw.tell("HELLO", Greeting(**({"uuid": "u", "name": "n", "nonce": "x"} | said)))  # type: ignore[arg-type]
+        raw.tell("HELLO", Hello(**({"uuid": "u", "name": "n", "nonce": "x"} | said)))  # type: ignore[arg-type]
         world.pass_(0.2)
 
     assert (why, "bad_name") == (raw.refusal()["message"], raw.refusal()["code"])

@@ -10,7 +10,7 @@ from synrepl.replication.relay.leases import MAX_LEASES
 from synrepl.replication.retention import keys_of
 from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Greeting, JoinRequest, Proof, Subscription, WelcomeBody
+from synrepl.wire.native import Auth, Hello, Join, Subscribe, Welcome
 from synrepl.wire.position import LogPosition
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import RawReplica, World
@@ -18,7 +18,7 @@ from tests.replication.worlds import RawReplica, World
 PINNED = "raw-uuid"
 
 
-def known(world: World, node: FakeNode) -> tuple[RawReplica, WelcomeBody]:
+def known(world: World, node: FakeNode) -> tuple[RawReplica, Welcome]:
     """A replica that may say what it wants."""
     raw = world.raw(node.name)
     welcome = raw.greet(world)
@@ -182,7 +182,7 @@ def test_not_ready(word: str) -> None:
     b = world.node("b", "nowhere")
     raw, welcome = known(world, b)
     if word == "JOIN":
-        raw.tell("JOIN", JoinRequest())
+        raw.tell("JOIN", Join())
     else:
         raw.subscribe(world, welcome)
 
@@ -208,7 +208,7 @@ def test_read_only(word: str) -> None:
     world.pass_(0.5)
     raw, welcome = known(world, a)
     if word == "JOIN":
-        raw.tell("JOIN", JoinRequest())
+        raw.tell("JOIN", Join())
     else:
         raw.subscribe(world, welcome)
 
@@ -225,7 +225,7 @@ def test_filtered(word: str) -> None:
     world.pass_(2)
     raw, welcome = known(world, b)
     if word == "JOIN":
-        raw.tell("JOIN", JoinRequest(filter=Filter.of(streams=("to_device",))))
+        raw.tell("JOIN", Join(filter=Filter.of(streams=("to_device",))))
     else:
         raw.subscribe(world, welcome)
 
@@ -298,7 +298,7 @@ def test_too_many(word: str) -> None:
         a.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
     raw, welcome = known(world, a)
     if word == "JOIN":
-        raw.tell("JOIN", JoinRequest())
+        raw.tell("JOIN", Join())
     else:
         raw.subscribe(world, welcome)
 
@@ -313,10 +313,10 @@ def test_bad_name(word: str, greeting: dict[str, str]) -> None:
     a = world.node("a")
     raw = world.raw("a")
     said = {"uuid": PINNED, "name": "raw"} | greeting
-    raw.tell("HELLO", Greeting(uuid=said["uuid"], name=said["name"], nonce="n"))
-    raw.tell("AUTH", Proof())
+    raw.tell("HELLO", Hello(uuid=said["uuid"], name=said["name"], nonce="n"))
+    raw.tell("AUTH", Auth())
     position = LogPosition(1, 0, a.log.digest)
-    asked = JoinRequest() if word == "JOIN" else Subscription(history=a.log.history, position=position)
+    asked = Join() if word == "JOIN" else Subscribe(history=a.log.history, position=position)
     raw.tell(word, asked)
 
     check(world, a, raw, "bad_name")
@@ -358,7 +358,7 @@ def test_a_lease_that_ends_in_the_middle_of_a_snapshot_is_told(monkeypatch: pyte
     world.wrote(a, 40)
     raw, _ = known(world, a)
     (relay,) = a.relays.connected
-    raw.tell("JOIN", JoinRequest())
+    raw.tell("JOIN", Join())
     for _ in range(1_000):
         if raw.blocks("facts"):
             break
@@ -387,7 +387,7 @@ def test_a_snapshot_beyond_the_log_is_never_a_whole_copy(monkeypatch: pytest.Mon
     ahead = msgspec.structs.replace(snapshot, position=position)
     monkeypatch.setattr(a.log, "snapshot", lambda: succeed(ahead))
 
-    raw.tell("JOIN", JoinRequest(filter=Filter.of(streams=("events",))))
+    raw.tell("JOIN", Join(filter=Filter.of(streams=("events",))))
     world.pass_(0.5)
 
     assert [] == raw.lines("JOINED")
@@ -401,7 +401,7 @@ def test_a_key_gets_no_copy_of_streams_that_it_may_not_see(wanted: Filter) -> No
     a = world.node("a")
     access = Access(name="k", streams=frozenset({"events"}), is_proven=True)
 
-    replica = Greeting(uuid="u", name="n", nonce="")
+    replica = Hello(uuid="u", name="n", nonce="")
     refused = a.relays.join_refusal(replica, wanted, access)
 
     assert refused is not None

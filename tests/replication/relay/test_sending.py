@@ -6,7 +6,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.replication import feed as feed_module
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Greeting, Proof, WelcomeBody
+from synrepl.wire.native import Auth, Hello, Welcome
 from synrepl.wire.position import LogPosition
 from tests.replication.nodes import KEEPALIVE
 from tests.replication.worlds import RawReplica, World
@@ -223,7 +223,7 @@ def test_digests_of_serials_that_cannot_be_are_refused(serial: int) -> None:
     world.pass_(0.2)
 
     assert raw.is_lost
-    assert raw.lines("ERROR")[0].startswith(b"cannot parse DIGESTS: body is invalid: Expected `int`")
+    assert raw.lines("ERROR")[0].startswith(b"cannot parse DIGESTS: serials is invalid: Expected `int`")
 
 
 def test_digests_are_answered_one_by_one_and_only_as_they_are_taken() -> None:
@@ -284,11 +284,11 @@ def test_a_replica_is_not_sent_what_it_does_not_know() -> None:
     world = World()
     a = world.node("a")
     raw = world.raw("a")
-    raw.tell("HELLO", Greeting(uuid="u", name="old", nonce="n", capabilities=("receipts",)))
+    raw.tell("HELLO", Hello(uuid="u", name="old", nonce="n", capabilities=("receipts",)))
     world.pass_(0.05)
-    raw.tell("AUTH", Proof())
+    raw.tell("AUTH", Auth())
     world.pass_(0.05)
-    raw.subscribe(world, msgspec.json.decode(raw.lines("WELCOME")[-1], type=WelcomeBody))
+    raw.subscribe(world, msgspec.json.decode(raw.lines("WELCOME")[-1], type=Welcome))
     a.append("typing", [[["!room:hs", ["@ada:hs"]]]])
     a.append("push_rules", [[["@ada:hs"]]])
     world.node("b", "a")

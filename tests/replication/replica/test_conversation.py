@@ -15,7 +15,7 @@ from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.native import MAX_QUEUED_BYTES, NativeConversation, NativeUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire.blocks import encode_block
-from synrepl.wire.native import Refusal, heartbeat_check
+from synrepl.wire.native import Refused, heartbeat_check
 from tests.replication.worlds import World
 
 HEARTBEAT = f"HEARTBEAT 1 0 d 0 0 {heartbeat_check(1, 0, 'd', 0, 0)}\n".encode()
@@ -57,7 +57,7 @@ def test_what_has_no_rows_waits_within_a_bound_too(sent: bytes) -> None:
 
 def test_a_refusal_is_safe_to_show() -> None:
     """It stands in the log, on the page and on terminals; the address in it would be connected to."""
-    refusal = Refusal(code="x\n", message="a\x1b[2J" + "m" * 9000, retryable=True, moved_to="tcp:a\n")
+    refusal = Refused(code="x\n", message="a\x1b[2J" + "m" * 9000, retryable=True, moved_to="tcp:a\n")
 
     error = RefusedByUpstream(refusal)
 

@@ -15,7 +15,7 @@ from synrepl.replication.retention import keys_of
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import JoinedBody, JoinRequest
+from synrepl.wire.native import Join, Joined
 from synrepl.wire.position import LogPosition
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
@@ -39,14 +39,14 @@ class Counting:
         self.at = at
         self.count = 0
         self.facts = 0
-        self.joins: list[JoinRequest] = []
+        self.joins: list[Join] = []
 
     def __call__(self, data: bytes) -> bytes:
         for word in (b"BLOCK ", b"JOINING ", b"JOINED ", b"CHALLENGE ", b"WELCOME ", b"SUBSCRIBED "):
             self.count += data.count(word)
         self.facts += data.count(b'"prev_token"')
         self.joins += [
-            msgspec.json.decode(line[5:], type=JoinRequest)
+            msgspec.json.decode(line[5:], type=Join)
             for line in data.split(b"\n")
             if line.startswith(b"JOIN ")
         ]
@@ -356,9 +356,7 @@ def test_a_snapshot_without_an_end_is_not_staged(
 
 def test_a_copy_that_ends_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary says where it ends, and there it must."""
-    monkeypatch.setattr(
-        relay_module, "JoinedBody", lambda position: JoinedBody(LogPosition(1, 99, position.digest))
-    )
+    monkeypatch.setattr(relay_module, "Joined", lambda position: Joined(LogPosition(1, 99, position.digest)))
     world, _, b, _ = built()
     world.start(b)
     world.pass_(5)
