@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from synrepl.errors import ConfigError
-from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import READER
 from synrepl.wire.error_codes import is_retryable
 
@@ -68,7 +68,10 @@ class HttpError(Exception):
 
 
 class BlockingClient:
-    """A kept-alive connection to one daemon. `clean` is applied to the JSON of every response."""
+    """A kept-alive connection to one daemon. `clean` is applied to the JSON of every response.
+
+    A user and a password in the URL are not sent, and not in `url`: `secret` authenticates.
+    """
 
     def __init__(
         self,
@@ -85,11 +88,13 @@ class BlockingClient:
         except ValueError:
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise NotADaemon(f"{url!r} is not the address of a daemon; an example is http://127.0.0.1:9093")
+            raise NotADaemon(
+                f"{public_url(url)!r} is not the address of a daemon; an example is http://127.0.0.1:9093"
+            )
         if port is None:
             # http.client would parse the end of an IPv6 address as the port.
             port = 443 if parts.scheme == "https" else 80
-        self.url = url.rstrip("/")
+        self.url = public_url(parts._replace(query="", fragment="").geturl()).rstrip("/")
         self._path = parts.path.rstrip("/")
         self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
         self._connection: http.client.HTTPConnection

@@ -55,8 +55,8 @@ def use(name: str) -> None:
 )
 def add(name: str, url: str, secret_file: Path | None) -> None:
     """Add a daemon as NAME, or change its address. The first one is in use from then on."""
-    BlockingClient(url)  # raises if this is not a URL
+    daemon = BlockingClient(url)  # raises if this is not a URL
     contexts = Contexts.load()
-    contexts.add(name, Context(url, secret_file.absolute() if secret_file is not None else None))
+    contexts.add(name, Context(daemon.url, secret_file.absolute() if secret_file is not None else None))
     contexts.current = contexts.current or name
     contexts.save()

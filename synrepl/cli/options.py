@@ -14,7 +14,7 @@ import click
 from synrepl import http_client
 from synrepl.cli.command import CliError, Option
 from synrepl.errors import ConfigError, suggest
-from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.ports.settings import duration
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.text import printable_values
@@ -51,7 +51,7 @@ class DaemonTarget:
     """
 
     def __init__(self, url: str, secret_file: Path | None, *, timeout: float | None, retry: bool) -> None:
-        self.url = url
+        self.url = public_url(url)
         self.secret_file = secret_file
         self.timeout = timeout
         self.retry = retry

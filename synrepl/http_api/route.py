@@ -4,13 +4,25 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from synrepl.http_api.kinds import Kind, Misplaced
 
-__all__ = ["Example", "HttpRequest", "Parameter", "Route", "RouteTable"]
+__all__ = ["Example", "HttpRequest", "Parameter", "Route", "RouteTable", "public_url"]
 
 JSON: Final = "application/json"
+
+
+def public_url(url: str) -> str:
+    """Return the URL without user and password, for messages. A text that is no URL loses all before its @."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port  # an invalid port raises here
+    except ValueError:
+        host = None
+    if not host:
+        return re.sub(r"(?s)^([\w+.-]+://)?.*@", r"\1", url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 class Parameter(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from synrepl.errors import ConfigError
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -57,3 +58,20 @@ def test_an_answer_that_breaks_off_is_told(data: bytes) -> None:
 def test_a_refusal_says_whether_to_try_again(status: int, said: dict[str, Any], is_retryable: bool) -> None:
     """What the daemon says of it goes before what the number says."""
     assert is_retryable is HttpError(status, "code", "message", said).is_retryable
+
+
+@pytest.mark.parametrize("url", ["http://ada:pass@daemon:9093/a", "http://ada:p@pass@daemon:9093/a?key=pass"])
+def test_a_password_in_the_url_is_not_shown(url: str) -> None:
+    """The address is part of every message."""
+    assert "http://daemon:9093/a" == BlockingClient(url).url
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://ada:pass@daemon", "ada:pass@daemon:9093", "http://ada:pa/pass@daemon", "http://ada:pass@"]
+)
+def test_a_password_in_a_wrong_url_is_not_shown(url: str) -> None:
+    """Not even in the message that the URL is wrong."""
+    with pytest.raises(ConfigError) as caught:
+        BlockingClient(url)
+
+    assert "pass" not in str(caught.value)

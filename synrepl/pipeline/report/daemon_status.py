@@ -2,7 +2,6 @@
 
 import http.client
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
@@ -31,7 +30,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
 def ask(url: str, secret: str | None = None) -> DaemonStatus:
     """Request the status. Raises `NotADaemon` for an invalid address; other failures go into `trouble`."""
     client = BlockingClient(url, secret=secret)
-    shown = _shown(url)
+    shown = client.url
     try:
         status = client.json(STATUS.request())
         leases = client.json(LEASES.request())["leases"]
@@ -63,9 +62,3 @@ def counters(metrics: str) -> dict[str, int]:
             except (ValueError, OverflowError, IndexError):
                 continue
     return found
-
-
-def _shown(url: str) -> str:
-    """Return the URL without credentials and query."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 
-from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import CHANGELOG, DIGESTS
 from synrepl.transports.http.http_client import (
     HttpClient,
     decode_json,
-    public_url,
 )
 from synrepl.transports.http.messages import DigestsAnswer
 from synrepl.transports.http.response_body import BodyLines

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import ALLOCATED, APPEND, CATCH_UP
 from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import ApiResponseError
@@ -16,7 +17,7 @@ from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.streams.jsontext import dumps
 from synrepl.streams.stream import row_values
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
+from synrepl.transports.http.http_client import HttpClient, decode_json
 
 __all__ = ["HttpAppender", "HttpCatchUp"]
 

@@ -9,12 +9,12 @@ from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import GET_FILE, PUT_FILE
 from synrepl.ports.gate import Gate
 from synrepl.ports.response_errors import as_response_error
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import MAX_ERROR_BYTES, HttpClient, public_url
+from synrepl.transports.http.http_client import MAX_ERROR_BYTES, HttpClient
 from synrepl.transports.http.response_body import BodyChunks
 
 __all__ = ["HttpFiles"]

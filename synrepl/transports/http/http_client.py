@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 from twisted.python.url import URL
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
@@ -27,7 +27,6 @@ __all__ = [
     "MAX_ERROR_BYTES",
     "HttpClient",
     "decode_json",
-    "public_url",
 ]
 
 T = TypeVar("T")
@@ -41,12 +40,6 @@ def decode_json(expected: type[T], body: bytes, url: str) -> T:
         return msgspec.json.decode(body, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"{url} sent an invalid response: {printable(str(error))}") from error
-
-
-def public_url(url: str) -> str:
-    """Return the URL without user and password, for messages."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _treq_url(url: str) -> str | URL:
