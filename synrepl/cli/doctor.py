@@ -28,6 +28,8 @@ WHAT: Final = {
     "synapse": "a Synapse homeserver's database",
     "other": "an unknown database",
 }
+IDLE: Final = ("silent_writer", "writer_behind")
+"""Kinds of notes on writers that are idle, and hold nothing back."""
 READ_ONLY: Final = (
     "nothing was changed: a homeserver's database is only read. Stop the homeserver, and run the"
     " statements above."
@@ -97,7 +99,10 @@ def _lines(diagnosis: Diagnosis, *, fix: bool) -> Iterator[str]:
         parts.append(f"{counted(diagnosis.facts_checked, 'fact')} of the log checked")
     yield f"{diagnosis.database}: {', '.join(parts)}"
     statements: set[str] = set()
+    idle = [one for one in diagnosis.complaints if one.severity == "note" and one.kind in IDLE]
     for complaint in diagnosis.complaints:
+        if complaint in idle:
+            continue
         of = f"{complaint.stream}: " if complaint.stream else ""
         word = "mended" if complaint.mended else complaint.severity
         yield click.style(f"{word}: {of}{complaint.text}", COLORS.get(word))
@@ -109,6 +114,9 @@ def _lines(diagnosis: Diagnosis, *, fix: bool) -> Iterator[str]:
             # One statement can repair several problems and must be run once.
             statements.add(complaint.statement)
             yield f"    {complaint.statement};"
+    if idle:
+        of = ", ".join(dict.fromkeys(one.stream for one in idle))
+        yield f"note: {counted(len(idle), 'idle writer')} of {of}; synrepl doctor --json names them"
     if diagnosis.is_healthy:
         again = " any more" if fix and diagnosis.complaints else ""
         yield click.style(f"nothing is wrong{again}", "green")

@@ -1,6 +1,7 @@
 """The daemon: builds every part from the settings, starts them in order and stops them in order."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -200,6 +201,10 @@ class Daemon(Service):
 
     async def _open_log(self, ingest: IngestServices) -> Log:
         database = self.settings.database
+        kind, _, path = database.partition(":")
+        if self._needs_name and self._lacks_name and kind == "sqlite" and not Path(path).exists():
+            # Before the file is created: a refused start leaves nothing behind.
+            raise self._new_log_error()
         try:
             engine = engine_for(database)
         except StorageError as error:
@@ -226,15 +231,23 @@ class Daemon(Service):
 
     def _check_name(self, log: Log) -> None:
         """Refuse, or warn of, a primary's log that belongs to no homeserver."""
-        settings = self.settings
-        if settings.upstream is not None or settings.is_named or "server_name" in log.notes:
+        if not self._lacks_name or "server_name" in log.notes:
             return
         if self._needs_name and not log.serial and not log.trimmed_upto.serial:
-            raise ConfigError(
-                f"the log {settings.database} is new: set --server-name to the server_name of its homeserver"
-            )
+            raise self._new_log_error()
         self._logger.warn(
             "the log belongs to no homeserver, and is served as {name}: set --server-name", name=UNNAMED
+        )
+
+    @property
+    def _lacks_name(self) -> bool:
+        """Whether only the log can name the homeserver."""
+        return self.settings.upstream is None and not self.settings.is_named
+
+    def _new_log_error(self) -> ConfigError:
+        database = self.settings.database
+        return ConfigError(
+            f"the log {database} is new: set --server-name to the server_name of its homeserver"
         )
 
     async def _restore(self, log: Log, location: str) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -172,8 +173,8 @@ class ApiSettings(ConnectionSettings):
         parse=size,
     )
 
-    @property
-    def hosts(self) -> list[str]:
-        """Names with dots by which clients may reach this daemon over HTTP."""
-        own_name = self.server_name.rpartition(":")[0] or self.server_name
-        return [own_name, *(self.allowed_hosts or ()), *([self.advertise] if self.advertise else [])]
+    def hosts(self, notes: Mapping[str, str]) -> set[str]:
+        """Return the names with dots by which clients may reach a daemon whose log has these notes."""
+        name = self.server_name_of(notes)
+        names = (name.rpartition(":")[0] or name, *(self.allowed_hosts or ()), self.advertise or "")
+        return {name.lower() for name in names}

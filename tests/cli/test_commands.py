@@ -95,6 +95,24 @@ def test_help_imports_no_command() -> None:
     assert "twisted.internet.defer" not in modules.split()
 
 
+@pytest.mark.parametrize("name", main.list_commands(click.Context(main)))
+def test_the_help_of_a_command_imports_little(name: str) -> None:
+    """Most of its time is imports; counting them does not depend on the load of the machine."""
+    code = f"""
+import sys
+from synrepl.cli import main
+try:
+    main([{name!r}, "--help"], prog_name="synrepl")
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = ended.stderr.split()
+
+    assert len(modules) < 500
+    assert not {"twisted.internet.reactor", "OpenSSL", "treq", "jinja2", "pyspark", "pyarrow"} & {*modules}
+
+
 @pytest.mark.parametrize("group", [main, pipeline], ids=["synrepl", "pipeline"])
 def test_each_command_is_where_the_table_says(group: LazyGroup) -> None:
     context = click.Context(group)

@@ -49,6 +49,22 @@ def test_nothing_is_wrong(place: Place) -> None:
     ]
 
 
+def test_idle_writers_are_one_line(place: Place) -> None:
+    """They hold nothing back: most are worker processes that were removed."""
+    place.set_sequence(9)
+    for writer in "AB":
+        place.position(9, writer)
+        place.told(writer, 9, silent=86_400)
+
+    result = doctor(place)
+
+    assert (0, "") == (result.exit_code, result.stderr)
+    assert result.stdout.splitlines()[1:] == [
+        "note: 2 idle writers of things; synrepl doctor --json names them",
+        "nothing is wrong",
+    ]
+
+
 def test_what_is_wrong_is_said_and_mended(place: Place) -> None:
     """First what it is, then what to do; mended once, there is nothing more to say."""
     place.set_sequence(4)

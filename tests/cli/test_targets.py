@@ -14,6 +14,7 @@ from synrepl.cli import main, options
 from synrepl.cli.append import FactPoster
 from synrepl.cli.command import CliError
 from synrepl.cli.tables import table
+from synrepl.http_api.route import HttpRequest
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 from tests.cli.test_parts import Daemon
 from tests.service.processes import ROOT
@@ -227,3 +228,24 @@ def test_the_demo_shows_that_everything_comes_out_once(tmp_path: Path) -> None:
     assert (0, "") == (answer.returncode, answer.stderr)
     assert "everything came out, once" in answer.stdout
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("writer", "note"),
+    [("berlin", ""), ("belin", "note: belin is a new writer of receipts; did you mean berlin?\n")],
+)
+def test_an_append_notes_a_new_writer(writer: str, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that was mistyped is a writer for ever."""
+
+    def answer(client: BlockingClient, request: HttpRequest, body: bytes | None = None) -> object:
+        if body is None:
+            return {"streams": {"receipts": {"kept": True, "writers": {"berlin": 7}}}}
+        return {"first_serial": 9, "tokens": [8]}
+
+    monkeypatch.setattr(BlockingClient, "json", answer)
+
+    result = CliRunner().invoke(
+        main, ["append", "receipts", "--url", BERLIN, "--writer", writer], input="[1]\n"
+    )
+
+    assert (0, note) == (result.exit_code, result.stderr)

@@ -1,5 +1,7 @@
 """A web page on the same machine can reach loopback: it must neither write here nor read."""
 
+from twisted.internet.defer import Deferred
+
 from tests.http.builders import SiteCase
 
 BODY = b'{"facts":[[["!r:hs","m.read","@a:hs","$e",null,{"ts":1}]]]}'
@@ -158,6 +160,14 @@ class CrossSiteRequests(SiteCase):
 
         self.assertEqual(200, self.get("/v1/status", "Host: log.example.org:9093").status)
         self.assertEqual(403, self.get("/v1/status", "Host: other.example.org").status)
+
+    def test_a_name_that_a_replica_learns_is_allowed_at_once(self) -> None:
+        """The log has it with the first copy, without a restart."""
+        self.assertEqual(403, self.get("/v1/status", "Host: Learned.example").status)
+
+        self.successResultOf(Deferred.fromCoroutine(self.log.note(server_name="learned.example:8448")))
+
+        self.assertEqual(200, self.get("/v1/status", "Host: Learned.example").status)
 
     def test_a_secret_proves_more_than_any_header(self) -> None:
         """Who shows it may come by any name; a page cannot know it."""

@@ -79,6 +79,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(options: tuple[str, ...], said: s
     assert said in answer.stderr
 
 
+def test_a_refused_start_leaves_no_database(tmp_path: Path) -> None:
+    """The next start may name another one."""
+    assert "is new: set --server-name" in serve(tmp_path, *ANY_PORTS).stderr
+
+    assert [] == list(tmp_path.iterdir())
+
+
 def test_a_log_keeps_its_name(tmp_path: Path) -> None:
     """A later start need not give it."""
     with Daemon(tmp_path, options=("--server-name", "example.org")) as daemon:

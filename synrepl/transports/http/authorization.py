@@ -1,6 +1,6 @@
 """Authentication of HTTP requests, and checks of rights."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right, access_of
@@ -19,12 +19,13 @@ class AccessCheck:
 
     With keys configured, the request needs one of them. Without keys, requests from other sites' pages and
     for foreign host names are refused (`origin_check`), and peers on other machines may only read and write.
-    `hosts` are the names under which clients may reach this daemon, besides addresses and names without dots.
+    `hosts` returns the names under which clients may reach this daemon, in lower case, besides addresses and
+    names without dots. A replica learns its name after the start.
     """
 
-    def __init__(self, keys: Keyring, hosts: Collection[str] = ()) -> None:
+    def __init__(self, keys: Keyring, hosts: Callable[[], Collection[str]] = tuple) -> None:
         self._keys = keys
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._hosts = hosts
 
     def access(self, request: Any) -> Access:
         """Return the rights of this request. Raises `ApiError` if it is not authenticated."""

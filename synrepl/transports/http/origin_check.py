@@ -6,7 +6,7 @@ change: ``Host`` (against DNS rebinding), ``Origin`` and ``Sec-Fetch-Site`` (aga
 ``Content-Type`` (a page can only send JSON after a preflight, which is refused).
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final
@@ -21,7 +21,7 @@ JSON_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
 DEFAULT_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded"})
 
 
-def check_rebinding(request: Any, hosts: Collection[str]) -> None:
+def check_rebinding(request: Any, hosts: Callable[[], Collection[str]]) -> None:
     """Raises `ApiError` unless ``Host`` is an address, a name without dots, or one of `hosts`.
 
     A page of evil.example can make that name resolve to 127.0.0.1 and then read every response, but the
@@ -33,7 +33,7 @@ def check_rebinding(request: Any, hosts: Collection[str]) -> None:
     if not values:
         return  # HTTP/1.0; browsers always send it
     host = _host(values[0])
-    if len(values) == 1 and host is not None and ("." not in host or _is_address(host) or host in hosts):
+    if len(values) == 1 and host is not None and ("." not in host or _is_address(host) or host in hosts()):
         return
     if host is not None and host.endswith(".localhost"):
         return

@@ -65,5 +65,7 @@ def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
     """
     from synrepl.transports.http.api import Api  # it imports this module
 
-    guard = AccessCheck(keys if keys is not None else Keyring(), services.settings.hosts)
+    guard = AccessCheck(
+        keys if keys is not None else Keyring(), lambda: services.settings.hosts(services.log.notes)
+    )
     return ApiSite(Api(services, guard), services, guard)
