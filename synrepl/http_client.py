@@ -20,7 +20,15 @@ from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import READER
 from synrepl.wire.error_codes import is_retryable
 
-__all__ = ["BlockingClient", "Response", "NotADaemon", "HttpError", "ConnectError", "read_secret"]
+__all__ = [
+    "REQUEST_ERRORS",
+    "BlockingClient",
+    "Response",
+    "NotADaemon",
+    "HttpError",
+    "ConnectError",
+    "read_secret",
+]
 
 TIMEOUT_SECONDS: Final = 60.0
 
@@ -65,6 +73,14 @@ class HttpError(Exception):
     def is_retryable(self) -> bool:
         """Whether the same request can succeed later."""
         return is_retryable(self.status, self.code, self.body)
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether the request had no effect, as if it had not been sent: the daemon was busy or not ready."""
+        return self.status == 503
+
+
+REQUEST_ERRORS: Final = (ConnectError, HttpError)
 
 
 class BlockingClient:

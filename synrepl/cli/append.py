@@ -5,7 +5,6 @@ import os
 import re
 import stat
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -15,12 +14,12 @@ import msgspec
 
 from synrepl.cli.command import CliCommand, CliError
 from synrepl.cli.json_lines import JsonLines, OutputClosed
-from synrepl.cli.options import DaemonTarget, daemon_options, retry_delays
+from synrepl.cli.options import DaemonTarget, daemon_options, retry_delays, send
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import address
 from synrepl.errors import suggest
 from synrepl.http_api.routes import APPEND, STATUS
-from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, HttpError
 from synrepl.streams import jsontext
 from synrepl.wire.text import printable
 
@@ -62,28 +61,25 @@ class FactPoster:
         if writer is not None:
             head["writer"] = writer
         body = json.dumps(head).encode()[:-1] + b', "facts": ' + jsontext.join(facts) + b"}"
-        delays = iter(self._retry_delays())
         is_unsent = True
-        while True:
-            try:
-                response: dict[str, Any] = self._client.json(APPEND.request(stream), body)
-                return response
-            except (ConnectError, HttpError) as error:
-                if isinstance(error, HttpError):
-                    if primary := address(str(error.body.get("moved_to") or "")):
-                        why = f"{error}; the primary is at {primary}: use its --url"
-                        raise HttpError(error.status, error.code, why, error.body) from error
-                    if not error.is_retryable:
-                        raise
-                    is_unsent &= error.status == 503
-                else:
-                    is_unsent &= error.is_unsent
-                delay = next(delays, None) if error.is_retryable else None
-                if delay is None:
-                    stored = "was not stored" if is_unsent else "may have been stored"
-                    raise CliError(f"{self._client.url}: {error}; the last batch {stored}") from error
-                click.echo(f"{self._client.url}: {error}; retrying in {delay:g} s", err=True)
-            time.sleep(delay)
+
+        def on_failure(error: ConnectError | HttpError) -> None:
+            nonlocal is_unsent
+            is_unsent &= error.is_unsent
+            if isinstance(error, HttpError) and (primary := address(str(error.body.get("moved_to") or ""))):
+                why = f"{error}; the primary is at {primary}: use its --url"
+                raise HttpError(error.status, error.code, why, {"retryable": False}) from error
+
+        try:
+            response: dict[str, Any] = send(
+                self._client, APPEND.request(stream), body, iter(self._retry_delays()), on_failure
+            )
+        except REQUEST_ERRORS as error:
+            if isinstance(error, HttpError) and not error.is_retryable:
+                raise
+            stored = "was not stored" if is_unsent else "may have been stored"
+            raise CliError(f"{self._client.url}: {error}; the last batch {stored}") from error
+        return response
 
 
 CHUNK: Final = 1024 * 1024
@@ -127,7 +123,7 @@ def _note_new_writer(daemon: DaemonTarget, stream: str, writer: str) -> None:
     try:
         status = daemon.connect().json(STATUS.request())
         writers = sorted(status["streams"][stream]["writers"])
-    except (ConnectError, HttpError, KeyError, TypeError):
+    except (*REQUEST_ERRORS, KeyError, TypeError):
         return  # appending reports what is wrong
     if writers and writer not in writers:
         text = f"note: {writer} is a new writer of {stream}{suggest(writer, writers)}"

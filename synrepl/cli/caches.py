@@ -20,7 +20,7 @@ from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import read
 from synrepl.html.humanize import counted
 from synrepl.http_api.routes import CHANGELOG
-from synrepl.http_client import ConnectError, HttpError
+from synrepl.http_client import REQUEST_ERRORS
 from synrepl.streams.table import StreamTable
 
 __all__ = ["caches"]
@@ -143,7 +143,7 @@ def _read_changelog(daemon: DaemonTarget, advance: Advance) -> Iterator[Row]:
             advance.step(fact.serial - before, 1)
             before = fact.serial
             yield from ((row.cache_func, row.keys) for row in fact.rows)
-    except (ConnectError, HttpError) as error:
+    except REQUEST_ERRORS as error:
         raise CliError(f"{daemon.url}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise CliError(f"{daemon.url} does not respond as a synrepl daemon; check --url") from error

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from synrepl.errors import ConfigError
+from synrepl.errors import ReplicationError
 
 __all__ = ["EXIT_CODES", "CliError", "CliCommand", "LazyGroup", "MainGroup", "Option"]
 
@@ -110,7 +110,7 @@ class MainGroup(LazyGroup):
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Replace the errors of wrong usage and of settings by a `CliError`."""
+    """Replace the errors of wrong usage, and those that synrepl raises on purpose, by a `CliError`."""
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:
@@ -119,5 +119,5 @@ def _one_line() -> Iterator[None]:
         context = error.ctx or click.get_current_context(silent=True)
         advice = f"; see {context.command_path} --help" if context is not None else ""
         raise UsageMistake(f"{error.format_message().rstrip('.')}{advice}") from error
-    except ConfigError as error:
+    except ReplicationError as error:
         raise CliError(str(error)) from error

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +12,7 @@ import msgspec
 from synrepl.cli.command import CliCommand, CliError
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.progress import Advance
-from synrepl.errors import ConfigError, ReplicationError
+from synrepl.errors import ReplicationError
 from synrepl.html.humanize import counted
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor.complaints import Diagnosis
@@ -55,23 +54,18 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, output: Output
     try:
         database = Database(url, what="synrepl doctor")
         streams = _configured_streams(config, url) if config is not None else []
-    except (ConfigError, ReplicationError) as error:
+    except ReplicationError as error:
         raise click.UsageError(str(error)) from error
     try:
-        with ExitStack() as stack:
-            bars: list[Advance] = []
+        with Advance("checking the log", None) as advance:
 
             def progress(more: int, total: int) -> None:
-                if not bars:
-                    bars.append(stack.enter_context(Advance("checking the log", total)))
-                bars[0].step(more, more)
+                advance.reach(advance.done + more, total)
 
             examination = Doctor(database, streams, now=time.time, progress=progress)
             diagnosis = examination.examine(whole_log=not quick)
             if fix:
                 diagnosis = examination.repair(diagnosis)
-    except ReplicationError as error:
-        raise CliError(str(error)) from error
     except KeyboardInterrupt:
         raise CliError("interrupted; nothing was changed") from None
     result = {**msgspec.structs.asdict(diagnosis), "healthy": diagnosis.is_healthy}

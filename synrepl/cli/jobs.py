@@ -26,7 +26,6 @@ from synrepl.cli.options import (
     stream_option,
 )
 from synrepl.cli.progress import Advance
-from synrepl.errors import ConfigError, ReplicationError
 from synrepl.html.humanize import counted
 from synrepl.http_client import ConnectError, HttpError
 from synrepl.pipeline.jobs import explain_failure
@@ -152,10 +151,6 @@ def spark_session(
         yield start_session(
             app=f"synrepl {job}", master=master, remote=remote, ui=ui, memory=memory, conf=settings
         )
-    except (ConfigError, click.ClickException):
-        raise
-    except ReplicationError as error:
-        raise CliError(str(error)) from error
     except ConnectError as error:
         raise CliError(f"the daemon does not respond: {error}") from error
     except HttpError as error:
@@ -207,8 +202,7 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         nonlocal advance
         if what != advance.what:
             advance = Advance(what, None)
-        advance.expect(total)
-        advance.step(done - advance.done, done - advance.done)
+        advance.reach(done, total)
 
     try:
         yield show

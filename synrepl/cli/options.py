@@ -30,6 +30,7 @@ __all__ = [
     "read_secret",
     "retry_delays",
     "secret_option",
+    "send",
     "speed_option",
     "stream_option",
 ]
@@ -71,15 +72,10 @@ class DaemonTarget:
         """Send a request and return the JSON response. Raises `CliError`."""
         client = self.connect(timeout)
         delays = retry_delays(self.timeout or 60.0) if self.retry else iter(())
-        while True:
-            try:
-                return client.json(request, body)
-            except (http_client.ConnectError, http_client.HttpError) as error:
-                delay = next(delays, None) if error.is_retryable else None
-                if delay is None:
-                    raise CliError(f"{client.url}: {error}") from error
-                click.echo(f"{client.url}: {error}; retrying in {delay:g} s", err=True)
-            time.sleep(delay)
+        try:
+            return send(client, request, body, delays)
+        except http_client.REQUEST_ERRORS as error:
+            raise CliError(f"{client.url}: {error}") from error
 
     def ask_status(self) -> dict[str, Any]:
         """Return the status of the daemon. Raises `CliError`."""
@@ -89,6 +85,29 @@ class DaemonTarget:
         if not isinstance(found, dict):
             raise CliError(f"{self.url} does not respond as a synrepl daemon; check --url")
         return found
+
+
+def send(
+    client: http_client.BlockingClient,
+    request: HttpRequest,
+    body: bytes | None,
+    delays: Iterator[float],
+    on_failure: Callable[[http_client.ConnectError | http_client.HttpError], None] = lambda error: None,
+) -> Any:
+    """Send a request, again after each of these delays while failures are transient; return the response.
+
+    Calls `on_failure` with each failure, and raises the last one.
+    """
+    while True:
+        try:
+            return client.json(request, body)
+        except http_client.REQUEST_ERRORS as error:
+            on_failure(error)
+            delay = next(delays, None) if error.is_retryable else None
+            if delay is None:
+                raise
+            click.echo(f"{client.url}: {error}; retrying in {delay:g} s", err=True)
+        time.sleep(delay)
 
 
 def retry_delays(

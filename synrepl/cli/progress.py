@@ -14,7 +14,7 @@ from synrepl.cli.tables import bar
 from synrepl.html.humanize import span
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import STATUS
-from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from synrepl.http_client import REQUEST_ERRORS, BlockingClient
 
 __all__ = ["Advance", "post_and_watch"]
 
@@ -42,6 +42,12 @@ class Advance:
         if self._is_shown and now - self._drawn_at >= DRAW_SECONDS:
             self._drawn_at = now
             _draw(self._text(now - self._began))
+
+    def reach(self, done: int, total: int) -> None:
+        """Advance to `done` of `total` facts; never back."""
+        self._total = total
+        more = max(0, done - self.done)
+        self.step(more, more)
 
     def _text(self, seconds: float) -> str:
         text = f"{self.what}  {self._facts:,} facts, {self._facts / max(seconds, 0.001):,.0f}/s"
@@ -101,7 +107,7 @@ def post_and_watch(
         while thread.is_alive():
             try:
                 _draw(format_status(status_client.json(STATUS.request())))
-            except (ConnectError, HttpError) as error:
+            except REQUEST_ERRORS as error:
                 _draw(str(error))
             thread.join(LOOK_SECONDS)
         _draw("")

@@ -83,14 +83,11 @@ def _wait_until_live(daemon: DaemonTarget, wait: float) -> Mapping[str, Any]:
     """Wait until the daemon is live, with a progress bar on a terminal. Return the last status."""
     until = time.monotonic() + wait
     with Advance("joining", None) as advance:
-        done = 0
         while True:
             status: Mapping[str, Any] = daemon.ask_status()
             upstream = status.get("upstream") or {}
             if join := upstream.get("join"):
-                advance.expect(join["total"])
-                advance.step(max(0, join["done"] - done), max(0, join["done"] - done))
-                done = max(done, join["done"])
+                advance.reach(join["done"], join["total"])
             if upstream.get("state") == "live" or time.monotonic() >= until:
                 return status
             time.sleep(LOOK_SECONDS)

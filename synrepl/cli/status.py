@@ -13,7 +13,7 @@ from synrepl.cli.command import CliCommand
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, duration_option, output_option
 from synrepl.cli.tables import followers_table, status_lines
 from synrepl.http_api.routes import STATUS
-from synrepl.http_client import ConnectError, HttpError
+from synrepl.http_client import REQUEST_ERRORS
 
 __all__ = ["status", "top", "who"]
 
@@ -72,7 +72,7 @@ def _watch(daemon: DaemonTarget, interval: float, output: Output, show: Callable
             try:
                 found = client.json(STATUS.request())
                 lines = list(status_lines(found, time.time(), is_wide=output.is_wide))
-            except (ConnectError, HttpError) as error:
+            except REQUEST_ERRORS as error:
                 found = {"error": str(error)}
                 lines = [click.style(f"{daemon.url}: {error}", "red", bold=True)]
             if output.is_json:

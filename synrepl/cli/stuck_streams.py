@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from synrepl.cli.command import CliError
-from synrepl.errors import ConfigError, ReplicationError
+from synrepl.errors import ReplicationError
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor.holds import Hold, holds, read_holds
 from synrepl.storage.ids.writers import WriterState
@@ -60,12 +60,9 @@ def of_database(url: str) -> StuckStream:
     """Return the holds in the writers' database."""
     try:
         database = Database(url, what="synrepl streams")
-    except (ConfigError, ReplicationError) as error:
-        raise click.UsageError(str(error)) from error
-    try:
-        return StuckStream(holds=read_holds(database, time.time()))
     except ReplicationError as error:
-        raise CliError(str(error)) from error
+        raise click.UsageError(str(error)) from error
+    return StuckStream(holds=read_holds(database, time.time()))
 
 
 def of_status(status: dict[str, Any]) -> StuckStream:

@@ -14,7 +14,7 @@ from synrepl.cli.options import (
     secret_option,
     stream_option,
 )
-from synrepl.errors import ConfigError, StorageError
+from synrepl.errors import ConfigError
 from synrepl.storage.position_files import FilePositions
 from synrepl.transports.endpoints import check_client
 from synrepl.transports.redis.address import SCHEMES
@@ -118,8 +118,6 @@ def tail(
                 http=http or (None if is_redis else _http(endpoint)),
                 secret=secret,
             )
-    except (StorageError, ConfigError) as error:
-        raise CliError(str(error)) from error
     finally:
         if file is not None:
             file.close()

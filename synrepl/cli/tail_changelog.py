@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
-import treq
 from OpenSSL import SSL
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -12,6 +11,7 @@ from twisted.web._newclient import ParseError
 
 from synrepl.cli.output import TailOutput
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
+from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import STATUS
 from synrepl.ports.response_errors import AheadOfLog, ApiResponseError
 from synrepl.ports.tasks import Tasks
@@ -26,6 +26,7 @@ __all__ = ["ChangelogTail"]
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
 SAVE_SECONDS: Final = 0.1
+STATUS_BYTES: Final = 64 * 1024 * 1024
 
 
 class _Status(msgspec.Struct):
@@ -60,7 +61,7 @@ class ChangelogTail:
         secret: str | None,
     ) -> None:
         self._output = output
-        self._url = url.rstrip("/")
+        self._url = public_url(url).rstrip("/")
         self._streams = list(streams) or None
         self._earliest = start == "earliest"
         self._state = state
@@ -111,9 +112,14 @@ class ChangelogTail:
 
     async def _connect(self) -> None:
         try:
-            status = await self._get_status()
-        except RemoteProtocolError as error:
-            self._output.end(error.why)
+            status = await self._changelog.call(STATUS.request(), _Status, max_bytes=STATUS_BYTES, timeout=10)
+        except RemoteProtocolError:
+            self._output.end(f"{self._url} does not respond as a synrepl daemon; check TARGET")
+            await Deferred()
+        except NotConnected as error:
+            if not (why := _permanent_failure(error)):
+                raise
+            self._output.end(f"cannot connect to {self._url}: {why}")
             await Deferred()
         if self._server_name not in (None, status.server_name):
             self._output.end(f"the server_name is {status.server_name}, expected {self._server_name}")
@@ -125,29 +131,6 @@ class ChangelogTail:
             self._move(ChangelogPlace(0 if self._earliest else status.serial, status.epoch))
         else:
             self._check_epoch(status.epoch)
-
-    async def _get_status(self) -> _Status:
-        headers: dict[bytes | str, bytes | str] = (
-            {} if self._secret is None else {"Authorization": f"Bearer {self._secret}"}
-        )
-        url = STATUS.request().url(self._url)
-        try:
-            response = await treq.get(url, headers=headers, reactor=self._output.reactor, timeout=10)
-            body = await treq.content(response)
-        except Exception as error:  # Agent raises many types for a connection failure
-            why, is_final = _explain(error)
-            kind = RemoteProtocolError if is_final else NotConnected
-            raise kind(f"cannot connect to {self._url}: {why}") from error
-        if response.code != 200:
-            raise ApiResponseError(
-                url=url, status=response.code, code="refused", message="check --secret-file"
-            )
-        try:
-            return msgspec.json.decode(body, type=_Status)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RemoteProtocolError(
-                f"{self._url} does not respond as a synrepl daemon; check TARGET"
-            ) from error
 
     def _show(self, text: bytes) -> Deferred[None] | None:
         fact = msgspec.json.decode(text, type=_Fact)
@@ -192,13 +175,13 @@ class ChangelogTail:
                 self._output.end(str(error))
 
 
-def _explain(error: Exception) -> tuple[str, bool]:
-    """Return why a connection failed, and whether every retry would fail too."""
-    reasons = getattr(error, "reasons", None)
-    cause: BaseException = reasons[0].value if reasons else error
+def _permanent_failure(error: NotConnected) -> str:
+    """Return why no retry can succeed. It is empty if one can."""
+    cause = error.__cause__
+    while reasons := getattr(cause, "reasons", None):
+        cause = reasons[0].value
     if isinstance(cause, ParseError):
-        why = f"it does not speak HTTP ({cause.args[-1]!r}); the line protocol is followed at host:port"
-        return why, True
+        return f"it does not speak HTTP ({cause.args[-1]!r}); the line protocol is followed at host:port"
     if isinstance(cause, SSL.Error):
-        return tls_trouble(cause), is_permanent(cause)
-    return " ".join(str(cause).split()) or type(cause).__name__, isinstance(cause, OverflowError)
+        return tls_trouble(cause) if is_permanent(cause) else ""
+    return str(cause) if isinstance(cause, OverflowError) else ""

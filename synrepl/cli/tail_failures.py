@@ -5,8 +5,9 @@ from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint
-from twisted.internet.protocol import Factory, Protocol, connectionDone
-from twisted.python.failure import Failure
+from twisted.web.client import Agent
+from twisted.web.iweb import IAgentEndpointFactory
+from zope.interface import implementer
 
 from synrepl.cli.output import TailOutput
 from synrepl.ports.time import Timer
@@ -122,43 +123,22 @@ class TargetCheck:
         self._streams_timer.stop()
 
 
-class _HttpProbe(Protocol):
-    """A request for a page, to check whether the response is HTTP."""
+@implementer(IAgentEndpointFactory)
+class _FixedEndpoint:
+    """The endpoint that requests use, whatever their URL."""
 
-    def __init__(self) -> None:
-        self.is_http: Deferred[bool] = Deferred(self._cancel)
-        self._received = b""
+    def __init__(self, endpoint: IStreamClientEndpoint) -> None:
+        self._endpoint = endpoint
 
-    def connectionMade(self) -> None:
-        assert self.transport is not None
-        self.transport.write(b"GET / HTTP/1.0\r\n\r\n")
-
-    def dataReceived(self, data: bytes) -> None:
-        self._received += data
-        if len(self._received) >= len(b"HTTP/"):
-            assert self.transport is not None
-            self.transport.loseConnection()
-            self._finish(self._received.startswith(b"HTTP/"))
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._finish(False)
-
-    def _cancel(self, _: Any) -> None:
-        if self.transport is not None:
-            self.transport.loseConnection()
-
-    def _finish(self, is_http: bool) -> None:
-        if not self.is_http.called:
-            self.is_http.callback(is_http)
+    def endpointForURI(self, uri: Any) -> IStreamClientEndpoint:
+        return self._endpoint
 
 
 async def speaks_http(reactor: Any, endpoint: IStreamClientEndpoint) -> bool:
     """Whether the server at `endpoint` responds over HTTP in time."""
-    factory: Factory[_HttpProbe] = Factory.forProtocol(_HttpProbe)
-    factory.noisy = False
+    agent = Agent.usingEndpointFactory(reactor, _FixedEndpoint(endpoint))
     try:
-        probe: Any = await endpoint.connect(factory).addTimeout(PROBE_SECONDS, reactor)
-        is_http: bool = await probe.is_http.addTimeout(PROBE_SECONDS, reactor)
+        await agent.request(b"GET", b"http://localhost/").addTimeout(PROBE_SECONDS, reactor)
     except Exception:  # no response is not an HTTP response
         return False
-    return is_http
+    return True

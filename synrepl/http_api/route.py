@@ -14,7 +14,10 @@ JSON: Final = "application/json"
 
 
 def public_url(url: str) -> str:
-    """Return the URL without user and password, for messages. A text that is no URL loses all before its @."""
+    """Return the URL without user and password, for messages.
+
+    A text that is no URL loses everything before its last @.
+    """
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port  # an invalid port raises here

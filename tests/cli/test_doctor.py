@@ -51,6 +51,7 @@ def test_nothing_is_wrong(place: Place) -> None:
 
 def test_idle_writers_are_one_line(place: Place) -> None:
     """They hold nothing back: most are worker processes that were removed."""
+    (place.database.path.parent / "synrepl.yaml").write_text(CONFIG.replace("[A]", "[A, B]"))
     place.set_sequence(9)
     for writer in "AB":
         place.position(9, writer)
