@@ -1,16 +1,109 @@
-"""``synrepl context``: name the daemons that commands connect to."""
+"""``synrepl context``: name the daemons that commands connect to.
 
+The names are in a TOML file, with the address and the secret file of each daemon.
+"""
+
+import json
+import os
+import re
+import tomllib
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import click
 
 from synrepl.cli.command import EXIT_CODES, CliCommand
-from synrepl.cli.contexts import Context, Contexts
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.tables import table
+from synrepl.errors import ConfigError, suggest
 from synrepl.http_client import BlockingClient
 
-__all__ = ["context"]
+__all__ = ["Context", "Contexts", "context"]
+
+MAX_BYTES: Final = 1024 * 1024
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+class Context(NamedTuple):
+    """The address of a daemon, and the file with its secret, if it has one."""
+
+    url: str
+    secret_file: Path | None = None
+
+
+class Contexts:
+    """The contexts of a user. `current` is the name of the one in use, or empty."""
+
+    def __init__(self, path: Path, current: str, by_name: dict[str, Context]) -> None:
+        self.path = path
+        self.current = current
+        self.by_name = by_name
+
+    @classmethod
+    def load(cls) -> "Contexts":
+        """Load the file in ``$XDG_CONFIG_HOME/synrepl``, which may be missing. Raises `ConfigError`."""
+        home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+        path = Path(home) / "synrepl" / "contexts.toml"
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise ConfigError(f"{path} is larger than 1 MiB; it is not a file of contexts")
+            found = tomllib.loads(path.read_text("utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return cls(path, "", {})
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from error
+        return cls(path, *_parse(path, found))
+
+    def get(self, name: str) -> Context:
+        """Return a context. Raises `ConfigError` if there is none of this name."""
+        if name not in self.by_name:
+            hint = suggest(name, list(self.by_name)) or "; synrepl context list shows all"
+            raise ConfigError(f"there is no context {name!r} in {self.path}{hint}")
+        return self.by_name[name]
+
+    def add(self, name: str, context: Context) -> None:
+        """Add or replace a context. Raises `ConfigError` for a name with other characters."""
+        if NAME.fullmatch(name) is None:
+            raise ConfigError(f"a context is named by letters, digits, - and _, not {name!r}")
+        self.by_name[name] = context
+
+    def save(self) -> None:
+        """Replace the file. Raises `ConfigError` if it cannot be written."""
+        lines = [f"current = {_quote(self.current)}"] if self.current else []
+        for name, context in sorted(self.by_name.items()):
+            lines += ["", f"[contexts.{name}]", f"url = {_quote(context.url)}"]
+            if context.secret_file is not None:
+                lines.append(f"secret_file = {_quote(str(context.secret_file))}")
+        new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text("\n".join(lines).lstrip() + "\n", "utf-8")
+            new.replace(self.path)
+        except OSError as error:
+            raise ConfigError(f"cannot write {self.path}: {error.strerror}") from error
+
+
+def _quote(text: str) -> str:
+    """Return a text as a TOML string, which a JSON string is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _parse(path: Path, found: dict[str, Any]) -> tuple[str, dict[str, Context]]:
+    """Return the current name and the contexts in a parsed file. Raises `ConfigError`."""
+    current, tables = found.get("current", ""), found.get("contexts", {})
+    if not isinstance(current, str) or not isinstance(tables, dict):
+        raise ConfigError(f"{path}: `current` must be a name, and `contexts` a table")
+    by_name = {}
+    for name, entry in tables.items():
+        url = entry.get("url") if isinstance(entry, dict) else None
+        secret = entry.get("secret_file") if isinstance(entry, dict) else None
+        if not isinstance(url, str) or not isinstance(secret, str | None):
+            raise ConfigError(f"{path}: contexts.{name} needs `url`, and may have `secret_file`, both texts")
+        by_name[name] = Context(url, None if secret is None else Path(secret))
+    return current, by_name
 
 
 @click.group(epilog=EXIT_CODES)

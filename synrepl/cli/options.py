@@ -128,7 +128,7 @@ def read_secret(path: Path | None) -> str | None:
 
 def _locate(url: str | None, context: str | None, secret_file: Path | None) -> tuple[str, Path | None]:
     """Return address and secret file: of --url, --context, $SYNREPL_URL or the current context; or empty."""
-    from synrepl.cli.contexts import Contexts
+    from synrepl.cli.context import Contexts
 
     if url is not None and context is not None:
         raise click.UsageError("--url and --context exclude each other: use one of them")

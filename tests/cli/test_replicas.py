@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from scripts.staging import Stage
 from synrepl.cli import main
-from synrepl.cli.promote import WHAT_TO_DO
+from synrepl.cli.roles import WHAT_TO_DO
 from synrepl.replication.relay.registry import RELAY_STATES, REPLICA_STATES
 from synrepl.replication.replica.replica import STATES as UPSTREAM_STATES
 from synrepl.replication.status import STATES
