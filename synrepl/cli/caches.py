@@ -17,11 +17,10 @@ from synrepl.caches.counters import NameCounts
 from synrepl.cli.command import EXIT_CODES, CliCommand, CliError
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
 from synrepl.cli.progress import Advance
-from synrepl.cli.recordings import read
+from synrepl.cli.recordings import read_file
 from synrepl.html.humanize import counted
 from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import REQUEST_ERRORS
-from synrepl.streams.table import StreamTable
 
 __all__ = ["caches"]
 
@@ -122,11 +121,7 @@ def _import_registry(name: str) -> CacheRegistry:
 
 
 def _read_capture(path: Path) -> Iterator[Row]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CliError(f"cannot read {path}: {error.strerror}") from error
-    for fact in read(data, StreamTable.default()).facts:
+    for fact in read_file(path).facts:
         if fact.stream == "caches":
             for text in fact.rows:
                 row = msgspec.json.decode(text, type=_Row)

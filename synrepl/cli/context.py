@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from synrepl.cli.command import EXIT_CODES, CliCommand
-from synrepl.cli.options import Output, output_option
+from synrepl.cli.options import Output, output_option, secret_option
 from synrepl.cli.tables import table
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_client import BlockingClient
@@ -141,11 +141,7 @@ def use(name: str) -> None:
 @context.command(cls=CliCommand)
 @click.argument("name")
 @click.option("--url", required=True, metavar="URL", help="The HTTP address of the daemon.")
-@click.option(
-    "--secret-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A file with the shared secret of the HTTP API.",
-)
+@secret_option
 def add(name: str, url: str, secret_file: Path | None) -> None:
     """Add a daemon as NAME, or change its address. The first one is in use from then on."""
     daemon = BlockingClient(url)  # raises if this is not a URL

@@ -18,7 +18,7 @@ from typing import Final
 import click
 
 from synrepl.cli.command import CliCommand, CliError
-from synrepl.cli.recordings import read
+from synrepl.cli.recordings import read_file
 from synrepl.cli.tables import table
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
@@ -178,7 +178,7 @@ def _demonstrate(stack: ExitStack, daemon: _Daemon, data: Path) -> bool:
         packed = Path(__file__).with_name("sessions") / f"{name}.txt.gz"
         files.append(data / f"{name}-session.txt")
         files[-1].write_bytes(gzip.decompress(packed.read_bytes()))
-        for fact in read(files[-1].read_bytes(), StreamTable.default()).facts:
+        for fact in read_file(files[-1]).facts:
             wanted[fact.stream] += len(fact.rows)
     workers = [_Worker(stack, dialect, daemon) for dialect in DIALECTS]
     for worker in workers:

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -24,6 +23,7 @@ from synrepl.cli.options import (
     read_secret,
     speed_option,
     stream_option,
+    with_options,
 )
 from synrepl.cli.progress import Advance
 from synrepl.html.humanize import counted
@@ -89,7 +89,7 @@ def ranking_option(default: int) -> Callable[[Command], Command]:
     return click.option("--top", type=click.IntRange(1), default=default, help="The length of rankings.")
 
 
-def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Command], Command]:
     """Make a function the body of a command, with the options of Spark and ``--json``.
 
     The function receives the Spark session, the other options, `archive` as a `Store`, and `progress`. Its
@@ -97,7 +97,7 @@ def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Callable[..., 
     1.
     """
 
-    def decorate(job: Callable[..., Any]) -> Callable[..., None]:
+    def decorate(job: Command) -> Command:
         def run(output: Output, archive: str = "", **options: Any) -> None:
             spark = {name: options.pop(name) for name in SPARK}
             name = click.get_current_context().info_name or ""
@@ -113,10 +113,8 @@ def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Callable[..., 
             if not verdict.get("is_clean", True):
                 sys.exit(1)
 
-        decorated: Callable[..., None] = update_wrapper(run, job)
-        for name in reversed(SPARK):
-            decorated = click.option(f"--{name}", cls=Option, group="Spark", **SPARK[name])(decorated)
-        return json_option(decorated)
+        spark = (click.option(f"--{name}", cls=Option, group="Spark", **SPARK[name]) for name in SPARK)
+        return with_options(run, job, [json_option, *spark])
 
     return decorate
 

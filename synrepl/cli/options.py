@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -33,6 +33,7 @@ __all__ = [
     "send",
     "speed_option",
     "stream_option",
+    "with_options",
 ]
 
 DEFAULT_URL: Final = "http://127.0.0.1:9093"
@@ -142,6 +143,25 @@ def _locate(url: str | None, context: str | None, secret_file: Path | None) -> t
     return "", secret_file
 
 
+_connection_option: Final = partial(click.option, cls=Option, group=CONNECTION)
+
+secret_option = _connection_option(
+    "--secret-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file with the shared secret of the HTTP API.",
+)
+
+
+def with_options(
+    run: Callable[..., Any], command: Command, options: Iterable[Callable[[Any], Any]]
+) -> Command:
+    """Return `run` with the name, the help and the options of `command`, and before those these options."""
+    decorated: Any = update_wrapper(run, command)
+    for option in reversed([*options]):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]  # click's decorators return what they are given
+
+
 def daemon_options(
     *, required: bool = False, retry: bool = False, optional: bool = False
 ) -> Callable[[Command], Command]:
@@ -152,20 +172,14 @@ def daemon_options(
     """
     default = "" if required or optional else f", or {DEFAULT_URL}"
     options = (
-        click.option(
+        _connection_option(
             "--url",
             metavar="URL",
-            cls=Option,
-            group=CONNECTION,
             help="The HTTP address of the daemon."
             + ("" if optional else f" [default: $SYNREPL_URL, the current context{default}]"),
         ),
-        click.option(
-            "--context",
-            metavar="NAME",
-            cls=Option,
-            group=CONNECTION,
-            help="A daemon named by synrepl context add, in place of --url.",
+        _connection_option(
+            "--context", metavar="NAME", help="A daemon named by synrepl context add, in place of --url."
         ),
         secret_option,
         duration_option(
@@ -173,11 +187,9 @@ def daemon_options(
             group=CONNECTION,
             help="How long to try [default: a limit for each request; 60s with --retry]",
         ),
-        click.option(
+        _connection_option(
             "--retry/--no-retry",
             default=retry,
-            cls=Option,
-            group=CONNECTION,
             help="Retry while there is no connection, or the daemon is busy or not ready.",
         ),
     )
@@ -200,10 +212,7 @@ def daemon_options(
                 daemon = DaemonTarget(where or DEFAULT_URL, secret_file, timeout=timeout, retry=retry)
             return command(*args, daemon=daemon, **rest)
 
-        decorated: Any = update_wrapper(run, command)
-        for option in reversed(options):
-            decorated = option(decorated)
-        return decorated  # type: ignore[no-any-return]  # click's decorators return what they are given
+        return with_options(run, command, options)
 
     return decorate
 
@@ -226,26 +235,18 @@ class Output:
 
 def output_option(json_help: str, *, is_table: bool = False) -> Callable[[Command], Command]:
     """Return ``--json`` and, for a command that prints tables, ``-o``; the command receives `output`."""
+    option = partial(click.option, cls=Option, group="Output")
+    options = [option("--json", "as_json", is_flag=True, help=json_help)]
+    if is_table:
+        text = "The output: a table, one with all columns, or JSON."
+        choice = click.Choice(["table", "wide", "json"])
+        options.insert(0, option("-o", "--output", type=choice, default="table", help=text))
 
     def decorate(command: Command) -> Command:
         def run(*args: Any, as_json: bool, output: str = "table", **rest: Any) -> Any:
             return command(*args, output=Output("json" if as_json else output), **rest)
 
-        decorated: Any = update_wrapper(run, command)
-        decorated = click.option(
-            "--json", "as_json", is_flag=True, cls=Option, group="Output", help=json_help
-        )(decorated)
-        if is_table:
-            decorated = click.option(
-                "-o",
-                "--output",
-                type=click.Choice(["table", "wide", "json"]),
-                default="table",
-                cls=Option,
-                group="Output",
-                help="The output: a table, one with all columns, or JSON.",
-            )(decorated)
-        return decorated  # type: ignore[no-any-return]  # as above
+        return with_options(run, command, options)
 
     return decorate
 
@@ -310,15 +311,6 @@ class _DialectType(click.ParamType[Dialect]):
 def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Command]:
     """Return the ``--dialect`` option."""
     return click.option("--dialect", type=_DialectType(), default=default, help=help)
-
-
-secret_option = click.option(
-    "--secret-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    cls=Option,
-    group=CONNECTION,
-    help="A file with the shared secret of the HTTP API.",
-)
 
 
 def stream_option(verb: str) -> Callable[[Command], Command]:

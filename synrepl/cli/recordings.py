@@ -7,17 +7,20 @@ protocol lines and the JSON lines of a changelog are accepted too.
 """
 
 import re
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
+from synrepl.cli.command import CliError
 from synrepl.errors import RowError
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, span
 
-__all__ = ["BadLine", "RecordedFacts", "Recording", "encode_rows", "read"]
+__all__ = ["BadLine", "RecordedFacts", "Recording", "encode_rows", "read", "read_file"]
 
 _MARKED: Final = re.compile(rb"\s*(\d+(?:\.\d+)?) (?:(c\d+) )?([<>*]) (.*)", re.DOTALL)
 _PUBLISHED: Final = re.compile(rb"\d+\t[^\t]*\t(.*)", re.DOTALL)
@@ -93,6 +96,15 @@ def read(
     if dialect is None:
         dialect = _detect_dialect(line.text for line in lines)
     return _RecordingReader(table, dialect).all(lines)
+
+
+def read_file(path: Path, *, dialect: Dialect | None = None, connection: str | None = None) -> Recording:
+    """Read a recording from a file, or from standard input for ``-``. Raises `CliError`."""
+    try:
+        data = sys.stdin.buffer.read() if path == Path("-") else path.read_bytes()
+    except OSError as error:
+        raise CliError(f"cannot read {path}: {error.strerror}") from error
+    return read(data, StreamTable.default(), dialect=dialect, connection=connection)
 
 
 def _lines_from_master(data: bytes) -> Iterable[_Line]:

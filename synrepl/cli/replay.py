@@ -20,10 +20,9 @@ from synrepl.cli.options import (
     speed_option,
 )
 from synrepl.cli.progress import Advance
-from synrepl.cli.recordings import RecordedFacts, Recording, encode_rows, read
+from synrepl.cli.recordings import RecordedFacts, Recording, encode_rows, read_file
 from synrepl.cli.tables import table
 from synrepl.http_client import HttpError
-from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
 
 __all__ = ["replay"]
@@ -84,11 +83,7 @@ def replay(
 
 
 def _load_recording(file: Path, dialect: Dialect | None, connection: str | None) -> Recording:
-    try:
-        data = sys.stdin.buffer.read() if file == Path("-") else file.read_bytes()
-    except OSError as error:
-        raise CliError(f"cannot read {file}: {error.strerror}") from error
-    recording = read(data, StreamTable.default(), dialect=dialect, connection=connection)
+    recording = read_file(file, dialect=dialect, connection=connection)
     if not recording.facts and not recording.bad:
         raise CliError(f"{file} contains no rows" + (f" of connection {connection}" if connection else ""))
     return recording
