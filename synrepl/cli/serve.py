@@ -38,14 +38,14 @@ def _options() -> Iterator[click.Parameter]:
         type=click.Choice(["text", "json"]),
         default="text",
         group=log,
-        help="Log lines of text, or JSON objects, one a line. [default: text]",
+        help="Log lines of text, or JSON objects, one a line.",
     )
     yield Option(
         ["--log-level"],
         type=click.Choice(["debug", "info", "warn", "error", "critical"]),
         default="info",
         group=log,
-        help="Log messages of this level and above. [default: info]",
+        help="Log messages of this level and above.",
     )
     for one in settings():
         if one.kind == "switch":
