@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from synrepl.caches import Changes, Invalidation, Vintage
+    from synrepl.caches.changes import Changes
+    from synrepl.caches.vintage import Invalidation, Vintage
     from synrepl.config import Settings
     from synrepl.errors import (
         ConfigError,
@@ -55,7 +56,7 @@ _HOMES = {
     "AllocatedIds": "synrepl.storage.ids.generator",
     "CURRENT": "synrepl.wire.dialect",
     "Caches": "synrepl.ports.caches",
-    "Changes": "synrepl.caches",
+    "Changes": "synrepl.caches.changes",
     "ConfigError": "synrepl.errors",
     "Dialect": "synrepl.wire.dialect",
     "FilePositions": "synrepl.storage.position_files",
@@ -66,7 +67,7 @@ _HOMES = {
     "IPositionStore": "synrepl.ports.interfaces",
     "IdStream": "synrepl.storage.id_tables",
     "IdTable": "synrepl.storage.id_tables",
-    "Invalidation": "synrepl.caches",
+    "Invalidation": "synrepl.caches.vintage",
     "InvalidationWriter": "synrepl.storage.invalidations",
     "LEGACY": "synrepl.wire.dialect",
     "LocalProtocolError": "synrepl.errors",
@@ -92,7 +93,7 @@ _HOMES = {
     "UnknownStream": "synrepl.errors",
     "Updates": "synrepl.replication.follower.updates",
     "VClock": "synrepl.streams.positions",
-    "Vintage": "synrepl.caches",
+    "Vintage": "synrepl.caches.vintage",
     "WaitTimeout": "synrepl.errors",
     "WriterSession": "synrepl.storage.ids.writer_session",
     "connect": "synrepl.services",

@@ -65,7 +65,7 @@ def test_the_catalog_is_imported_from_streams() -> None:
     """On first use, and not by its modules: executors of Spark import some of them."""
     for name in synrepl.streams.catalog.__all__:
         assert getattr(synrepl.streams, name) is getattr(synrepl.streams.catalog, name)
-    code = "import sys, synrepl.streams.jsontext as j; from synrepl.streams import facts; print(*sys.modules)"
+    code = "import sys, synrepl.wire.jsontext as j; from synrepl.streams import facts; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
     assert "synrepl.streams.facts" in loaded
     assert "synrepl.streams.catalog" not in loaded

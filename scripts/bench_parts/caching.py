@@ -8,7 +8,8 @@ from typing import Any, Final
 from twisted.internet.defer import Deferred
 
 from scripts.bench_parts.measuring import Options, Result, best
-from synrepl.caches import NEWEST, CacheRegistry
+from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.vintages import NEWEST
 from synrepl.streams.catalog import CacheInvalidation
 
 __all__ = ["cached", "invalidation"]

@@ -7,7 +7,10 @@ from typing import Any
 from twisted.internet import reactor as installed
 from twisted.logger import Logger
 
-from synrepl.storage import Log, ReactorThread, SQLEngine, SQLiteDatabase
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.log import Log
+from synrepl.storage.sqlite import SQLiteDatabase
+from synrepl.storage.threads import ReactorThread
 
 __all__ = ["open_log", "print_and_stop", "reactor"]
 

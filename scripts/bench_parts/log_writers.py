@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from scripts.bench_parts.children import open_log, print_and_stop, reactor
 from scripts.bench_parts.measuring import EVENT
-from synrepl.storage import Log
+from synrepl.storage.log import Log
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from synrepl.ports.history import EMPTY
-from synrepl.storage import SQLEngine, SQLiteDatabase
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
 

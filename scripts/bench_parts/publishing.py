@@ -14,7 +14,8 @@ from twisted.logger import Logger
 from scripts.bench_parts.measuring import EVENT, Options, Result, best, part, peer
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.storage import ImmediateThread, Log
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.tcp import PublisherFactory

@@ -121,7 +121,8 @@ def publisher(url: str, rows: int) -> None:
     from synrepl.ports.metrics import Metrics
     from synrepl.replication.broker import BrokerPeer
     from synrepl.replication.publisher import Publisher
-    from synrepl.storage import ImmediateThread, Log
+    from synrepl.storage.log import Log
+    from synrepl.storage.threads import ImmediateThread
     from synrepl.streams.table import StreamTable
     from synrepl.testing.memory_engine import MemoryEngine
     from synrepl.transports.redis.address import RedisAddress

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.streams import jsontext
+from synrepl.wire import jsontext
 
 __all__ = ["Drop", "Invalidation", "PACKED", "Unreadable", "Vintage", "pack", "unpack"]
 

@@ -20,7 +20,7 @@ from synrepl.cli.tables import address
 from synrepl.errors import suggest
 from synrepl.http_api.routes import APPEND, STATUS
 from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, HttpError
-from synrepl.streams import jsontext
+from synrepl.wire import jsontext
 from synrepl.wire.text import printable
 
 __all__ = ["BATCH", "FactPoster", "append"]

@@ -16,8 +16,8 @@ import msgspec
 
 from synrepl.cli.command import CliError
 from synrepl.errors import RowError
-from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, span
 
 __all__ = ["BadLine", "RecordedFacts", "Recording", "encode_rows", "read", "read_file"]

@@ -13,13 +13,13 @@ from synrepl.cli.output import TailOutput
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import STATUS
-from synrepl.ports.response_errors import AheadOfLog, ApiResponseError
+from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace, FilePositions
-from synrepl.streams import jsontext
 from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.tls import is_permanent, tls_trouble
+from synrepl.wire import jsontext
 
 __all__ = ["ChangelogTail"]
 
@@ -97,12 +97,13 @@ class ChangelogTail:
                 )
                 self._move(ChangelogPlace(max(upto, self._position.serial), self._position.epoch))
                 backoff.reset()
-            except AheadOfLog as error:
-                self._output.write_event(
-                    "error", message=f"{error}: the log of the daemon is not the one that was read before"
-                )
-                self._output.end(f"{error}; remove the state file and start again")
             except ApiResponseError as error:
+                if error.code == "ahead_of_log":
+                    self._output.write_event(
+                        "error", message=f"{error}: the log of the daemon is not the one that was read before"
+                    )
+                    self._output.end(f"{error}; remove the state file and start again")
+                    continue
                 if not error.retryable:
                     self._output.end(str(error))
                     return

@@ -11,7 +11,8 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.status import NO_INGEST
 from synrepl.replication.write_policy import WritePolicy
-from synrepl.storage import Log, ReactorThread
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 

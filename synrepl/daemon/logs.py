@@ -19,7 +19,7 @@ from twisted.logger import (
 from twisted.python.logfile import LogFile
 
 from synrepl.errors import ConfigError
-from synrepl.streams import jsontext
+from synrepl.wire import jsontext
 
 __all__ = ["log_observer"]
 

@@ -10,7 +10,9 @@ from twisted.logger import Logger
 
 from synrepl.config import Settings
 from synrepl.errors import StorageError
-from synrepl.files import FileQueue, Files, FileStore
+from synrepl.files.files import Files
+from synrepl.files.queue import FileQueue
+from synrepl.files.store import FileStore
 from synrepl.ports.access import Keyring
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
@@ -23,7 +25,9 @@ from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import PRIMARY, REPLICA, ReadOnlyHere
 from synrepl.replication.write_forwarder import WriteForwarder
-from synrepl.storage import DivergedFacts, Log, ReactorThread
+from synrepl.storage.diverged_facts import DivergedFacts
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint

@@ -11,10 +11,11 @@ from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogSnapshot
-from synrepl.storage import Log, ReactorThread
-from synrepl.streams import jsontext
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ReactorThread
 from synrepl.streams.facts import Fact
 from synrepl.streams.positions import VClock
+from synrepl.wire import jsontext
 
 __all__ = ["restore_snapshot"]
 

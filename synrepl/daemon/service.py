@@ -21,7 +21,9 @@ from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.roles.messages import PRIMARY, REPLICA
-from synrepl.storage import Log, ReactorThread, engine_for
+from synrepl.storage.databases import engine_for
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ReactorThread
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import Services

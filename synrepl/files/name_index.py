@@ -9,9 +9,9 @@ from twisted.internet.defer import Deferred
 from synrepl.files.context import FilesContext, Wakeup
 from synrepl.files.queue import LogProgress, NamedFile
 from synrepl.storage.log import Log
-from synrepl.streams import jsontext
 from synrepl.streams.catalog import FILES
 from synrepl.streams.facts import Fact
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.filter import Filter
 

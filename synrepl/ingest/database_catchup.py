@@ -10,8 +10,8 @@ from synrepl.replication.follower.catchup import ICatchUp, MissedFacts
 from synrepl.storage.databases import Database
 from synrepl.storage.tables.layout import TableStream
 from synrepl.storage.tables.reader import TablePage, TableReader
-from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 
 __all__ = ["DatabaseCatchUp"]
 

@@ -17,8 +17,9 @@ from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.stalled_writers import StalledWriters
 from synrepl.replication.write_policy import WritePolicy
-from synrepl.storage import Log, ReactorThread
 from synrepl.storage.databases import Database
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.client import HttpCatchUp

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.errors import RowError
-from synrepl.streams import jsontext
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 
 __all__ = ["KeyExtractor"]

@@ -2,7 +2,9 @@
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from synrepl.caches import NEWEST, CacheRegistry, Vintage
+from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.vintage import Vintage
+from synrepl.caches.vintages import NEWEST
 
 __all__ = ["Caches"]
 

@@ -8,14 +8,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
+from synrepl.wire import jsontext
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
 if TYPE_CHECKING:
     # Not imported at run time: a daemon has no caches, and need not load their code.
-    from synrepl.caches import CacheInfo, CacheRegistry
+    from synrepl.caches.counters import CacheInfo
+    from synrepl.caches.registry import CacheRegistry
 
 __all__ = ["CommitMetrics", "Metrics", "OTHERS", "POSITION_WRITERS"]
 

@@ -1,6 +1,6 @@
 """Error responses of a daemon, as exceptions."""
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -8,15 +8,9 @@ from synrepl.errors import NotConnected, ReplicationError
 from synrepl.wire.error_codes import ERROR_CODES, is_retryable
 
 __all__ = [
-    "AheadOfLog",
-    "Fork",
     "NeverSent",
     "NotForwarded",
-    "NotHereYet",
-    "OtherEpoch",
-    "OtherHistory",
     "ApiResponseError",
-    "Trimmed",
     "as_response_error",
 ]
 
@@ -44,56 +38,6 @@ class ApiResponseError(ReplicationError):
         self.retryable = is_retryable(status, code, self.body)
 
 
-class _OtherLog(ApiResponseError):
-    """The reader's position is not in the server's log, which ends at `serial` of `epoch`."""
-
-    @property
-    def serial(self) -> int:
-        """The end of the server's log."""
-        return _integer(self.body.get("serial"))
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the server's log."""
-        return _integer(self.body.get("epoch"))
-
-
-class AheadOfLog(_OtherLog):
-    """The reader has facts that the server's log, which ends at `serial` of `epoch`, lacks."""
-
-
-class Fork(_OtherLog):
-    """The histories diverged: the server has another fact at the reader's position, or that epoch had ended
-    before.
-    """
-
-
-class OtherEpoch(_OtherLog):
-    """The reader knows a later epoch than the server: another daemon has become primary."""
-
-
-class OtherHistory(_OtherLog):
-    """The server's log has another history than the reader's; it never was a copy."""
-
-
-class Trimmed(_OtherLog):
-    """The server has trimmed facts that the reader lacks, up to `trimmed_upto`."""
-
-    @property
-    def trimmed_upto(self) -> int:
-        """The serial up to which the server's log was trimmed."""
-        return _integer(self.body.get("trimmed_upto"))
-
-
-class NotHereYet(ApiResponseError):
-    """The server's log did not reach `serial` in time. Posted facts are committed at its upstream."""
-
-    @property
-    def serial(self) -> int:
-        """The requested serial."""
-        return _integer(self.body.get("serial"))
-
-
 class NotForwarded(ReplicationError):
     """The facts were not stored, are not here yet, or their outcome is unknown: `code` tells which.
 
@@ -107,16 +51,6 @@ class NotForwarded(ReplicationError):
         self.more = more
 
 
-_TYPES: Final[dict[str, type[ApiResponseError]]] = {
-    "ahead_of_log": AheadOfLog,
-    "fork": Fork,
-    "other_epoch": OtherEpoch,
-    "other_history": OtherHistory,
-    "trimmed": Trimmed,
-    "not_here_yet": NotHereYet,
-}
-
-
 def as_response_error(status: int, body: bytes, url: str) -> ApiResponseError:
     """Convert an error response, of a daemon or of Synapse."""
     try:
@@ -126,13 +60,8 @@ def as_response_error(status: int, body: bytes, url: str) -> ApiResponseError:
     errcode, error, message = (_text(value.get(key)) for key in ("errcode", "error", "message"))
     code = errcode or error or "error"
     why = " ".join((error if errcode else message).split())[:1000] or "no reason given"
-    error_type = _TYPES.get(code, ApiResponseError)
-    return error_type(url=url, status=status, code=code, message=why, body=value)
+    return ApiResponseError(url=url, status=status, code=code, message=why, body=value)
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _integer(value: Any) -> int:
-    return value if isinstance(value, int) else 0

@@ -17,9 +17,9 @@ from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.storage.log import Log
-from synrepl.streams import jsontext
 from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from synrepl.wire.commands import Replicate
 
 __all__ = ["Ingester", "LogPositions"]

@@ -22,9 +22,9 @@ from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.reader import Reader
 from synrepl.replication.ring import Ring
 from synrepl.replication.serve_strategy import serving
-from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import Error, InvalidateCache, Name, RemoteServerUp, Replicate
 from synrepl.wire.dialect import NEWEST, Dialect

@@ -11,8 +11,8 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replication.settings import RetentionSettings
 from synrepl.storage.log import Log
-from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 
 __all__ = ["Retention", "keys_of"]

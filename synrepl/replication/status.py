@@ -10,8 +10,8 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import WARN_AT
 from synrepl.storage.log import Log
-from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from synrepl.wire.filter import Filter
 from synrepl.wire.text import printable
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.caches import CacheRegistry, Changes
+from synrepl.caches.changes import Changes
+from synrepl.caches.registry import CacheRegistry
 from synrepl.storage.id_tables import identifier
 from synrepl.storage.ids.generator import MultiWriterIdGenerator
 from synrepl.storage.ids.transactions import ITransaction

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from synrepl.streams import jsontext
 from synrepl.streams.stream import Bool, BoolSpelling, Gone, Since, Stream, row
+from synrepl.wire import jsontext
 
 __all__ = [
     "ACCOUNT_DATA",

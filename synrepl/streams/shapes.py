@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.streams import jsontext
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import ALWAYS, Dialect, Release, Span
 
 __all__ = ["Projection", "ShapeField", "RowKind", "Shapes", "BoolSpelling", "may_hold_float", "undecodable"]

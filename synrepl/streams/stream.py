@@ -21,7 +21,6 @@ from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, dataclas
 import msgspec
 
 from synrepl.errors import ConfigError, RowError
-from synrepl.streams import jsontext
 from synrepl.streams.shapes import (
     BoolSpelling,
     Projection,
@@ -32,6 +31,7 @@ from synrepl.streams.shapes import (
     may_hold_float,
     undecodable,
 )
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import ALWAYS, NEWEST, Dialect, Release, Span, span
 
 __all__ = ["Bool", "Gone", "Row", "Since", "Stream", "BoolSpelling", "row", "row_values"]

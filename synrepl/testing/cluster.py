@@ -21,7 +21,6 @@ from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
-from synrepl.streams import jsontext
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.testing.delayed_thread import DelayedThread
@@ -29,6 +28,7 @@ from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.http.row_routes import read_page
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import CURRENT, MIDDLE, Dialect
 from synrepl.wire.session import AUTO
 

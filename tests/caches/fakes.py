@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from synrepl.caches import CacheRegistry
+from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Vintage
 from synrepl.caches.vintages import NEWEST
 

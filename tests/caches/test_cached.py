@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from synrepl.caches import CacheRegistry, IWaiter
+from synrepl.caches.entries import IWaiter
+from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintages import NEWEST
 from synrepl.errors import ConfigError
 from tests.caches.fakes import Caller, Waiter, new_registry

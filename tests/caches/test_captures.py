@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from synrepl.caches import LEGACY, NEWEST, CacheRegistry, Vintage
-from synrepl.caches.vintage import PACKED
+from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.vintage import PACKED, Vintage
+from synrepl.caches.vintages import LEGACY, NEWEST
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST as NEWEST_DIALECT
 from tests.caches import tables

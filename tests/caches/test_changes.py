@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synrepl.caches import NEWEST, Changes, Invalidation
-from synrepl.caches.vintage import PACKED, pack
+from synrepl.caches.changes import Changes
+from synrepl.caches.vintage import PACKED, Invalidation, pack
+from synrepl.caches.vintages import NEWEST
 from synrepl.errors import LocalProtocolError
 from synrepl.streams.catalog import CacheInvalidation
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.caches import CacheRegistry
+from synrepl.caches.registry import CacheRegistry
 from tests.caches.fakes import Caller, Cancelled, Waiter, new_registry
 
 

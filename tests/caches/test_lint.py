@@ -3,8 +3,11 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from synrepl.caches import NEWEST, CacheRegistry, CacheWarning, Drop, lint
 from synrepl.caches.counters import NameCounts
+from synrepl.caches.lint import CacheWarning, lint
+from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.vintage import Drop
+from synrepl.caches.vintages import NEWEST
 from synrepl.streams.catalog import CacheInvalidation
 from tests.caches.fakes import new_registry
 

@@ -6,8 +6,10 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from synrepl.caches import LEGACY, NEWEST, CacheRegistry, Drop, Invalidation, Vintage
 from synrepl.caches.counters import NameCounts
+from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.vintage import Drop, Invalidation, Vintage
+from synrepl.caches.vintages import LEGACY, NEWEST
 from synrepl.errors import ConfigError
 from synrepl.streams.catalog import CacheInvalidation, StateAll
 from tests.caches.fakes import new_registry

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synrepl.caches import LEGACY, NEWEST, Drop, Unreadable, Vintage
-from synrepl.caches.vintage import pack, unpack
+from synrepl.caches.vintage import Drop, Unreadable, Vintage, pack, unpack
+from synrepl.caches.vintages import LEGACY, NEWEST
 from synrepl.errors import ConfigError
 from synrepl.streams.catalog import Backfilled, Event, State, StateAll
 from tests.caches import tables

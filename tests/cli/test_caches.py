@@ -16,7 +16,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 WORKER = """
 from twisted.internet.defer import Deferred
-from synrepl.caches import CacheRegistry
+from synrepl.caches.registry import CacheRegistry
 
 print("what a module says when it is imported")
 

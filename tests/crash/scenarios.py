@@ -19,16 +19,19 @@ from twisted.internet.task import Clock
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synrepl.files import FileQueue, FileStore
-from synrepl.files.queue import LogProgress, NamedFile
+from synrepl.files.queue import FileQueue, LogProgress, NamedFile
+from synrepl.files.store import FileStore
 from synrepl.ports.history import Lease
 from synrepl.replication.retention import keys_of
-from synrepl.storage import ImmediateThread, Log, SQLEngine, SQLiteDatabase
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.generator import MultiWriterIdGenerator
 from synrepl.storage.ids.transactions import transact
+from synrepl.storage.log import Log
 from synrepl.storage.position_files import FilePositions
 from synrepl.storage.postgres import PostgresDatabase
+from synrepl.storage.sqlite import SQLiteDatabase
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.digest import verify
 from synrepl.streams.table import StreamTable
 from tests.files.builders import open_verified

@@ -8,8 +8,8 @@ from pathlib import Path
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.files import FileStore
 from synrepl.files.file_check import StoredFile
+from synrepl.files.store import FileStore
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""

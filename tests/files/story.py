@@ -8,10 +8,11 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.logger import LogEvent, Logger
 
 from synrepl.errors import NotConnected
-from synrepl.files import FileQueue, Files
-from synrepl.storage import ImmediateThread
-from synrepl.streams import jsontext
+from synrepl.files.files import Files
+from synrepl.files.queue import FileQueue
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
+from synrepl.wire import jsontext
 from synrepl.wire.filter import ALL, Filter
 from tests.files.builders import DiskCase, checksum
 

@@ -3,7 +3,7 @@
 from twisted.internet.defer import Deferred, ensureDeferred
 
 from synrepl.errors import StorageError
-from synrepl.files import Files
+from synrepl.files.files import Files
 from tests.files.builders import checksum
 from tests.files.story import FilesCase
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from twisted.internet.defer import ensureDeferred
 from twisted.logger import Logger
 
-from synrepl.files import FileQueue, Files
+from synrepl.files.files import Files
+from synrepl.files.queue import FileQueue
 from synrepl.testing.delayed_thread import DelayedThread
 from tests.files.builders import checksum
 from tests.files.story import FilesCase

@@ -6,8 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from synrepl.files import FileQueue
-from synrepl.files.queue import LogProgress, NamedFile, QueueSummary, WantedFile
+from synrepl.files.queue import FileQueue, LogProgress, NamedFile, QueueSummary, WantedFile
 from tests.files.builders import NOW, DiskCase, checksum
 
 A, B, C = (checksum(name.encode()) for name in "abc")

@@ -22,7 +22,8 @@ from synrepl.ports.access import Keyring
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
-from synrepl.storage import ImmediateThread, Log
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.http.server import Services, make_site

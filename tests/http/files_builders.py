@@ -10,9 +10,11 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
-from synrepl.files import FileQueue, Files, FileStore
 from synrepl.files.fetcher import IFetchFile
-from synrepl.storage import ImmediateThread
+from synrepl.files.files import Files
+from synrepl.files.queue import FileQueue
+from synrepl.files.store import FileStore
+from synrepl.storage.threads import ImmediateThread
 from tests.files.builders import checksum
 from tests.http.builders import SiteCase
 

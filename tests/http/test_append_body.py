@@ -7,9 +7,9 @@ from unittest.mock import patch
 from twisted.internet.testing import StringTransport
 
 from synrepl.errors import StorageError
-from synrepl.streams import jsontext
 from synrepl.transports.http.append_routes import MAX_WRITERS
 from synrepl.transports.tcp import PublisherFactory
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import CURRENT
 from tests.http.builders import BROKEN, SiteCase, Talk, receipt, typing
 
@@ -300,7 +300,7 @@ class PlaceTests(SiteCase):
             protocol.makeConnection(socket)
             protocol.dataReceived(b"REPLICATE\n")
 
-        with patch("synrepl.streams.jsontext.split", wraps=jsontext.split) as split:
+        with patch("synrepl.wire.jsontext.split", wraps=jsontext.split) as split:
             self.assertEqual(200, self.post("push_rules", [["@ada:hs"]]).status)
             self.clock.advance(1)
 

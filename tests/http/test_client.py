@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, ensureDeferred, fail
 from twisted.internet.error import ConnectionRefusedError as Refused
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.ports.response_errors import AheadOfLog, ApiResponseError
+from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.http.client import HttpAppender, HttpCatchUp
@@ -231,9 +231,9 @@ class ChangelogTests(SiteCase):
     def test_being_ahead_is_told_with_the_head(self) -> None:
         """Whoever reads can then say how far the histories are apart."""
         self.receipts(2)
-        error = self.failureResultOf(self.pages(7)[0], AheadOfLog).value
+        error = self.failureResultOf(self.pages(7)[0], ApiResponseError).value
 
-        self.assertEqual((2, 1), (error.serial, error.epoch))
+        self.assertEqual(("ahead_of_log", 2, 1), (error.code, error.body["serial"], error.body["epoch"]))
 
 
 class AppenderTests(SiteCase):

@@ -20,7 +20,8 @@ from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.replication.status import NO_REPLICATION, SHOWN
-from synrepl.storage import ImmediateThread, Log
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.transports.settings import UpstreamSettings

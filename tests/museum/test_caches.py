@@ -1,6 +1,6 @@
 """Bugs of cache invalidation."""
 
-from synrepl.caches import lint
+from synrepl.caches.lint import lint
 from tests.caches.fakes import new_registry
 from tests.caches.test_lint import declare
 from tests.caches.test_registry import entries, row, with_caches

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from synrepl.cli.recordings import RecordedFacts, read
-from synrepl.storage import SQLEngine, SQLiteDatabase
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
-from synrepl.streams import jsontext
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from tests.pipeline.archives import BEGAN_MS, DAY_MS
 
 __all__ = ["fill_day", "recordings"]

@@ -18,9 +18,9 @@ from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
 from synrepl.pipeline.store import BadArchive, Store
-from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact, decode_facts
+from synrepl.wire import jsontext
 from tests.pipeline.archives import counted_by_the_manual, paths_of
 from tests.pipeline.kills import ArchiveProcess
 from tests.processes.loading import changelog, report, size

@@ -14,9 +14,9 @@ from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.source.planner import BatchPacer, Planner
 from synrepl.pipeline.source.ranges import CompletenessCheck, SerialRange, read_range, split_range
 from synrepl.pipeline.source.rows import COLUMNS, explode, split_items
-from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
+from synrepl.wire import jsontext
 from tests.pipeline.archives import batch_of_facts, chained
 
 URL = {"url": "http://127.0.0.1:9093"}

@@ -10,8 +10,8 @@ import pytest
 from synrepl.errors import ConfigError
 from synrepl.pipeline.replay import replay
 from synrepl.pipeline.store import Store
-from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
+from synrepl.wire import jsontext
 from tests.pipeline.archives import archive, chained
 from tests.processes.loading import changelog
 from tests.service.processes import Daemon

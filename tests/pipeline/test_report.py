@@ -10,7 +10,7 @@ import duckdb
 import msgspec
 import pytest
 
-from synrepl.caches import NEWEST
+from synrepl.caches.vintages import NEWEST
 from synrepl.pipeline.archive.committer import add_action
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable

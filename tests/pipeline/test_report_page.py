@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from synrepl.caches import NEWEST
+from synrepl.caches.vintages import NEWEST
 from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.templates import load_template
 from synrepl.pipeline.report.chains import ChainBreak

@@ -20,7 +20,7 @@ STREAMS = ("events", "receipts", "push_rules")
 
 DIES_WHEN_IT_HAS_TAKEN_A_SNAPSHOT = """
 import os, signal
-from synrepl.storage import Log
+from synrepl.storage.log import Log
 adopt_copy = Log.adopt_copy
 async def adopt_and_die(self, copy):
     await adopt_copy(self, copy)

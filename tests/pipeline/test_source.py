@@ -12,8 +12,8 @@ from synrepl.http_api.routes import APPEND
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.jobs import explain_failure
 from synrepl.pipeline.source.data_source import progress, register
-from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
+from synrepl.wire import jsontext
 from tests.pipeline.clusters import connect_server, run_python
 from tests.processes.loading import changelog
 from tests.processes.replicas import fill

@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from synrepl.storage import SQLEngine, SQLiteDatabase
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact, decode_facts
 from tests.processes.channel import eventually, status

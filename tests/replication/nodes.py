@@ -29,7 +29,6 @@ from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import PRIMARY, REPLICA, Claim, HandOver, PeerStatus
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
-from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.delayed_thread import DelayedThread
@@ -39,6 +38,7 @@ from synrepl.transports.http.replica_routes import describe_log
 from synrepl.transports.native import NativeUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.transports.tcp import PublisherFactory
+from synrepl.wire import jsontext
 from synrepl.wire.session import AUTO, Keepalive
 
 __all__ = ["FakeNode"]

@@ -10,9 +10,11 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.daemon.replication import make_write_forwarder
-from synrepl.files import FileQueue, Files, FileStore
+from synrepl.files.files import Files
+from synrepl.files.queue import FileQueue
+from synrepl.files.store import FileStore
 from synrepl.ports.access import LOCAL
-from synrepl.storage import ImmediateThread
+from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.settings import ApiSettings

@@ -18,7 +18,8 @@ from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
-from synrepl.storage import ImmediateThread, Log
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import Network

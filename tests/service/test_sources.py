@@ -12,7 +12,8 @@ from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy
-from synrepl.storage import ImmediateThread, Log
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.credentials import Credentials

@@ -10,14 +10,15 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
-from synrepl.caches import LEGACY, Drop
+from synrepl.caches.vintage import Drop
+from synrepl.caches.vintages import LEGACY
 from synrepl.ports.caches import Caches
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
-from synrepl.streams import jsontext
 from synrepl.streams.catalog import Receipt, Typing
 from synrepl.streams.facts import Fact
+from synrepl.wire import jsontext
 
 __all__ = ["ROOMS", "Change", "CachedReader", "CacheTruth", "invalidation"]
 

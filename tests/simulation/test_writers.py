@@ -18,14 +18,15 @@ from twisted.internet.task import Clock, deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.storage import ImmediateThread, Log
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.generator import MultiWriterIdGenerator
 from synrepl.storage.ids.transactions import transact
 from synrepl.storage.ids.writer_session import WriterSession
+from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.source import TableSource
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import MemoryEngine
 from tests.simulation.seeds import seeds

@@ -13,8 +13,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Appended
-from synrepl.storage import ImmediateThread, Log
 from synrepl.storage.engine import SQLEngine
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from synrepl.testing.delayed_thread import DelayedThread

@@ -2,8 +2,10 @@
 
 from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import Head
-from synrepl.storage import SQLEngine, SQLiteDatabase, postgres
+from synrepl.storage import postgres
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.postgres import PostgresDatabase
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryEngine

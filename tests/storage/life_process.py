@@ -6,7 +6,8 @@ Run with the path of the database. It prints the serial once a fact is durable.
 import os
 import sys
 
-from synrepl.storage import SQLEngine, SQLiteDatabase
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.facts import Fact
 from tests.storage.builders import facts_after
 

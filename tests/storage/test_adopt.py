@@ -6,7 +6,10 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Appended
-from synrepl.storage import FROM_TABLE, GivenElsewhere, Log, SQLEngine, SQLiteDatabase
+from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.log import Log
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.catalog import ALL
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact

@@ -15,8 +15,10 @@ from pathlib import Path
 from synrepl.errors import StorageError
 from synrepl.files.tables import Tables
 from synrepl.ports.history import EpochStart
-from synrepl.storage import SQLEngine, SQLiteDatabase, file_swap
+from synrepl.storage import file_swap
 from synrepl.storage.append_errors import LogLost
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.state_file import StateFile
 from tests.storage.builders import facts_after
 from tests.storage.engines import OverSQLite
@@ -53,7 +55,8 @@ class FileCase(OverSQLite):
     def killed(self, count: int = 10) -> None:
         """A process has committed so many facts, and was killed."""
         code = (
-            "import sys; from synrepl.storage import SQLEngine, SQLiteDatabase\n"
+            "import sys; from synrepl.storage.engine import SQLEngine\n"
+            "from synrepl.storage.sqlite import SQLiteDatabase\n"
             "from tests.storage.test_database_file import FACTS\n"
             "engine = SQLEngine(SQLiteDatabase(sys.argv[1])); engine.open()\n"
             "engine.commit(FACTS[:int(sys.argv[2])], [])\n"
@@ -74,7 +77,8 @@ class FileCase(OverSQLite):
         """What another process says that opens the log at this path."""
         code = (
             "import sys; from synrepl.errors import StorageError\n"
-            "from synrepl.storage import SQLEngine, SQLiteDatabase\n"
+            "from synrepl.storage.engine import SQLEngine\n"
+            "from synrepl.storage.sqlite import SQLiteDatabase\n"
             "try:\n    SQLEngine(SQLiteDatabase(sys.argv[1])).open(); print('opened')\n"
             "except StorageError as error:\n    print(error)"
         )

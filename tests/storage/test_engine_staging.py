@@ -13,9 +13,11 @@ import psycopg
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Appended, AppendReceipt, EpochStart, Lease, LogSnapshot
-from synrepl.storage import SQLEngine, SQLiteDatabase, file_swap
+from synrepl.storage import file_swap
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.schema import TABLES
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.facts import Fact
 from tests.storage.builders import LogCase, facts_after
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite

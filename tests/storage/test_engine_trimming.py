@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, LogPosition
-from synrepl.storage import SQLEngine
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import VERSION, migrations
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import Filter

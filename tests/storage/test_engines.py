@@ -554,7 +554,7 @@ class SQLiteTests(OverSQLite, Contract):
     def test_the_lock_of_a_killed_process_is_free(self) -> None:
         """Nobody should have to remove a lock file at night."""
         code = (
-            "import sys; from synrepl.storage import engine_for;"
+            "import sys; from synrepl.storage.databases import engine_for;"
             "engine = engine_for(f'sqlite:{sys.argv[1]}');"
             "engine.open(); print('open', flush=True); input()"
         )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from synrepl.caches import CacheRegistry
+from synrepl.caches.registry import CacheRegistry
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.transactions import transact

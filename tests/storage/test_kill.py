@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from synrepl.storage import SQLEngine, SQLiteDatabase
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from tests.storage.builders import LogCase, facts_after
 

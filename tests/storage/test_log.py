@@ -10,9 +10,11 @@ from synrepl.config import settings
 from synrepl.errors import StorageError
 from synrepl.ports.history import Appended, LogPosition
 from synrepl.ports.settings import UNNAMED
-from synrepl.storage import KeyReused, Log, SQLEngine, SQLiteDatabase
-from synrepl.storage.append_errors import LogLost
+from synrepl.storage.append_errors import KeyReused, LogLost
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import checksum
+from synrepl.storage.log import Log
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryEngine

@@ -8,8 +8,9 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import KeysOf
-from synrepl.storage import SQLEngine, SQLiteDatabase
 from synrepl.storage.append_errors import InvalidValue, LogLost
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryEngine
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows

@@ -15,8 +15,11 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Appended
-from synrepl.storage import KeyReused, Log, SQLEngine, SQLiteDatabase
+from synrepl.storage.append_errors import KeyReused
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.log import Log
 from synrepl.storage.postgres import PostgresDatabase
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.testing.delayed_thread import DelayedThread

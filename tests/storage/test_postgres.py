@@ -17,9 +17,13 @@ from psycopg.pq import TransactionStatus
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.ports.history import Appended
-from synrepl.storage import Log, SQLEngine, SQLiteDatabase, engine_for, postgres
+from synrepl.storage import postgres
+from synrepl.storage.databases import engine_for
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.log import Log
 from synrepl.storage.postgres import PostgresConnection, PostgresDatabase
 from synrepl.storage.schema import COLUMNS, VERSION
+from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
@@ -104,7 +108,7 @@ class StartTests(PostgresCase):
     def test_the_lock_of_a_killed_process_is_free(self) -> None:
         """Nobody should have to look for locks at night."""
         code = (
-            "import sys; from synrepl.storage import engine_for; engine = engine_for(sys.argv[1]);"
+            "import sys; from synrepl.storage.databases import engine_for; engine = engine_for(sys.argv[1]);"
             "engine.open(); print('open', flush=True); input()"
         )
         child = subprocess.Popen(
@@ -247,7 +251,7 @@ class StartTests(PostgresCase):
     def test_without_psycopg_everything_else_works_and_the_extra_is_named(self) -> None:
         """It is an extra: who keeps the log in SQLite need not have it."""
         code = (
-            "import sys; from synrepl.storage import engine_for; engine_for('sqlite:a.db');"
+            "import sys; from synrepl.storage.databases import engine_for; engine_for('sqlite:a.db');"
             "print('psycopg' in sys.modules); sys.modules['psycopg'] = None;"
             "engine_for('postgresql://h/d')"
         )

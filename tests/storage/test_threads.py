@@ -8,7 +8,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synrepl.errors import StorageError
-from synrepl.storage import ImmediateThread
+from synrepl.storage.threads import ImmediateThread
 from synrepl.testing.delayed_thread import DelayedThread
 
 FORGETFUL = """

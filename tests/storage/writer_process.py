@@ -11,7 +11,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.selectreactor import SelectReactor
 from twisted.logger import Logger
 
-from synrepl.storage import Log, ReactorThread, SQLEngine, SQLiteDatabase
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.log import Log
+from synrepl.storage.sqlite import SQLiteDatabase
+from synrepl.storage.threads import ReactorThread
 
 WRITERS = 8
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from synrepl.errors import RowError
-from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import LEGACY, Dialect
 from tests.streams.captures import DIALECTS, Recorded, redis_rows, tcp_rows
 

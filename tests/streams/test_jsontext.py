@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from synrepl.streams import jsontext
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import Dialect
 
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synrepl.errors import ConfigError, RowError
-from synrepl.streams import jsontext
 from synrepl.streams.catalog import (
     ACCOUNT_DATA,
     CACHES,
@@ -37,6 +36,7 @@ from synrepl.streams.catalog import (
 )
 from synrepl.streams.stream import Bool, Gone, Since, Stream, row
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 
 TABLE = StreamTable.default()

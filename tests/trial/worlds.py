@@ -18,7 +18,10 @@ from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.services import PublisherService, connect, serve
-from synrepl.storage import Log, ReactorThread, SQLEngine, SQLiteDatabase
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.log import Log
+from synrepl.storage.sqlite import SQLiteDatabase
+from synrepl.storage.threads import ReactorThread
 from synrepl.streams.catalog import PUSH_RULES
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import Services, make_site

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from synrepl.caches import NEWEST
+from synrepl.caches.vintages import NEWEST
 from synrepl.pipeline.report.counts import Bins, Row, collected
 from synrepl.pipeline.report.facts import Part, read, read_by_executors
 from synrepl.pipeline.store import Store
-from synrepl.streams import jsontext
+from synrepl.wire import jsontext
 
 __all__ = [
     "MEANT",

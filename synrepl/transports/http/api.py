@@ -16,7 +16,6 @@ from synrepl.http_api.kinds import BadParameter
 from synrepl.http_api.route import Route, RouteTable
 from synrepl.http_api.routes import ROUTES
 from synrepl.ports.access import Right
-from synrepl.streams import jsontext
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body
 from synrepl.transports.http.authorization import AccessCheck, check_right, check_streams
 from synrepl.transports.http.call import ApiState, Call
@@ -29,6 +28,7 @@ from synrepl.transports.http.headers import (
 )
 from synrepl.transports.http.origin_check import check_content_type
 from synrepl.transports.http.server import Services
+from synrepl.wire import jsontext
 
 __all__ = ["Api", "Handler", "decode_body", "handler_of"]
 

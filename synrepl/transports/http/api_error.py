@@ -8,10 +8,10 @@ from synrepl.errors import StorageError, UnknownStream
 from synrepl.files.spool import ChecksumMismatch
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.replication.roles.messages import CannotPromote, ClaimRefused, ReadOnlyHere
-from synrepl.storage import GivenElsewhere, KeyReused
+from synrepl.storage.append_errors import GivenElsewhere, KeyReused
 from synrepl.storage.private_files import DiskFull
-from synrepl.streams.jsontext import dumps
 from synrepl.wire.error_codes import ERROR_CODES
+from synrepl.wire.jsontext import dumps
 
 __all__ = ["INTERNAL", "ApiError", "api_body", "as_api_error", "synapse_body"]
 

@@ -11,7 +11,8 @@ from twisted.internet.threads import deferToThreadPool
 
 from synrepl.http_api.routes import ARROW
 from synrepl.replication.feed import Feed, PageStep
-from synrepl.storage import ImmediateThread, Log
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.transports.http.api_error import ApiError

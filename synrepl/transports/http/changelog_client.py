@@ -43,7 +43,7 @@ class ChangelogClient(HttpClient):
 
         The server waits up to `wait` seconds for a first fact. An awaitable that `on_line` returns is
         awaited; meanwhile reading pauses. Returns the serial up to which all selected facts were delivered:
-        continue from there. Raises `AheadOfLog` or another `ReplicationError`; lines delivered before it are
+        continue from there. Raises `ReplicationError`; lines delivered before it are
         valid.
         """
         request = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit)

@@ -10,7 +10,7 @@ from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.feed import EphemeralStep, FeedPosition, PageStep, Stop, read_page
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.ring import RingGroup
-from synrepl.storage import Log
+from synrepl.storage.log import Log
 from synrepl.transports.http.call import Valve
 from synrepl.transports.http.changelog_lines import (
     command_line,

@@ -9,7 +9,7 @@ from synrepl.ports.access import Right
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.ring import Ring
-from synrepl.storage import Log
+from synrepl.storage.log import Log
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check_right, check_streams
 from synrepl.transports.http.call import Call

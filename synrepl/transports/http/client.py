@@ -14,10 +14,10 @@ from synrepl.http_api.routes import ALLOCATED, APPEND, CATCH_UP
 from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.streams.jsontext import dumps
 from synrepl.streams.stream import row_values
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import HttpClient, decode_json
+from synrepl.wire.jsontext import dumps
 
 __all__ = ["HttpAppender", "HttpCatchUp"]
 

@@ -5,8 +5,8 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import ReplicationError
-from synrepl.files import Files
 from synrepl.files.file_check import StoredFile
+from synrepl.files.files import Files
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from synrepl.files import Files
+from synrepl.files.files import Files
 from synrepl.ports.access import Keyring
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
@@ -12,7 +12,7 @@ from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.status import StatusSource
 from synrepl.replication.write_forwarder import WriteForwarder
-from synrepl.storage import Log
+from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.authorization import AccessCheck
 from synrepl.transports.http.request import ApiSite

@@ -13,9 +13,9 @@ from prometheus_client import generate_latest
 from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
 from synrepl.replication.relay.registry import REPLICA_STATES
 from synrepl.replication.status import build_status
-from synrepl.streams import jsontext
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.server import Services
+from synrepl.wire import jsontext
 
 __all__ = ["Alive", "Ready", "daemon_version", "livez", "metrics", "page", "readyz", "root", "status"]
 

@@ -8,7 +8,7 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
-from synrepl.files import Files
+from synrepl.files.files import Files
 from synrepl.files.spool import Spool
 from synrepl.ports.gate import Gate
 from synrepl.ports.tasks import Tasks

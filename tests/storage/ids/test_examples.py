@@ -13,8 +13,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 import synrepl
-from synrepl.storage import ImmediateThread
 from synrepl.storage.ids import writer_session
+from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import DirectPool
 
 Run = Callable[[str], None]

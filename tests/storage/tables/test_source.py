@@ -9,12 +9,13 @@ import msgspec
 import pytest
 from twisted.logger import Logger, formatEvent
 
-from synrepl.storage import ImmediateThread, Log
 from synrepl.storage.ids.transactions import transact
 from synrepl.storage.ids.writers import create_writers
+from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.reader import TableReader
 from synrepl.storage.tables.source import TableSource
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import MemoryEngine

@@ -12,9 +12,11 @@ from twisted.trial.unittest import TestCase
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Appended
-from synrepl.storage import Log, ReactorThread, postgres
+from synrepl.storage import postgres
 from synrepl.storage.engine import SQLEngine
+from synrepl.storage.log import Log
 from synrepl.storage.postgres import PostgresDatabase
+from synrepl.storage.threads import ReactorThread
 from synrepl.streams.digest import EMPTY, verify
 from tests.postgres import kept_facts
 from tests.servers.postgres import PostgresServer

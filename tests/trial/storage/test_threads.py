@@ -7,7 +7,7 @@ from twisted.internet import reactor
 from twisted.trial.unittest import TestCase
 
 from synrepl.errors import StorageError
-from synrepl.storage import ReactorThread
+from synrepl.storage.threads import ReactorThread
 
 
 class ReactorThreadTests(TestCase):
