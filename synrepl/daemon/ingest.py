@@ -91,11 +91,10 @@ class IngestServices:
     async def close(self) -> None:
         """Close all sources. Idempotent."""
         self._log = None
-        parts = (self._wakeups, self.sources, self.tables)
+        parts = [part for part in (self._wakeups, self.sources, self.tables) if part is not None]
         self._wakeups = self.sources = self.tables = None
         for part in parts:
-            if part is not None:
-                await part.stop()
+            await part.stop()
 
     def _followed_tables(self) -> "list[TableStream]":
         """The tables that are followed, in contrast to those that only fill gaps.
@@ -177,24 +176,24 @@ class IngestServices:
 
     # -- status (`status.StatusSource`) --------------------------------------------------------------------
 
+    @property
+    def _parts(self) -> "list[TableSource | SourceManager]":
+        return [part for part in (self.tables, self.sources) if part is not None]
+
     def status(self) -> dict[str, Any]:
         """The sources' part of the status."""
         status = dict(NO_INGEST)
-        if self.tables is not None:
-            status |= self.tables.status(self._reactor.seconds())
-        if self.sources is not None:
-            status |= self.sources.status()
+        for part in self._parts:
+            status |= part.status()
         return status
 
     def problems(self) -> list[tuple[str, float]]:
         """Problems of the sources: text, and since when in Unix seconds."""
-        found = self.tables.problems() if self.tables is not None else []
-        return found + (self.sources.problems() if self.sources is not None else [])
+        return [problem for part in self._parts for problem in part.problems()]
 
     def not_ready_reasons(self) -> list[tuple[str, float]]:
         """Reasons this daemon may be missing data."""
-        found = self.tables.problems() if self.tables is not None else []
-        return found + (self.sources.not_ready_reasons() if self.sources is not None else [])
+        return [reason for part in self._parts for reason in part.not_ready_reasons()]
 
     def is_followed(self, stream: str) -> bool:
         """Whether the facts of this stream come from a table."""

@@ -14,11 +14,12 @@ from twisted.logger import LogLevel
 from synrepl.errors import StorageError
 from synrepl.replication.follower.catchup import ICatchUp
 from synrepl.replication.follower.strategy import following
-from synrepl.streams import digest, jsontext
+from synrepl.streams import digest
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.cluster import DirectCatchUp, FakeWorker, MemoryPositions
 from synrepl.testing.network import BUFFER_BYTES, Network
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect
 from tests.redis.daemon import RedisDaemon
 from tests.redis.fake_redis import FakeRedis

@@ -118,8 +118,12 @@ class TableSource:
             (f"table of {one.stream}: {one.trouble}", one.right_at) for one in self.states() if one.trouble
         ]
 
-    def status(self, now: float) -> dict[str, Any]:
+    not_ready_reasons = problems
+    """Reasons this daemon may be missing data: each problem is one."""
+
+    def status(self) -> dict[str, Any]:
         """The streams and the writers' status, for the status report."""
+        now = self._clock.seconds()
         return {
             "tables": [msgspec.to_builtins(state) for state in self.states()],
             "writers": [
