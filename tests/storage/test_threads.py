@@ -13,7 +13,7 @@ from synrepl.testing.delayed_thread import DelayedThread
 
 FORGETFUL = """
 from twisted.internet import task
-from synrepl.storage import ReactorThread
+from synrepl.storage.threads import ReactorThread
 
 async def main(reactor):
     await ReactorThread(reactor, "never stopped").run(lambda: None)
