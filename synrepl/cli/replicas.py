@@ -22,7 +22,7 @@ BAD: Final = frozenset({"lost", "behind", "ended"})
 @click.option("--check", is_flag=True, help="Exit with code 1 if a replica is lost, behind or ended.")
 @output_option("Print the list of replicas in /v1/status as JSON.", is_table=True)
 def replicas(daemon: DaemonTarget, check: bool, output: Output) -> None:
-    """Show the replicas of a daemon: live, idle, behind, lost, never seen or ended; the worst first."""
+    """Show the replicas of a daemon: live, idle, behind, lost, moved, never seen or ended."""
     found = daemon.ask_status().get("replicas") or []
     lines = replicas_table(found, time.time(), is_wide=output.is_wide) if found else ["no replicas"]
     output.show(found, lines)

@@ -6,7 +6,6 @@ from typing import Any, Final, Protocol
 
 from synrepl.html.humanize import counted
 from synrepl.ports.interfaces import IClock
-from synrepl.replication.addresses import Address
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import WARN_AT
 from synrepl.storage.log import Log
@@ -162,13 +161,11 @@ def _warnings(
     replicated: Mapping[str, Any], followers: list[dict[str, Any]], files: Mapping[str, Any] | None
 ) -> Iterator[str]:
     """Return what needs attention elsewhere: replicas, leases, followers, quarantined files."""
-    primary = Address.parse(replicated.get("primary", ""))
     states = Counter(
         replica["state"]
         for replica in replicated["replicas"]
-        # Under load a replica is always a moment behind. A replica that was promoted does not come back.
-        if (replica["state"] != "behind" or replica["lag_seconds"] >= BEHIND_SECONDS)
-        and not (replicated["role"] != "primary" and Address.parse(replica["address"]).is_same(primary))
+        # Under load a replica is always a moment behind.
+        if replica["state"] != "behind" or replica["lag_seconds"] >= BEHIND_SECONDS
     )
     counts = [(states[state], state) for state in REPLICA_TROUBLES if states[state]]
     if counts:

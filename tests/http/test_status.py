@@ -35,12 +35,12 @@ class Replication:
     """A daemon with replicas of these states and lags in seconds, and leases of which so much is used."""
 
     def __init__(
-        self, replicas: list[tuple[str, float]], leases: list[float], *, role: str = "primary", at: str = ""
+        self, replicas: list[tuple[str, float]], leases: list[float], *, role: str = "primary"
     ) -> None:
         self._status: dict[str, Any] = {
             "role": role,
             "state": "",
-            "primary": at,
+            "primary": "",
             "replicas": [
                 {"state": state, "lag_seconds": lag, "address": f"- http://replica{number}"}
                 for number, (state, lag) in enumerate(replicas)
@@ -180,11 +180,9 @@ class StatusTests(SiteCase):
             (found["state"], found["warnings"]),
         )
 
-    def test_a_replica_that_became_primary_is_not_lost(self) -> None:
+    def test_a_replica_that_moved_is_not_lost(self) -> None:
         """After a promotion all is well."""
-        replicas = [("lost", 9.0), ("lost", 9.0)]
-
-        found = self.built(Replication(replicas, [], role="replica", at="- http://replica1"))
+        found = self.built(Replication([("lost", 9.0), ("moved", 9.0)], [], role="replica"))
 
         self.assertEqual(["1 replica lost"], found["warnings"])
 

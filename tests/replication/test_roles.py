@@ -105,6 +105,37 @@ def test_a_fenced_daemon_told_to_resync_is_a_replica_again() -> None:
     assert [] == a.leftover_facts
 
 
+def test_a_former_primary_with_an_empty_log_is_whole() -> None:
+    """It need not join: its log is a copy already. It said for ever that it has none."""
+    world = World()
+    a, b, _ = world.chain()
+    world.promote(b)
+    world.pass_(3)
+    assert world.resync(a)
+    world.pass_(3)
+
+    assert a.roles.is_whole
+    assert a.replica is not None
+    assert "live" == a.replica.state
+
+
+def test_replicas_that_follow_the_new_primary_are_not_lost() -> None:
+    """The former primary lists them as moved: the new one, and those that the new one has told it of."""
+    world = World()
+    a, b, _ = world.chain()
+    world.wrote(a, 20)
+    other = world.node("other", "a")
+    world.pass_(3)
+    assert {"live", "idle"} >= {one["state"] for one in a.relays.status()}
+    world.promote(b)
+    world.pass_(10)
+    assert world.resync(a)
+    world.pass_(10)
+    assert ["replica", "primary", "replica"] == roles(a, b, other)
+
+    assert {"moved"} == {one["state"] for one in a.relays.status()}
+
+
 @pytest.mark.parametrize(("wanted", "code"), [(None, "not_a_replica"), (("events",), "filtered")])
 def test_who_cannot_be_promoted(wanted: tuple[str, ...] | None, code: str) -> None:
     """A primary, and a copy of some streams."""

@@ -1,5 +1,6 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -11,12 +12,13 @@ from synrepl.ports.access import Access, Keyring, Right
 from synrepl.ports.history import Lease
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import Leases
 from synrepl.replication.roles.manager import RoleManager
-from synrepl.replication.roles.messages import FENCED
+from synrepl.replication.roles.messages import FENCED, PRIMARY
 from synrepl.replication.settings import RelaySettings
 from synrepl.storage.log import Log
 from synrepl.wire.filter import Filter
@@ -54,6 +56,7 @@ REPLICA_STATES: Final = {
     "idle": "connected and up to date; nothing was written for a while",
     "behind": "connected, but missing facts or still joining",
     "lost": "not connected",
+    "moved": "not connected: it is the primary now, or a replica of the primary",
     "never seen": "a lease was made for it, but it never connected",
     "ended": "its lease has ended: facts that it needs may be trimmed, and then it joins again",
 }
@@ -250,22 +253,33 @@ class ReplicaRegistry:
         """The status of every known replica, the worst first."""
         relays = {relay.uuid: relay for relay in self.connected if relay.is_known}
         present = self.present()
+        elsewhere = self._replicas_elsewhere()
         described = [
-            self._describe(lease, relays.get(lease.uuid), is_present=lease.uuid in present)
+            self._describe(lease, relays.get(lease.uuid), elsewhere, is_present=lease.uuid in present)
             for lease in self.leases.all()
         ]
-        order = ["ended", "lost", "behind", "never seen", "live", "idle"]
+        order = ["ended", "lost", "behind", "never seen", "moved", "live", "idle"]
         described.sort(key=lambda one: (order.index(one["state"]), -one["lag_rows"]))
         return described
 
-    def _describe(self, lease: Lease, relay: "Relay | None", *, is_present: bool) -> dict[str, Any]:
+    def _replicas_elsewhere(self) -> list[Address]:
+        """The addresses of the primary and of its replicas; none if this daemon is the primary."""
+        if self.roles.role == PRIMARY:
+            return []
+        peers = msgspec.json.decode(self.log.notes.get("peers", "[]"), type=list[str])
+        return [self.roles.primary, *map(Address.parse, peers)]
+
+    def _describe(
+        self, lease: Lease, relay: "Relay | None", elsewhere: Sequence[Address], *, is_present: bool
+    ) -> dict[str, Any]:
         lag_rows = max(0, self.log.serial - lease.serial)
         if lease.ended_ms is not None:
             state = "ended"
         elif lease.seen_ms is None:
             state = "never seen"
         elif not is_present:
-            state = "lost"
+            address = Address.parse(lease.address)
+            state = "moved" if any(address.is_same(one) for one in elsewhere) else "lost"
         elif lag_rows or (relay is not None and relay.state != "live"):
             state = "behind"
         else:

@@ -320,8 +320,9 @@ class Replica:
                         self._backoff.reset()
                         self._is_resync_requested = False
                         self.refusal = None
-                        if self._log.notes.get("resync") is not None:
-                            await self._log.note(resync=None)
+                        # A former primary need not join: its log is a copy already, even an empty one.
+                        if self._log.notes.get("resync") is not None or not self.is_whole:
+                            await self._log.note(resync=None, joined="yes")
                         self.head = at.serial
                         serial = log.serial
                         self.progress = Progress(serial, self.head, self._clock.seconds(), serial)
