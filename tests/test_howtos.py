@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.lib.printed_commands import accepts, pages, read_blocks, split_commands
+from scripts.printed_commands import NO_NAMESPACES
+
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {
     **os.environ,
@@ -203,3 +206,105 @@ def test_the_migrated_worker_passes_its_test(tmp_path: Path) -> None:
     ended = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", path.name)
 
     assert "5 passed" in ended.stdout, ended.stdout
+
+
+@pytest.mark.parametrize("page", pages())
+def test_the_commands_of_a_page_print_what_it_shows(page: str) -> None:
+    """Every command of the manual runs as printed, in namespaces with a network of their own."""
+    script = ROOT / "scripts/printed_commands.py"
+    ended = subprocess.run(
+        [sys.executable, str(script), "--path", str(ROOT), page],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=ENVIRONMENT,
+    )
+
+    if ended.returncode == NO_NAMESPACES:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stderr
+
+
+PAGE = """\
+# A page
+
+Prose, then `counter.py`:
+
+```python
+print(1)
+```
+
+<!-- first: mkdir here -->
+<!-- on: paris -->
+
+    one --long \\
+        option
+    cat <<END
+    text
+    END
+
+```text
+printed
+```
+
+* a list
+
+      with an example
+
+<!-- not run: needs a machine -->
+
+```console
+$ two | \\
+    three
+out
+$ four
+```
+
+    synrepl status [options]
+"""
+
+
+def test_the_commands_of_a_page_are_found(tmp_path: Path) -> None:
+    """Indented blocks and the lines after a dollar; whole, also over several lines."""
+    (tmp_path / "page.md").write_text(PAGE, "utf-8")
+
+    found = list(read_blocks(tmp_path / "page.md"))
+
+    assert [
+        ("file", "print(1)"),
+        ("commands", "one --long \\\n    option\ncat <<END\ntext\nEND"),
+        ("output", "printed"),
+        ("commands", "two | \\\n    three"),
+        ("output", "out"),
+        ("commands", "four"),
+    ] == [(one.kind, one.text) for one in found]
+    assert ("counter.py", "paris", ["mkdir here"]) == (found[0].name, found[1].on, found[1].first)
+    assert ["one --long \\\n    option", "cat <<END\ntext\nEND"] == found[1].commands
+    assert ["", "", "", *["needs a machine"] * 3] == [one.not_run for one in found]
+
+
+def test_a_command_that_is_not_whole_is_an_error() -> None:
+    """Text that is indented by mistake would otherwise count as tried."""
+    with pytest.raises(ValueError, match="this command is not whole: 3 mutants"):
+        split_commands("3 mutants: 2 killed (time)")
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "is_accepted"),
+    [
+        ("w1 wrote 2", "w1 wrote 2\n", True),
+        ("w1 wrote 2", "w1 wrote 3\n", False),
+        ("w1 wrote 2", "warning\nw1 wrote 2\n", False),
+        ("... ready: example.org", "2026-11-23 [-] ready: example.org\n", True),
+        ("a\n...\nc", "a\nb\nb\nc\n", True),
+        ("digest aa6b1234567890123459bd", "digest 0123456789abcdefabcd01\n", True),
+        ("name master-49c07942", "name master-00c07940\n", True),
+        ("PING 1795239700348", "PING 1700000000000\n", True),
+        ("PING 1795239700348", "PING 17\n", False),
+        ("facts in 3.1 s", "facts in 12.75 s\n", True),
+        ("in 4 files", "in 5 files\n", False),
+    ],
+)
+def test_what_a_page_shows_is_compared(shown: str, printed: str, is_accepted: bool) -> None:
+    """Times, durations and digests differ from run to run; nothing else may."""
+    assert is_accepted == accepts(shown, printed, is_whole=True)

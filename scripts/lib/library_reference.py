@@ -2,18 +2,20 @@
 
 import ast
 import inspect
+import re
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from textwrap import dedent
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 import msgspec
 
 import synrepl
 import synrepl.streams.catalog
 import synrepl.testing
+from synrepl.config import Settings, settings
 from synrepl.streams.stream import Stream
 
 __all__ = ["library_reference"]
@@ -90,17 +92,30 @@ def _entry(name: str, found: Any) -> Iterator[str]:
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         yield f"`{found!r}`"
         return
-    yield from _signature(name, found)
+    if found is not Settings:  # a table has its fields
+        yield from _signature(name, found)
     yield from markdown(inspect.getdoc(found) or "")
     if not inspect.isclass(found):
         return
     shared = [base for base in found.__mro__[1:] if base in _public()]
     for base in shared:
         yield from ("", f"It has the methods of `{base.__name__}`, too.")
+    if found is Settings:
+        yield from ("", "| field | type | default | |", "|---|---|---|---|")
+        types = {field.name: field.type for field in fields(Settings)}
+        for one in settings():
+            meaning = one.help.replace("|", "\\|")
+            yield f"| `{one.name}` | `{_type_text(types[one.name])}` | `{one.default_text}` | {meaning} |"
     for member, method in _members(found, shared):
         yield from ("", f"#### {name}.{member}", "")
         yield from _signature(member, method)
         yield from markdown(inspect.getdoc(method) or "")
+
+
+def _type_text(of: Any) -> str:
+    """The name of a type in a table, where a bar would end the cell."""
+    text = of.__name__ if isinstance(of, type) and not get_args(of) else str(of)
+    return re.sub(r"\b\w+\.", "", text).replace("|", "\\|")
 
 
 @cache

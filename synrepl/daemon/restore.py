@@ -11,6 +11,7 @@ from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogSnapshot
+from synrepl.ports.settings import UNNAMED
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.facts import Fact
@@ -29,12 +30,13 @@ _log = Logger(namespace="synrepl.daemon.restore")
 
 
 async def restore_snapshot(
-    log: Log, location: str, reactor: Any, *, server_name: str, is_replica: bool
+    log: Log, location: str, reactor: Any, *, server_name: str | None, is_replica: bool
 ) -> None:
     """Restore the snapshot at `location` (a folder or URI) into this log, which continues at its position.
 
     A log that has facts, or was a copy before, is left unchanged. A primary begins a new epoch
-    (``restored``): other daemons may know later facts, which are not part of this history. Raises
+    (``restored``): other daemons may know later facts, which are not part of this history. A log without a
+    `server_name` (None) stores that of the snapshot. Raises
     `ConfigError` or `StorageError` if the snapshot cannot be restored; the log then stays empty.
     """
     if log.serial or log.notes.get("joined") is not None:
@@ -53,7 +55,7 @@ async def _restore(
     store: Store,
     thread: ReactorThread,
     seconds: Callable[[], float],
-    server_name: str,
+    server_name: str | None,
     *,
     is_replica: bool,
 ) -> None:
@@ -104,18 +106,20 @@ async def _restore(
                 )
             )
         await copy.note(history=snapshot.history, joined="yes", filter=None, joining=None)
+        if server_name is None and snapshot.server_name != UNNAMED:
+            await log.note(server_name=snapshot.server_name)
         await log.adopt_copy(copy)
     except BaseException:
         await copy.close()
         raise
 
 
-def _checked(store: Store, server_name: str) -> SnapshotManifest:
+def _checked(store: Store, server_name: str | None) -> SnapshotManifest:
     """The snapshot, after a checksum of all its files. Runs in a thread."""
     snapshot = read_snapshot(store)
     if snapshot is None:
         raise ConfigError(f"{store} has no snapshot; synrepl pipeline compact makes one")
-    if snapshot.server_name != server_name:
+    if server_name not in (None, snapshot.server_name):
         raise ConfigError(f"{store} is a snapshot of {snapshot.server_name}, not of {server_name}")
     for part in snapshot.files:
         if store.sha256(part.path) != part.sha256:

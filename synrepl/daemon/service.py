@@ -263,7 +263,7 @@ class Daemon(Service):
             log,
             location,
             self._reactor,
-            server_name=self.settings.server_name_of(log.notes),
+            server_name=self.settings.expected_name(log.notes),
             is_replica=self.settings.upstream is not None,
         )
 

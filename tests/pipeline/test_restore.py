@@ -99,6 +99,22 @@ def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) 
                 assert 0 == BlockingClient(empty.url).json(STATUS.request())["serial"]
 
 
+def test_a_snapshot_names_the_homeserver(spark: "SparkSession", tmp_path: Path) -> None:
+    """The printed command names none; a start without the snapshot then still knows it."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    with Daemon(tmp_path / "old", options=("--server-name", "example.org")) as old:
+        post(old.url, "ada")
+        archive(spark, old.url, Store(str(tmp_path / "archive")))
+    compact(spark, Store(str(tmp_path / "archive")), Store(str(tmp_path / "snapshot")))
+    names = []
+    for options in (("--snapshot", str(tmp_path / "snapshot")), ()):
+        with Daemon(tmp_path / "new", options=options) as new:
+            names.append(BlockingClient(new.url).json(STATUS.request())["server_name"])
+
+    assert ["example.org", "example.org"] == names
+
+
 def test_a_primary_restored_from_a_snapshot_begins_an_epoch(spark: "SparkSession", tmp_path: Path) -> None:
     """What came after the snapshot may be known elsewhere: the two histories can be told apart from there.
     Killed as soon as it has the snapshot, it is in the new epoch already."""
