@@ -132,3 +132,11 @@ def test_signatures_and_examples_of_the_library_are_python() -> None:
         if re.match(r"class |def |async def ", block) and ":\n" not in block:
             block = block.rstrip().replace("class ", "def ", 1) + ": ..."
         ast.parse(block)
+
+
+def test_the_site_has_every_page() -> None:
+    """`scripts/site` fails otherwise, but takes longer to say so."""
+    listed = set(re.findall(r"^ +- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+
+    assert {page for page in pages if not page.startswith("newsfragments/")} == listed

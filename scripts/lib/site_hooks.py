@@ -1,0 +1,38 @@
+"""Hooks of mkdocs: the version, links to files of the checkout, and anchors as on code hosts."""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+
+_LINK: Final = re.compile(r"(?<!!)\[([^\]]*)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def slugify(heading: str, separator: str) -> str:
+    """Return the anchor of a heading, as on code hosts: the links of the manual are written for these."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
+
+
+def on_config(config: Any) -> Any:
+    """Show the version on each page."""
+    found = re.search(r'^    version="([^"]+)"', (ROOT / "setup.py").read_text("utf-8"), re.MULTILINE)
+    assert found is not None
+    config.copyright = f"synrepl {found[1]}"
+    config.mdx_configs.setdefault("toc", {})["slugify"] = slugify
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
+    """Turn links to files outside of the manual into their paths in the checkout."""
+    docs = ROOT / "docs"
+    folder = (docs / page.file.src_uri).parent
+
+    def replace(link: re.Match[str]) -> str:
+        target = (folder / link[2]).resolve()
+        if target.is_relative_to(docs) and "newsfragments" not in target.parts:
+            return link[0]
+        path = target.relative_to(ROOT).as_posix()
+        return f"{link[1]} (`{path}`)" if path not in link[1] else link[1]
+
+    return _LINK.sub(replace, markdown)
