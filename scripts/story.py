@@ -1,4 +1,4 @@
-"""Shows a deployment through the loss of its primary: a real homeserver, a primary, a replica, a promotion."""
+"""Shows a deployment lose its primary: a real homeserver, a primary, a replica, a promotion."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ STEP_SECONDS: Final = 0.2
 
 
 class Daemon:
-    """A daemon with a directory of its own, at ports that stay the same. It can be killed and started again."""
+    """A daemon with a directory of its own, at fixed ports. It can be killed and started again."""
 
     def __init__(self, folder: Path, name: str, secret: Path, **settings: Any) -> None:
         self.name = name
@@ -101,7 +101,7 @@ def run(*arguments: str) -> None:
 
 
 def wait_for(condition: Any, what: str) -> Any:
-    """Wait until the condition gives something true, and return that. Raises `SystemExit` if it never does."""
+    """Wait until the condition gives something true; return that. Raises `SystemExit` after a while."""
     until = time.monotonic() + SECONDS
     while not (found := condition()):
         if time.monotonic() > until:
