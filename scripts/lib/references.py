@@ -30,6 +30,8 @@ EXTERNAL: Final = frozenset(
         "LoggingTransaction",
         "ReplicationDataHandler",
         "process_replication_position",
+        "register_new_matrix_user",
+        "rule_files",
         "txid_status",
     }
 )
