@@ -50,8 +50,6 @@ class Files:
         rule: Literal["eager", "lazy"] = "eager",
         workers: int = 4,
         grace_seconds: float = 86_400.0,
-        scrub_slice_seconds: float = 1.0,
-        scrub_round_seconds: float = 86_400.0,
         refusal: Callable[[], ReplicationError | None] = lambda: None,
         logger: Logger,
     ) -> None:
@@ -71,8 +69,6 @@ class Files:
             self._on_loss,
             lambda: self._names.is_complete,
             grace_seconds=grace_seconds,
-            slice_seconds=scrub_slice_seconds,
-            round_seconds=scrub_round_seconds,
         )
         self._summary = QueueSummary()
         self._summary_wakeup = Wakeup(clock)

@@ -12,6 +12,8 @@ __all__ = ["FileMaintenance"]
 PAGE: Final = 1_000
 """How many names or files are processed in one step."""
 HOUR: Final = 3_600.0
+SLICE_SECONDS: Final = 1.0
+ROUND_SECONDS: Final = 86_400.0
 SAVE_EVERY: Final = 60
 """After how many slices the position of a scrub is saved."""
 
@@ -19,7 +21,7 @@ SAVE_EVERY: Final = 60
 class FileMaintenance:
     """Counts and compares once, then deletes hourly and scrubs in slices.
 
-    A slice is scrubbed each `slice_seconds`, a round begins each `round_seconds`. Files without a name are
+    A slice is scrubbed each `SLICE_SECONDS`, a round begins each `ROUND_SECONDS`. Files without a name are
     deleted after `grace_seconds`. `on_loss` is called with each named file that is missing or damaged, and
     with the reason. Nothing is deleted unless `are_names_known`.
     """
@@ -31,15 +33,11 @@ class FileMaintenance:
         are_names_known: Callable[[], bool],
         *,
         grace_seconds: float,
-        slice_seconds: float,
-        round_seconds: float,
     ) -> None:
         self._context = context
         self._on_loss = on_loss
         self._are_names_known = are_names_known
         self._grace_seconds = grace_seconds
-        self._slice_seconds = slice_seconds
-        self._round_seconds = round_seconds
         self._wakeup = Wakeup(context.clock)
         self._is_counted = False
         self._scrub: Scrub | None = None
@@ -59,7 +57,7 @@ class FileMaintenance:
             await self._count()
             await self.compare()
             self._is_counted = True
-            self._next_round = now + self._slice_seconds
+            self._next_round = now + SLICE_SECONDS
         elif now >= self._next_deletion:
             await self.delete_unreferenced()
             self._next_deletion = now + HOUR
@@ -129,7 +127,7 @@ class FileMaintenance:
             position = await context.run(partial(context.queue.recall, "scrub"))
             self._scrub = context.store.scrub(position)
         scrub = self._scrub
-        self._next_round = now + self._slice_seconds
+        self._next_round = now + SLICE_SECONDS
         bad, is_done = await context.run(partial(scrub.step, STEP))
         for sha256 in bad:
             self._on_loss(sha256, "the file was damaged on disk, and is now in quarantine")
@@ -137,5 +135,5 @@ class FileMaintenance:
         if is_done or self._slices % SAVE_EVERY == 0:
             await context.run(partial(context.queue.remember, "scrub", scrub.position))
         if is_done:
-            self._next_round = now + self._round_seconds
+            self._next_round = now + ROUND_SECONDS
             await self.compare()

@@ -7,7 +7,7 @@ from typing import Final
 from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from synrepl.wire.commands import Rdata, declared_commands
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect, nearest
-from synrepl.wire.grammar import BROKER, Command, CommandForm, Side, exists
+from synrepl.wire.grammar import BROKER, Command, CommandForm, Side
 from synrepl.wire.kinds import show
 from synrepl.wire.rdata_runs import RunReader
 
@@ -56,7 +56,7 @@ class Codec:
         self.runs: RunReader | None = None
         for name, command in COMMANDS.items():
             form = CommandForm(command, self._reading_dialect(command))
-            if exists(command, dialect.release) and ours & command.SENT_BY:
+            if dialect.release in command.SPAN and ours & command.SENT_BY:
                 self._forms[command] = form
             if theirs & command.SENT_BY:
                 self.parsers[name.encode()] = form.parse
@@ -67,9 +67,9 @@ class Codec:
                 self._other_side.add(name.encode())
 
     def _reading_dialect(self, command: type[Command]) -> Dialect:
-        if exists(command, self.dialect.release):
+        if self.dialect.release in command.SPAN:
             return self.dialect
-        return nearest(self.dialect, [point for point in _KNOWN_POINTS if exists(command, point.release)])
+        return nearest(self.dialect, [point for point in _KNOWN_POINTS if point.release in command.SPAN])
 
     def parse(self, line: bytes) -> Command:
         """Parse a line. Raises RemoteProtocolError with a message for the peer."""

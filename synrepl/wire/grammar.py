@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.wire.dialect import Dialect, Release, Span, span
+from synrepl.wire.dialect import Dialect, Span, span
 from synrepl.wire.kinds import Body, FieldKind, MiddleText, Rest, show
 
 __all__ = [
@@ -251,8 +251,3 @@ class CommandForm:
         except (ValueError, TypeError) as error:
             raise LocalProtocolError(f"cannot format {self.command.NAME}: {field.name} {error}") from error
         return b" ".join(parts)
-
-
-def exists(made: type[Command], release: Release) -> bool:
-    """Whether a release has a command."""
-    return release in made.SPAN

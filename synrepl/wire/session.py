@@ -19,7 +19,7 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.codec import MAX_LENGTH, Codec, codec_of
 from synrepl.wire.commands import Error, Name, Ping, Server
 from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
-from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command, Side, exists
+from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command, Side
 from synrepl.wire.native import NATIVE_COMMANDS, Hello
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
@@ -287,7 +287,7 @@ class Session:
                 if error.why not in errors:
                     errors.append(error.why)
                 continue
-            if type(command) in NATIVE_COMMANDS and not exists(type(command), guess.release):
+            if type(command) in NATIVE_COMMANDS and guess.release not in command.SPAN:
                 continue  # Only a synrepl daemon sends it, which does not speak this dialect.
             if not self._is_ignored(command):
                 meanings.append((codec, command))
@@ -331,7 +331,7 @@ class Session:
 
 def _is_for_replicas(dialect: Dialect) -> bool:
     """Whether a client of this dialect is a replica, which must send HELLO and AUTH."""
-    return exists(Hello, dialect.release)
+    return dialect.release in Hello.SPAN
 
 
 def _one_line(text: str) -> str:
