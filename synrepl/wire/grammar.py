@@ -241,10 +241,10 @@ class CommandForm:
 
     def format(self, value: Command) -> bytes:
         """Format the line without its end. Raises LocalProtocolError if a value does not fit its field."""
-        parts = [self._name]
+        parts, is_json = [self._name], self.command.IS_JSON
         try:
             for field in self.fields:
-                member = value if self.command.IS_JSON else getattr(value, field.name)
+                member = value if is_json else getattr(value, field.name)
                 if member is None and isinstance(field.kind, Rest) and field.kind.optional:
                     continue
                 parts.append(field.kind.format(member, self._dialect))
