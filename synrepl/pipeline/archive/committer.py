@@ -1,4 +1,4 @@
-"""BatchCommitter of batches: adds the files that tasks wrote to the table of an archive, each fact once."""
+"""Committer of batches: adds the files that tasks wrote to the table of an archive, each fact once."""
 
 from collections.abc import Sequence
 from typing import Final
