@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from textwrap import wrap
+from types import SimpleNamespace
 from typing import Any, Final
 
 import click
@@ -281,7 +282,12 @@ def _key(stream: Stream[Any], row: type[Any]) -> str:
     if stream.key is None:
         return "none; no row replaces another"
     names = list(row.__struct_fields__)
-    found = [str(part).strip('"') for part in stream.key(row(*names))]
+    named: Any
+    try:
+        named = row(*names)
+    except AttributeError:  # the row checks its values
+        named = SimpleNamespace(**{name: name for name in names})
+    found = [str(part).strip('"') for part in stream.key(named)]
     return ", ".join(f"`{part}`" for part in found if part in names)
 
 

@@ -308,3 +308,30 @@ def test_a_command_that_is_not_whole_is_an_error() -> None:
 def test_what_a_page_shows_is_compared(shown: str, printed: str, is_accepted: bool) -> None:
     """Times, durations and digests differ from run to run; nothing else may."""
     assert is_accepted == accepts(shown, printed, is_whole=True)
+
+
+def test_own_streams_are_as_printed(tmp_path: Path) -> None:
+    """Every command, at a daemon that has just started, and what it prints."""
+    from tests.service.processes import Daemon
+
+    [page] = blocks("docs/howto/own-streams.md", "console")
+    [config] = blocks("docs/howto/own-streams.md", "yaml")
+    with Daemon(tmp_path) as daemon:
+        environment = {**ENVIRONMENT, "SYNREPL_URL": daemon.url}
+        said = ""
+        for command in re.findall(r"^\$ (.*)$", page, re.MULTILINE):
+            ended = subprocess.run(
+                ["sh", "-c", command.replace("http://localhost:9093", daemon.url)],
+                capture_output=True,
+                text=True,
+                cwd=tmp_path,
+                timeout=60,
+                env=environment,
+            )
+            said += f"$ {command}\n{ended.stdout}{ended.stderr}".replace(daemon.url, "http://localhost:9093")
+    assert said == page
+
+    (tmp_path / "synrepl.yaml").write_text(config, "utf-8")
+    (tmp_path / "own").mkdir()
+    with Daemon(tmp_path / "own", options=("--config", str(tmp_path / "synrepl.yaml"))) as daemon:
+        daemon.wait_for("serial 2")

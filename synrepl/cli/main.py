@@ -17,7 +17,7 @@ __all__ = ["main"]
         "status": ("synrepl.cli.status:status", "Show the status of a daemon."),
         "top": ("synrepl.cli.status:top", "Watch a daemon on one screen."),
         "who": ("synrepl.cli.status:who", "Show the followers of a daemon."),
-        "streams": ("synrepl.cli.streams:streams", "Show the streams of a daemon and their writers."),
+        "streams": ("synrepl.cli.streams:streams", "Show the streams of a daemon, or declare one."),
         "replicas": ("synrepl.cli.replicas:replicas", "Show the replicas of a daemon."),
         "tail": ("synrepl.cli.tail:tail", "Follow a server, a Redis or a recording."),
         "append": ("synrepl.cli.append:append", "Append rows from standard input."),

@@ -1,5 +1,6 @@
-"""``synrepl streams``: the streams of a daemon, their positions, and writers that hold streams back."""
+"""``synrepl streams``: a daemon's streams, writers that hold them back, and streams of one's own."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from synrepl.cli.command import CliCommand, CliError
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
 from synrepl.cli.tables import table
 from synrepl.errors import ReplicationError
+from synrepl.http_api.routes import DECLARE
 
 if TYPE_CHECKING:
     from synrepl.storage.doctor.holds import Hold
@@ -95,7 +97,26 @@ def _from_status(status: dict[str, Any]) -> StuckStream:
 
 
 @click.command(cls=CliCommand)
+@click.argument("action", type=click.Choice(["list", "create"]), default="list")
+@click.argument("name", required=False)
 @daemon_options()
+@click.option(
+    "--key",
+    metavar="COLUMNS",
+    help="create: comma-separated columns; a row replaces earlier ones of the same key.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["kept", "ephemeral"]),
+    help="create: whether facts are kept in the log, or in memory [default: kept]",
+)
+@click.option(
+    "--columns",
+    metavar="NAME:TYPE,...",
+    help="create: the items of a row: str, int, float, bool or json, with ? if the value may be null.",
+)
+@click.option("--untyped", is_flag=True, help="create: a row has one item, any JSON, in place of --columns.")
+@click.option("--writers", metavar="NAMES", help="create: comma-separated writers [default: any]")
 @click.option(
     "--stuck", is_flag=True, help="Show the writers that hold streams back: unfinished ids, silent or behind."
 )
@@ -105,13 +126,52 @@ def _from_status(status: dict[str, Any]) -> StuckStream:
     help="With --stuck: read the writers' database (sqlite:PATH or postgresql://...), not a daemon.",
 )
 @output_option('{stream: {"kept": bool, "writers": {writer: token}}}', is_table=True)
-def streams(daemon: DaemonTarget, stuck: bool, database: str | None, output: Output) -> None:
-    """Show the streams of a daemon: kept or ephemeral, and the position of each writer.
+def streams(
+    action: str,
+    name: str | None,
+    daemon: DaemonTarget,
+    key: str | None,
+    kind: str | None,
+    columns: str | None,
+    untyped: bool,
+    writers: str | None,
+    stuck: bool,
+    database: str | None,
+    output: Output,
+) -> None:
+    """Show the streams of a daemon, or declare one.
+
+    `list` shows whether each is kept or ephemeral, and the position of each writer. `create NAME` declares a
+    stream of one's own, which all replicas get and Redis does not. Repeating the same declaration changes
+    nothing.
 
     With --stuck: show the writers that hold back streams with several writers, the worst first. Exit code 1:
     a writer is stuck and does not recover by itself. In JSON: {"stuck": bool, "holds": [...], "tables":
     [...]}.
     """
+    if (name is None) is not (action == "list"):
+        raise click.UsageError(f"{action} takes {'no name' if action == 'list' else 'the name of a stream'}")
+    if action == "create":
+        if stuck or database is not None:
+            raise click.UsageError("--stuck and --database do not go with create")
+        if (columns is None) is not untyped:
+            raise click.UsageError("create needs --columns or --untyped, not both")
+        answer = daemon.ask(
+            DECLARE.request(),
+            json.dumps(
+                {
+                    "name": name,
+                    "key": _words(key),
+                    "kind": kind or "kept",
+                    "columns": None if columns is None else _columns(columns),
+                    "writers": _words(writers),
+                }
+            ).encode(),
+        )
+        output.show(answer, [f"{name} {'is created' if answer['created'] else 'was there already'}"])
+        return
+    if untyped or any(given is not None for given in (key, kind, columns, writers)):
+        raise click.UsageError("--key, --kind, --columns, --untyped and --writers go with create")
     if database is not None and not stuck:
         raise click.UsageError("--database needs --stuck")
     if stuck:
@@ -125,6 +185,20 @@ def streams(daemon: DaemonTarget, stuck: bool, database: str | None, output: Out
         for writer, token in sorted((stream["writers"] or {"": ""}).items())
     ]
     output.show(known, table(("stream", "kind", "writer", "position"), rows, limit=len(rows)))
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in text.split(",")] if text else []
+
+
+def _columns(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in _words(text):
+        column, colon, kind = word.partition(":")
+        if not colon or column in found:
+            raise click.UsageError(f"--columns: {word} is not NAME:TYPE, or repeats a name")
+        found[column] = kind
+    return found
 
 
 def _stuck_lines(found: StuckStream) -> Iterator[str]:

@@ -16,6 +16,7 @@ from synrepl.ingest.settings import IngestSettings
 from synrepl.ports.access import Key, Keyring
 from synrepl.ports.settings import Setting, duration, path, setting, size, switch, text
 from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
+from synrepl.streams.declared import Declaration, parse_declarations
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.settings import ApiSettings, UpstreamSettings, endpoint, endpoints
 
@@ -29,7 +30,7 @@ GROUPS: Final[Mapping[str, str]] = {
     " max_file_bytes",
     "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
     " stale_seconds refuse_stale_reads",
-    "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database",
+    "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams",
     "Connections": "dialect ping_seconds timeout_seconds heartbeat_seconds reader_bytes max_body_bytes",
 }
 """The names of the settings by the heading of the manual, in its order."""
@@ -67,6 +68,15 @@ class Settings(
         parse=text,
         metavar="DIR",
         example="/var/lib/synrepl/snapshot",
+    )
+    streams: tuple[Declaration, ...] = setting(
+        (),
+        "Streams of one's own, by name, each with `key`, `kind` (kept or ephemeral), `columns`"
+        " (none: untyped) and `writers`. A primary declares them when it starts.",
+        parse=parse_declarations,
+        metavar="TABLE",
+        kind="file",
+        example="{packages: {key: name, columns: {name: str, version: str}, writers: [index]}}",
     )
     stale_seconds: float = setting(
         "60s",

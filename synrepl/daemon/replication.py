@@ -71,7 +71,6 @@ class ReplicationServices:
         self._keys = keys
         self._credentials = credentials
         self._address = address
-        self._ephemeral = [stream.name for stream in table if stream.ephemeral]
         self._role_changed = changed
         self._publisher = publisher
         self.commands = CommandForwarder(
@@ -217,7 +216,7 @@ class ReplicationServices:
             self._upstream(where),
             self._reactor,
             self._settings,
-            ephemeral=self._ephemeral,
+            ephemeral=self._log.ephemeral_streams,
             keep_leftovers=self._diverged_facts.keep,
             jitter=_jitter,
             on_primary_moved=self.roles.on_primary_moved,

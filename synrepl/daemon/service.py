@@ -19,11 +19,13 @@ from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ports.metrics import CommitMetrics, Metrics
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.roles.messages import PRIMARY, REPLICA
 from synrepl.storage.databases import engine_for
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
+from synrepl.streams.declared import DeclaredTable
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import Services
@@ -56,7 +58,8 @@ class Daemon(Service):
         needs_name: bool = False,
     ) -> None:
         self.settings = settings
-        self.table = table if table is not None else StreamTable.default()
+        self.table = DeclaredTable(table if table is not None else StreamTable.default())
+        self.declared: DeclaredStreams | None = None
         self.keyring = settings.keyring()
         self.credentials = settings.credentials()
         self.metrics = Metrics(CollectorRegistry())
@@ -146,6 +149,8 @@ class Daemon(Service):
         log = await self._open_log(ingest)
         self._stops.append(log.stop)
         self._check_name(log)
+        # First among the watchers: the others find the new streams in the table.
+        declared = self.declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
         log.subscribe(CommitMetrics(self.metrics).committed)
         publisher = Publisher(
             log,
@@ -155,10 +160,13 @@ class Daemon(Service):
             instance=settings.instance_name,
             ring_bytes=settings.reader_bytes,
         )
+        declared.watchers.append(publisher.stream_added)
         self._stops += [publisher.stop, ingest.close]
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
         if settings.snapshot is not None:
             await self._restore(log, settings.snapshot)
+        await declared.load()
+        log.on_replaced(self._read_declared)
         replication = self.replication = ReplicationServices(
             settings,
             reactor,
@@ -182,6 +190,7 @@ class Daemon(Service):
         if replication.roles.role == PRIMARY:
             # Before the ports open: a bad source must stop the start.
             ingest.open(log, publisher)
+            await self._declare_streams()
         self._stops.append(listeners.stop)
         services = self._services = Services(
             log=log,
@@ -197,6 +206,7 @@ class Daemon(Service):
             write_forwarder=replication.write_forwarder,
             roles=replication.roles,
             relays=replication.relays,
+            declared=declared,
         )
         await listeners.open(services, replication.relays, self.keyring)
         return log
@@ -221,7 +231,10 @@ class Daemon(Service):
             assigned=ingest.followed_streams,
             unordered=[stream.name for stream in self.table if not stream.ordered],
             any_writer=[stream.name for stream in self.table if stream.any_writer],
-            append_refusal=ingest.refusal,
+            append_refusal=lambda stream, writer: (
+                (self.declared.refusal(stream, writer) if self.declared is not None else "")
+                or ingest.refusal(stream, writer)
+            ),
             server_name=self.settings.server_name if self.settings.is_named else "",
             logger=Logger(namespace="synrepl.storage"),
         )
@@ -273,6 +286,19 @@ class Daemon(Service):
             return None
         return declared.key(declared.decode(row, NEWEST))
 
+    def _read_declared(self) -> None:
+        if self.declared is not None:
+            self._tasks.start(self.declared.load(), "reading the declared streams")
+
+    async def _declare_streams(self) -> None:
+        """Declare the streams of the settings, on a primary. Raises `ConfigError` if one differs."""
+        for one in self.settings.streams:
+            assert self.declared is not None
+            try:
+                await self.declared.declare(one)
+            except ConfigError as error:
+                raise ConfigError(f"streams: {error}") from error
+
     # -- while it runs -------------------------------------------------------------------------------------
 
     def _on_role_changed(self, ingest: IngestServices, log: Log, publisher: Publisher) -> None:
@@ -283,10 +309,16 @@ class Daemon(Service):
         if self.replication is None:
             return
         try:
-            if self.replication.roles.role == PRIMARY:
-                ingest.open(log, publisher)
-            else:
+            if self.replication.roles.role != PRIMARY:
                 await ingest.close()
+                return
+            ingest.open(log, publisher)
+            try:
+                if self.ready.called:
+                    await self._declare_streams()
+            except ConfigError as error:
+                # It differs from the former primary's settings. The log has what followers rely on.
+                self._logger.error("{why}", why=error)
         except ReplicationError as error:
             self.failure = str(error)
             self._logger.critical("stopping after a failure: {why}", why=self.failure)

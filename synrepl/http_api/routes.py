@@ -33,6 +33,8 @@ __all__ = [
     "CHANGELOG",
     "CLAIM",
     "COMMANDS",
+    "DECLARE",
+    "DECLARED",
     "DIGESTS",
     "DROP_LEASE",
     "EXTENT",
@@ -563,6 +565,39 @@ CLAIM: Final = Route(
         *("not_verified", "digest_differs", "superseded"),
     ),
     max_body=64 * KIB,
+)
+DECLARED: Final = Route(
+    "stream.list_all",
+    "GET",
+    "/v1/streams",
+    "List the streams of one's own: those that were declared.",
+    examples=(Example("/v1/streams", {"streams": []}),),
+)
+DECLARE: Final = Route(
+    "stream.create",
+    "POST",
+    "/v1/streams",
+    "Declare a stream of one's own. An equal declaration changes nothing; another one is refused.",
+    right="administer",
+    errors=("declared_otherwise", "storage_error", "fenced", "starting", "handing_over", "stopped"),
+    max_body=64 * KIB,
+    examples=(
+        Example(
+            "/v1/streams",
+            {
+                "stream": {
+                    "name": "packages",
+                    "key": ["name"],
+                    "kind": "kept",
+                    "columns": {"name": "str", "version": "str"},
+                    "writers": [],
+                },
+                "created": True,
+            },
+            {"name": "packages", "key": "name", "columns": {"name": "str", "version": "str"}},
+        ),
+        Example("/v1/streams", {"error": "bad_request", "message": ...}, {"name": "events"}, 400),
+    ),
 )
 STATUS: Final = Route("status.status", "GET", "/v1/status", "Read the status of the daemon.")
 STATUS_PAGE: Final = Route(

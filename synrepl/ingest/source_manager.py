@@ -193,7 +193,9 @@ class SourceManager:
             streams=StreamTable(
                 stream
                 for stream in streams
-                if stream.name not in self._tables and (is_first or not stream.ephemeral)
+                if stream.name not in self._tables
+                and (is_first or not stream.ephemeral)
+                and not stream.on_request
             ),
             positions=LogPositions(self._log, self._write_policy.own),
             catch_up=self._database or self._http,

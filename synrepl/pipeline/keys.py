@@ -1,12 +1,15 @@
 """Keys of rows, computed once when rows are read: decoding JSON again costs as much as a fold."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.errors import RowError
+from synrepl.errors import ConfigError, RowError
+from synrepl.streams.declared import StreamBody, stream_of
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
@@ -18,10 +21,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 class KeyExtractor:
-    """Extractor of the column `key` of record batches, as the streams declare it."""
+    """Extractor of the column `key` of record batches, as the streams declare it.
 
-    def __init__(self) -> None:
+    `declared` are the streams of one's own, as ``GET /v1/streams`` lists them; one that this release cannot
+    read has no keys.
+    """
+
+    def __init__(self, declared: Iterable[Any] = ()) -> None:
         self._table = StreamTable.default()
+        for one in declared:
+            with suppress(ConfigError, msgspec.ValidationError):
+                self._table |= {stream_of(msgspec.convert(one, StreamBody).declaration())}
 
     def extract(self, stream: str, rows: list[str | None]) -> list[str | None]:
         """Return the keys of rows of one stream as JSON arrays; None for rows without a known key."""

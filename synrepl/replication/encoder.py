@@ -26,7 +26,7 @@ class Encoder:
     too long for a line, is never sent in part. If the `strategy` allows it, POSITION replaces the fact: one
     that advances the position (`certifies`), or one that makes the reader fetch the fact (`pulls`). Otherwise
     `withheld` is called with the fact and the reason. `writes` limits facts to these streams and writers,
-    `served` to those that pass it.
+    `served` to those that pass it. `named` are the streams sent on request that are requested.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Encoder:
         withheld: Callable[[Fact, str], None],
         writes: Collection[tuple[str, str]] | None = None,
         served: Filter = ALL,
+        named: Collection[str] = (),
     ) -> None:
         self.dialect = codec.dialect
         self.strategy = strategy
@@ -47,7 +48,8 @@ class Encoder:
         self._streams = {
             stream.name: stream
             for stream in table.known_to(codec.dialect)
-            if (writes is None or any(stream.name == name for name, _ in writes))
+            if (not stream.on_request or stream.name in named)
+            and (writes is None or any(stream.name == name for name, _ in writes))
             and (served.streams is None or stream.name in served.streams)
         }
         self._withheld = withheld

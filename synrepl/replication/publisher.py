@@ -23,6 +23,7 @@ from synrepl.replication.reader import Reader
 from synrepl.replication.ring import Ring
 from synrepl.replication.serve_strategy import serving
 from synrepl.streams.facts import Fact
+from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.codec import codec_of
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["FollowerSession", "Publisher"]
 
 CACHES: Final = "caches"
+
+MAX_NAMED: Final = 1_000
+"""Names of streams sent on request that a follower can send; more are ignored."""
+
+MAX_ENCODERS: Final = 1_000
+"""Encoders that are remembered: one for each release and set of streams."""
 
 HEAD_SAMPLE_SECONDS: Final = 1.0
 """How often the log's head is sampled. This is the precision of lag in seconds."""
@@ -71,6 +78,7 @@ class FollowerSession:
         """The newest unanswered REPLICATE of each stream."""
         self._next_turn_timer = Timer(publisher.clock, self._next_turn)
         self._has_stopped_reading = False
+        self._named: set[str] = set()
 
     def dialect_known(self, dialect: Dialect) -> None:
         """Start serving: the dialect decides what the follower can be sent."""
@@ -91,6 +99,7 @@ class FollowerSession:
                     self.name = command.name
                     follower_commands.received(self._connection, command)
                 case Replicate():
+                    self._name(command)
                     if self._paused or command.stream in self._answered_streams:
                         self._pending[command.stream] = command
                     else:
@@ -107,6 +116,27 @@ class FollowerSession:
                 case _:
                     follower_commands.received(self._connection, command)
         self._update_reading()
+
+    def _name(self, command: Replicate) -> None:
+        """Note the streams that a request names, and serve those that are sent on request."""
+        names = set([command.stream] if command.stream else command.named) - self._named
+        if names and len(self._named) + len(names) <= MAX_NAMED:
+            self._named |= names
+            self._serve_named()
+
+    def stream_added(self, stream: Stream[Any]) -> None:
+        """Serve a new stream, if the follower has named it."""
+        if stream.name in self._named and self.reader is not None:
+            self._serve_named()
+            if self.reader.announces_all:
+                self.reader.send_positions()
+
+    def _serve_named(self) -> None:
+        publisher = self._publisher
+        assert self.dialect is not None
+        assert self.reader is not None
+        if named := publisher.sent_on_request(self._named):
+            self.reader.serve(publisher.encoder_for(self.dialect, self.access.streams, named)[0])
 
     def _answer(self, command: Replicate) -> None:
         assert self.reader is not None
@@ -215,7 +245,7 @@ class Publisher:
         self._broadcast_watchers: list[Callable[[Command, object], None]] = []
         self.followers: list[FollowerSession] = []
         self.broker_readers: list[Reader] = []
-        self._encoders: dict[tuple[Dialect, Filter], Encoder] = {}
+        self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
         self.tasks = Tasks(self._logger)
         self._head_samples: list[tuple[int, float]] = [(log.serial, clock.seconds())]
         self._pumped_at = -PUMP_SECONDS
@@ -248,22 +278,44 @@ class Publisher:
         The reader announces only streams that this daemon holds. A daemon that lacks some writers announces
         nothing to a release that cannot tell writers apart.
         """
+        encoder, scope = self.encoder_for(dialect, streams)
+        return Reader(self, connection, encoder, scope=scope)
+
+    def encoder_for(
+        self, dialect: Dialect, streams: frozenset[str] | None, named: frozenset[str] = frozenset()
+    ) -> tuple[Encoder, str]:
+        """The encoder for such a follower, shared by all that are alike, and what this daemon holds.
+
+        `named` are the requested ones of the streams that are sent on request.
+        """
         strategy = serving(dialect)
         held, scope = self.holdings.filter, self.holdings.describe(streams)
         served = Filter(_intersection(held.streams, streams), held.writers)
         if held.writers is not None and not strategy.pulls:
             served = Filter(frozenset())
             scope = f"{scope}, and this release cannot tell writers apart"
-        encoder = self._encoders.get((dialect, served))
+        encoder = self._encoders.get((dialect, served, named))
         if encoder is None:
-            encoder = self._encoders[dialect, served] = Encoder(
+            if len(self._encoders) >= MAX_ENCODERS:
+                self._encoders.clear()
+            encoder = self._encoders[dialect, served, named] = Encoder(
                 self.table,
                 codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
                 strategy,
                 withheld=self._note_withheld,
                 served=served,
+                named=named,
             )
-        return Reader(self, connection, encoder, scope=scope)
+        return encoder, scope
+
+    def sent_on_request(self, names: Collection[str]) -> frozenset[str]:
+        """Those of these names that are streams which are sent on request."""
+        return frozenset(name for name in names if (one := self.table.get(name)) and one.on_request)
+
+    def stream_added(self, stream: Stream[Any]) -> None:
+        """Serve a stream that was added to the table to the followers that have named it."""
+        for follower in list(self.followers):
+            follower.stream_added(stream)
 
     def join_broker(
         self, connection: Connection, writes: Collection[tuple[str, str]], dialect: Dialect

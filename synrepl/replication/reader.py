@@ -118,6 +118,11 @@ class Reader:
         self._pumping = False
         self._is_closed = False
 
+    @property
+    def announces_all(self) -> bool:
+        """Whether the follower receives all streams and their positions without asking for each."""
+        return not self._linear
+
     # -- requests of the follower --------------------------------------------------------------------------
 
     def replicate(self, command: Replicate) -> None:
@@ -131,6 +136,17 @@ class Reader:
         if not asked:
             hint = f": {self._scope}" if self._scope else ""
             self._connection.fail(f"unknown stream {command.stream or ''}{hint}")
+
+    def serve(self, encoder: Encoder) -> None:
+        """Serve the streams of this encoder from now on: the follower has named more."""
+        self._encoder = encoder
+        self.streams = frozenset(stream.name for stream in encoder.streams())
+        feeds = [backlog.feed for backlog in self._backlogs] + ([self._live] if self._live else [])
+        if not self._linear:
+            for feed in feeds:
+                feed.filter = Filter(self.streams)
+        if self._live is not None:
+            self._set_live(self._live)
 
     def push_everything(self) -> None:
         """Send every row from now on."""

@@ -34,7 +34,8 @@ class EphemeralStore:
 
     def __init__(self, names: Collection[str], *, key_of: "KeyOf | None", max_bytes: int) -> None:
         self.streams: dict[str, EphemeralStream] = {}
-        self._names = frozenset(names)
+        self.names = set(names)
+        self._boots = 0
         self._key_of = key_of
         self._max_bytes = max_bytes
         self._receipts: OrderedDict[str, tuple[str, Appended]] = OrderedDict()
@@ -43,8 +44,17 @@ class EphemeralStore:
         """Start all streams empty; `boots` is their epoch."""
         self.streams = {
             name: EphemeralStream(name, epoch=boots, key_of=self._key_of, max_bytes=self._max_bytes)
-            for name in self._names
+            for name in self.names
         }
+        self._boots = boots
+
+    def add(self, name: str) -> None:
+        """Add a stream, which is empty."""
+        if name not in self.names:
+            self.names.add(name)
+            self.streams[name] = EphemeralStream(
+                name, epoch=self._boots, key_of=self._key_of, max_bytes=self._max_bytes
+            )
 
     def append(
         self, stream: str, writer: str, facts: Sequence[bytes], at_ms: int, *, key: str | None, checksum: str

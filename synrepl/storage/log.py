@@ -537,6 +537,15 @@ class Log:
             partial(self._reads.run, "snapshot", self._engine.snapshot, thread=self._writing)
         )
 
+    @property
+    def ephemeral_streams(self) -> Collection[str]:
+        """The names of the ephemeral streams, those included that are added later."""
+        return self._ephemeral.names
+
+    def add_ephemeral(self, stream: str) -> None:
+        """Hold the facts of this stream in memory from now on. It must have no facts yet."""
+        self._ephemeral.add(stream)
+
     def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
         """The facts of an ephemeral stream beyond token `after` that are in memory, in order of token."""
         ephemeral = self._ephemeral.streams.get(stream)

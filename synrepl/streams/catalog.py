@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
+from synrepl.streams.declared import Declaration
 from synrepl.streams.stream import Bool, BoolSpelling, Gone, Since, Stream, row
 from synrepl.wire import jsontext
 
@@ -13,6 +14,7 @@ __all__ = [
     "ALL",
     "BACKFILL",
     "CACHES",
+    "DECLARATIONS",
     "DEVICE_LISTS",
     "EVENTS",
     "FEDERATION",
@@ -37,6 +39,7 @@ __all__ = [
     "AccountData",
     "Backfilled",
     "CacheInvalidation",
+    "Declaration",
     "DeviceList",
     "Event",
     "Federation",
@@ -512,6 +515,10 @@ class File:
 
 # A stream of synrepl, since the native dialect: peers that speak a release of Synapse do not receive it.
 FILES = Stream("files", File, key="name", tombstone=lambda row: row.action == "delete", since="999.0")
+
+
+# Streams of one's own, which operators declare. Real peers do not receive it, as with files.
+DECLARATIONS = Stream("declarations", Declaration, key="name", since="999.0")
 
 
 # In the order in which masters announce their positions, which is that of their declarations.

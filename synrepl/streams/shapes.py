@@ -175,7 +175,7 @@ class Shapes:
         by_release: list[tuple[Release, Shape]],
         kept: KeptFields | None = None,
     ) -> None:
-        self._newest = newest
+        self.newest = newest
         self._by_release = by_release
         shapes = [shape for _, shape in reversed(by_release)]
         if kept is not None:
@@ -239,7 +239,7 @@ class Shapes:
         return None
 
     def _upgrade(self, row: Any, reader: _Reader, release: Release) -> Any:
-        upgraded, plain = reader.upgrade(row, self._newest)
+        upgraded, plain = reader.upgrade(row, self.newest)
         if plain and reader.strict is not None and self._last.get(release) is reader:
             self._last[release] = reader.strict
         return upgraded

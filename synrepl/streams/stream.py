@@ -186,6 +186,7 @@ class Stream(Generic[R]):
     * `descends`: a burst of facts arrives in descending order of tokens. Implies that it is not `ordered`.
     * `any_writer`: any writer may send facts of the others under its own name. Current Synapse does not
       filter the rows of such a stream by writer (docs/reference/peers.md#redis-repeated).
+    * `on_request`: over TCP only followers that name the stream receive it; it never goes onto Redis.
     * `tombstone`: a function that tells whether a row deletes its key. None: no row does.
     * `since`, `until`: the releases that have the stream, as ``"1.67"``; the attribute is `span`.
     * `gone`: fields that newer releases dropped.
@@ -215,6 +216,7 @@ class Stream(Generic[R]):
         ordered: bool = True,
         descends: bool = False,
         any_writer: bool = False,
+        on_request: bool = False,
         tombstone: Callable[[R], bool] | None = None,
         since: str = "",
         until: str = "",
@@ -229,6 +231,7 @@ class Stream(Generic[R]):
         self.ordered = ordered and not descends
         self.descends = descends
         self.any_writer = any_writer
+        self.on_request = on_request
         self.tombstone = tombstone
         self.span = span(since=since, until=until)
         classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)
@@ -492,6 +495,10 @@ def _misfit(values: list[Any], shapes: Shapes, release: Release) -> str:
             msgspec.convert(value, field.spelling.accepts if field.spelling else field.type)
         except undecodable as error:
             return f"{field.name} (item {position}): {error}"
+    try:
+        msgspec.convert(values, shapes.newest)
+    except undecodable as error:
+        return str(error)
     return f"does not read as {', '.join(field.name for field in fitting[0])}"
 
 

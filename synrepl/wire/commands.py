@@ -132,14 +132,20 @@ class Replicate(Command, frozen=True):
     """A request to follow. Legacy: one stream, from `token` on (None: from now). Current: all streams.
 
     A current server answers with a POSITION of every stream. The legacy stream ``ALL`` means all streams of
-    the server. From 1.13 on the text after the name is ignored; real clients send only a space.
+    the server. From 1.13 on real servers ignore the text after the name, and real clients send only a space.
+    A synrepl daemon also sends the declared streams that the text names, as in ``REPLICATE +packages``.
     """
 
     stream: str | None = field(Word(), until="1.13", default=None)
     token: int | None = field(TokenOr("NOW", any_case=True), until="1.13", default=None)
-    ignored: str | None = field(Rest(optional=True), since="1.13", default="")
+    text: str | None = field(Rest(optional=True), since="1.13", default="")
 
     EXAMPLES = {LEGACY: "REPLICATE events 53", MIDDLE: "REPLICATE", CURRENT: "REPLICATE "}
+
+    @property
+    def named(self) -> list[str]:
+        """The streams that the text names."""
+        return [word[1:] for word in (self.text or "").split() if word.startswith("+")]
 
 
 # This and the other commands of followers: docs/reference/peers.md#tcp-commands

@@ -136,7 +136,15 @@ _WRITES: Final = {
         409, "the facts of the stream come from the homeserver's table", "write them there"
     ),
     "brought_elsewhere": ErrorCode(
-        409, "the facts come from Redis or from a followed server", "the message says what to do"
+        409,
+        "the facts come from Redis, from a followed server, or from the writers that the stream declares",
+        "the message says what to do",
+    ),
+    "declared_otherwise": ErrorCode(
+        409,
+        "the stream is declared otherwise already, has the name of another stream, or is one too many",
+        "the message says what differs",
+        False,
     ),
     "idempotency_key_reused": ErrorCode(409, "the key was used for another request"),
     "too_many_writers": ErrorCode(

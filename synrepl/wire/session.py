@@ -17,7 +17,7 @@ import msgspec
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.codec import MAX_LENGTH, Codec, codec_of
-from synrepl.wire.commands import Error, Name, Ping, Server
+from synrepl.wire.commands import Error, Name, Ping, Replicate, Server
 from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command, Side
 from synrepl.wire.native import NATIVE_COMMANDS, Hello
@@ -303,7 +303,7 @@ class Session:
     @staticmethod
     def _is_ignored(command: Command) -> bool:
         """Whether the command has text that its release ignores, so that it does not show the release."""
-        return bool(getattr(command, "ignored", None))
+        return isinstance(command, Replicate) and bool(command.text) and not command.named
 
     def _note(self, command: Command) -> Command:
         """Update the session by a command, and return it with printable text. Raises RemoteProtocolError."""

@@ -20,10 +20,12 @@ from zope.interface import implementer
 from synrepl.errors import StorageError
 from synrepl.ports.access import Keyring
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
+from synrepl.streams.declared import DeclaredTable
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.http.server import Services, make_site
@@ -130,8 +132,9 @@ class SiteCase(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.engine = MemoryEngine()
-        self.table = StreamTable.default()
+        self.table = DeclaredTable(StreamTable.default())
         self.log = self.make_log()
+        self.declared = DeclaredStreams(self.log, self.table, instance=self.instance)
         self.wait(self.log.start())
         self.metrics = Metrics(CollectorRegistry())
         self.publisher = Publisher(
@@ -142,6 +145,7 @@ class SiteCase(SynchronousTestCase):
             instance=self.instance,
             ring_bytes=self.ring_bytes,
         )
+        self.declared.watchers.append(self.publisher.stream_added)
         self.addCleanup(self.publisher.stop)
         self.site = self.make_site()
 
@@ -154,6 +158,7 @@ class SiteCase(SynchronousTestCase):
             thread,
             self.clock,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
+            append_refusal=lambda stream, writer: self.declared.refusal(stream, writer),  # noqa: PLW0108  # made later
             logger=Logger(observer=_unheard),
         )
 
@@ -167,6 +172,7 @@ class SiteCase(SynchronousTestCase):
             table=self.table,
             metrics=self.metrics,
             clock=self.clock,
+            declared=self.declared,
             settings=ApiSettings(instance_name=self.instance, server_name="hs.example", **settings),
             **options,
         )

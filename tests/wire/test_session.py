@@ -146,6 +146,15 @@ class TestDialects:
             == "cannot parse REPLICATE: token must be a 64-bit integer or NOW, not 'abc'"
         )
 
+    def test_naming_a_stream_shows_no_old_release(self) -> None:
+        """A follower of a current release asks for streams that are sent on request."""
+        for line in (b"REPLICATE +packages", b"REPLICATE +packages +seen"):
+            session = server()
+            [deliver] = session.receive([line])
+
+            assert session.dialect == CURRENT
+            assert deliver.commands[0].named == line.decode().replace("+", "").split()[1:]  # type: ignore[union-attr]
+
     def test_middle_must_be_configured(self) -> None:
         """No command distinguishes it from current."""
         session = server(MIDDLE)

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from synrepl.http_api.routes import DECLARED
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError
 from synrepl.pipeline.source.offsets import Clock
 from synrepl.pipeline.source.options import SourceOptions
@@ -126,7 +127,7 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
     """Yield the rows of a range, ordered by serial and seq. Raises `DataLoss` if facts are missing."""
     is_all = options.streams is None and options.writers is None
     completeness = CompletenessCheck(planned, is_all=is_all)
-    add_keys = _keys() if "key" in options.columns else None
+    add_keys = _keys(daemon) if "key" in options.columns else None
     schema = row_schema(options.columns)
     for facts in daemon.facts(
         since=planned.after,
@@ -156,7 +157,7 @@ def _within(facts: Any, planned: SerialRange) -> Any:
     return facts
 
 
-def _keys() -> Any:
+def _keys(daemon: SourceClient) -> Any:
     try:
         from synrepl.pipeline.keys import KeyExtractor  # executors may lack it
     except ImportError as error:
@@ -164,4 +165,4 @@ def _keys() -> Any:
             f"the column key needs synrepl on the executors ({error}): install it there, or leave key out of"
             " the option columns"
         ) from error
-    return KeyExtractor().with_keys
+    return KeyExtractor(daemon.get(DECLARED)["streams"]).with_keys

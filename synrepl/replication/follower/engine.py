@@ -167,10 +167,7 @@ class FollowerEngine:
             assert self._dialect is not None
             made.feed(self._connected_event(stream))
             if asks and self._dialect.release in stream.span:
-                for command in self._strategy.requests(
-                    [stream.name], everything=False, token=self._resume_token, earliest=self._earliest
-                ):
-                    self.connection.send(command)
+                self._request(self.connection, [stream.name], everything=False)
         return made
 
     def _make_executor(self, stream: Stream[Any]) -> StreamExecutor:
@@ -257,9 +254,16 @@ class FollowerEngine:
             executor.feed(self._connected_event(self.table[name]))
         known = [stream for stream in self.table.known_to(dialect) if stream.name in self.executors]
         self._emit(FollowerEvent(kind="connected"))
+        self._request(connection, [stream.name for stream in known], everything=bool(self._subscribers))
+
+    def _request(self, connection: Connection, streams: list[str], *, everything: bool) -> None:
+        """Request these streams."""
+        assert self._strategy is not None
+        catalog = StreamTable.default()
         for command in self._strategy.requests(
-            [stream.name for stream in known],
-            everything=bool(self._subscribers),
+            streams,
+            named=[name for name in streams if name not in catalog],
+            everything=everything,
             token=self._resume_token,
             earliest=self._earliest,
         ):

@@ -40,18 +40,20 @@ class FollowStrategy(msgspec.Struct, frozen=True):
         self,
         streams: Collection[str],
         *,
+        named: Collection[str] = (),
         everything: bool,
         token: Callable[[str], int | None],
         earliest: bool,
     ) -> list[Replicate]:
         """The REPLICATE commands to send on connecting.
 
+        `named` are those of one's own, which a server sends only on request.
         `token` returns the position to continue a stream from, None if there is none. `everything`: all
         streams of the server are subscribed to; a request for a stream that it lacks would close the
         connection.
         """
         if not self.pushed:
-            return [Replicate()]
+            return [Replicate(text="" if self.shared else " ".join(f"+{name}" for name in named))]
         known = {name: at for name in streams if (at := token(name)) is not None}
         start = 0 if earliest else None
         if everything and not known:

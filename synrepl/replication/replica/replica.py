@@ -1,6 +1,6 @@
 """Replica: connects to the upstream, joins if needed, follows, and reconnects with backoff."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -114,7 +114,7 @@ class Replica:
         clock: IClock,
         settings: CopySettings,
         *,
-        ephemeral: Sequence[str] = (),
+        ephemeral: Collection[str] = (),
         keep_leftovers: KeepLeftovers | None = None,
         jitter: Callable[[], float] = lambda: 1.0,
         on_primary_moved: Callable[[str], None] = lambda where: None,
@@ -135,7 +135,7 @@ class Replica:
         self.leftover_paths: list[str] = []
         self._log = log
         self._clock = clock
-        self._ephemeral = frozenset(ephemeral)
+        self._ephemeral = ephemeral
         self._settings = settings
         self._keep_leftovers = keep_leftovers
         self._on_primary_moved = on_primary_moved

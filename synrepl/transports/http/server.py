@@ -7,6 +7,7 @@ from synrepl.files.files import Files
 from synrepl.ports.access import Keyring
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.manager import RoleManager
@@ -46,6 +47,7 @@ class Services:
     write_forwarder: WriteForwarder | None = None
     roles: RoleManager | None = None
     relays: ReplicaRegistry | None = None
+    declared: DeclaredStreams | None = None
 
     def not_ready_reasons(self) -> list[str]:
         """Return the reasons this daemon is not ready, the most severe first."""

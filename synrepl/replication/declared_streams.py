@@ -1,0 +1,136 @@
+"""DeclaredStreams: the streams that operators declared, stored in the log and kept in the daemon's table."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from twisted.logger import Logger
+
+from synrepl.errors import ConfigError, RowError
+from synrepl.storage.log import Log
+from synrepl.wire import jsontext
+from synrepl.streams.catalog import DECLARATIONS
+from synrepl.streams.declared import Declaration, DeclaredTable, difference, stream_of
+from synrepl.streams.facts import Fact
+from synrepl.streams.stream import Stream
+from synrepl.wire.dialect import NEWEST
+
+__all__ = ["DeclaredStreams"]
+
+MAX_STREAMS: Final = 100
+"""Maximum number of declared streams."""
+
+MAX_EPHEMERAL: Final = 4
+"""Maximum number of ephemeral ones: what is held of all streams must fit `synrepl.wire.blocks.MAX_HELD`."""
+
+
+class DeclaredStreams:
+    """Follows the stream ``declarations`` of the log, and adds what it declares to the table.
+
+    The first declaration of a name counts, on every replica. `watchers` are called with each stream that was
+    added. `instance` is the writer of declarations made here.
+    """
+
+    _logger = Logger()
+
+    def __init__(self, log: Log, table: DeclaredTable, *, instance: str) -> None:
+        self.declared: dict[str, Declaration] = {}
+        self.watchers: list[Callable[[Stream[Any]], None]] = []
+        self._log = log
+        self._table = table
+        self._instance = instance
+        self._pending: dict[str, Declaration] = {}
+        self._is_declaring = False
+        log.subscribe(self._on_committed)
+
+    async def load(self) -> None:
+        """Read all declarations of the log; forget those that it lacks."""
+        log, name = self._log, DECLARATIONS.name
+        upto = max(log.positions(name).values(), default=0)
+        facts: list[Fact] = []
+        is_more = upto > 0
+        while is_more:
+            after = facts[-1].token if facts else 0
+            page, is_more = await log.read_tokens(
+                stream=name, writer=None, after=after, upto=upto, serial=log.serial, limit=1_000
+            )
+            facts += page
+            is_more = is_more and bool(page)
+        found: dict[str, Declaration] = {}
+        for declared in self._read(facts):
+            found.setdefault(declared.name, declared)
+        for name, known in list(self.declared.items()):
+            if name not in found or difference(known, found[name]):
+                del self.declared[name]
+                self._table.remove(name)
+        for declared in found.values():
+            self._add(declared)
+
+    async def declare(self, wanted: Declaration) -> bool:
+        """Store a declaration. Returns whether it is new; an equal one is stored only once.
+
+        Raises `ConfigError` if the stream is declared otherwise or there are too many, and `StorageError`.
+        """
+        name = wanted.name
+        known = self.declared | self._pending
+        if name in known and (why := difference(known[name], wanted)):
+            raise ConfigError(f"stream {name} is declared already, with {why}")
+        if name in self.declared:
+            return False
+        if name in self._table:
+            raise ConfigError(f"there is a stream {name} already: choose another name")
+        alike = sum(one.kind == wanted.kind for one in known.values())
+        if len(known) >= MAX_STREAMS or (wanted.kind == "ephemeral" and alike >= MAX_EPHEMERAL):
+            limits = f"at most {MAX_STREAMS} streams can be declared, {MAX_EPHEMERAL} of them ephemeral"
+            raise ConfigError(f"stream {name} would be one too many: {limits}")
+        fact = DECLARATIONS.canonical_fact([wanted])  # type: ignore[list-item]  # `row` makes a struct
+        self._pending[name] = wanted
+        try:
+            self._is_declaring = True
+            try:
+                appended = self._log.append(DECLARATIONS.name, self._instance, [fact])
+            finally:
+                self._is_declaring = False
+            await appended
+        finally:
+            self._pending.pop(name, None)
+        return True
+
+    def refusal(self, stream: str, writer: str) -> str:
+        """Why this writer cannot append to this stream; empty if it can."""
+        if stream == DECLARATIONS.name and not self._is_declaring:
+            return "declare a stream with synrepl streams create, or POST /v1/streams"
+        declared = self.declared.get(stream)
+        if declared is None or not declared.writers or writer in declared.writers:
+            return ""
+        return f"only {', '.join(declared.writers)} may write it, as it is declared"
+
+    def _on_committed(self, facts: Sequence[Fact]) -> None:
+        found = [fact for fact in facts if fact.stream == DECLARATIONS.name]
+        for declared in self._read(found):
+            self._add(declared)
+
+    def _read(self, facts: Sequence[Fact]) -> list[Declaration]:
+        """The declarations in these facts; those that this release cannot read are reported."""
+        found: list[Declaration] = []
+        for text in (text for fact in facts for text in jsontext.split_rows(fact.rows)):
+            try:
+                found.append(DECLARATIONS.decode(text, NEWEST))
+            except RowError as error:
+                self._logger.error("a declared stream is not available: {why}", why=error)
+        return found
+
+    def _add(self, declared: Declaration) -> None:
+        if declared.name in self.declared:
+            return
+        try:
+            stream = stream_of(declared)
+            self._table.add(stream)
+        except ConfigError as error:
+            # A later release of synrepl has a stream of this name.
+            self._logger.error("a declared stream is not available: {why}", why=error)
+            return
+        self.declared[declared.name] = declared
+        if stream.ephemeral:
+            self._log.add_ephemeral(stream.name)
+        for watcher in self.watchers:
+            watcher(stream)

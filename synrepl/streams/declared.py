@@ -1,0 +1,170 @@
+"""Streams of one's own: what operators declare beside the catalog, and the streams that this makes."""
+
+import re
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from synrepl.errors import ConfigError
+from synrepl.wire import jsontext
+from synrepl.streams.stream import Stream, row
+from synrepl.streams.table import StreamTable
+from synrepl.wire.text import MAX_NAME, is_name, printable
+
+__all__ = ["Declaration", "DeclaredTable", "StreamBody", "difference", "parse_declarations", "stream_of"]
+
+TYPES: Final[Mapping[str, Any]] = {"str": str, "int": int, "float": float, "bool": bool, "json": Any}
+MAX_LISTED: Final = 100
+"""Maximum number of columns, and of writers, of a stream."""
+
+_name: Final = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+_column: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+@row
+class Declaration:
+    """An operator declared a stream. A declared stream stays as it is.
+
+    `columns` maps names to types, in order (``str``, ``int``, ``float``, ``bool`` or ``json``, with ``?`` if
+    the value may be null). If it is null, a row has one item, any JSON. `key` names columns, or members of
+    that item; with an empty key no row replaces another. Only `writers` may write the stream; an empty list
+    means any writer.
+    """
+
+    name: str
+    key: list[str]
+    kind: Literal["kept", "ephemeral"]
+    columns: dict[str, str] | None
+    writers: list[str]
+
+    def __post_init__(self) -> None:
+        if why := _mistake(self):
+            raise ValueError(why)
+
+
+def _mistake(one: Declaration) -> str:
+    """The first mistake in a declaration; empty if there is none."""
+    if not _name.fullmatch(one.name):
+        return "the name of a stream is a letter and up to 63 of a-z, 0-9, _, . and -"
+    columns = one.columns
+    if columns is not None and not 0 < len(columns) <= MAX_LISTED:
+        return f"a stream has 1 to {MAX_LISTED} columns, or is untyped"
+    for name, kind in (columns or {}).items():
+        if not _column.fullmatch(name):
+            return f"{printable(name)} is not the name of a column: a letter and up to 63 of a-z, 0-9 and _"
+        if kind.removesuffix("?") not in TYPES:
+            return (
+                f"column {name} has the type {printable(kind)}; types are {', '.join(TYPES)},"
+                " with ? if the value may be null"
+            )
+    if len(set(one.key)) < len(one.key):
+        return "the key names a column twice"
+    for name in one.key:
+        if not _column.fullmatch(name) or (columns is not None and name not in columns):
+            return f"the key names {printable(name)}, which is not a column"
+        if columns is not None and columns[name].startswith("json"):
+            return f"the key names {name}, whose type json can hold values that are not keys"
+    if len(one.writers) > MAX_LISTED or not all(map(is_name, one.writers)):
+        return f"writers are up to {MAX_LISTED} words of up to {MAX_NAME} printable characters"
+    return ""
+
+
+class StreamBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A declaration as people write it: only the name is required."""
+
+    name: str
+    key: str | list[str] = []
+    kind: Literal["kept", "ephemeral"] = "kept"
+    columns: dict[str, str] | None = None
+    writers: list[str] = []
+
+    def declaration(self) -> Declaration:
+        """Return the checked declaration. Raises `ConfigError`."""
+        if self.name in StreamTable.default():
+            raise ConfigError(f"{self.name} is a stream of Synapse or of synrepl: choose another name")
+        try:
+            declared = Declaration(
+                name=self.name,
+                key=[self.key] if isinstance(self.key, str) else self.key,
+                kind=self.kind,
+                columns=self.columns,
+                writers=sorted(set(self.writers)),
+            )
+        except ValueError as error:
+            raise ConfigError(f"stream {printable(self.name)}: {error}") from error
+        stream_of(declared)  # Python itself refuses some names of columns.
+        return declared
+
+
+def parse_declarations(value: Any) -> tuple[Declaration, ...]:
+    """Parse the setting `streams`: a table of names and declarations. Raises `ConfigError`."""
+    if value in (None, "", (), {}):
+        return ()
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"must be a table of names and declarations, not {value!r}")
+    found = []
+    for name, given in value.items():
+        if not isinstance(given, Mapping | None):
+            raise ConfigError(f"has {given!r} for {name}, which is not a table with `key`, `columns` ...")
+        try:
+            found.append(msgspec.convert({**(given or {}), "name": name}, StreamBody).declaration())
+        except (msgspec.ValidationError, ConfigError) as error:
+            raise ConfigError(f"has a bad declaration of {printable(str(name))}: {error}") from error
+    return tuple(found)
+
+
+def difference(known: Declaration, wanted: Declaration) -> str:
+    """How a declaration differs from the known one of the same stream; empty if they are equal."""
+    pairs = ((name, getattr(known, name), getattr(wanted, name)) for name in known.__struct_fields__)  # type: ignore[attr-defined]  # `row` makes a struct
+    texts = ((name, jsontext.dumps(ours), jsontext.dumps(theirs)) for name, ours, theirs in pairs)
+    return ", ".join(f"{name} {a.decode()} and not {b.decode()}" for name, a, b in texts if a != b)
+
+
+def stream_of(declared: Declaration) -> Stream[Any]:
+    """Return the stream that was declared. Raises `ConfigError` if it cannot be made."""
+    names = tuple(declared.key)
+    body: dict[str, Any]
+    if declared.columns is not None:
+        body = {"__annotations__": {name: _type(kind) for name, kind in declared.columns.items()}}
+        key: Any = names or None
+    else:
+
+        def check(self: Any) -> None:
+            for name in names:
+                if not isinstance(self.value, dict) or name not in self.value:
+                    raise ValueError(f"value (item 0) is not a JSON object with {name}, which is in the key")
+                if isinstance(self.value[name], list | dict):
+                    raise ValueError(
+                        f"value (item 0) has a list or an object for {name}, which is in the key"
+                    )
+
+        def members(row: Any) -> tuple[Hashable, ...]:
+            return tuple(row.value[name] for name in names)
+
+        body = {"__annotations__": {"value": Any}, "__post_init__": check}
+        key = members if names else None
+    rows: type[Any] = row(type("Row", (), body))
+    is_ephemeral = declared.kind == "ephemeral"
+    return Stream(declared.name, rows, key=key, ephemeral=is_ephemeral, on_request=True)
+
+
+def _type(kind: str) -> Any:
+    plain = TYPES[kind.removesuffix("?")]
+    return plain | None if kind.endswith("?") and plain is not Any else plain
+
+
+class DeclaredTable(StreamTable):
+    """The table of a daemon: the catalog, and the streams that are declared while it runs."""
+
+    __slots__ = ()
+
+    def add(self, stream: Stream[Any]) -> None:
+        """Add a stream. Raises `ConfigError` if the table has one of this name."""
+        if stream.name in self._by_name:
+            raise ConfigError(f"there is a stream {stream.name} already")
+        self._by_name[stream.name] = stream
+
+    def remove(self, name: str) -> None:
+        """Remove a stream: a log that replaced the former one lacks it."""
+        del self._by_name[name]

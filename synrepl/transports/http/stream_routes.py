@@ -1,0 +1,53 @@
+"""Handlers of streams of one's own: what is declared, and new declarations."""
+
+import msgspec
+
+from synrepl.errors import ConfigError
+from synrepl.replication.declared_streams import DeclaredStreams
+from synrepl.streams.catalog import Declaration
+from synrepl.streams.declared import StreamBody
+from synrepl.transports.http.api_error import ApiError
+from synrepl.transports.http.authorization import check_streams
+from synrepl.transports.http.call import Call
+
+__all__ = ["DeclaredAnswer", "DeclaredStreamsAnswer", "create", "list_all"]
+
+
+class DeclaredAnswer(msgspec.Struct, frozen=True):
+    """The stream; `created` is false if it was declared before."""
+
+    stream: StreamBody
+    created: bool
+
+
+class DeclaredStreamsAnswer(msgspec.Struct, frozen=True):
+    """The declared streams that the peer may see."""
+
+    streams: list[StreamBody]
+
+
+async def list_all(call: Call) -> DeclaredStreamsAnswer:
+    """List the declared streams."""
+    declared = call.services.declared
+    known = [] if declared is None else list(declared.declared.values())
+    return DeclaredStreamsAnswer([_described(one) for one in known if not call.access.hides([one.name])])
+
+
+async def create(call: Call, body: StreamBody) -> DeclaredAnswer:
+    """Declare a stream."""
+    check_streams(call.access, body.name)
+    declared: DeclaredStreams | None = call.services.declared
+    if declared is None:
+        raise ApiError("not_found", "this server has no streams of one's own")
+    try:
+        wanted = body.declaration()
+    except ConfigError as error:
+        raise ApiError("bad_request", str(error)) from error
+    try:
+        return DeclaredAnswer(_described(wanted), await declared.declare(wanted))
+    except ConfigError as error:
+        raise ApiError("declared_otherwise", str(error)) from error
+
+
+def _described(one: Declaration) -> StreamBody:
+    return msgspec.convert(one, StreamBody, from_attributes=True)
