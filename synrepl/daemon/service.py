@@ -316,8 +316,8 @@ class Daemon(Service):
             try:
                 if self.ready.called:
                     await self._declare_streams()
-            except ConfigError as error:
-                # It differs from the former primary's settings. The log has what followers rely on.
+            except ReplicationError as error:
+                # Such as a declaration that differs from the former primary's: followers rely on that one.
                 self._logger.error("{why}", why=error)
         except ReplicationError as error:
             self.failure = str(error)

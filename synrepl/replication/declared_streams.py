@@ -45,16 +45,12 @@ class DeclaredStreams:
     async def load(self) -> None:
         """Read all declarations of the log; forget those that it lacks."""
         log, name = self._log, DECLARATIONS.name
-        upto = max(log.positions(name).values(), default=0)
         facts: list[Fact] = []
-        is_more = upto > 0
-        while is_more:
-            after = facts[-1].token if facts else 0
-            page, is_more = await log.read_tokens(
-                stream=name, writer=None, after=after, upto=upto, serial=log.serial, limit=1_000
+        if upto := max(log.positions(name).values(), default=0):
+            # Not in pages: there are few.
+            facts, _ = await log.read_tokens(
+                stream=name, writer=None, after=0, upto=upto, serial=log.serial, limit=upto
             )
-            facts += page
-            is_more = is_more and bool(page)
         found: dict[str, Declaration] = {}
         for declared in self._read(facts):
             found.setdefault(declared.name, declared)

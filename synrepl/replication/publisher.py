@@ -128,14 +128,15 @@ class FollowerSession:
         """Serve a new stream, if the follower has named it."""
         if stream.name in self._named and self.reader is not None:
             self._serve_named()
-            if self.reader.announces_all:
-                self.reader.send_positions()
+            self.reader.send_positions()
 
     def _serve_named(self) -> None:
         publisher = self._publisher
         assert self.dialect is not None
         assert self.reader is not None
-        if named := publisher.sent_on_request(self._named):
+        table = publisher.table
+        named = frozenset(name for name in self._named if (one := table.get(name)) and one.on_request)
+        if named:
             self.reader.serve(publisher.encoder_for(self.dialect, self.access.streams, named)[0])
 
     def _answer(self, command: Replicate) -> None:
@@ -307,10 +308,6 @@ class Publisher:
                 named=named,
             )
         return encoder, scope
-
-    def sent_on_request(self, names: Collection[str]) -> frozenset[str]:
-        """Those of these names that are streams which are sent on request."""
-        return frozenset(name for name in names if (one := self.table.get(name)) and one.on_request)
 
     def stream_added(self, stream: Stream[Any]) -> None:
         """Serve a stream that was added to the table to the followers that have named it."""

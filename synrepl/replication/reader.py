@@ -118,11 +118,6 @@ class Reader:
         self._pumping = False
         self._is_closed = False
 
-    @property
-    def announces_all(self) -> bool:
-        """Whether the follower receives all streams and their positions without asking for each."""
-        return not self._linear
-
     # -- requests of the follower --------------------------------------------------------------------------
 
     def replicate(self, command: Replicate) -> None:
@@ -141,10 +136,10 @@ class Reader:
         """Serve the streams of this encoder from now on: the follower has named more."""
         self._encoder = encoder
         self.streams = frozenset(stream.name for stream in encoder.streams())
-        feeds = [backlog.feed for backlog in self._backlogs] + ([self._live] if self._live else [])
         if not self._linear:
-            for feed in feeds:
-                feed.filter = Filter(self.streams)
+            for feed in (self._live, *(backlog.feed for backlog in self._backlogs)):
+                if feed is not None:
+                    feed.filter = Filter(self.streams)
         if self._live is not None:
             self._set_live(self._live)
 

@@ -8,6 +8,7 @@ from synrepl.ports.access import Access, Key, Keyring, Right
 from synrepl.replication.declared_streams import MAX_EPHEMERAL, MAX_STREAMS, DeclaredStreams
 from synrepl.streams.declared import DeclaredTable, StreamBody
 from synrepl.streams.table import StreamTable
+from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
 from tests.http.builders import Answer, SiteCase
@@ -169,6 +170,31 @@ class DeclaringTests(StreamCase):
             _deferred(later.declare(StreamBody(name="packages").declaration())), ConfigError
         )
         self.assertIn("declared already", str(refused.value))
+
+    def test_the_first_declaration_counts(self) -> None:
+        """Should two have come into the log, as from two primaries, every copy takes the same one."""
+        self.declare()
+        self.declared._is_declaring = True
+        self.assertEqual(200, self.post("declarations", [["packages", [], "kept", None, []]]).status)
+
+        for one in (self.declared, self.later()):
+            self.assertEqual(["name"], one.declared["packages"].key)
+
+    def test_another_log_has_other_streams(self) -> None:
+        """A replica joined again: what the new log lacks is gone, another declaration replaces the former."""
+        self.declare()
+        self.declare(name="gone")
+        self.engine = MemoryEngine()
+        self.log = self.make_log()
+        self.wait(self.log.start())
+        self.declared._log = self.log
+        self.declared._is_declaring = True
+        other = DeclaredStreams(self.log, DeclaredTable(StreamTable.default()), instance="other")
+        self.wait(other.declare(StreamBody(name="packages", key="id").declaration()))
+        self.wait(self.declared.load())
+
+        self.assertEqual({"packages": other.declared["packages"]}, self.declared.declared)
+        self.assertNotIn("gone", self.table)
 
 
 class SendingTests(StreamCase):
