@@ -32,6 +32,7 @@ from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.text import MAX_NAME
 
 if TYPE_CHECKING:
     from synrepl.storage.log import Log
@@ -40,8 +41,8 @@ __all__ = ["FollowerSession", "Publisher"]
 
 CACHES: Final = "caches"
 
-MAX_NAMED: Final = 1_000
-"""Names of streams sent on request that a follower can send; more are ignored."""
+MAX_NAMED: Final = 200
+"""Names of streams that are remembered for a follower; more are ignored, and longer ones than `MAX_NAME`."""
 
 MAX_ENCODERS: Final = 1_000
 """Encoders that are remembered: one for each release and set of streams."""
@@ -119,7 +120,8 @@ class FollowerSession:
 
     def _name(self, command: Replicate) -> None:
         """Note the streams that a request names, and serve those that are sent on request."""
-        names = set([command.stream] if command.stream else command.named) - self._named
+        given = [command.stream] if command.stream else command.named
+        names = {name for name in given if len(name) <= MAX_NAME} - self._named
         if names and len(self._named) + len(names) <= MAX_NAMED:
             self._named |= names
             self._serve_named()

@@ -239,6 +239,17 @@ class SendingTests(StreamCase):
         self.assertIn(b"POSITION packages master 0 0\n", follower.sent)
         self.assertIn(b"RDATA packages master 1", follower.sent)
 
+    def test_names_are_bounded(self) -> None:
+        """A follower cannot fill the memory with names that no stream has."""
+        self.declare()
+        follower = Follower(self, CURRENT)
+        follower.session.received([Replicate(text="+" + "x" * 10_000 + " +packages")])
+        follower.session.received([Replicate(text=" ".join(f"+x{number}" for number in range(10_000)))])
+        self.put("24.3")
+
+        self.assertEqual({"packages"}, follower.session._named)
+        self.assertIn(b"RDATA packages master 1", follower.sent)
+
     def test_a_key_for_other_streams_does_not_get_it(self) -> None:
         """Naming it is no right to see it."""
         self.declare()
