@@ -7,9 +7,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.wire import jsontext
 from synrepl.streams.stream import Stream, row
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from synrepl.wire.text import MAX_NAME, is_name, printable
 
 __all__ = ["Declaration", "DeclaredTable", "StreamBody", "difference", "parse_declarations", "stream_of"]
