@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import DECLARED
 from synrepl.pipeline.source.daemon_client import DataLoss
 from synrepl.pipeline.source.offsets import BadOffset, Offset, parse_offset_request
 from synrepl.pipeline.source.options import read_options
@@ -64,7 +65,9 @@ class FakeDaemon:
     def digest(self, serial: int) -> str:
         return self.facts_held[serial - 1].digest if serial else EMPTY
 
-    def get(self, route: Any, serials: Any) -> Any:
+    def get(self, route: Any, serials: Any = ()) -> Any:
+        if route is DECLARED:
+            return {"streams": []}
         found = {str(serial): self.digest(serial) for serial in serials}
         return {"epoch": 1, "history": "h", "digests": found}
 
