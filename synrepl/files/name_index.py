@@ -134,7 +134,7 @@ class NameIndex:
 
 def _rows(fact: Fact) -> list[NamedFile]:
     """Return the rows of a fact; the last row of a name counts."""
-    if not (texts := jsontext.split_rows(fact.rows)):
+    if not (texts := jsontext.split(fact.rows)):
         return []
     return [
         NamedFile(row.name, row.sha256, row.size, fact.serial) for row in FILES.decode_many(texts, NEWEST)

@@ -193,7 +193,7 @@ class CommitMetrics:
         for fact in facts:
             sizes[fact.stream] = sizes.get(fact.stream, 0) + len(fact.rows)
             if fact.stream == "caches":
-                for row in jsontext.split_rows(fact.rows):
+                for row in jsontext.split(fact.rows):
                     self._metrics.invalidations.labels(self._cache(row)).inc()
         for stream, size in sizes.items():
             self._metrics.stream_bytes.labels(stream).inc(size)

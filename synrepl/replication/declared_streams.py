@@ -108,7 +108,7 @@ class DeclaredStreams:
     def _read(self, facts: Sequence[Fact]) -> list[Declaration]:
         """The declarations in these facts; those that this release cannot read are reported."""
         found: list[Declaration] = []
-        for text in (text for fact in facts for text in jsontext.split_rows(fact.rows)):
+        for text in (text for fact in facts for text in jsontext.split(fact.rows)):
             try:
                 found.append(DECLARATIONS.decode(text, NEWEST))
             except RowError as error:

@@ -109,7 +109,7 @@ def keys_of(table: StreamTable) -> KeysOf:
         if declared is None or declared.key is None:
             return None
         found: list[bytes] = []
-        for row in jsontext.split_rows(rows):
+        for row in jsontext.split(rows):
             key: Any = declared.key(declared.decode(row, NEWEST))
             # A row without a key is replaced by no other.
             found.append(row if key is None else repr(key).encode())

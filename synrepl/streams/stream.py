@@ -343,14 +343,14 @@ class Stream(Generic[R]):
 
     def project_fact(self, rows: bytes, dialect: Dialect) -> list[bytes]:
         """Convert the canonical rows of a fact for a release; rows that it does not know are left out."""
-        texts = jsontext.split_rows(rows)
+        texts = jsontext.split(rows)
         if (self._projections.get(dialect.release) or self._plan(dialect))[1]:
             return texts
         return [text for text in (self.project(text, dialect) for text in texts) if text is not None]
 
     def project_newest(self, rows: bytes) -> list[bytes]:
         """Convert the canonical rows of a fact to the newest shape, without kept fields."""
-        texts = jsontext.split_rows(rows)
+        texts = jsontext.split(rows)
         if not self._keeps:
             return texts
         heads = [(kind.head, kind) for kind in self._kinds]

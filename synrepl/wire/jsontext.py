@@ -12,7 +12,7 @@ import msgspec
 
 from synrepl.wire.dialect import Dialect, span
 
-__all__ = ["count_rows", "dumps", "is_spaced", "join", "loads", "split", "split_rows"]
+__all__ = ["count_rows", "dumps", "is_spaced", "join", "loads", "split"]
 
 _SPACED: Final = span(until="1.19")
 _compact: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
@@ -58,16 +58,6 @@ def join(rows: Iterable[bytes]) -> bytes:
     return b"[" + b",".join(rows) + b"]"
 
 
-def split_rows(rows: bytes) -> list[bytes]:
-    """Split the canonical rows of a fact. The usual single row is found without parsing."""
-    return [rows[1:-1]] if _is_single(rows) else split(rows)
-
-
 def count_rows(rows: bytes) -> int:
-    """Count the canonical rows of a fact."""
-    return 1 if _is_single(rows) else len(_rows.decode(rows))
-
-
-def _is_single(rows: bytes) -> bool:
-    """Whether this is certainly one row: no array in it ends before the row does."""
-    return rows[:2] == b"[[" and rows[-2:] == b"]]" and b"]," not in rows and b"] " not in rows
+    """Count the rows of a fact. Raises ValueError if the text is not an array."""
+    return len(_rows.decode(rows))
