@@ -125,9 +125,11 @@ class Daemon(Service):
         elif self.running:
             assert self.replication is not None
             reasons = [f"; {why}" for why, _ in self.replication.not_ready_reasons()]
+            names, notes = self.settings, log.notes
+            is_new = self.replication.roles.role != PRIMARY and names.expected_name(notes) is None
             self._logger.info(
                 "ready: {server} as {instance}, epoch {epoch}, serial {serial}{reason}",
-                server=self.settings.server_name_of(log.notes),
+                server="a new replica" if is_new else names.server_name_of(notes),
                 instance=self.settings.instance_name,
                 epoch=log.epoch,
                 serial=log.serial,

@@ -50,6 +50,13 @@ def test_it_serves_until_a_signal(number: int, tmp_path: Path) -> None:
         assert any("followers: listening at" in line for line in process.lines)
 
 
+def test_a_new_replica_has_no_name_until_its_upstream_tells_one(tmp_path: Path) -> None:
+    """It does not claim the default name."""
+    command = ("-m", "synrepl", "serve", "--upstream", "tcp:127.0.0.1:1", *ANY_PORTS)
+    with Process(*command, cwd=tmp_path) as process:
+        process.wait_for("ready: a new replica as master")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
