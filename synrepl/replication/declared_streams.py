@@ -1,8 +1,10 @@
 """DeclaredStreams: the streams that operators declared, stored in the log and kept in the daemon's table."""
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Any, Final
 
+from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from synrepl.errors import ConfigError, RowError
@@ -38,7 +40,7 @@ class DeclaredStreams:
         self._log = log
         self._table = table
         self._instance = instance
-        self._pending: dict[str, Declaration] = {}
+        self._lock = DeferredLock()
         self._is_declaring = False
         log.subscribe(self._on_committed)
 
@@ -66,11 +68,18 @@ class DeclaredStreams:
 
         Raises `ConfigError` if the stream is declared otherwise or there are too many, and `StorageError`.
         """
-        name = wanted.name
-        known = self.declared | self._pending
-        if name in known and (why := difference(known[name], wanted)):
-            raise ConfigError(f"stream {name} is declared already, with {why}")
-        if name in self.declared:
+        # One by one: equal declarations at the same time are stored once too.
+        await self._lock.acquire()
+        try:
+            return await self._declare(wanted)
+        finally:
+            self._lock.release()
+
+    async def _declare(self, wanted: Declaration) -> bool:
+        name, known = wanted.name, self.declared
+        if name in known:
+            if why := difference(known[name], wanted):
+                raise ConfigError(f"stream {name} is declared already, with {why}")
             return False
         if name in self._table:
             raise ConfigError(f"there is a stream {name} already: choose another name")
@@ -79,16 +88,14 @@ class DeclaredStreams:
             limits = f"at most {MAX_STREAMS} streams can be declared, {MAX_EPHEMERAL} of them ephemeral"
             raise ConfigError(f"stream {name} would be one too many: {limits}")
         fact = DECLARATIONS.canonical_fact([wanted])  # type: ignore[list-item]  # `row` makes a struct
-        self._pending[name] = wanted
+        self._is_declaring = True
         try:
-            self._is_declaring = True
-            try:
-                appended = self._log.append(DECLARATIONS.name, self._instance, [fact])
-            finally:
-                self._is_declaring = False
-            await appended
+            # With a key: after an append with an uncertain outcome, an equal one is not stored again.
+            key = f"declaration {sha256(fact).hexdigest()}"
+            appended = self._log.append(DECLARATIONS.name, self._instance, [fact], key=key)
         finally:
-            self._pending.pop(name, None)
+            self._is_declaring = False
+        await appended
         return True
 
     def refusal(self, stream: str, writer: str) -> str:

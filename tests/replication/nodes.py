@@ -19,6 +19,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
+from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import Leases
@@ -29,6 +30,7 @@ from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import PRIMARY, REPLICA, Claim, HandOver, PeerStatus
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
+from synrepl.streams.declared import DeclaredTable
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.delayed_thread import DelayedThread
@@ -85,11 +87,13 @@ class FakeNode:
         self.name = name
         self.upstream = upstream
         self.engine = MemoryEngine()
-        self.table = table if table is not None else StreamTable.default()
+        self._base_table = table if table is not None else StreamTable.default()
+        self.table = DeclaredTable(self._base_table)
         self.metrics = Metrics(CollectorRegistry())
         self.is_running = False
         self.leftover_facts: list[Fact] = []
         self.log: Log
+        self.declared: DeclaredStreams
         self.publisher: Publisher
         self.relays: ReplicaRegistry
         self.roles: RoleManager
@@ -141,11 +145,13 @@ class FakeNode:
     async def _start(self) -> None:
         clock = self.clock
         self.metrics = Metrics(CollectorRegistry())
+        self.table = DeclaredTable(self._base_table)
         self._threads = [DelayedThread(clock, self._disk_delay) for _ in range(2)]
         self.log = Log(
             self.engine, self._threads[0], self._threads[1], clock, ephemeral=self.ephemeral, logger=Logger()
         )
         await self.log.start()
+        self.declared = DeclaredStreams(self.log, self.table, instance=self.name)
         self.publisher = Publisher(
             self.log, self.table, clock, self.metrics, instance="master", ring_bytes=self._ring_bytes
         )
@@ -154,6 +160,9 @@ class FakeNode:
             joining=lambda: not self.roles.is_whole,
             primary=lambda: self.roles.primary,
         )
+        self.declared.watchers.append(self.publisher.stream_added)
+        await self.declared.load()
+        self.log.on_replaced(self._read_declared)
         self.log.on_replaced(self.publisher.log_replaced)
         self._boots += 1
         self.commands = CommandForwarder(
@@ -198,6 +207,9 @@ class FakeNode:
         self.is_running = True
         self.roles.start()
 
+    def _read_declared(self) -> None:
+        self._tasks.start(self.declared.load(), "reading the declared streams")
+
     def make_upstream(self, where: Address | None) -> IUpstream:
         """Make the upstream at this address (None: the configured one) for a replica."""
         address = where.native if where is not None else (self.upstream or "")
@@ -217,7 +229,7 @@ class FakeNode:
             self.make_upstream(where),
             self.clock,
             self.settings,
-            ephemeral=self.ephemeral,
+            ephemeral=self.log.ephemeral_streams,
             keep_leftovers=self._keep_leftovers,
             jitter=self._jitter,
             on_primary_moved=self.roles.on_primary_moved,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
@@ -25,7 +26,9 @@ from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
 from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.storage.schema import end_of_log
+from synrepl.streams.declared import StreamBody, stream_of
 from synrepl.streams.facts import Fact
+from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import MemoryLink, Network
 from synrepl.wire.native import Hello, Subscribe
@@ -58,6 +61,17 @@ _ROWS: Final[dict[str, Callable[[int], list[Any]]]] = {
     "typing": lambda n: [f"!r{n % 5}", [f"@u{n}:hs"]],
 }
 
+_DECLARED: Final = {
+    "inventory": StreamBody("inventory", key="place", columns={"place": "str", "count": "int"}),
+    "cursors": StreamBody("cursors", kind="ephemeral"),
+}
+"""Streams of one's own, which operators declare at times, and at times otherwise."""
+
+_DECLARED_ROWS: Final[dict[str, Callable[[int], list[Any]]]] = {
+    "inventory": lambda n: [f"shelf {n % 5}", n],
+    "cursors": lambda n: [{"n": n}],
+}
+
 
 class _Writer:
     """Appends, and with a key asks again until it is answered."""
@@ -77,13 +91,12 @@ class _Writer:
         run = self._run
         if self.asking is not None:
             return
-        stream = run.chance.choice(sorted(_ROWS))
-        facts: list[list[Any]] = [
-            [_ROWS[stream](run.number())] for _ in range(run.chance.choice([1, 1, 2, 3, 9]))
-        ]
+        stream = run.declared_stream() or run.chance.choice(sorted(_ROWS))
+        make = (_ROWS | _DECLARED_ROWS)[stream]
+        facts: list[list[Any]] = [[make(run.number())] for _ in range(run.chance.choice([1, 1, 2, 3, 9]))]
         self._count += 1
         key = f"{self.name}-{self._count}" if self.is_keyed else None
-        declared = run.nodes["a"].table[stream]
+        declared = run.streams[stream]
         told = [] if declared.ephemeral else [(stream, declared.canonical_fact(rows)) for rows in facts]
         self.asking = (stream, key, facts, told)
         self._ask()
@@ -103,7 +116,8 @@ class _Writer:
         self._attempt += 1
         attempt = self._attempt
         node = self._run.somebody_to_write_to()
-        if node is not None:
+        # A daemon that does not know a declared stream refuses.
+        if node is not None and stream in node.table:
             asked = node.append(stream, facts, writer=self.name, key=key)
             asked.addCallbacks(
                 lambda _: self._answered(node.name, attempt), lambda failure: self._failed(failure, attempt)
@@ -135,6 +149,10 @@ class ReplicaSimulation(SeededRun):
         # A source of its own: an attack leaves the luck of everybody else as it is.
         self._malice = random.Random(f"malice {seed}")
         self.attacks = self._malice.random() < 0.5
+        self._invention = random.Random(f"declared {seed}")
+        self.declares = self._invention.random() < 0.4
+        own = [stream_of(body.declaration()) for body in _DECLARED.values()]
+        self.streams = StreamTable([*StreamTable.default(), *own])
         self.struck: Counter[tuple[str, str]] = Counter()
         self.seen: Counter[str] = Counter()
         self.nodes: dict[str, FakeNode] = {}
@@ -190,7 +208,7 @@ class ReplicaSimulation(SeededRun):
                 role_changed=self._role_changed,
             )
             self._fresh_disk(node)
-        self._keys = keys_of(self.nodes["a"].table)
+        self._keys = keys_of(self.streams)
         self.writers = [_Writer(self, f"keyed{n}", is_keyed=True) for n in range(2)]
         self.writers.append(_Writer(self, "loose", is_keyed=False))
 
@@ -200,6 +218,12 @@ class ReplicaSimulation(SeededRun):
         """One that was never given before."""
         self._count += 1
         return self._count
+
+    def declared_stream(self) -> str | None:
+        """A stream of one's own, at times."""
+        if not self.declares or self._invention.random() > 0.3:
+            return None
+        return self._invention.choice(sorted(_DECLARED))
 
     def failed(self, what: str) -> None:
         """Something is wrong; it is told at the next step."""
@@ -305,6 +329,8 @@ class ReplicaSimulation(SeededRun):
             if self.chance.random() < 0.15 and not self._is_peace:
                 writer.write()
             writer.ask_again()
+        if self.declares and self._invention.random() < 0.01:
+            self._declare()
         primary = self._primary()
         if self.loses and primary is not None and self.chance.random() < 0.002:
             stream = self.chance.choice(["events", "to_device"])
@@ -316,6 +342,17 @@ class ReplicaSimulation(SeededRun):
             node = self._somebody()
             if node is not None and node.roles.role != "fenced":
                 self._do(self._trim(node))
+
+    def _declare(self) -> None:
+        primaries = [node for node in self.nodes.values() if node.is_running and node.roles.role == "primary"]
+        if not primaries:
+            return
+        node, body = self._invention.choice(primaries), _DECLARED[self._invention.choice(sorted(_DECLARED))]
+        if self._invention.random() < 0.2:
+            body = msgspec.structs.replace(body, writers=["keyed0", "keyed1", "loose"])
+        self._note(f"{node.name} is to declare {body}")
+        self.seen["declared"] += 1
+        self._do(node.declared.declare(body.declaration()))
 
     async def _trim(self, node: FakeNode) -> None:
         log, lowest = node.log, node.leases.lowest()
@@ -774,7 +811,10 @@ class ReplicaSimulation(SeededRun):
         if (replica := node.replica) is not None and (replica.lag_rows() or replica.lag_seconds()):
             self._fail(f"{node.name} lags {replica.lag_rows()} rows, {replica.lag_seconds()} s at rest")
         wanted = node.publisher.holdings.filter.streams
-        for stream in _ROWS:
+        declared = primary.declared.declared if wanted is None or "declarations" in wanted else {}
+        if node.declared.declared != declared:
+            self._fail(f"{node.name} knows the streams {node.declared.declared}, the primary {declared}")
+        for stream in (*_ROWS, *declared):
             if wanted is None or stream in wanted:
                 ours, theirs = _positions(node, stream), _positions(primary, stream)
                 if ours != theirs:
