@@ -18,6 +18,7 @@ from synrepl.wire.dialect import NEWEST
 __all__ = ["KeyExtractor"]
 
 _encode = msgspec.json.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class KeyExtractor:
@@ -45,10 +46,11 @@ class KeyExtractor:
         if not texts:
             return []
         try:
-            read = declared.decode_many(texts, NEWEST)
-            return [_text(declared.key(row)) for row in read]
+            found_keys = list(map(declared.key, declared.decode_many(texts, NEWEST)))
         except RowError:
             return [_key(declared, text) for text in texts]
+        lines = _encode_lines(found_keys)
+        return [*lines.decode().splitlines()] if lines.isascii() else [*map(_text, found_keys)]
 
     def with_keys(self, batch: Any) -> Any:
         """Return the batch of rows (`source.rows.ROWS`) with keys."""

@@ -1,59 +1,128 @@
-"""What a fold keeps, without Spark: the parts that tasks and the driver do by themselves."""
+"""What a fold keeps: what tasks find in files, and the tombstones that Spark finds."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from synrepl.pipeline.snapshot.fold import _mark_gone, _reachable
+from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.snapshot.fold import FoldReader, _are_tombstones, find_last_rows, find_tombstones
 from synrepl.pipeline.snapshot.parts import write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile
 from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.store import Store
-from tests.pipeline.archives import batch_of_facts, chained
+from synrepl.ports.history import EpochStart
+from synrepl.streams.facts import Fact
+from synrepl.streams.table import StreamTable
+from tests.pipeline.archives import archive, batch_of_facts, chained, write_facts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
-def pusher(name: str, *, deleted: bool = False) -> str:
+def pusher(name: str, *, deleted: bool = False) -> list[Any]:
     """A row of pushers."""
-    return json.dumps(["@a:b", name, "key", deleted])
+    return ["@a:b", name, "key", deleted]
 
 
-def leads(*found: tuple[int, int, bool | None]) -> Any:
-    """Of facts: where an older row of a key is, where that key ends, and whether the first is kept."""
-    return pa.table(
-        {
-            name: [one[position] for one in found]
-            for position, name in enumerate(("serial", "gone_at", "kept"))
-        }
+def key(name: str) -> str:
+    """The key of such a row."""
+    return f'["@a:b","{name}","key"]'
+
+
+def write_file(store: Store, facts: list[Fact]) -> dict[str, Any]:
+    """One file of these facts, as `FoldReader` is told of it."""
+    (one,) = write_facts(store, facts)
+    return {"path": one.path, "stream": one.stream, "is_part": False, "after": 0}
+
+
+def fold_reader(folder: Path, *lost: EpochStart) -> FoldReader:
+    """A reader of the files in this folder."""
+    return FoldReader(Store(str(folder)), Store(str(folder)), list(lost), [])
+
+
+def positions(batches: Iterable[Any]) -> list[tuple[str, int, int, int]]:
+    """Key, serial, seq, and whether the row is a tombstone."""
+    return sorted(
+        (key, at >> 21, at >> 1 & 0xFFFFF, at & 1)
+        for batch in batches
+        for key, at in zip(batch["key"].to_pylist(), batch["at"].to_pylist(), strict=True)
     )
 
 
-def test_ends_of_keys_are_kept_along_a_chain() -> None:
+def test_the_last_row_of_each_key_is_found(tmp_path: Path) -> None:
+    """And whether it is a tombstone, by what its stream declares; what this release cannot read is none."""
+    facts = chained(
+        [
+            ("pushers", "w", [pusher("x"), pusher("y"), pusher("x", deleted=True)]),
+            ("pushers", "w", [pusher("y", deleted=True)]),
+            ("pushers", "w", [pusher("y"), pusher("z")]),
+        ]
+    )
+    reader = fold_reader(tmp_path)
+    files = pa.Table.from_pylist([write_file(reader.archive, facts)]).to_batches()
+
+    assert [(key("x"), 1, 2, 1), (key("y"), 3, 0, 0), (key("z"), 3, 1, 0)] == positions(reader.fold(files))
+    assert [False, True, False] == _are_tombstones(
+        StreamTable.default()["pushers"],
+        [json.dumps(row).encode() for row in (pusher("x"), pusher("x", deleted=True), ["no", "pusher"])],
+    )
+    assert [] == _are_tombstones(StreamTable.default()["pushers"], [])
+
+
+def test_older_rows_are_those_of_facts_with_several(tmp_path: Path) -> None:
+    """And the last of a file, which costs less than to know."""
+    facts = chained([("pushers", "w", [pusher(name) for name in names]) for names in ("a", "bc", "d", "e")])
+    reader = fold_reader(tmp_path)
+    files = pa.Table.from_pylist([write_file(reader.archive, facts)]).to_batches()
+
+    found = positions(reader.older_rows(files))
+
+    assert [(key("b"), 2, 0, 0), (key("c"), 2, 1, 0), (key("e"), 4, 0, 0)] == found
+
+
+def test_lost_facts_are_not_read(tmp_path: Path) -> None:
+    """By stream, epoch and token; nor are those that a former snapshot has."""
+    facts = chained([("pushers", "w", [pusher(name)]) for name in "abcd"])
+    lost = EpochStart(2, 4, facts[-1].digest, 1, "lost", "pushers", 2)
+    reader = fold_reader(tmp_path, lost)
+    file = write_file(reader.archive, facts)
+
+    assert [(key("a"), 1, 0, 0), (key("b"), 2, 0, 0)] == positions(
+        reader.fold(pa.Table.from_pylist([file]).to_batches())
+    )
+    file["after"] = 1
+    assert [(key("b"), 2, 0, 0)] == positions(reader.fold(pa.Table.from_pylist([file]).to_batches()))
+
+
+def test_tombstones_are_kept_along_a_chain(spark: "SparkSession", tmp_path: Path) -> None:
     """Fact 1 is kept and has an older row of a key that 3 ends; 3 is kept then, and has one that 7 ends. What
     hangs on nothing that is kept goes, with its end."""
-    assert [3, 7] == _reachable(leads((3, 7, None), (1, 3, True), (2, 5, None), (5, 6, None)))
-    assert [] == _reachable(leads((2, 5, None)))
-
-
-def test_rows_say_that_their_key_is_gone() -> None:
-    """By what their stream declares; what this release cannot read says nothing."""
-    rows = [pusher("x"), pusher("x", deleted=True), None, '["no", "pusher"]']
-    batch = pa.record_batch(
-        {
-            "stream": ["pushers"] * 4,
-            "key": ["k1", "k2", "k3", "k4"],
-            "serial": pa.array([1, 2, 3, 4], pa.int64()),
-            "seq": pa.array([0] * 4, pa.int32()),
-            "row": rows,
-        }
+    facts = chained(
+        [
+            ("pushers", "w", [pusher("live"), pusher("a")]),
+            ("pushers", "w", [pusher("b"), pusher("c", deleted=True)]),
+            ("pushers", "w", [pusher("a", deleted=True), pusher("d")]),
+            ("pushers", "w", [pusher("c", deleted=True)]),
+            ("pushers", "w", [pusher("b", deleted=True), pusher("e")]),
+            ("pushers", "w", [pusher("e", deleted=True)]),
+            ("pushers", "w", [pusher("d", deleted=True)]),
+        ]
     )
+    archive(str(tmp_path), facts, batch_facts=3)
+    files = ArchiveTable(Store(str(tmp_path))).files
+    for name, value in (("is_part", False), ("after", 0)):
+        files = files.append_column(name, pa.array([value] * len(files)))
+    reader = fold_reader(tmp_path)
+    last = find_last_rows(spark, reader, files)
 
-    (told,) = _mark_gone([batch])
+    found = find_tombstones(spark, reader, files, last).collect()
 
-    assert [False, True, False, False] == told["gone"].to_pylist()
+    assert [3, 7] == sorted(row["at"] >> 21 for row in found)
 
 
 @pytest.mark.parametrize("file_rows", [1, 2, 4, 5, 100])

@@ -5,30 +5,33 @@ The table alone defines the position of an archive.
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from synrepl.http_api.routes import STATUS
 from synrepl.pipeline.archive.committer import BatchCommitter, LogIdentity, Overtaken
 from synrepl.pipeline.archive.optimize import FEWEST, optimize
 from synrepl.pipeline.archive.table import Clock
-from synrepl.pipeline.archive.writer import write_files, write_in_tasks
+from synrepl.pipeline.archive.writer import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.source.daemon_client import SourceClient
-from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.offsets import Offset
-from synrepl.pipeline.source.options import read_options
+from synrepl.pipeline.source.options import SourceOptions, read_options
+from synrepl.pipeline.source.planner import Planner
+from synrepl.pipeline.source.ranges import SerialRange, read_range
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
 
 __all__ = ["ArchiveResult", "archive"]
 
 BATCH_FACTS: Final = 500_000
+TASK_FACTS: Final = 100_000
+"""Minimum facts of a task, in a batch of more: each task writes a file for each stream and day."""
 EVERY_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 1
 MERGE_BATCHES: Final = 4 * FEWEST
@@ -98,7 +101,6 @@ class _Job:
         progress: Progress,
         at: Callable[[str], None],
     ) -> None:
-        register(spark)
         self._spark = spark
         self._store = store
         self._progress = progress
@@ -141,7 +143,7 @@ class _Job:
             found = self._daemon.extent(since=since, limit=batch_facts, compacted=True, reader=self._reader)
             upto = found["serial"] if follow else min(found["serial"], head)
             if upto > since:
-                self._write(self._read(startingOffsets=self._start(), endingOffsets=str(upto)))
+                self._write(startingOffsets=self._start(), endingOffsets=str(upto))
             elif not follow:
                 return
             while follow and not stopped() and (left := due - time.monotonic()) > 0:
@@ -163,9 +165,9 @@ class _Job:
         if not whole["trimmed_upto"]:
             return
         found = self._daemon.extent(upto=whole["trimmed_upto"], compacted=True)
-        rows = self._read(compacted="true", endingOffsets=str(whole["trimmed_upto"]))
         self._write(
-            rows,
+            compacted="true",
+            endingOffsets=str(whole["trimmed_upto"]),
             compacted_upto=LogPosition(found["epoch"], found["serial"], found["digest"]),
             clock=self._quiet(found["serial"], status["streams"]),
         )
@@ -189,9 +191,6 @@ class _Job:
             )
         }
 
-    def _read(self, **options: str) -> DataFrame:
-        return self._spark.read.format("synrepl").options(**self._options, **options).load()
-
     def _start(self) -> str:
         """Return the end of the archive as the start offsets of the source."""
         end = self.committer.end
@@ -208,10 +207,18 @@ class _Job:
         return json.dumps(offset.to_json())
 
     def _write(
-        self, rows: DataFrame, *, compacted_upto: LogPosition | None = None, clock: Clock | None = None
+        self, *, compacted_upto: LogPosition | None = None, clock: Clock | None = None, **offsets: str
     ) -> None:
-        """Write these rows as the next batch: first the files, then the commit that adds them."""
-        written = write_in_tasks(rows, partial(write_files, self._store))
+        """Write the facts between these offsets as the next batch: first files, then the commit of them.
+
+        A task writes what it reads, so that rows do not pass through Spark.
+        """
+        each = max(TASK_FACTS, BATCH_FACTS // int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1))
+        options = read_options({**self._options, **offsets, "factsPerPartition": str(each)})
+        planner = Planner(options, self._daemon)
+        ranges = planner.ranges(*planner.closed_range())
+        tasks = self._spark.range(len(ranges), numPartitions=max(1, len(ranges)))
+        written = write_in_tasks(tasks, partial(_write_ranges, self._store, options, ranges))
         if not written and compacted_upto is None:
             return
         self._at("data")
@@ -234,3 +241,12 @@ class _Job:
         if end is not None and end.epoch == epoch:
             return end.epoch_starts
         return msgspec.convert(self._daemon.get(STATUS)["epoch_starts"], list[EpochStart])
+
+
+def _write_ranges(
+    store: Store, options: SourceOptions, ranges: Sequence[SerialRange], batches: Iterator[Any]
+) -> Iterator[WrittenFile]:
+    """Read and write the ranges with these numbers (runs in a task)."""
+    for batch in batches:
+        for number in batch["id"].to_pylist():
+            yield from write_files(store, read_range(ranges[number], options, SourceClient(options)))

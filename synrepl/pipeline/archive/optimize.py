@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from synrepl.pipeline.archive.committer import add_action
+from synrepl.pipeline.archive.reading import frame_of
 from synrepl.pipeline.archive.table import ArchiveTable, CommitConflict
 from synrepl.pipeline.archive.writer import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
@@ -23,6 +25,9 @@ TARGET_BYTES: Final = 128 * 1024 * 1024
 
 FEWEST: Final = 8
 """Minimum number of files that the job `archive` merges into one."""
+
+COMMIT_FILES: Final = 10_000
+"""Approximate number of files that one commit replaces."""
 
 
 class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,57 +53,85 @@ def optimize(
     `vacuum`. Raises `BadArchive` if another job has merged the same files meanwhile.
     """
     table = ArchiveTable(store)
-    plans = list(plan_merges(table.files, target_bytes=target_bytes, fewest=fewest))
-    progress("merging", 0, len(plans))
-    if not plans:
-        return OptimizeResult(merged=0, made=0, bytes=0)
-    merged = pa.concat_tables(plans)
-    paths = pa.table({"paths": pa.array([plan["path"].to_pylist() for plan in plans])})
-    written = write_in_tasks(
-        spark.createDataFrame(paths).repartition(len(plans)), partial(_rewrite_all, store)
-    )
-    now = now_ms()
-    try:
-        table.replace(merged, [add_action(one, now, data_change=False) for one in written], now_ms=now)
-    except CommitConflict as error:
-        raise BadArchive(
-            f"{store}: another job has merged files meanwhile: {error}; run the job again"
-        ) from error
-    progress("merging", len(plans), len(plans))
-    return OptimizeResult(merged=len(merged), made=len(written), bytes=sum(one.bytes for one in written))
+    plans = plan_merges(table.files, target_bytes=target_bytes, fewest=fewest)
+    merged = made = size = 0
+    for some in _rounds(plans):
+        progress("merging", merged, 0)
+        removed = pa.concat_tables(some)
+        written = _rewrite(spark, store, removed, np.cumsum([0, *map(len, some)]))
+        now = now_ms()
+        try:
+            table = table.replace(
+                removed, [add_action(one, now, data_change=False) for one in written], now_ms=now
+            )
+        except CommitConflict as error:
+            raise BadArchive(
+                f"{store}: another job has merged files meanwhile: {error}; run the job again"
+            ) from error
+        merged, made = merged + len(removed), made + len(written)
+        size += sum(one.bytes for one in written)
+    progress("merging", merged, merged)
+    return OptimizeResult(merged=merged, made=made, bytes=size)
 
 
 def plan_merges(files: Any, *, target_bytes: int, fewest: int) -> Iterator[Any]:
-    """Yield tables of files to merge into one.
+    """Yield tables of files to merge into one, which have more than half of `target_bytes` if others follow.
 
     With `fewest` above 2, no file of a merge has more bytes than the others together: so a fact is rewritten
     only into a file at least twice as large, a few times at most.
     """
-    files = files.sort_by([(name, "ascending") for name in ("stream", "date", "first_serial")])
-    sizes = files["bytes"].to_pylist()
-    partitions = zip(files["stream"].to_pylist(), files["date"].to_pylist(), range(len(files)), strict=True)
-    for _, group in groupby(partitions, key=lambda one: one[:2]):
-        run: list[int] = []
-        for _, _, position in group:
-            is_small = sizes[position] <= target_bytes // 2
-            if not is_small or sum(sizes[one] for one in run) + sizes[position] > target_bytes:
-                yield from _merges(files, run, sizes, fewest)
-                run = []
-            if is_small:
-                run.append(position)
-        yield from _merges(files, run, sizes, fewest)
-
-
-def _merges(files: Any, run: list[int], sizes: Sequence[int], fewest: int) -> Iterator[Any]:
-    """Yield the merges of a run, without the files that are too large for the others."""
-    if len(run) < fewest:
+    if len(files) < fewest:
         return
-    heaviest = max(range(len(run)), key=lambda position: sizes[run[position]])
-    if fewest <= 2 or 2 * sizes[run[heaviest]] <= sum(sizes[one] for one in run):
-        yield files.take(run)
+    files = files.sort_by([(name, "ascending") for name in ("stream", "date", "first_serial")])
+    sizes = files["bytes"].to_numpy()
+    ends = np.cumsum(sizes)
+    is_small = sizes <= target_bytes // 2
+    is_apart = ~is_small[1:] | ~is_small[:-1]
+    for name in ("stream", "date"):
+        column = files[name]
+        is_other = pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
+        is_apart |= is_other.fill_null(False).to_numpy()
+    bounds = np.concatenate(([0], np.nonzero(is_apart)[0] + 1, [len(files)]))
+    for start in np.nonzero(np.diff(bounds) >= fewest)[0].tolist():
+        first, last = bounds[start : start + 2].tolist()
+        while first < last:
+            limit = ends[first] - sizes[first] + target_bytes
+            stop = min(last, int(np.searchsorted(ends, limit, "right")))
+            yield from (files.slice(at, upto - at) for at, upto in _merges(sizes, first, stop, fewest))
+            first = stop
+
+
+def _merges(sizes: Any, first: int, stop: int, fewest: int) -> Iterator[tuple[int, int]]:
+    """Yield the merges of adjacent files, without the files that are too large for the others."""
+    if stop - first < fewest:
+        return
+    heaviest = first + int(np.argmax(sizes[first:stop]))
+    if fewest <= 2 or 2 * sizes[heaviest] <= sizes[first:stop].sum():
+        yield first, stop
     else:
-        yield from _merges(files, run[:heaviest], sizes, fewest)
-        yield from _merges(files, run[heaviest + 1 :], sizes, fewest)
+        yield from _merges(sizes, first, heaviest, fewest)
+        yield from _merges(sizes, heaviest + 1, stop, fewest)
+
+
+def _rounds(plans: Iterator[Any]) -> Iterator[list[Any]]:
+    """Group the merges of a commit, so that neither commits nor the driver's lists grow with the archive."""
+    some: list[Any] = []
+    count = 0
+    for plan in plans:
+        some.append(plan)
+        count += len(plan)
+        if count >= COMMIT_FILES:
+            yield some
+            some, count = [], 0
+    if some:
+        yield some
+
+
+def _rewrite(spark: SparkSession, store: Store, files: Any, offsets: Any) -> list[WrittenFile]:
+    """Write each group of files, which begin at these offsets, as one file, in tasks."""
+    paths = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), files["path"].combine_chunks())
+    frame = frame_of(spark, pa.table({"paths": paths})).repartition(len(paths))
+    return write_in_tasks(frame, partial(_rewrite_all, store))
 
 
 def rewrite_files(store: Store, paths: Sequence[str]) -> Iterator[WrittenFile]:

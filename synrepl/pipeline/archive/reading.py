@@ -1,19 +1,25 @@
 """Reading of files of an archive on Spark: as rows, or by a function in tasks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from synrepl.pipeline.source.rows import COLUMNS, spark_schema
+from synrepl.pipeline.source.rows import COLUMNS, row_schema, spark_schema
 from synrepl.pipeline.store import Store
 
-__all__ = ["map_files", "read_rows", "within"]
+__all__ = ["frame_of", "map_files", "read_rows", "within"]
 
 TASK_ROWS: Final = 2_000_000
 """Maximum rows per task, as far as files can be distributed."""
+
+NAMED_FILES: Final = 1_000
+"""Maximum number of files that Spark reads by itself: its driver keeps the name and state of each."""
 
 
 def within(files: Any, first: int, last: int) -> Any:
@@ -30,7 +36,17 @@ def read_rows(spark: SparkSession, store: Store, files: Any, columns: Sequence[s
     schema = spark_schema(tuple(columns))
     if not len(files):
         return spark.createDataFrame([], schema.replace(" NOT NULL", ""))
-    return spark.read.schema(schema).parquet(*map(store.uri, files["path"].to_pylist()))
+    if len(files) <= NAMED_FILES:
+        return spark.read.schema(schema).parquet(*map(store.uri, files["path"].to_pylist()))
+    return map_files(spark, files, partial(_read_paths, store, row_schema(tuple(columns))), schema)
+
+
+def _read_paths(store: Store, schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for path in batch["path"].to_pylist():
+            with store.filesystem.open_input_file(store.path(path)) as source:
+                for rows in pq.ParquetFile(source).iter_batches(columns=schema.names):
+                    yield pa.record_batch([rows[name] for name in schema.names], schema=schema)
 
 
 def map_files(
@@ -41,9 +57,15 @@ def map_files(
     Executors need synrepl, pyarrow, and the files under the same path.
     """
     hint = int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
-    rows = sum(files["rows"].to_pylist())
+    rows = pc.sum(files["rows"]).as_py() or 0
     tasks = max(1, min(len(files), max(hint, rows // TASK_ROWS)))
     # Largest first, round robin, so that the large files are spread over the tasks.
     ranked = files.sort_by([("rows", "descending")])
-    ranked = ranked.append_column("task", pa.array([at % tasks for at in range(len(files))], pa.int32()))
-    return spark.createDataFrame(ranked).repartitionById(tasks, "task").mapInArrow(work, schema)
+    numbers = np.arange(len(files), dtype=np.int32) % tasks
+    ranked = ranked.append_column("task", pa.array(numbers))
+    return frame_of(spark, ranked).repartitionById(tasks, "task").mapInArrow(work, schema)
+
+
+def frame_of(spark: SparkSession, table: Any) -> DataFrame:
+    """Return an Arrow table as a frame. Of columns in several chunks, Spark would lose rows."""
+    return spark.createDataFrame(table.combine_chunks())

@@ -7,6 +7,7 @@ facts. The name of a file has its SHA-256.
 
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -18,7 +19,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from synrepl.pipeline.source.rows import ROWS
-from synrepl.pipeline.store import BadArchive, Store
+from synrepl.pipeline.store import BadArchive, NotFound, Store
 from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY
 
@@ -28,6 +29,9 @@ APP: Final = "synrepl-archive"
 FIELD: Final = "synrepl"
 LOG: Final = "_delta_log"
 FORMER: Final = "_manifests"
+COMMITS_AT_ONCE: Final = 16
+"""Commits that are read together; an object store answers them at the same time."""
+
 PARTITIONS: Final = ["stream", "date"]
 SCHEMA: Final = Schema.from_arrow(ROWS.append(pa.field("date", pa.date32(), nullable=False)))
 
@@ -106,6 +110,16 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         return self.last_serial <= self.compacted_upto
 
 
+class _CommitInfo(msgspec.Struct):
+    synrepl: Batch | None = None
+
+
+class _CommitLine(msgspec.Struct):
+    """The line of a commit that describes it."""
+
+    commitInfo: _CommitInfo
+
+
 class ArchiveTable:
     """One version of the table of an archive. Raises `BadArchive` if there is none, or no such version.
 
@@ -115,12 +129,10 @@ class ArchiveTable:
     def __init__(self, store: Store, as_of: str | None = None) -> None:
         self.store = store
         try:
-            self._newest = DeltaTable(store.table_uri, storage_options=store.options)
-            self._delta = self._newest
-            if as_of is not None:
-                # The history of delta-rs begins at the newest version, but is numbered from the loaded one.
-                self._delta = DeltaTable(store.table_uri, storage_options=store.options)
-                self._delta.load_as_version(int(as_of) if as_of.isdecimal() else as_of)
+            version = int(as_of) if as_of is not None and as_of.isdecimal() else None
+            self._delta = DeltaTable(store.table_uri, version, store.options)
+            if as_of is not None and version is None:
+                self._delta.load_as_version(as_of)
         except TableNotFoundError as error:
             if store.names(FORMER):
                 raise BadArchive(
@@ -153,13 +165,12 @@ class ArchiveTable:
             raise BadArchive(f"{self.store}: its files lack the statistics {', '.join(sorted(missing))}")
         found = found.select(list(COLUMNS)).rename_columns(FILES.names).cast(FILES)
         if pc.any(pc.match_substring(found["path"], "%")).as_py():
-            paths = [unquote(path) for path in found["path"].to_pylist()]
-            found = found.set_column(0, "path", pa.array(paths, pa.string()))
+            found = found.set_column(0, "path", _unquote(found["path"]))
         return found.sort_by([("first_serial", "ascending"), ("path", "ascending")])
 
     def batches(self) -> list[Batch]:
         """Return all batches, in order. Raises `BadArchive` unless each continues the previous one."""
-        found = list(self._batches(None))[::-1]
+        found = list(self._batches())[::-1]
         expected = 1
         for batch in found:
             if batch.first_serial != expected:
@@ -171,32 +182,44 @@ class ArchiveTable:
         return found
 
     def _end(self) -> Batch:
-        for limit in (1, 16, None):
-            if (found := next(self._batches(limit), None)) is not None:
-                return found
-        raise BadArchive(
-            f"{self.store} is a Delta table, but not an archive: no commit has the field {FIELD}"
-        )
+        found = next(self._batches(), None)
+        if found is None:
+            raise BadArchive(
+                f"{self.store} is a Delta table, but not an archive: no commit has the field {FIELD}"
+            )
+        return found
 
-    def _batches(self, limit: int | None) -> Iterator[Batch]:
-        """Yield the batches of the newest commits, the newest first."""
+    def _batches(self) -> Iterator[Batch]:
+        """Yield the batches, the last first.
+
+        The history of delta-rs would hold all commits in memory, and begin at the newest version always.
+        """
+        versions = range(self.version, -1, -1)
+        done, count = 0, 1
+        with ThreadPoolExecutor(COMMITS_AT_ONCE) as threads:
+            while some := versions[done : done + count]:
+                yield from filter(None, threads.map(self._batch, some))
+                done, count = done + count, COMMITS_AT_ONCE
+
+    def _batch(self, version: int) -> Batch | None:
+        """Return the batch of a commit; None if the commit is of files only."""
         try:
-            for commit in self._newest.history(limit):
-                if FIELD in commit and commit["version"] <= self.version:
-                    batch = msgspec.convert(commit[FIELD], Batch)
-                    yield msgspec.structs.replace(batch, version=commit["version"])
-        except (DeltaError, msgspec.ValidationError) as error:
-            raise BadArchive(f"{self.store}: its history cannot be read: {_line(error)}") from error
+            lines = self.store.read(f"{LOG}/{version:020}.json").splitlines()
+            found = [msgspec.json.decode(line, type=_CommitLine) for line in lines if b'"commitInfo"' in line]
+        except (NotFound, msgspec.DecodeError) as error:
+            raise BadArchive(f"{self.store}: version {version} cannot be read: {_line(error)}") from error
+        batch = found[0].commitInfo.synrepl if found else None
+        return None if batch is None else msgspec.structs.replace(batch, version=version)
 
     def append(self, batch: Batch, added: Sequence[AddAction]) -> "ArchiveTable":
-        """Commit the next batch, and return the new version. See `create_table` for the first batch.
+        """Commit the next batch, and return the table, now of the new version. See `create_table`.
 
         Raises `CommitConflict` if the archive has another batch after this version.
         """
         return self._commit(added, _properties(batch))
 
     def replace(self, removed: Any, added: Sequence[AddAction], *, now_ms: int) -> "ArchiveTable":
-        """Replace files (rows of `files`) by files with the same facts, and return the new version.
+        """Replace files (rows of `files`) by files with the same facts. Return the table as `append` does.
 
         Raises `CommitConflict` if another job has removed one of the files.
         """
@@ -228,7 +251,11 @@ class ArchiveTable:
             )
         except DeltaError as error:
             raise CommitConflict(_line(error)) from error
-        return _synced(self.store)
+        # Not loaded again: for a large archive that costs seconds, and twice the memory.
+        self._delta.update_incremental()
+        self.version = self._delta.version()
+        self.end = self._end()
+        return _sync(self)
 
 
 def create_table(store: Store, batch: Batch, added: Sequence[AddAction]) -> ArchiveTable:
@@ -247,7 +274,7 @@ def create_table(store: Store, batch: Batch, added: Sequence[AddAction]) -> Arch
         )
     except DeltaError as error:
         raise CommitConflict(_line(error)) from error
-    return _synced(store)
+    return _sync(ArchiveTable(store))
 
 
 def sha256_of(path: str) -> str:
@@ -264,11 +291,17 @@ def _properties(batch: Batch, *, retries: int | None = None) -> CommitProperties
     )
 
 
-def _synced(store: Store) -> ArchiveTable:
-    """Return the newest version, whose commit now survives a power failure."""
-    table = ArchiveTable(store)
-    store.sync(f"{LOG}/{table.version:020}.json")
+def _sync(table: ArchiveTable) -> ArchiveTable:
+    """Make the last commit survive a power failure."""
+    table.store.sync(f"{LOG}/{table.version:020}.json")
     return table
+
+
+def _unquote(paths: Any) -> Any:
+    """Decode percent-encoded paths, of which only the folders are encoded."""
+    folders = pc.replace_substring_regex(paths, "[^/]*$", "").combine_chunks().dictionary_encode()
+    plain = pa.array(map(unquote, folders.dictionary.to_pylist()), pa.string()).take(folders.indices)
+    return pc.binary_join_element_wise(plain, pc.replace_substring_regex(paths, "^.*/", ""), "")
 
 
 def _line(error: Exception) -> str:

@@ -78,18 +78,14 @@ def write_files(store: Store, rows: Iterable[Any]) -> Iterator[WrittenFile]:
     """
     open_files: dict[tuple[str, str], _File] = {}
     for given in rows:
-        dates = pc.strftime(given["committed_at"], format="%Y-%m-%d")
-        days = pc.unique(dates).to_pylist()
-        streams = pc.unique(given["stream"]).to_pylist()
-        for stream in streams:
-            of_stream = pc.equal(given["stream"], stream)
-            for day in days:
-                selection = of_stream if len(days) == 1 else pc.and_(of_stream, pc.equal(dates, day))
-                part = given.filter(selection)
-                if len(part):
-                    if (stream, day) not in open_files:
-                        open_files[stream, day] = _File(stream, day)
-                    open_files[stream, day].add(part)
+        days = given["committed_at"].cast(pa.date32(), safe=False)
+        found = pa.table({"stream": given["stream"], "day": days}).group_by(["stream", "day"]).aggregate([])
+        for stream, day in zip(*(column.to_pylist() for column in found.columns), strict=True):
+            is_its = pc.and_(pc.equal(given["stream"], stream), pc.equal(days, day))
+            named = stream, str(day)
+            if named not in open_files:
+                open_files[named] = _File(*named)
+            open_files[named].add(given if len(found) == 1 else given.filter(is_its))
     for file in open_files.values():
         yield file.finish(store)
 

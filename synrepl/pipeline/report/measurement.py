@@ -24,8 +24,8 @@ __all__ = ["Arrival", "Coverage", "arrivals", "coverage", "Measurements", "STEPS
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """The coverage of an archive.
 
-    `lines` are the rows of the Parquet files: one more for each fact without rows. `merged` batches replaced
-    others. Up to the serial `compacted` the archive has only the facts that the trimmed log still had.
+    `lines` are the rows of the Parquet files: one more for each fact without rows. Up to the serial
+    `compacted` the archive has only the facts that the trimmed log still had.
     """
 
     server_name: str
@@ -38,7 +38,6 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     facts: int
     lines: int
     batches: int
-    merged: int
     files: int
     file_bytes: int
     writers: dict[str, list[str]]
@@ -108,7 +107,6 @@ def coverage(files: Any, batches: Sequence[Batch]) -> Coverage | None:
         facts=sum(batch.facts for batch in nonempty),
         lines=sum(batch.rows for batch in nonempty),
         batches=len(batches),
-        merged=0,
         files=len(files),
         file_bytes=pc.sum(files["bytes"]).as_py() or 0,
         writers={stream: sorted(writers) for stream, writers in sorted(last.end.items())},

@@ -1,26 +1,33 @@
 """The job `compact`: folds an archive into a snapshot."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.pipeline.archive.reading import read_rows, within
-from synrepl.pipeline.archive.table import ArchiveTable, Batch
-from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
-from synrepl.pipeline.snapshot import fold
-from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN, write_parts
+from synrepl.pipeline.archive.reading import frame_of, within
+from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.jobs import Progress, explain_failure, ignore_progress, now_ms, retry_late_workers
+from synrepl.pipeline.snapshot.fold import (
+    MISSING,
+    FoldReader,
+    find_last_rows,
+    find_tombstones,
+    is_gone,
+    serial_of,
+)
+from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN
 from synrepl.pipeline.snapshot.snapshot import (
-    LAST_DDL,
     PartFile,
     SnapshotManifest,
     folder_of,
@@ -34,6 +41,9 @@ __all__ = ["CompactResult", "compact"]
 
 BUCKETS: Final = 4_096
 """Number of equal ranges of serials whose rows are counted, to find ranges with equally many rows."""
+
+TASK_ROWS: Final = 16 * 1024
+"""Minimum rows of a task that writes, if there are fewer than a file has for each core."""
 
 
 class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,30 +59,6 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     read_files: int
     read_rows: int
     seconds: float
-
-
-class _SnapshotReader(msgspec.Struct, frozen=True):
-    """The input of a compaction.
-
-    Of the `parts` of the previous snapshot, all streams except `whole` are read; of the `archived` files (as
-    in `ArchiveTable.files`) the streams `whole`, and facts after the serial `after`.
-    """
-
-    archived: Any
-    parts: list[PartFile] = []
-    whole: list[str] = []
-    after: int = 0
-
-    @property
-    def rows(self) -> int:
-        return (pc.sum(self.archived["rows"]).as_py() or 0) + sum(part.rows for part in self.parts)
-
-    @property
-    def may_have_several(self) -> bool:
-        """Whether a fact may have more than one row."""
-        return (pc.max(self.archived["last_seq"]).as_py() or 0) > 0 or any(
-            part.rows > part.facts for part in self.parts
-        )
 
 
 @retry_late_workers
@@ -103,14 +89,14 @@ def compact(
             return CompactResult(
                 snapshot=former, is_new=False, full=False, read_files=0, read_rows=0, seconds=_since(began)
             )
-    streams = StreamTable.default()
-    reading = _plan_input(table, None if full else former, streams)
-    progress("reading", 0, reading.rows)
+    files, reader = _plan_input(table, snapshot, None if full else former)
+    rows = pc.sum(files["rows"]).as_py() or 0
+    progress("reading", 0, rows)
     try:
-        written, keys = _write_files(spark, archive, snapshot, reading, end, streams, file_rows, progress)
+        written, keys = _write_files(spark, reader, files, end.last_serial, file_rows, progress)
     except PySparkException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            raise BadArchive(f"{archive}: a file is missing: {error.getMessage()}") from error
+        if MISSING in str(error):
+            raise BadArchive(explain_failure(error)) from error
         raise
     made = SnapshotManifest(
         epoch=end.epoch,
@@ -135,8 +121,8 @@ def compact(
         snapshot=made,
         is_new=True,
         full=full or former is None,
-        read_files=len(reading.archived) + len(reading.parts),
-        read_rows=reading.rows,
+        read_files=len(files),
+        read_rows=rows,
         seconds=_since(began),
     )
 
@@ -170,105 +156,102 @@ def _digest_at(table: ArchiveTable, serial: int) -> str | None:
 
 
 def _plan_input(
-    table: ArchiveTable, former: SnapshotManifest | None, streams: StreamTable
-) -> _SnapshotReader:
-    """Return the input: the whole archive, or `former` and the facts since.
+    table: ArchiveTable, snapshot: Store, former: SnapshotManifest | None
+) -> tuple[Any, FoldReader]:
+    """Return the files to read and their reader: the whole archive, or `former` and the facts since.
 
     A stream with rows that have become void since is read whole: `former` lacks the rows that the void ones
     replaced.
     """
-    files = table.files
-    ephemeral = pa.array([stream.name for stream in streams if stream.ephemeral], pa.string())
-    kept = files.filter(pc.invert(pc.is_in(files["stream"], ephemeral)))
+    files, starts = table.files, table.end.epoch_starts
+    ephemeral = pa.array([one.name for one in StreamTable.default() if one.ephemeral], pa.string())
+    files = files.filter(pc.invert(pc.is_in(files["stream"], ephemeral)))
+    lost = [start for start in starts if start.stream]
     if former is None:
-        return _SnapshotReader(kept)
-    whole = sorted(
-        {
-            epoch_start.stream
-            for epoch_start in table.end.epoch_starts
-            if epoch_start not in former.epoch_starts and epoch_start.stream
-        }
-    )
-    is_new = pc.greater(kept["last_serial"], former.serial)
-    is_whole = pc.is_in(kept["stream"], pa.array(whole, pa.string()))
-    return _SnapshotReader(kept.filter(pc.or_(is_new, is_whole)), former.files, whole, former.serial)
+        return _mark(files, after=0), FoldReader(table.store, snapshot, lost, [])
+    whole = sorted({start.stream for start in lost if start not in former.epoch_starts})
+    is_whole = pc.is_in(files["stream"], pa.array(whole, pa.string()))
+    is_new = pc.and_(pc.invert(is_whole), pc.greater(files["last_serial"], former.serial))
+    named = [{**msgspec.structs.asdict(part), "stream": "", "last_seq": 1} for part in former.files]
+    given = [
+        _mark(pa.Table.from_pylist(named, files.schema), after=0, is_part=True),
+        _mark(files.filter(is_whole), after=0),
+        _mark(files.filter(is_new), after=former.serial),
+    ]
+    return pa.concat_tables(given), FoldReader(table.store, snapshot, lost, whole)
+
+
+def _mark(files: Any, *, after: int, is_part: bool = False) -> Any:
+    """Return files as `FoldReader` reads them."""
+    files = files.append_column("is_part", pa.repeat(is_part, len(files)))
+    return files.append_column("after", pa.repeat(pa.scalar(after, pa.int64()), len(files)))
 
 
 def _write_files(
-    spark: SparkSession,
-    archive: Store,
-    snapshot: Store,
-    reading: _SnapshotReader,
-    end: Batch,
-    streams: StreamTable,
-    file_rows: int,
-    progress: Progress,
+    spark: SparkSession, reader: FoldReader, files: Any, upto: int, file_rows: int, progress: Progress
 ) -> tuple[list[PartFile], int]:
     """Write the files of the new snapshot. Return the files and the number of keys."""
-    rows = _rows(spark, archive, snapshot, reading)
-    if rows is None:
+    if not len(files):
         return [], 0
-    rows = rows.where(~fold.is_void(end.epoch_starts))
-    removing = fold.streams_with_tombstones(streams)
-    last = fold.find_last_rows(rows, removing).persist()
+    last = find_last_rows(spark, reader, files).persist()
     try:
-        counted = _count_buckets(last, end.last_serial)
+        counted = _count_buckets(last, upto)
         keys = sum(alive for _, alive, _ in counted)
-        is_gone = any(gone for _, _, gone in counted)
-        progress("reading", reading.rows, reading.rows)
+        if not keys:
+            return [], 0
         progress("writing", 0, keys)
-        facts = fold.select_facts(rows, last, removing, look=is_gone and reading.may_have_several)
-        ranges = _assign_ranges(counted, file_rows)
-        found = (
-            rows.join(facts, "serial")
-            .withColumn("last", F.array_contains("seqs", F.col("seq")))
-            .drop("seqs")
-            .repartitionById(max(ranges, default=0) + 1, _range_of(ranges, _bucket(end.last_serial)))
-            .sortWithinPartitions("serial", "seq")
-            .mapInArrow(partial(_write_task, snapshot, folder_of(end.last_serial), file_rows), WRITTEN)
-        )
-        written: list[PartFile] = []
-        done = 0
-        for row in found.collect():
-            written.append(msgspec.json.decode(row["written"], type=PartFile))
-            done += row["keys"]
-        progress("writing", done, keys)
+        kept = last.where(~is_gone("at")).select("at")
+        if any(gone for _, _, gone in counted) and pc.max(files["last_seq"]).as_py():
+            kept = kept.union(find_tombstones(spark, reader, files, last))
+        each = -(-keys // int(spark.conf.get("spark.sql.shuffle.partitions") or 2))
+        ranges = _assign_ranges(counted, min(file_rows, max(each, TASK_ROWS)))
+        tasks = _split(spark, files, kept, ranges, _bucket_size(upto))
+        found = tasks.mapInArrow(partial(reader.write, folder_of(upto), file_rows), WRITTEN).collect()
     finally:
         last.unpersist()
+    written = [msgspec.json.decode(row["written"], type=PartFile) for row in found]
     written.sort(key=lambda file: file.first_serial)
+    done = sum(row["keys"] for row in found)
+    progress("writing", done, keys)
     overlaps = any(after.first_serial <= before.last_serial for before, after in pairwise(written))
     if done != keys or overlaps:
         raise BadArchive(
-            f"{archive}: found {keys} keys but wrote {done}: there are duplicate rows, or files changed"
-            f" meanwhile; run synrepl pipeline audit"
+            f"{reader.archive}: found {keys} keys but wrote {done}: there are duplicate rows, or files"
+            " changed meanwhile; run synrepl pipeline audit"
         )
     return written, keys
 
 
-def _rows(spark: SparkSession, archive: Store, snapshot: Store, reading: _SnapshotReader) -> DataFrame | None:
-    found: DataFrame | None = None
-    if len(reading.archived):
-        found = read_rows(spark, archive, reading.archived)
-        if reading.after:
-            # A merged file may contain facts of `parts` too.
-            found = found.where((F.col("serial") > reading.after) | F.col("stream").isin(*reading.whole))
-    if reading.parts:
-        paths = [snapshot.uri(part.path) for part in reading.parts]
-        former = spark.read.schema(LAST_DDL).parquet(*paths).drop("last")
-        if reading.whole:
-            former = former.where(~F.col("stream").isin(*reading.whole))
-        found = former if found is None else found.unionByName(former)
-    return found
+def _split(spark: SparkSession, files: Any, kept: DataFrame, ranges: list[int], size: int) -> DataFrame:
+    """Return the kept positions, and the files that have them, with a task for each range of serials.
+
+    `ranges` has the range of each bucket of `size` serials.
+    """
+    named = files.select(["path", "is_part", "after"])
+    for name in ("first_serial", "last_serial"):
+        buckets = np.minimum(files[name].to_numpy() // size, len(ranges) - 1)
+        named = named.append_column(name, pa.array(np.array(ranges, np.int32)[buckets]))
+    readers = frame_of(spark, named).select(
+        F.explode(F.sequence("first_serial", "last_serial")).alias("range"),
+        F.lit(None).cast("bigint").alias("at"),
+        F.struct("path", "is_part", "after").alias("file"),
+    )
+    # A constant array, indexed by bucket, is faster than a chain of comparisons.
+    known = F.split(F.lit(",".join(map(str, ranges))), ",").cast("array<int>")
+    bucket = F.floor(serial_of("at") / size).cast("int")
+    positions = kept.select(F.element_at(known, bucket + 1).alias("range"), "at", F.lit(None).alias("file"))
+    return readers.union(positions).repartitionById(ranges[-1] + 1, "range")
 
 
-def _bucket(upto: int) -> Column:
-    return F.floor(F.col("serial") / F.lit(max(1, -(-upto // BUCKETS))))
+def _bucket_size(upto: int) -> int:
+    return max(1, -(-upto // BUCKETS))
 
 
 def _count_buckets(last: DataFrame, upto: int) -> list[tuple[int, int, int]]:
     """Return for each range of serials its number, its last rows of live keys, and those of removed keys."""
-    gone = F.sum(F.col("gone").cast("int"))
-    counted = last.groupBy(_bucket(upto)).agg(F.count("*") - gone, gone).collect()
+    gone = F.sum(is_gone("at").cast("int"))
+    bucket = F.floor(serial_of("at") / _bucket_size(upto))
+    counted = last.groupBy(bucket).agg(F.count("*") - gone, gone).collect()
     return sorted((row[0], row[1], row[2]) for row in counted)
 
 
@@ -282,17 +265,6 @@ def _assign_ranges(counted: Iterable[tuple[int, int, int]], file_rows: int) -> l
         ranges += [number] * (bucket + 1 - len(ranges))
         rows += alive
     return ranges
-
-
-def _range_of(ranges: Sequence[int], bucket: Column) -> Column:
-    """Return `ranges` as a column: a constant array indexed by bucket, faster than a chain of comparisons."""
-    known = F.split(F.lit(",".join(map(str, ranges))), ",").cast("array<int>")
-    return F.element_at(known, (bucket + 1).cast("int"))
-
-
-def _write_task(store: Store, folder: str, file_rows: int, batches: Iterable[Any]) -> Iterator[Any]:
-    """Write the files of a snapshot (runs in a task)."""
-    return write_parts(store, folder, file_rows, batches)
 
 
 def _clean(store: Store, made: SnapshotManifest, former: SnapshotManifest | None) -> None:

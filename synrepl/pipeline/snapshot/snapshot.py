@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from synrepl.pipeline.source.rows import COLUMNS, ROWS, spark_schema
+from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
 
@@ -29,8 +29,6 @@ VERSION: Final = 1
 
 LAST: Final = ROWS.append(pa.field("last", pa.bool_(), nullable=False))
 """The schema of the files: that of the archive, and whether a row is the last of a live key."""
-
-LAST_DDL: Final = f"{spark_schema(COLUMNS)}, `last` boolean NOT NULL"
 
 
 class PartFile(msgspec.Struct, frozen=True, kw_only=True):
