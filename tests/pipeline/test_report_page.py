@@ -179,7 +179,7 @@ def test_names_are_expanded_as_workers_do() -> None:
     columns = {
         "key": [_told(name, keys) for name, keys, _ in rows],
         "minute": [7] * len(rows),
-        "count": [count for _, _, count in rows],
+        "rows": [count for _, _, count in rows],
     }
     batches = pa.table(columns).to_batches(max_chunksize=2)
 
@@ -187,10 +187,10 @@ def test_names_are_expanded_as_workers_do() -> None:
     names: Counter[str] = Counter()
     for batch in expand_batches(batches):
         for row in batch.to_pylist():
-            if row["cache"] is not None:
-                found[row["cache"], row["key"]] += row["keyed"] + row["whole"]
-            else:
-                names[row["name"]] += row["rows"]
+            names[row["name"]] += row["rows"]
+            assert len(row["drops"]) * row["rows"] == row["keyed"] + row["whole"]
+            for drop in row["drops"]:
+                found[drop["cache"], drop["key"]] += row["rows"]
 
     assert expected == found
     assert {"cs_cache_fake": 5, "get_user_by_id": 5} == names

@@ -1,8 +1,10 @@
 """What the watch job decides, without Spark: gaps, repairs, restarts, stalls, and the lists of minutes."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,27 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.pipeline.source.rows import explode
-from synrepl.pipeline.watch import log_state
+from synrepl.pipeline.watch import observations
 from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, order
-from synrepl.pipeline.watch.log_state import (
-    MINUTE_MS,
+from synrepl.pipeline.watch.log_state import MINUTE_MS, LogState
+from synrepl.pipeline.watch.observations import (
+    COLUMNS,
     Drops,
+    FactRun,
     FirstFact,
-    LogState,
-    TaskObservations,
-    look,
-    look_ms,
-    pass_time,
+    Observations,
+    add_fact,
+    observe,
 )
-from synrepl.pipeline.watch.observations import COLUMNS, observe
-from synrepl.pipeline.watch.writer_chain import (
-    WatchRules,
-    WriterChain,
-    advance,
-    deadline_ms,
-    runs_of,
-    silence,
-)
+from synrepl.pipeline.watch.watch import StateFile
+from synrepl.pipeline.watch.writer_chain import WatchRules, WriterChain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, batch_of_facts, chained
 
@@ -46,8 +41,17 @@ def follow(
     *facts: Told, chain: WriterChain | None = None, now_ms: int = 0
 ) -> tuple[WriterChain, list[WatchEvent]]:
     """What is told of these facts, which come together."""
+    chain = chain or WriterChain(stream="s", writer="w")
     runs = runs_of((*fact, fact[0] * 1000) for fact in facts)
-    return advance(chain, runs, stream="s", writer="w", now_ms=now_ms, rules=RULES)
+    return chain, [line for run in runs for line in chain.advance(run, now_ms=now_ms, rules=RULES)]
+
+
+def runs_of(facts: Iterable[tuple[int, int, int, int, int]]) -> list[FactRun]:
+    """The runs of one writer's facts."""
+    runs: list[FactRun] = []
+    for fact in facts:
+        add_fact(runs, *fact)
+    return runs
 
 
 def said(lines: Sequence[WatchEvent]) -> list[str]:
@@ -72,7 +76,7 @@ def test_a_part_of_a_gap_that_came_leaves_the_rest_open() -> None:
 
     chain, told = follow((3, 1, 5, 10), chain=chain)
     assert [] == told
-    assert ((10, 20),) == chain.holes[0].parts
+    assert [(10, 20)] == chain.holes[0].parts
     chain, told = follow((4, 1, 10, 20), chain=chain)
 
     assert ["repaired"] == [line.split()[0] for line in said(told)]
@@ -191,14 +195,15 @@ class TestChains:
 
 def active(facts: int = 5, *, every_ms: int = 1000, now_ms: int = 0) -> WriterChain:
     """A writer that said something so often; seen now."""
-    runs = runs_of((n, 1, n - 1, n, n * every_ms) for n in range(1, facts + 1))
-    return advance(None, runs, stream="s", writer="w", now_ms=now_ms, rules=RULES)[0]
+    chain = WriterChain(stream="s", writer="w")
+    for run in runs_of((n, 1, n - 1, n, n * every_ms) for n in range(1, facts + 1)):
+        assert [] == list(chain.advance(run, now_ms=now_ms, rules=RULES))
+    return chain
 
 
 def hush(chain: WriterChain, now_ms: int, rules: WatchRules = RULES) -> tuple[WriterChain, list[str]]:
     """What its silence until now says."""
-    chain, told = silence(chain, stream="s", writer="w", now_ms=now_ms, rules=rules)
-    return chain, said(told)
+    return chain, said(list(chain.silence(now_ms=now_ms, rules=rules)))
 
 
 class TestSilence:
@@ -250,29 +255,10 @@ class TestSilence:
         chain = active(100, every_ms=10, now_ms=0)
 
         for n in range(101, 401):
-            chain, _ = advance(
-                chain,
-                runs_of([(n, 1, n - 1, n, n * 20_000)]),
-                stream="s",
-                writer="w",
-                now_ms=n * 20_000,
-                rules=RULES,
-            )
+            (run,) = runs_of([(n, 1, n - 1, n, n * 20_000)])
+            assert [] == list(chain.advance(run, now_ms=n * 20_000, rules=RULES))
 
         assert 15_000 < chain.usual_ms <= 20_000
-
-    def test_the_timer_is_when_it_would_be_told(self) -> None:
-        """Neither before nor long after; there is none for who is not active, or was told."""
-        chain = active(now_ms=5_000)
-        when = deadline_ms(chain, RULES)
-        assert when is not None
-
-        stalled, told = hush(chain, when)
-
-        assert told
-        assert [] == hush(chain, when - 1)[1]
-        assert deadline_ms(stalled, RULES) is None
-        assert deadline_ms(active(4), RULES) is None
 
 
 MINUTE = BEGAN_MS // MINUTE_MS
@@ -280,21 +266,28 @@ MINUTE = BEGAN_MS // MINUTE_MS
 
 def dropped(*keys: str, rows: int = 1) -> Drops:
     """Entries of one cache."""
-    drops = Drops(rows=rows, keyed=len(keys), names={"c": len(keys)})
-    for key in keys:
-        drops.add_key("c", json.dumps([key]), 1)
-    return drops
+    counts = Counter(f"c {json.dumps([key])}" for key in keys)
+    return Drops(rows=rows, keyed=len(keys), names={"c": len(keys)}, keys=dict(counts))
 
 
-def saw(at_s: float, epoch: int = 1, *, serial: int = 1, **in_minutes: Drops) -> TaskObservations:
+def saw(at_s: float, epoch: int = 1, *, serial: int = 1, **in_minutes: Drops) -> Observations:
     """A task that read up to so many seconds after the beginning; ``m3`` is the minute 3."""
     at_ms = BEGAN_MS + int(at_s * 1000)
-    return TaskObservations(
-        serial=serial,
+    return Observations(
         at_ms=at_ms,
         begun=[FirstFact(epoch=epoch, serial=serial, at_ms=at_ms)],
+        runs=[],
         minutes={MINUTE + int(name[1:]): drops for name, drops in in_minutes.items()},
     )
+
+
+def look(
+    log: LogState | None, seen: Sequence[Observations], *, now_ms: int = 0, rules: WatchRules = RULES
+) -> tuple[LogState, list[WatchEvent]]:
+    """What is told of what tasks saw."""
+    log = log or LogState()
+    told = [line for one in seen for line in log.follow(one, now_ms=now_ms, rules=rules)]
+    return log, told + log.pass_time(now_ms=now_ms, rules=rules)
 
 
 def lists(lines: Sequence[WatchEvent]) -> list[tuple[str, int, list[tuple[str, int]]]]:
@@ -320,18 +313,16 @@ class TestMinutes:
         log, told = look(log, [saw(65)], now_ms=2, rules=RULES)
 
         assert [("00:00Z", 3, [("a", 2), ("b", 1)])] == lists(told)
-        assert {MINUTE + 1} == set(log.open)
+        assert {MINUTE + 1} == set(log.minutes)
 
     def test_a_minute_is_told_when_nothing_comes_any_more(self) -> None:
-        """By our clock, which need not agree with the daemon's; at the time at which we want to be called."""
-        log, _ = look(None, [saw(50, m0=dropped("a"))], now_ms=77, rules=RULES)
-        when = look_ms(log)
+        """By our clock, which need not agree with the daemon's."""
+        log, _ = look(None, [saw(50, m0=dropped("a"))], now_ms=77)
+        when = 77 + 15_000
 
-        assert when == 77 + 15_000
-        assert not pass_time(log, now_ms=when - 1, rules=RULES)[1]
-        log, told = pass_time(log, now_ms=when, rules=RULES)
-        assert [("00:00Z", 1, [("a", 1)])] == lists(told)
-        assert look_ms(log) is None
+        assert not log.pass_time(now_ms=when - 1, rules=RULES)
+        assert [("00:00Z", 1, [("a", 1)])] == lists(log.pass_time(now_ms=when, rules=RULES))
+        assert not log.minutes
 
     def test_what_comes_for_a_minute_that_was_told_counts_in_the_next(self) -> None:
         """A minute is told once, and nothing is left out."""
@@ -351,7 +342,7 @@ class TestMinutes:
 
     def test_the_rarest_of_very_many_entries_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """And it is said by how much a count may be too low."""
-        monkeypatch.setattr(log_state, "MOST_KEYS", 10)
+        monkeypatch.setattr(observations, "MOST_KEYS", 10)
         drops = dropped("hot", "hot", "hot", *(f"k{n}" for n in range(15)))
 
         _, (line,) = look(None, [saw(70, m0=drops)], now_ms=0, rules=WatchRules(top=1))
@@ -393,23 +384,20 @@ class TestObserving:
 
         (batch,) = observe([rows_of(facts[:2]), rows_of(facts[2:])])
 
-        told = [(row["stream"], row["writer"], json.loads(row["observation"])) for row in batch.to_pylist()]
-        runs = [(stream, writer, run["facts"], run["token"]) for stream, writer, run in told if stream]
+        seen = msgspec.json.decode(batch["observations"][0].as_py(), type=Observations)
+        runs = [(stream, writer, run.facts, run.token) for stream, writer, its in seen.runs for run in its]
         assert sorted(runs) == [
-            ("caches", "master", 1, 1),
-            ("caches", "master", 1, 3),
+            ("caches", "master", 2, 3),
             ("caches", "w1", 1, 2),
             ("push_rules", "master", 1, 1),
         ]
-        (seen,) = (
-            msgspec.convert(one, TaskObservations, strict=False) for stream, _, one in told if not stream
-        )
         assert facts[-1].committed_at_ms == seen.at_ms
         (drops,) = seen.minutes.values()
         assert (6, 1, 1) == (drops.rows, drops.misshapen, drops.unreadable)
         assert 2 == drops.names["get_user_by_id"]
         assert 2 == drops.names["is_host_joined"]
-        assert {'["!r:h","far"]': 1, '["!r:h","h"]': 1} == drops.keys["is_host_joined"]
+        hosts = {entry: count for entry, count in drops.keys.items() if entry.startswith("is_host_joined ")}
+        assert {'is_host_joined ["!r:h","far"]': 1, 'is_host_joined ["!r:h","h"]': 1} == hosts
         assert 1 == drops.whole_names["mine"]
         assert drops.keyed == sum(drops.names.values())
         assert drops.whole == sum(drops.whole_names.values())
@@ -424,10 +412,36 @@ def test_lines_of_a_batch_are_in_the_order_of_the_log() -> None:
     _, epoch_start = look(None, [saw(1), saw(2, 2, serial=5)], now_ms=0, rules=RULES)
     _, restart = follow((1, 1, 0, 9), (5, 2, 4, 5))
     _, gap = follow((1, 1, 0, 2), (4, 1, 3, 5))
-    _, stall = silence(active(), stream="s", writer="w", now_ms=10**9, rules=RULES)
+    stall = active().silence(now_ms=10**9, rules=RULES)
     _, hot = look(None, [saw(70, m0=dropped("a"))], now_ms=0, rules=RULES)
 
     told = sorted([*hot, *stall, *restart, *epoch_start, *gap], key=order)
 
     assert ["Gap", "Epoch", "Restart", "Stall", "Hot"] == [type(line).__name__ for line in told]
     assert len(KINDS) == len({json.loads(encode(line))["type"] for line in told}) + 3
+
+
+class TestStateFile:
+    """What a run knows of the one before it."""
+
+    def test_a_batch_that_is_repeated_finds_what_was_before_it(self, tmp_path: Path) -> None:
+        """Spark repeats what it has not committed, in which case its lines are told again."""
+        file = StateFile(str(tmp_path))
+        for batch in range(3):
+            look(file.begin(batch), [saw(batch, epoch=batch + 1)])
+            file.save()
+
+        again, later = StateFile(str(tmp_path)), StateFile(str(tmp_path))
+
+        assert 3 == later.state.epoch
+        assert 2 == again.begin(2).epoch
+        assert 3 == later.begin(3).epoch
+        assert 3 == StateFile(str(tmp_path)).state.epoch
+
+    def test_without_a_checkpoint_nothing_is_written(self) -> None:
+        """The state lives as long as the run."""
+        file = StateFile(None)
+        look(file.begin(0), [saw(1)])
+        file.save()
+
+        assert 1 == file.begin(1).epoch

@@ -1,71 +1,39 @@
 """Cache invalidations: as announced, and as expanded by workers."""
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from synrepl.caches.vintages import NEWEST
+from synrepl.pipeline.archive.reading import read_rows
 from synrepl.pipeline.report.counts import Bins, Row, collected
-from synrepl.pipeline.report.facts import Part, read, read_by_executors
 from synrepl.pipeline.store import Store
 from synrepl.wire import jsontext
 
-__all__ = [
-    "MEANT",
-    "MEANT_DDL",
-    "Meaning",
-    "expand_batches",
-    "meaning",
-    "count_by_minute",
-    "CACHES",
-    "Invalidations",
-    "invalidations",
-]
+__all__ = ["CACHES", "Invalidations", "Meaning", "expand", "expand_batches", "invalidations", "meaning"]
 
-MEANT: Final = pa.schema(
-    [
-        pa.field("name", pa.string()),
-        pa.field("minute", pa.int64()),
-        pa.field("cache", pa.string()),
-        pa.field("key", pa.string()),
-        pa.field("rows", pa.int64()),
-        pa.field("keyed", pa.int64()),
-        pa.field("whole", pa.int64()),
-        pa.field("misshapen", pa.int64()),
-        pa.field("unreadable", pa.int64()),
-    ]
-)
-"""The result schema, with lines of two kinds.
+CACHES: Final = "caches"
 
-A line with a `minute` counts the rows with this `name` in that minute, and their invalidations: entries
-(`keyed`) and `whole` caches. `misshapen` rows have keys that do not fit their alias, and invalidate all
-caches of the alias. `unreadable` counts keys that were skipped, and rows (without a name) that cannot be
-decoded.
+READ: Final = ("key", "row", "committed_at")
 
-A line with a `cache` counts how often this name invalidated the entry `key` (a JSON array), or the whole
-cache (null).
-"""
-
-MEANT_DDL: Final = ", ".join(
-    f"`{field.name}` {'string' if field.type == pa.string() else 'bigint'}" for field in MEANT
-)
-
-REMEMBERED: Final = 50_000
-BUFFERED: Final = 200_000
-"""Maximum number of buffered entries."""
+REMEMBERED: Final = 10_000
+"""Maximum number of remembered meanings, of about 1 kB each."""
 
 _NAME: Final = msgspec.json.Decoder(tuple[str, str])
 _KEYS: Final = msgspec.json.Decoder(list[str] | None)
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """The invalidations of one row: pairs of a cache and a key (None: the whole cache)."""
+    """The invalidations of one row: pairs of a cache and a key as JSON array (None: the whole cache).
+
+    `name` is None if the row cannot be decoded. A `misshapen` row has keys that do not fit its alias, and
+    invalidates all caches of the alias. `unreadable` counts keys that are skipped, or the row.
+    """
 
     name: str | None
     drops: tuple[tuple[str, str | None], ...] = ()
@@ -73,7 +41,13 @@ class Meaning(msgspec.Struct, frozen=True):
     misshapen: int = 0
     unreadable: int = 0
 
+    @property
+    def keyed(self) -> int:
+        """The number of invalidated entries."""
+        return len(self.drops) - self.whole
 
+
+@lru_cache(REMEMBERED)
 def meaning(key: str | None) -> Meaning:
     """Return the invalidations of a row with this key (`synrepl.pipeline.keys`: name and keys as JSON)."""
     try:
@@ -96,67 +70,46 @@ def meaning(key: str | None) -> Meaning:
     return Meaning(name, drops, whole, misshapen, len(unreadable))
 
 
-def count_by_minute(rows: Any) -> Any:
-    """Count the keys of a record batch (`key`, `row`, `committed_at`) by minute: `key`, `minute`, `count`."""
-    present = rows.filter(pc.is_valid(rows["row"]))
-    minutes = pc.divide(present["committed_at"].cast(pa.int64()), 60_000_000)
-    counted = pa.table({"key": present["key"], "minute": minutes}).group_by(
-        ["key", "minute"], use_threads=False
-    )
-    return counted.aggregate([([], "count_all")]).rename_columns(["key", "minute", "count"])
+SUMS: Final = ("keyed", "whole", "misshapen", "unreadable")
+
+MEANT: Final = pa.schema(
+    {
+        "minute": pa.int64(),
+        "rows": pa.int64(),
+        "name": pa.string(),
+        **dict.fromkeys(SUMS, pa.int64()),
+        "drops": pa.list_(pa.struct({"cache": pa.string(), "key": pa.string()})),
+    }
+)
+
+MEANT_DDL: Final = (
+    "minute bigint, rows bigint, name string, keyed bigint, whole bigint, misshapen bigint,"
+    " unreadable bigint, drops array<struct<cache: string, key: string>>"
+)
+
+
+def expand(rows: DataFrame) -> DataFrame:
+    """Count rows of ``caches`` (`key`, `row`, `committed_at`) by minute and meaning.
+
+    `keyed`, `whole`, `misshapen` and `unreadable` are sums over the `rows`; `drops` are those of one row.
+    Executors need synrepl to expand names.
+    """
+    minute = f.expr("unix_seconds(committed_at) div 60").alias("minute")
+    counted = rows.where("row is not null").groupBy("key", minute).agg(f.count("*").alias("rows"))
+    return counted.mapInArrow(expand_batches, MEANT_DDL)
 
 
 def expand_batches(batches: Iterable[Any]) -> Iterator[Any]:
-    """Expand batches of `key`, `minute` and `count` to invalidations (`MEANT`)."""
-    known: dict[str | None, Meaning] = {}
-    drops: Counter[tuple[str | None, str, str | None]] = Counter()
+    """Expand batches of `key`, `minute` and `rows` to invalidations (`MEANT`)."""
     for batch in batches:
-        names: dict[tuple[str | None, int], list[int]] = defaultdict(lambda: [0] * 5)
-        columns = (batch[name].to_pylist() for name in ("key", "minute", "count"))
-        for key, minute, count in zip(*columns, strict=True):
-            meant = known.get(key)
-            if meant is None:
-                if len(known) >= REMEMBERED:
-                    known.clear()
-                meant = known[key] = meaning(key)
-            sums = names[meant.name, minute]
-            sums[0] += count
-            sums[1] += count * (len(meant.drops) - meant.whole)
-            sums[2] += count * meant.whole
-            sums[3] += count * meant.misshapen
-            sums[4] += count * meant.unreadable
-            for cache, dropped in meant.drops:
-                drops[meant.name, cache, dropped] += count
-        yield _names(names)
-        if len(drops) >= BUFFERED:
-            yield _drops(drops)
-            drops.clear()
-    yield _drops(drops)
-
-
-def _names(found: dict[tuple[str | None, int], list[int]]) -> Any:
-    sums = list(zip(*found.values(), strict=True)) or [()] * 5
-    names = [name for name, _ in found]
-    nothing = [None] * len(found)
-    return _batch([names, [minute for _, minute in found], nothing, nothing, *sums])
-
-
-def _drops(found: Counter[tuple[str | None, str, str | None]]) -> Any:
-    names, caches, keys = list(zip(*found, strict=True)) or [()] * 3
-    nothing = [None] * len(found)
-    keyed = [count if key is not None else 0 for (_, _, key), count in found.items()]
-    whole = [count if key is None else 0 for (_, _, key), count in found.items()]
-    return _batch([names, nothing, caches, keys, nothing, keyed, whole, nothing, nothing])
-
-
-def _batch(columns: list[Any]) -> Any:
-    arrays = [pa.array(list(values), field.type) for values, field in zip(columns, MEANT, strict=True)]
-    return pa.record_batch(arrays, schema=MEANT)
-
-
-CACHES: Final = "caches"
-
-READ: Final = ("key", "row", "committed_at")
+        rows = batch["rows"].to_pylist()
+        meant = list(map(meaning, batch["key"].to_pylist()))
+        sums = [[n * getattr(one, name) for n, one in zip(rows, meant, strict=True)] for name in SUMS]
+        columns = [[one.name for one in meant], *sums, [one.drops for one in meant]]
+        arrays = [
+            pa.array(column, field.type) for column, field in zip(columns, list(MEANT)[2:], strict=True)
+        ]
+        yield pa.record_batch([batch["minute"], batch["rows"], *arrays], schema=MEANT)
 
 
 class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,70 +137,46 @@ class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def invalidations(spark: SparkSession, archive: Store, parts: Any, bins: Bins, top: int) -> Invalidations:
-    """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes.
-
-    Executors need synrepl to expand names. Rows are counted by minute first, and each distinct name with its
-    keys is expanded once per task.
-    """
-
-    def work(given: Iterable[Part]) -> Iterator[Any]:
-        return expand_batches(count_by_minute(batch) for part in given for batch in read(archive, part, READ))
-
-    meant = read_by_executors(spark, parts, MEANT_DDL, work).persist()
+    """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes."""
+    meant = expand(read_rows(spark, archive, parts, READ)).persist()
+    dropped = meant.select("rows", "name", f.inline("drops"))
+    entries = dropped.where("key is not null").groupBy("cache", "key").agg(f.sum("rows").alias("keyed"))
+    entries = entries.persist()
+    sums = [f.sum(name).alias(name) for name in ("rows", *SUMS)]
+    position = f.expr(f"(minute * 60 - {bins.first}) div {bins.width}")
     try:
-        sums = [f.sum(name).alias(name) for name in ("rows", "keyed", "whole", "misshapen", "unreadable")]
-        of_names = meant.where("minute is not null")
-        names = collected(of_names.groupBy("name").agg(*sums).orderBy(f.desc("rows"), "name"))
-        position = f.expr(f"(minute * 60 - {bins.first}) div {bins.width}")
-        minutes = collected(
-            of_names.groupBy("minute")
+        names = meant.groupBy("name").agg(*sums).orderBy(f.desc("rows"), "name")
+        minutes = (
+            meant.groupBy("minute")
             .agg(*sums[:3])
             .groupBy(position.alias("bin"))
-            .agg(
-                f.sum("rows").alias("rows"),
-                f.sum("keyed").alias("keyed"),
-                f.sum("whole").alias("whole"),
-                f.max(f.col("keyed") + f.col("whole")).alias("busiest_minute"),
-            )
+            .agg(*sums[:3], f.max(f.col("keyed") + f.col("whole")).alias("busiest_minute"))
             .orderBy("bin")
         )
         caches = collected(
-            meant.where("cache is not null")
-            .groupBy("cache")
+            dropped.groupBy("cache")
             .agg(
-                f.sum(f.col("keyed") + f.col("whole")).alias("invalidations"),
-                f.sum("whole").alias("whole"),
+                f.sum("rows").alias("invalidations"),
+                f.coalesce(f.sum(f.when(f.isnull("key"), f.col("rows"))), f.lit(0)).alias("whole"),
                 f.countDistinct("key").alias("keys"),
                 f.array_join(f.sort_array(f.collect_set("name")), ", ").alias("told_as"),
             )
             .orderBy(f.desc("invalidations"), "cache")
         )
-        keyed = (
-            meant.where("key is not null").groupBy("cache", "key").agg(f.sum("keyed").alias("keyed"))
-        ).persist()
-        keys = collected(
-            keyed.select("cache", "key", f.col("keyed").alias("invalidations"))
-            .orderBy(f.desc("invalidations"), "cache", "key")
-            .limit(top)
+        keys = entries.select("cache", "key", f.col("keyed").alias("invalidations"))
+        subjects = entries.groupBy("key").agg(
+            f.sum("keyed").alias("invalidations"),
+            f.count("*").alias("caches"),
+            f.max_by("cache", f.struct("keyed", "cache")).alias("mostly"),
         )
-        subjects = collected(
-            keyed.groupBy("key")
-            .agg(
-                f.sum("keyed").alias("invalidations"),
-                f.count("*").alias("caches"),
-                f.max_by("cache", f.struct("keyed", "cache")).alias("mostly"),
-            )
-            .orderBy(f.desc("invalidations"), "key")
-            .limit(top)
+        return Invalidations(
+            names=collected(names),
+            caches=caches,
+            keys=collected(keys.orderBy(f.desc("invalidations"), "cache", "key").limit(top)),
+            subjects=collected(subjects.orderBy(f.desc("invalidations"), "key").limit(top)),
+            minutes=collected(minutes),
+            distinct=sum(row["keys"] for row in caches),
         )
-        keyed.unpersist()
     finally:
+        entries.unpersist()
         meant.unpersist()
-    return Invalidations(
-        names=names,
-        caches=caches,
-        keys=keys,
-        subjects=subjects,
-        minutes=minutes,
-        distinct=sum(row["keys"] for row in caches),
-    )

@@ -10,11 +10,12 @@ __all__ = [
     "Active",
     "Again",
     "Count",
-    "Elsewhere",
     "Gap",
     "Hot",
     "KeyCount",
+    "PositionEvent",
     "WatchEvent",
+    "WriterEvent",
     "Repaired",
     "Restart",
     "Stall",
@@ -41,11 +42,16 @@ class Epoch(WatchEvent, frozen=True, kw_only=True):
     serial: int
 
 
-class Elsewhere(WatchEvent, frozen=True, kw_only=True):
-    """A writer continues at another position than its last (`after_token`)."""
+class WriterEvent(WatchEvent, frozen=True, kw_only=True):
+    """An event of one writer of a stream."""
 
     stream: str
     writer: str
+
+
+class PositionEvent(WriterEvent, frozen=True, kw_only=True):
+    """A writer continues at another position than its last (`after_token`)."""
+
     epoch: int
     after_token: int
     prev_token: int
@@ -53,29 +59,29 @@ class Elsewhere(WatchEvent, frozen=True, kw_only=True):
     serial: int
 
 
-class Restart(Elsewhere, frozen=True, kw_only=True):
+class Restart(PositionEvent, frozen=True, kw_only=True):
     """A writer continues at another position in a new epoch."""
 
 
-class Gap(WatchEvent, frozen=True, kw_only=True):
+class Again(PositionEvent, frozen=True, kw_only=True):
+    """A writer repeats tokens in the same epoch: the writer is broken."""
+
+
+class Gap(WriterEvent, frozen=True, kw_only=True):
     """Facts with ``after_token < token <= upto_token`` are missing; the fact of `upto_token` must exist."""
 
-    stream: str
-    writer: str
     after_token: int
     upto_token: int
     epoch: int
     serial: int
 
 
-class Repaired(WatchEvent, frozen=True, kw_only=True):
+class Repaired(WriterEvent, frozen=True, kw_only=True):
     """A reported gap is filled by late `facts`, the last of them with this serial.
 
     All facts known to be missing were received. A late fact says nothing about the facts before it.
     """
 
-    stream: str
-    writer: str
     after_token: int
     upto_token: int
     facts: int
@@ -83,38 +89,30 @@ class Repaired(WatchEvent, frozen=True, kw_only=True):
     serial: int
 
 
-class Again(Elsewhere, frozen=True, kw_only=True):
-    """A writer repeats tokens in the same epoch: the writer is broken."""
-
-
-class Active(WatchEvent, frozen=True, kw_only=True):
+class Active(WriterEvent, frozen=True, kw_only=True):
     """A stalled writer writes again."""
 
-    stream: str
-    writer: str
     token: int
     silent_seconds: float
     serial: int
 
 
-class Stall(WatchEvent, frozen=True, kw_only=True):
+class Stall(WriterEvent, frozen=True, kw_only=True):
     """A writer that wrote every `usual_seconds` is silent; `token` is that of its last fact."""
 
-    stream: str
-    writer: str
     token: int
     silent_seconds: float
     usual_seconds: float
 
 
-class Count(msgspec.Struct, frozen=True, kw_only=True):
+class Count(msgspec.Struct, frozen=True):
     """The number of invalidations of a cache."""
 
     name: str
     count: int
 
 
-class KeyCount(msgspec.Struct, frozen=True, kw_only=True):
+class KeyCount(msgspec.Struct, frozen=True):
     """The number of invalidations of an entry."""
 
     name: str
@@ -143,28 +141,15 @@ class Hot(WatchEvent, frozen=True, kw_only=True):
     short_by: int
 
 
-KINDS: Final[tuple[type[WatchEvent], ...]] = (
-    Epoch,
-    Restart,
-    Gap,
-    Repaired,
-    Again,
-    Active,
-    Stall,
-    Hot,
-)
+KINDS: Final[tuple[type[WatchEvent], ...]] = (Epoch, Restart, Gap, Repaired, Again, Active, Stall, Hot)
 """The order of events about the same fact."""
 
 NO_FACT: Final = 2**63 - 1
 
-_encode: Final = msgspec.json.Encoder().encode
+encode: Final = msgspec.json.Encoder().encode
+"""Encode an event as JSON, without a newline."""
 
 
-def encode(line: WatchEvent) -> bytes:
-    """Encode an event as JSON, without a newline."""
-    return _encode(line)
-
-
-def order(line: WatchEvent) -> tuple[int, int]:
+def order(line: WatchEvent) -> tuple[int, int, bytes]:
     """Return the sort key of an event in a micro-batch: events without a fact come last."""
-    return getattr(line, "serial", NO_FACT), KINDS.index(type(line))
+    return getattr(line, "serial", NO_FACT), KINDS.index(type(line)), encode(line)

@@ -1,178 +1,76 @@
-"""State of the whole log: its epoch, and the invalidations of minutes not reported yet. Pure."""
+"""State of the whole log: its epoch, its writers, and the invalidations of minutes not reported yet. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
 from synrepl.pipeline.watch.events import Count, Epoch, Hot, KeyCount, WatchEvent
-from synrepl.pipeline.watch.writer_chain import WatchRules
+from synrepl.pipeline.watch.observations import Drops, Observations
+from synrepl.pipeline.watch.writer_chain import WatchRules, WriterChain
 
-__all__ = [
-    "MINUTE_MS",
-    "THE_LOG",
-    "FirstFact",
-    "Drops",
-    "LogState",
-    "TaskObservations",
-    "look",
-    "look_ms",
-    "pass_time",
-]
-
-THE_LOG: Final = ("", "")
-"""The key of the log, in place of a stream and a writer."""
+__all__ = ["MINUTE_MS", "LogState"]
 
 MINUTE_MS: Final = 60_000
 GRACE_MS: Final = 5_000
 """Delay of the report of a minute: the clock of a daemon may go back a little."""
 
-MOST_KEYS: Final = 20_000
-"""Maximum number of distinct entries per minute; beyond it, the rarest half is dropped."""
 
-
-class FirstFact(msgspec.Struct, frozen=True, kw_only=True):
-    """The first fact of an epoch in a range."""
-
-    epoch: int
-    serial: int
-    at_ms: int
-
-
-class Drops(msgspec.Struct, kw_only=True):
-    """Counts of invalidations, as in `events.Hot`; `keys` are the entries of each cache, as JSON arrays."""
-
-    rows: int = 0
-    keyed: int = 0
-    whole: int = 0
-    misshapen: int = 0
-    unreadable: int = 0
-    names: dict[str, int] = {}
-    whole_names: dict[str, int] = {}
-    keys: dict[str, dict[str, int]] = {}
-    distinct: int = 0
-    short_by: int = 0
-
-    def add(self, other: "Drops") -> None:
-        """Add other counts."""
-        self.rows += other.rows
-        self.keyed += other.keyed
-        self.whole += other.whole
-        self.misshapen += other.misshapen
-        self.unreadable += other.unreadable
-        self.short_by += other.short_by
-        for mine, others in ((self.names, other.names), (self.whole_names, other.whole_names)):
-            for name, count in others.items():
-                mine[name] = mine.get(name, 0) + count
-        for name, keys in other.keys.items():
-            for key, count in keys.items():
-                self.add_key(name, key, count)
-
-    def add_key(self, name: str, key: str, count: int) -> None:
-        """Add invalidations of an entry, which `names` already counts."""
-        known = self.keys.setdefault(name, {})
-        before = known.get(key)
-        known[key] = count + (before or 0)
-        if before is None:
-            self.distinct += 1
-            if self.distinct > MOST_KEYS:
-                self._forget()
-
-    def _forget(self) -> None:
-        counts = sorted((count for keys in self.keys.values() for count in keys.values()), reverse=True)
-        least = counts[MOST_KEYS // 2]
-        self.keys = {
-            name: kept
-            for name, keys in self.keys.items()
-            if (kept := {key: count for key, count in keys.items() if count > least})
-        }
-        self.distinct = sum(map(len, self.keys.values()))
-        # A dropped entry that occurs again is counted from zero.
-        self.short_by += least
-
-
-class TaskObservations(msgspec.Struct, frozen=True, kw_only=True):
-    """The observations of one task: first facts of epochs, the last commit time, and invalidations."""
-
-    serial: int
-    at_ms: int
-    begun: Sequence[FirstFact]
-    minutes: Mapping[int, Drops]
-
-
-class LogState(msgspec.Struct, frozen=True, kw_only=True):
+class LogState(msgspec.Struct, kw_only=True):
     """The state after a fact committed at `at_ms` (daemon's clock) and seen at `seen_ms` (local clock).
 
-    Minutes are numbered; all up to `told` were reported.
+    `epoch` is None before the first fact. Minutes are numbered; all up to `told` were reported, and `minutes`
+    has the others. `writers` has the writers of each stream.
     """
 
-    epoch: int
-    at_ms: int
-    seen_ms: int
+    epoch: int | None = None
+    at_ms: int = 0
+    seen_ms: int = 0
     told: int = -1
-    open: Mapping[int, Drops] = {}
-    timer_ms: int | None = None
+    minutes: dict[int, Drops] = {}
+    writers: dict[str, dict[str, WriterChain]] = {}
 
-
-def look(
-    log: LogState | None, seen: Sequence[TaskObservations], *, now_ms: int, rules: WatchRules
-) -> tuple[LogState, list[WatchEvent]]:
-    """Return the state after these observations, in order, and the events."""
-    events: list[WatchEvent] = []
-    for one in seen:
-        if log is None:
-            log = LogState(epoch=one.begun[0].epoch, at_ms=one.at_ms, seen_ms=now_ms)
-        epoch = log.epoch
-        for first_fact in one.begun:
-            if first_fact.epoch > epoch:
+    def follow(self, seen: Observations, *, now_ms: int, rules: WatchRules) -> list[WatchEvent]:
+        """Return the events of the next range of the log."""
+        events: list[WatchEvent] = []
+        for first in seen.begun:
+            before = first.epoch if self.epoch is None else self.epoch
+            self.epoch = max(before, first.epoch)
+            if first.epoch > before:
                 events.append(
-                    Epoch(
-                        at_ms=first_fact.at_ms,
-                        epoch=first_fact.epoch,
-                        before_epoch=epoch,
-                        serial=first_fact.serial,
-                    )
+                    Epoch(at_ms=first.at_ms, epoch=first.epoch, before_epoch=before, serial=first.serial)
                 )
-                epoch = first_fact.epoch
-        opened = dict(log.open)
-        for number, drops in one.minutes.items():
+        for stream, writer, runs in seen.runs:
+            writers = self.writers.setdefault(stream, {})
+            chain = writers.setdefault(writer, WriterChain(stream=stream, writer=writer))
+            for run in runs:
+                events += chain.advance(run, now_ms=now_ms, rules=rules)
+        for minute, drops in seen.minutes.items():
             # Facts of a reported minute count in the next one, so that none is lost.
-            minute = max(number, log.told + 1)
-            both = Drops()
-            for some in filter(None, (opened.get(minute), drops)):
-                both.add(some)
-            opened[minute] = both
-        log = msgspec.structs.replace(
-            log, epoch=epoch, at_ms=max(one.at_ms, log.at_ms), seen_ms=now_ms, open=opened
-        )
-    assert log is not None, "something was seen"
-    log, hot = pass_time(log, now_ms=now_ms, rules=rules)
-    return log, events + hot
+            self.minutes.setdefault(max(minute, self.told + 1), Drops()).add(drops)
+        self.at_ms, self.seen_ms = max(seen.at_ms, self.at_ms), now_ms
+        return events
 
+    def pass_time(self, *, now_ms: int, rules: WatchRules) -> list[WatchEvent]:
+        """Return the events of the time until now: stalled writers, and the invalidations of minutes.
 
-def pass_time(log: LogState, *, now_ms: int, rules: WatchRules) -> tuple[LogState, list[WatchEvent]]:
-    """Report the complete minutes, which the daemon's clock has passed, or must have by now."""
-    over = (log.at_ms + max(0, now_ms - log.seen_ms) - GRACE_MS) // MINUTE_MS
-    complete = sorted(minute for minute in log.open if minute < over)
-    if not complete:
-        return log, []
-    events = [_hot(minute, log.open[minute], now_ms, rules.top) for minute in complete]
-    left = {minute: drops for minute, drops in log.open.items() if minute >= over}
-    return msgspec.structs.replace(log, told=complete[-1], open=left), events
-
-
-def look_ms(log: LogState) -> int | None:
-    """Return when the next minute is complete without further facts; None if no minute is open."""
-    if not log.open:
-        return None
-    return log.seen_ms + max(0, (min(log.open) + 1) * MINUTE_MS + GRACE_MS - log.at_ms)
+        A minute is complete when the daemon's clock has passed it, or must have by now.
+        """
+        events: list[WatchEvent] = []
+        for writers in self.writers.values():
+            for chain in writers.values():
+                events += chain.silence(now_ms=now_ms, rules=rules)
+        over = (self.at_ms + max(0, now_ms - self.seen_ms) - GRACE_MS) // MINUTE_MS
+        for minute in sorted(minute for minute in self.minutes if minute < over):
+            events.append(_hot(minute, self.minutes.pop(minute), now_ms, rules.top))
+            self.told = minute
+        return events
 
 
 def _hot(minute: int, drops: Drops, now_ms: int, top: int) -> WatchEvent:
     began = datetime.fromtimestamp(minute * MINUTE_MS // 1000, UTC)
-    keys = ((f"{name} {key}", name, key, n) for name, its in drops.keys.items() for key, n in its.items())
-    most = sorted(keys, key=lambda one: (-one[3], one[0]))[:top]
+    entries = [(*entry.partition(" "), count) for entry, count in _most(drops.keys.items(), top)]
     return Hot(
         at_ms=now_ms,
         minute=f"{began:%Y-%m-%dT%H:%MZ}",
@@ -181,13 +79,12 @@ def _hot(minute: int, drops: Drops, now_ms: int, top: int) -> WatchEvent:
         whole=drops.whole,
         misshapen=drops.misshapen,
         unreadable=drops.unreadable,
-        names=_most(drops.names.items(), top),
-        keys=[KeyCount(name=name, key=msgspec.Raw(key.encode()), count=n) for _, name, key, n in most],
-        whole_names=_most(drops.whole_names.items(), top),
+        names=[Count(*one) for one in _most(drops.names.items(), top)],
+        keys=[KeyCount(cache, msgspec.Raw(key.encode()), count) for cache, _, key, count in entries],
+        whole_names=[Count(*one) for one in _most(drops.whole_names.items(), top)],
         short_by=drops.short_by,
     )
 
 
-def _most(counts: Iterable[tuple[str, int]], top: int) -> list[Count]:
-    most = sorted(counts, key=lambda one: (-one[1], one[0]))[:top]
-    return [Count(name=name, count=count) for name, count in most]
+def _most(counts: Iterable[tuple[str, int]], top: int) -> list[tuple[str, int]]:
+    return sorted(counts, key=lambda one: (-one[1], one[0]))[:top]

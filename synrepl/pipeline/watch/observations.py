@@ -1,6 +1,6 @@
-"""Observations of a task: a compact summary of its facts, for the state of writers and log."""
+"""Observations: a compact summary of the facts of one range of the log, made by a task."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -9,103 +9,157 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.report.invalidations import count_by_minute, expand_batches
-from synrepl.pipeline.watch.log_state import THE_LOG, Drops, FirstFact, TaskObservations
-from synrepl.pipeline.watch.writer_chain import FactRun, runs_of
+from synrepl.pipeline.report.invalidations import CACHES, Meaning, meaning
 
-__all__ = ["COLUMNS", "OBSERVED", "OBSERVED_DDL", "observe"]
+__all__ = ["COLUMNS", "OBSERVED_DDL", "Drops", "FactRun", "FirstFact", "Observations", "add_fact", "observe"]
 
-COLUMNS: Final = (
-    "serial",
-    "epoch",
-    "stream",
-    "writer",
-    "prev_token",
-    "token",
-    "seq",
-    "row",
-    "committed_at",
-)
+OF_FACTS: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token")
+
+COLUMNS: Final = (*OF_FACTS, "seq", "row", "committed_at")
 """The columns to read."""
 
-OBSERVED: Final = pa.schema(
-    [pa.field(name, pa.string(), nullable=False) for name in ("stream", "writer", "observation")]
-)
-"""A line per run of a writer (`FactRun`), and one for the log (`TaskObservations`), as JSON."""
+OBSERVED_DDL: Final = "observations binary"
 
-OBSERVED_DDL: Final = ", ".join(f"`{name}` string" for name in OBSERVED.names)
+MINUTE_US: Final = 60_000_000
 
-CACHES: Final = "caches"
+MOST_KEYS: Final = 20_000
+"""Maximum number of distinct entries per minute; beyond it, the rarest half is dropped."""
 
-_encode: Final = msgspec.json.Encoder().encode
+
+class FactRun(msgspec.Struct):
+    """Consecutive facts of a writer, each of which continues the previous one; or one late fact.
+
+    `prev_token` and `first_token` are those of the first fact, `token` is that of the last.
+    """
+
+    serial: int
+    last_serial: int
+    epoch: int
+    prev_token: int
+    first_token: int
+    token: int
+    first_ms: int
+    last_ms: int
+    facts: int = 1
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the run is a late fact, which does not move the position."""
+        return self.prev_token == self.token
+
+
+class FirstFact(msgspec.Struct, frozen=True, kw_only=True):
+    """The first fact of an epoch in a range."""
+
+    epoch: int
+    serial: int
+    at_ms: int
+
+
+class Drops(msgspec.Struct, kw_only=True):
+    """Counts of invalidations, as in `events.Hot`. Those of an entry have its cache and its key as name."""
+
+    rows: int = 0
+    keyed: int = 0
+    whole: int = 0
+    misshapen: int = 0
+    unreadable: int = 0
+    names: dict[str, int] = {}
+    whole_names: dict[str, int] = {}
+    keys: dict[str, int] = {}
+    short_by: int = 0
+
+    def count(self, meant: Meaning, rows: int) -> None:
+        """Count rows with this meaning."""
+        self.rows += rows
+        self.keyed += rows * meant.keyed
+        self.whole += rows * meant.whole
+        self.misshapen += rows * meant.misshapen
+        self.unreadable += rows * meant.unreadable
+        for cache, key in meant.drops:
+            names = self.whole_names if key is None else self.names
+            names[cache] = names.get(cache, 0) + rows
+            if key is not None:
+                entry = f"{cache} {key}"
+                self.keys[entry] = self.keys.get(entry, 0) + rows
+        self._forget()
+
+    def add(self, other: "Drops") -> None:
+        """Add other counts."""
+        for field in self.__struct_fields__:
+            mine, more = getattr(self, field), getattr(other, field)
+            if isinstance(mine, int):
+                setattr(self, field, mine + more)
+            else:
+                mine.update({name: mine.get(name, 0) + count for name, count in more.items()})
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop the rarest entries of too many. A dropped entry that occurs again is counted from zero."""
+        if len(self.keys) > MOST_KEYS:
+            least = sorted(self.keys.values(), reverse=True)[MOST_KEYS // 2]
+            self.keys = {entry: count for entry, count in self.keys.items() if count > least}
+            self.short_by += least
+
+
+class Observations(msgspec.Struct, kw_only=True):
+    """The facts of a range: first facts of epochs, last commit time, runs of writers, and invalidations.
+
+    `runs` has stream, writer and runs; `minutes` are numbered from the Unix epoch.
+    """
+
+    begun: list[FirstFact]
+    at_ms: int
+    runs: list[tuple[str, str, list[FactRun]]]
+    minutes: dict[int, Drops]
 
 
 def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) -> Iterator[Any]:
-    """Summarize the rows of one range of the log, in order, as `OBSERVED`.
+    """Summarize the rows of one range of the log, in order, as one line of `Observations` in JSON.
 
     Of streams not in `streams` (None: all) only epoch and time are used. All streams are read: with a filter,
     the source itself would detect a gap and fail.
     """
-    runs: dict[tuple[str, str], list[FactRun]] = {}
-    first_facts: list[FirstFact] = []
+    begun: list[FirstFact] = []
+    runs: dict[tuple[str, str], list[FactRun]] = defaultdict(list)
     minutes: dict[int, Drops] = defaultdict(Drops)
     keys = KeyExtractor()
     last_ms = 0
     for batch in batches:
-        facts: dict[tuple[str, str], list[tuple[int, int, int, int, int]]] = defaultdict(list)
         for serial, epoch, stream, writer, prev_token, token, at_ms in _facts(batch):
             if streams is None or stream in streams:
-                facts[stream, writer].append((serial, epoch, prev_token, token, at_ms))
-            if not first_facts or epoch > first_facts[-1].epoch:
-                first_facts.append(FirstFact(epoch=epoch, serial=serial, at_ms=at_ms))
+                add_fact(runs[stream, writer], serial, epoch, prev_token, token, at_ms)
+            if not begun or epoch > begun[-1].epoch:
+                begun.append(FirstFact(epoch=epoch, serial=serial, at_ms=at_ms))
             last_ms = max(last_ms, at_ms)
-        for writer_of, some in facts.items():
-            runs.setdefault(writer_of, []).extend(runs_of(some))
         if streams is None or CACHES in streams:
-            _count(batch, keys, minutes)
-    lines = [(*writer_of, _encode(run).decode()) for writer_of, its in runs.items() for run in its]
-    if first_facts:
-        seen = TaskObservations(
-            serial=first_facts[0].serial, at_ms=last_ms, begun=first_facts, minutes=minutes
-        )
-        lines.append((*THE_LOG, _encode(seen).decode()))
-        columns = [pa.array(column, pa.string()) for column in zip(*lines, strict=True)]
-        yield pa.record_batch(columns, schema=OBSERVED)
+            for (minute, key), rows in _invalidations(batch, keys).items():
+                minutes[minute].count(meaning(key), rows)
+    if begun:
+        of_writers = [(*source, some) for source, some in runs.items()]
+        seen = Observations(begun=begun, at_ms=last_ms, runs=of_writers, minutes=minutes)
+        yield pa.record_batch([pa.array([msgspec.json.encode(seen)])], names=["observations"])
+
+
+def add_fact(runs: list[FactRun], serial: int, epoch: int, prev_token: int, token: int, at_ms: int) -> None:
+    """Add the next fact of a writer to its runs: to the last one, or as a new one."""
+    last = runs[-1] if runs else None
+    is_next = last is not None and not last.is_late and (last.epoch, last.token) == (epoch, prev_token)
+    if last is not None and is_next and token > prev_token:
+        last.last_serial, last.token, last.last_ms = serial, token, at_ms
+        last.facts += 1
+    else:
+        runs.append(FactRun(serial, serial, epoch, prev_token, token, token, at_ms, at_ms))
 
 
 def _facts(batch: Any) -> Iterator[tuple[int, int, str, str, int, int, int]]:
     facts = batch.filter(pc.equal(batch["seq"], 0))
-    names = ("serial", "epoch", "stream", "writer", "prev_token", "token")
     at_ms = pc.divide(facts["committed_at"].cast(pa.int64()), 1000)
-    return zip(*(facts[name].to_pylist() for name in names), at_ms.to_pylist(), strict=True)
+    return zip(*(facts[name].to_pylist() for name in OF_FACTS), at_ms.to_pylist(), strict=True)
 
 
-def _count(batch: Any, keys: KeyExtractor, minutes: dict[int, Drops]) -> None:
+def _invalidations(batch: Any, keys: KeyExtractor) -> Counter[tuple[int, str | None]]:
+    """Count the rows of ``caches`` by minute and key."""
     rows = batch.filter(pc.and_(pc.equal(batch["stream"], CACHES), pc.is_valid(batch["row"])))
-    if not len(rows):
-        return
-    found = pa.array(keys.extract(CACHES, rows["row"].to_pylist()), pa.string())
-    names = ["key", "row", "committed_at"]
-    counted = count_by_minute(pa.record_batch([found, rows["row"], rows["committed_at"]], names=names))
-    for minute in pc.unique(counted["minute"]).to_pylist():
-        drops = minutes[minute]
-        of_minute = counted.filter(pc.equal(counted["minute"], minute))
-        drops.rows += pc.sum(of_minute["count"]).as_py()
-        for meant in expand_batches([of_minute]):
-            for line in meant.to_pylist():
-                _add(drops, line)
-
-
-def _add(drops: Drops, line: dict[str, Any]) -> None:
-    """Add a line of `invalidations.MEANT`."""
-    cache, keyed, whole = line["cache"], line["keyed"], line["whole"]
-    if cache is None:
-        drops.keyed += keyed
-        drops.whole += whole
-        drops.misshapen += line["misshapen"]
-        drops.unreadable += line["unreadable"]
-    elif line["key"] is None:
-        drops.whole_names[cache] = drops.whole_names.get(cache, 0) + whole
-    else:
-        drops.names[cache] = drops.names.get(cache, 0) + keyed
-        drops.add_key(cache, line["key"], keyed)
+    minutes = pc.divide(rows["committed_at"].cast(pa.int64()), MINUTE_US).to_pylist()
+    return Counter(zip(minutes, keys.extract(CACHES, rows["row"].to_pylist()), strict=True))

@@ -1,50 +1,53 @@
 """The job `watch`: follows a daemon and writes events for operators as JSON lines.
 
-The job is one streaming query. Tasks reduce the facts to one line per run of a writer and one for the log
-(`observations`). A `transformWithState` keyed by stream and writer keeps the state of each, with
-processing-time timers (`processor`). The driver writes the events in the order of the log (`foreachBatch`).
-One query has one offset, one checkpoint and one order of events; several queries would read the log several
-times. The hot list is kept in the same state, under its own key: a window of Spark would wait for facts of a
-later minute, which may not come for hours. All decisions are made by `writer_chain` and `log_state`, which do
-not depend on Spark.
+The job is one streaming query. Tasks reduce the facts of each range to one line (`observations`). The driver
+keeps a state per writer and decides (`log_state`), and writes the events of a micro-batch in the order of the
+log (`foreachBatch`). With a checkpoint, the state is stored beside the offsets of Spark. One query has one
+offset and one order of events; several queries would read the log several times. A window of Spark would
+report a minute with a fact of a later minute only, which may not come for hours.
 
-Spark runs a batch at every trigger, even without new facts, because of the timers: so a stall is reported in
-time. Each batch reads up to the head of the log, so a lag of the query does not look like a silent writer.
+A trigger without new facts makes no batch, but an event (`onQueryIdle`), at which time passes: so a stall is
+reported in time. Each batch reads up to the head of the log, so a lag of the query does not look like a
+silent writer.
 """
 
 import logging
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
 import msgspec
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from synrepl.errors import ConfigError
+from synrepl.pipeline.jobs import now_ms
 from synrepl.pipeline.session import is_remote, session_settings
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.watch.events import KINDS
-from synrepl.pipeline.watch.observations import COLUMNS, OBSERVED_DDL, observe
-from synrepl.pipeline.watch.processor import EVENTS_DDL, WatchProcessor
+from synrepl.pipeline.store import Store
+from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, order
+from synrepl.pipeline.watch.log_state import LogState
+from synrepl.pipeline.watch.observations import COLUMNS, OBSERVED_DDL, Observations, observe
 from synrepl.pipeline.watch.writer_chain import WatchRules
 
-__all__ = ["WatchResult", "watch"]
+__all__ = ["StateFile", "WatchResult", "watch"]
 
 LOOK_SECONDS: Final = 0.2
 STOP_SECONDS: Final = 10.0
 
 SETTINGS: Final = {
-    # Tasks emit a line per writer. More partitions would cost a task each, at every trigger.
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+    # An event at every trigger without new facts.
+    "spark.sql.streaming.noDataProgressEventInterval": "0",
     "spark.sql.streaming.minBatchesToRetain": "10",
     "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 
 
@@ -78,45 +81,45 @@ def watch(
     wraps them) if the daemon refuses a request or lacks facts, and errors of `write`.
     """
     began = time.monotonic()
-    printer = _EventPrinter(write)
-    rules = _rules(stall_seconds, top)
-    query = _start(
-        _own(spark),
-        _options(url, secret_file, streams, since),
-        partial(observe, streams=None if streams is None else frozenset(streams)),
-        rules,
-        printer,
-        every_seconds=every_seconds,
-        checkpoint=checkpoint,
-    )
-    gateway = logging.getLogger("py4j.clientserver")
-    gateway.addFilter(_is_unexpected)
-    try:
-        while not query.awaitTermination(LOOK_SECONDS) and not stopped():
-            pass
-        printer.end()
-        # The next batch raises _Stopped; by then the batch before it is committed.
-        query.awaitTermination(STOP_SECONDS + every_seconds)
-    except Exception:
-        if printer.failure is not None:
-            raise printer.failure from None
-        if not printer.is_stopped:
-            raise
-    finally:
-        printer.end()
-        query.stop()
-        gateway.removeFilter(_is_unexpected)
-    return WatchResult(
-        lines={kind.__name__.lower(): printer.counts[kind.__name__.lower()] for kind in KINDS},
-        batches=printer.batches,
-        seconds=round(time.monotonic() - began, 3),
-    )
-
-
-def _rules(stall_seconds: float, top: int) -> WatchRules:
     if stall_seconds <= 0 or top < 1:
         raise ConfigError(f"stall seconds and top must be above 0, not {stall_seconds:g} and {top}")
-    return WatchRules(stall_ms=int(stall_seconds * 1000), top=top)
+    rules = WatchRules(stall_ms=int(stall_seconds * 1000), top=top)
+    own = _own(spark)
+    rows = own.readStream.format("synrepl").options(**_options(url, secret_file, streams, since)).load()
+    observing = partial(observe, streams=None if streams is None else frozenset(streams))
+    watcher = _Watcher(rules, write, StateFile(checkpoint))
+    writing = rows.mapInArrow(observing, OBSERVED_DDL).writeStream.foreachBatch(watcher.follow)
+    writing = writing.trigger(processingTime=f"{max(1, int(every_seconds * 1000))} milliseconds")
+    if checkpoint is not None:
+        writing = writing.option("checkpointLocation", checkpoint)
+    own.streams.addListener(watcher)
+    gateway = logging.getLogger("py4j.clientserver")
+    gateway.addFilter(_is_unexpected)
+    query: Any = writing.start()
+    try:
+        while not (query.awaitTermination(LOOK_SECONDS) or stopped() or watcher.failure):
+            pass
+        watcher.end()
+        # A batch whose lines are written is committed first.
+        ends = time.monotonic() + STOP_SECONDS
+        while query.status["isTriggerActive"] and time.monotonic() < ends:
+            if query.awaitTermination(LOOK_SECONDS):
+                break
+    except StreamingQueryException:
+        if not watcher.is_stopped:
+            raise
+    finally:
+        watcher.end()
+        query.stop()
+        own.streams.removeListener(watcher)
+        gateway.removeFilter(_is_unexpected)
+    if watcher.failure is not None:
+        raise watcher.failure
+    return WatchResult(
+        lines={name: watcher.counts[name] for name in (kind.__name__.lower() for kind in KINDS)},
+        batches=watcher.batches,
+        seconds=round(time.monotonic() - began, 3),
+    )
 
 
 def _options(
@@ -150,28 +153,39 @@ def _own(spark: SparkSession) -> SparkSession:
     return own
 
 
-def _start(
-    spark: SparkSession,
-    options: dict[str, str],
-    observing: Callable[[Iterable[Any]], Iterator[Any]],
-    rules: WatchRules,
-    printer: "_EventPrinter",
-    *,
-    every_seconds: float,
-    checkpoint: str | None,
-) -> Any:
-    rows = spark.readStream.format("synrepl").options(**options).load()
-    lines = (
-        rows.mapInArrow(observing, OBSERVED_DDL)
-        .groupBy("stream", "writer")
-        .transformWithState(WatchProcessor(rules), EVENTS_DDL, "append", "processingTime")
-    )
-    writing = lines.writeStream.foreachBatch(printer).trigger(
-        processingTime=f"{max(1, int(every_seconds * 1000))} milliseconds"
-    )
-    if checkpoint is not None:
-        writing = writing.option("checkpointLocation", checkpoint)
-    return writing.start()
+class Saved(msgspec.Struct):
+    """The states before and after a batch, in JSON: Spark repeats a batch that it has not committed."""
+
+    batch: int = -1
+    before: msgspec.Raw = msgspec.Raw(b"{}")
+    after: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class StateFile:
+    """The state after the last batch: in the folder of the checkpoint, or in memory without a checkpoint."""
+
+    NAME: Final = "synrepl-watch.json"
+
+    def __init__(self, checkpoint: str | None) -> None:
+        # Spark has another name for the same file system.
+        self._store = None if checkpoint is None else Store(re.sub("^s3a:", "s3:", checkpoint))
+        self._saved = Saved()
+        if self._store is not None and self._store.exists(self.NAME):
+            self._saved = msgspec.json.decode(self._store.read(self.NAME), type=Saved)
+        self.state = msgspec.json.decode(self._saved.after, type=LogState)
+
+    def begin(self, batch: int) -> LogState:
+        """Return the state before this batch, which is changed until `save`."""
+        if batch > self._saved.batch:
+            self._saved = Saved(batch, self._saved.after)
+        self.state = msgspec.json.decode(self._saved.before, type=LogState)
+        return self.state
+
+    def save(self) -> None:
+        """Keep the state as it is now."""
+        self._saved.after = msgspec.Raw(msgspec.json.encode(self.state))
+        if self._store is not None:
+            self._store.write(self.NAME, msgspec.json.encode(self._saved))
 
 
 class _Stopped(Exception):
@@ -183,39 +197,83 @@ def _is_unexpected(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], _Stopped)
 
 
-class _EventPrinter:
-    """Handler that writes the lines of each micro-batch, after the previous one is committed."""
+class _Watcher(StreamingQueryListener):
+    """Handler of micro-batches and of triggers without one: keeps the state, and writes the events.
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
+    Spark calls both from threads of its own. The lines of a batch are written before it is committed.
+    """
+
+    def __init__(self, rules: WatchRules, write: Callable[[bytes], None], file: StateFile) -> None:
         self.counts: Counter[str] = Counter()
         self.batches = 0
         self.failure: BaseException | None = None
         self.is_stopped = False
+        self._rules = rules
         self._write = write
-        self._lock = threading.Lock()
+        self._file = file
+        self._following = threading.Lock()
+        self._writing = threading.Lock()
 
     def end(self) -> None:
         """Stop writing; no line is written after the return."""
-        with self._lock:
+        with self._writing:
             self.is_stopped = True
 
-    def __call__(self, lines: DataFrame, batch: int) -> None:
-        """Write a micro-batch."""
-        if self.is_stopped:
-            raise _Stopped
-        found = sorted(lines.collect(), key=lambda row: (row["serial"], row["kind"], row["line"]))
-        with self._lock:
+    def follow(self, lines: DataFrame, batch: int) -> None:
+        """Write the events of a micro-batch."""
+        with self._following:
+            # Facts are read up to the head of the log of this time, or later.
+            now = now_ms()
+            state = self._file.begin(batch)
+            events: list[WatchEvent] = []
+            for seen in _observations(lines):
+                events += state.follow(seen, now_ms=now, rules=self._rules)
+            self._tell(events + state.pass_time(now_ms=now, rules=self._rules))
+            self._file.save()
+            self.batches += 1
+
+    def onQueryIdle(self, event: Any) -> None:
+        """Write the events of a silence: there are no facts since the last batch (called by Spark)."""
+        if self._following.acquire(blocking=False):
+            try:
+                at = datetime.fromisoformat(event.timestamp).timestamp()
+                if events := self._file.state.pass_time(now_ms=int(at * 1000), rules=self._rules):
+                    self._tell(events)
+                    self._file.save()
+            except _Stopped:
+                pass
+            finally:
+                self._following.release()
+
+    def onQueryStarted(self, event: Any) -> None:
+        """Do nothing (called by Spark)."""
+
+    def onQueryProgress(self, event: Any) -> None:
+        """Do nothing (called by Spark)."""
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """Do nothing (called by Spark)."""
+
+    def _tell(self, events: list[WatchEvent]) -> None:
+        """Write these events in the order of the log. Raises `_Stopped` if they are not to be written."""
+        with self._writing:
             if self.is_stopped:
                 raise _Stopped
             try:
-                for row in found:
-                    self._write(row["line"].encode() + b"\n")
-                    self.counts[_type(row["kind"])] += 1
+                for event in sorted(events, key=order):
+                    self._write(encode(event) + b"\n")
+                    self.counts[type(event).__name__.lower()] += 1
             except BaseException as error:
-                self.failure = error
-                raise
-            self.batches += 1
+                self.failure, self.is_stopped = error, True
+                raise _Stopped from error
 
 
-def _type(kind: int) -> str:
-    return KINDS[kind].__name__.lower()
+def _observations(lines: DataFrame) -> Iterator[Observations]:
+    """Yield the observations of each range, in order: computed in parallel, but received one at a time."""
+    lines.persist()
+    try:
+        lines.write.format("noop").mode("overwrite").save()
+        for line in lines.toLocalIterator():
+            yield msgspec.json.decode(bytes(line["observations"]), type=Observations)
+    finally:
+        lines.unpersist()
