@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.java import find_java
+from synrepl.pipeline.java import make_java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -166,7 +166,7 @@ def _environment(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     if _is_loopback(master):
         # Otherwise Spark looks for a public address, and warns.
         environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", LOOPBACK)
-    return environment | {"JAVA_HOME": str(find_java().home)}
+    return environment | {"JAVA_HOME": str(_java_home())}
 
 
 @contextmanager
@@ -244,6 +244,11 @@ def _scratch() -> Path:
     _log_config(scratch).write_text(LOGGING, encoding="utf-8")
     atexit.register(_clear, scratch, os.getpid())
     return scratch
+
+
+@cache
+def _java_home() -> Path:
+    return make_java_home(_scratch() / "java")
 
 
 def _clear(scratch: Path, pid: int) -> None:

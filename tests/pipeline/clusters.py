@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
 
-from synrepl.pipeline.java import find_java
+from synrepl.pipeline.java import make_java_home
 from tests.processes.loading import size
 from tests.servers.owned_process import OwnedProcess
 
@@ -118,7 +118,7 @@ class _Programs:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="synrepl-cluster-"))
         self._environment = _environment() | {
-            "JAVA_HOME": str(find_java().home),
+            "JAVA_HOME": str(make_java_home(self.folder / "java")),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JAVA} -Dspark.master.rest.enabled=false",
             "SPARK_LAUNCHER_OPTS": QUICK_JAVA,

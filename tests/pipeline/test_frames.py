@@ -15,7 +15,7 @@ import pytest
 
 from synrepl.http_api.routes import APPEND
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.java import find_java
+from synrepl.pipeline.java import make_java_home
 from synrepl.pipeline.source.rows import explode
 from tests.pipeline.archives import batch_of_facts
 from tests.pipeline.clusters import QUICK_JAVA, run_python
@@ -147,7 +147,7 @@ def told(daemon: Daemon, right: Any, tmp_path_factory: pytest.TempPathFactory) -
     """What a program of a user's finds, in a session as Spark makes it by itself."""
     folder = tmp_path_factory.mktemp("frames")
     env = {
-        "JAVA_HOME": str(find_java().home),
+        "JAVA_HOME": str(make_java_home(folder / "java")),
         "JAVA_TOOL_OPTIONS": QUICK_JAVA,
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
