@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from synrepl.cli.command import EXIT_CODES, CliCommand, UsageMistake
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.tables import table
-from synrepl.config import Settings, is_loopback
-from synrepl.config.validation import requires_certificates
 from synrepl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from synrepl.config import Settings
 
 __all__ = ["config"]
 
@@ -28,6 +30,8 @@ def check(file: Path, output: Output) -> None:
 
     Nothing is opened. Exit code 2: the daemon would not start with this file.
     """
+    from synrepl.config import Settings, is_loopback  # late: they import every part that has settings
+
     try:
         built = Settings.build(file=file)
     except ConfigError as error:
@@ -50,8 +54,10 @@ def check(file: Path, output: Output) -> None:
     output.show(result, _lines(built, table(("listener", "endpoint", "reachable by", "guard"), rows)))
 
 
-def _guards(built: Settings, kind: str, endpoint: str) -> Iterator[str]:
+def _guards(built: "Settings", kind: str, endpoint: str) -> Iterator[str]:
     """Yield what a client of a listener must have."""
+    from synrepl.config.validation import requires_certificates
+
     if requires_certificates(endpoint):
         yield "client certificate"
     if built.secret or built.keys:
@@ -59,7 +65,7 @@ def _guards(built: Settings, kind: str, endpoint: str) -> Iterator[str]:
         yield by if kind == "http" else f"{by} (replicas only)"
 
 
-def _lines(built: Settings, listeners: Iterator[str]) -> Iterator[str]:
+def _lines(built: "Settings", listeners: Iterator[str]) -> Iterator[str]:
     """Yield the listeners, then what else the daemon would do, then the warnings."""
     yield from listeners
     name = built.server_name if built.is_named else "that of the log or the upstream"

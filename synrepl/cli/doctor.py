@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -14,10 +14,10 @@ from synrepl.cli.options import Output, output_option
 from synrepl.cli.progress import Advance
 from synrepl.errors import ReplicationError
 from synrepl.html.humanize import counted
-from synrepl.storage.databases import Database
-from synrepl.storage.doctor.complaints import Diagnosis
-from synrepl.storage.doctor.examination import Doctor
-from synrepl.storage.id_tables import IdStream
+
+if TYPE_CHECKING:
+    from synrepl.storage.doctor.complaints import Diagnosis
+    from synrepl.storage.id_tables import IdStream
 
 __all__ = ["doctor"]
 
@@ -51,6 +51,10 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, output: Output
     A Synapse database is recognized and only read: the repair is printed as SQL. Exit code 1: there is a
     problem that was not repaired.
     """
+    # Imported on use, as below: they load Twisted.
+    from synrepl.storage.databases import Database
+    from synrepl.storage.doctor.examination import Doctor
+
     try:
         database = Database(url, what="synrepl doctor")
         streams = _configured_streams(config, url) if config is not None else []
@@ -74,9 +78,9 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, output: Output
         sys.exit(1)
 
 
-def _configured_streams(config: Path, url: str) -> list[IdStream]:
+def _configured_streams(config: Path, url: str) -> "list[IdStream]":
     """Return the streams of a configuration file whose tables are in this database. Raises `ConfigError`."""
-    from synrepl.config import Settings  # Imported on use: it is large.
+    from synrepl.config import Settings
 
     settings = Settings.build({}, file=config)
     if settings.tables_database not in (None, url) and settings.database == url:
@@ -84,7 +88,7 @@ def _configured_streams(config: Path, url: str) -> list[IdStream]:
     return [one.ids for one in settings.table_streams]
 
 
-def _lines(diagnosis: Diagnosis, *, fix: bool) -> Iterator[str]:
+def _lines(diagnosis: "Diagnosis", *, fix: bool) -> Iterator[str]:
     """Yield the diagnosis: what was examined, the problems, and the conclusion."""
     parts = [WHAT[diagnosis.kind]]
     if diagnosis.streams:

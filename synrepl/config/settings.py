@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -17,8 +17,10 @@ from synrepl.ports.access import Key, Keyring
 from synrepl.ports.settings import Setting, duration, path, setting, size, switch, text
 from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
 from synrepl.streams.declared import Declaration, parse_declarations
-from synrepl.transports.credentials import Credentials
 from synrepl.transports.settings import ApiSettings, UpstreamSettings, endpoint, endpoints
+
+if TYPE_CHECKING:
+    from synrepl.transports.credentials import Credentials
 
 __all__ = ["Settings", "settings"]
 
@@ -188,11 +190,14 @@ class Settings(
         """Return the secrets that this daemon accepts from peers."""
         return Keyring(self.secret, self.keys)
 
-    def credentials(self) -> Credentials:
+    def credentials(self) -> "Credentials":
         """Return the credentials that this daemon sends to other daemons."""
+        # Imported on use, as below: it loads Twisted, which a command that checks settings does without.
+        from synrepl.transports.credentials import Credentials
+
         if not (self.ca_file or self.certificate_file):
             return Credentials(self.secret)
-        # Imported on use: it loads OpenSSL.
+        # This one loads OpenSSL.
         from synrepl.transports.tls import TlsFiles
 
         files = TlsFiles(

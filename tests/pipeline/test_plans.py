@@ -9,7 +9,7 @@ import pytest
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import DECLARED
-from synrepl.pipeline.source.daemon_client import DataLoss
+from synrepl.pipeline.source.daemon_client import DataLoss, SourceError
 from synrepl.pipeline.source.offsets import BadOffset, Offset, parse_offset_request
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.source.planner import BatchPacer, Planner
@@ -97,6 +97,32 @@ def serials(daemon: Any, ranges: Sequence[SerialRange], **options: str) -> list[
         for batch in read_range(one, said, daemon)
         for serial in batch["serial"].to_pylist()
     ]
+
+
+class OlderDaemon(FakeDaemon):
+    """A daemon of a release without streams of one's own, or one that refuses to list them."""
+
+    code = "not_found"
+
+    def get(self, route: Any, serials: Any = ()) -> Any:
+        if route is DECLARED:
+            error = SourceError(f"refuses the request: {self.code}")
+            error.code = self.code
+            raise error
+        return super().get(route, serials)
+
+
+def test_a_daemon_without_declared_streams_gives_keys_of_the_others() -> None:
+    """It answers 404; another refusal is an error."""
+    daemon = OlderDaemon(chained([("push_rules", "master", ROW)]))
+    options = read_options({**URL, "columns": "key"})
+
+    [rows] = read_range(SerialRange(0, 1), options, daemon)  # type: ignore[arg-type]  # a fake
+
+    assert rows["key"].to_pylist() == ['["@ada:example.org"]']
+    daemon.code = "unauthorized"
+    with pytest.raises(SourceError, match="unauthorized"):
+        list(read_range(SerialRange(0, 1), options, daemon))  # type: ignore[arg-type]
 
 
 class TestOffsets:

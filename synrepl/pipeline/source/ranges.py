@@ -165,4 +165,10 @@ def _keys(daemon: SourceClient) -> Any:
             f"the column key needs synrepl on the executors ({error}): install it there, or leave key out of"
             " the option columns"
         ) from error
-    return KeyExtractor(daemon.get(DECLARED)["streams"]).with_keys
+    try:
+        declared = daemon.get(DECLARED)["streams"]
+    except SourceError as error:
+        if error.code != "not_found":
+            raise
+        declared = []  # a daemon of a release without streams of one's own
+    return KeyExtractor(declared).with_keys
