@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from synrepl.http_api.routes import STATUS
 from synrepl.pipeline.archive.committer import BatchCommitter, LogIdentity, Overtaken
 from synrepl.pipeline.archive.optimize import FEWEST, optimize
+from synrepl.pipeline.archive.reading import parallelism
 from synrepl.pipeline.archive.table import Clock
 from synrepl.pipeline.archive.writer import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
@@ -213,7 +214,7 @@ class _Job:
 
         A task writes what it reads, so that rows do not pass through Spark.
         """
-        each = max(TASK_FACTS, BATCH_FACTS // int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1))
+        each = max(TASK_FACTS, BATCH_FACTS // parallelism(self._spark))
         options = read_options({**self._options, **offsets, "factsPerPartition": str(each)})
         planner = Planner(options, self._daemon)
         ranges = planner.ranges(*planner.closed_range())

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from synrepl.pipeline.source.rows import COLUMNS, row_schema, spark_schema
 from synrepl.pipeline.store import Store
 
-__all__ = ["frame_of", "map_files", "read_rows", "within"]
+__all__ = ["frame_of", "map_files", "parallelism", "read_rows", "within"]
 
 TASK_ROWS: Final = 2_000_000
 """Maximum rows per task, as far as files can be distributed."""
@@ -56,14 +56,18 @@ def map_files(
 
     Executors need synrepl, pyarrow, and the files under the same path.
     """
-    hint = int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
     rows = pc.sum(files["rows"]).as_py() or 0
-    tasks = max(1, min(len(files), max(hint, rows // TASK_ROWS)))
+    tasks = max(1, min(len(files), max(parallelism(spark), rows // TASK_ROWS)))
     # Largest first, round robin, so that the large files are spread over the tasks.
     ranked = files.sort_by([("rows", "descending")])
     numbers = np.arange(len(files), dtype=np.int32) % tasks
     ranked = ranked.append_column("task", pa.array(numbers))
     return frame_of(spark, ranked).repartitionById(tasks, "task").mapInArrow(work, schema)
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Return the number of tasks that keep the cores of this session busy."""
+    return int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
 
 
 def frame_of(spark: SparkSession, table: Any) -> DataFrame:

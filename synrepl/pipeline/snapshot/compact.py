@@ -15,16 +15,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.pipeline.archive.reading import frame_of, within
+from synrepl.pipeline.archive.reading import frame_of, parallelism, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import Progress, explain_failure, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.snapshot.fold import (
     MISSING,
     FoldReader,
+    bucket_size,
     find_last_rows,
     find_tombstones,
-    is_gone,
-    serial_of,
 )
 from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN
 from synrepl.pipeline.snapshot.snapshot import (
@@ -38,9 +37,6 @@ from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
 
 __all__ = ["CompactResult", "compact"]
-
-BUCKETS: Final = 4_096
-"""Number of equal ranges of serials whose rows are counted, to find ranges with equally many rows."""
 
 TASK_ROWS: Final = 16 * 1024
 """Minimum rows of a task that writes, if there are fewer than a file has for each core."""
@@ -193,19 +189,20 @@ def _write_files(
     """Write the files of the new snapshot. Return the files and the number of keys."""
     if not len(files):
         return [], 0
-    last = find_last_rows(spark, reader, files).persist()
+    last = find_last_rows(spark, reader, files, upto).persist()
     try:
-        counted = _count_buckets(last, upto)
+        counted = list(map(tuple, last.groupBy("bucket").agg(F.sum("alive"), F.sum("gone")).collect()))
         keys = sum(alive for _, alive, _ in counted)
         if not keys:
             return [], 0
         progress("writing", 0, keys)
-        kept = last.where(~is_gone("at")).select("at")
+        kept = last.where("alive > 0").select("bucket", "positions")
         if any(gone for _, _, gone in counted) and pc.max(files["last_seq"]).as_py():
-            kept = kept.union(find_tombstones(spark, reader, files, last))
-        each = -(-keys // int(spark.conf.get("spark.sql.shuffle.partitions") or 2))
-        ranges = _assign_ranges(counted, min(file_rows, max(each, TASK_ROWS)))
-        tasks = _split(spark, files, kept, ranges, _bucket_size(upto))
+            tombstones = find_tombstones(spark, reader, files, last)
+            kept = kept.union(tombstones.selectExpr(f"int(serial div {bucket_size(upto)})", "positions"))
+        few = min(parallelism(spark) // 2, keys // TASK_ROWS)
+        ranges = _assign_ranges(counted, max(1, few, -(-keys // file_rows)))
+        tasks = _split(spark, files, kept, ranges, bucket_size(upto))
         found = tasks.mapInArrow(partial(reader.write, folder_of(upto), file_rows), WRITTEN).collect()
     finally:
         last.unpersist()
@@ -233,38 +230,21 @@ def _split(spark: SparkSession, files: Any, kept: DataFrame, ranges: list[int], 
         named = named.append_column(name, pa.array(np.array(ranges, np.int32)[buckets]))
     readers = frame_of(spark, named).select(
         F.explode(F.sequence("first_serial", "last_serial")).alias("range"),
-        F.lit(None).cast("bigint").alias("at"),
+        F.lit(None).cast("binary").alias("positions"),
         F.struct("path", "is_part", "after").alias("file"),
     )
     # A constant array, indexed by bucket, is faster than a chain of comparisons.
     known = F.split(F.lit(",".join(map(str, ranges))), ",").cast("array<int>")
-    bucket = F.floor(serial_of("at") / size).cast("int")
-    positions = kept.select(F.element_at(known, bucket + 1).alias("range"), "at", F.lit(None).alias("file"))
-    return readers.union(positions).repartitionById(ranges[-1] + 1, "range")
+    number = F.element_at(known, F.least(F.col("bucket") + 1, F.lit(len(ranges))))
+    facts = kept.select(number.alias("range"), "positions", F.lit(None).alias("file"))
+    return readers.union(facts).repartitionById(ranges[-1] + 1, "range")
 
 
-def _bucket_size(upto: int) -> int:
-    return max(1, -(-upto // BUCKETS))
-
-
-def _count_buckets(last: DataFrame, upto: int) -> list[tuple[int, int, int]]:
-    """Return for each range of serials its number, its last rows of live keys, and those of removed keys."""
-    gone = F.sum(is_gone("at").cast("int"))
-    bucket = F.floor(serial_of("at") / _bucket_size(upto))
-    counted = last.groupBy(bucket).agg(F.count("*") - gone, gone).collect()
-    return sorted((row[0], row[1], row[2]) for row in counted)
-
-
-def _assign_ranges(counted: Iterable[tuple[int, int, int]], file_rows: int) -> list[int]:
-    """Return for each bucket the number of its range. A range has about as many rows as a file."""
-    ranges: list[int] = []
-    number = rows = 0
-    for bucket, alive, _ in counted:
-        if rows and rows + alive > file_rows:
-            number, rows = number + 1, 0
-        ranges += [number] * (bucket + 1 - len(ranges))
-        rows += alive
-    return ranges
+def _assign_ranges(counted: Iterable[tuple[int, int, int]], count: int) -> list[int]:
+    """Return for each bucket the number of its range, of so many ranges of about equally many live rows."""
+    buckets, alive, _ = np.array(sorted(counted)).T
+    ranges = (np.cumsum(alive) - alive) * count // alive.sum()
+    return np.repeat(ranges, np.diff(buckets, prepend=-1)).tolist()
 
 
 def _clean(store: Store, made: SnapshotManifest, former: SnapshotManifest | None) -> None:

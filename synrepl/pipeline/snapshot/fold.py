@@ -1,21 +1,25 @@
 """Fold of rows: the last row of each key is kept, unless it is a tombstone.
 
-Tasks read the files. Spark shuffles keys and positions only, never rows.
+Tasks read the files. Spark shuffles keys and positions only, never rows, and those as Arrow data: a row of
+Spark for each key would take most of the time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, Final
+from zlib import crc32
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import RowError
-from synrepl.pipeline.archive.reading import map_files
+from synrepl.pipeline.archive.reading import map_files, parallelism
 from synrepl.pipeline.snapshot.parts import write_parts
 from synrepl.pipeline.snapshot.snapshot import LAST
 from synrepl.pipeline.source.rows import ROWS
@@ -25,7 +29,7 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
 
-__all__ = ["MISSING", "FoldReader", "find_last_rows", "find_tombstones", "is_gone", "serial_of"]
+__all__ = ["MISSING", "FoldReader", "bucket_size", "find_last_rows", "find_tombstones"]
 
 MISSING: Final = "a file is missing"
 
@@ -35,18 +39,22 @@ SEQ_BITS: Final = 20
 TASK_KEYS: Final = 1_000_000
 """Keys that a task folds in memory."""
 
+BUCKETS: Final = 4_096
+"""Number of equal ranges of serials whose rows are counted, to find ranges with equally many rows."""
+
+FOLDED: Final = "`task` int, `keys` binary"
+"""The result schema of `fold`: keys with positions (`_pack`), for the task that merges them."""
+
+MERGED: Final = "`bucket` int, `alive` bigint, `positions` binary, `gone` bigint, `tombstones` binary"
+"""The result schema of `merge`: the positions of the live rows of a bucket, or the tombstones of a task."""
+
 POSITIONS: Final = "`stream` string, `key` string, `at` bigint"
-"""The result schema of tasks: keys with the position of a row."""
+"""The schema of keys with the position of a row."""
 
 
-def serial_of(at: str) -> Column:
-    """Return the serial of a position, as a column."""
-    return F.shiftright(at, SEQ_BITS + 1)
-
-
-def is_gone(at: str) -> Column:
-    """Return whether a position is that of a tombstone, as a column."""
-    return F.col(at).bitwiseAND(1) == 1
+def bucket_size(upto: int) -> int:
+    """Return the number of serials of a bucket, in a log of `upto` serials."""
+    return max(1, -(-upto // BUCKETS))
 
 
 class FoldReader(msgspec.Struct, frozen=True):
@@ -62,8 +70,8 @@ class FoldReader(msgspec.Struct, frozen=True):
     lost: list[EpochStart]
     whole: list[str]
 
-    def fold(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the position of the last row of each key in these files, as batches of `POSITIONS`.
+    def fold(self, tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the position of the last row of each key in these files, as batches of `FOLDED`.
 
         The text of a row is read only for streams with tombstones: it is most of a file.
         """
@@ -74,9 +82,9 @@ class FoldReader(msgspec.Struct, frozen=True):
             if sum(map(len, found)) >= TASK_KEYS:
                 found = [_find_last(pa.concat_tables(found))]
                 if len(found[0]) >= TASK_KEYS // 2:
-                    yield from found.pop().to_batches()
+                    yield _distribute(found.pop(), tasks)
         if found:
-            yield from _find_last(pa.concat_tables(found)).to_batches()
+            yield _distribute(_find_last(pa.concat_tables(found)), tasks)
 
     def older_rows(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the positions of rows that may have a tombstone, of all facts with several rows.
@@ -98,7 +106,7 @@ class FoldReader(msgspec.Struct, frozen=True):
         given: list[Any] = []
         files: list[Any] = []
         for batch in batches:
-            given.append(batch["at"].drop_null().to_numpy())
+            given += map(_unpack_positions, batch["positions"].drop_null())
             files += batch["file"].drop_null().to_pylist()
         positions = np.sort(np.concatenate(given)) if given else np.empty(0, np.int64)
         serials = np.unique(positions >> (SEQ_BITS + 1))
@@ -166,33 +174,102 @@ class FoldReader(msgspec.Struct, frozen=True):
         return rows
 
 
-def find_last_rows(spark: SparkSession, reader: FoldReader, files: Any) -> DataFrame:
-    """Return the position `at` of the last row of each key; stream and key only of tombstones."""
-    folded = map_files(spark, files, reader.fold, POSITIONS)
-    last = folded.groupBy("stream", "key").agg(F.max("at").alias("at"))
-    return last.select(*(F.when(is_gone("at"), F.col(name)).alias(name) for name in ("stream", "key")), "at")
+def find_last_rows(spark: SparkSession, reader: FoldReader, files: Any, upto: int) -> DataFrame:
+    """Return the positions of the last rows of all keys (`MERGED`)."""
+    tasks = max(parallelism(spark), (pc.sum(files["rows"]).as_py() or 0) // TASK_KEYS)
+    folded = map_files(spark, files, partial(reader.fold, tasks), FOLDED)
+    return folded.repartitionById(tasks, "task").mapInArrow(partial(_merge, bucket_size(upto)), MERGED)
 
 
 def find_tombstones(spark: SparkSession, reader: FoldReader, files: Any, last: DataFrame) -> DataFrame:
-    """Return the positions of the tombstones to keep.
+    """Return the tombstones to keep: their `serial`, and `positions`.
 
     A tombstone is kept if a kept fact has an older row of its key: otherwise a fold of the kept facts would
     restore the key. Only facts with several rows can have such a row. The kept tombstone may be in such a
     fact itself, so this is repeated, once for each step of the longest chain.
     """
-    gone = last.where(is_gone("at")).withColumnRenamed("at", "end")
+    gone = last.mapInArrow(_unpack_tombstones, POSITIONS).withColumnRenamed("at", "end")
     removing = pa.array(_streams_with_tombstones(), pa.string())
     files = files.filter(pc.or_(files["is_part"], pc.is_in(files["stream"], removing)))
     older = map_files(spark, files, reader.older_rows, POSITIONS)
     pairs = older.join(gone, ["stream", "key"]).where("at < end")
-    leads = pairs.select(serial_of("at").alias("serial"), "end").distinct().persist()
-    kept = last.where(~is_gone("at")).select(serial_of("at").alias("serial"))
+    serial = partial(F.shiftright, numBits=SEQ_BITS + 1)
+    leads = pairs.select(serial("at").alias("serial"), "end").distinct().persist()
+    kept = last.mapInArrow(_unpack_serials, "`serial` bigint")
     reached = found = leads.join(kept, "serial", "left_semi").select("end").distinct().localCheckpoint()
     while not reached.isEmpty():
-        further = leads.join(reached.select(serial_of("end").alias("serial")), "serial", "left_semi")
+        further = leads.join(reached.select(serial("end").alias("serial")), "serial", "left_semi")
         reached = further.select("end").distinct().join(found, "end", "left_anti").localCheckpoint()
         found = found.union(reached)
-    return found.withColumnRenamed("end", "at")
+    return found.mapInArrow(_pack_positions, "`serial` bigint, `positions` binary")
+
+
+def _distribute(positions: Any, tasks: int) -> Any:
+    """Return keys as a batch of `FOLDED`: all positions of a key go to the same task."""
+    keys = positions["key"].cast(pa.binary()).to_pylist()
+    numbers = np.fromiter(map(crc32, keys), np.uint32, len(keys)) % tasks
+    order = np.argsort(numbers, kind="stable")
+    bounds = np.searchsorted(numbers[order], np.arange(tasks + 1)).tolist()
+    positions = positions.take(pa.array(order))
+    packed = [_pack(positions.slice(first, last - first)) for first, last in pairwise(bounds)]
+    return pa.record_batch([pa.array(range(tasks), pa.int32()), packed], names=["task", "keys"])
+
+
+def _merge(size: int, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the last position of each key, by buckets of `size` serials, as batches of `MERGED`."""
+    found = [_unpack(keys) for batch in batches for keys in batch["keys"]]
+    if not found:
+        return
+    last = _find_last(pa.concat_tables(found))
+    at = last["at"].to_numpy()
+    is_gone = (at & 1) == 1
+    live = np.sort(at[~is_gone])
+    buckets, firsts = np.unique((live >> (SEQ_BITS + 1)) // size, return_index=True)
+    parts = np.split(live, firsts[1:])
+    gone = last.filter(pa.array(is_gone))
+    columns = [
+        pa.array([*buckets, 0], pa.int32()),
+        pa.array([*map(len, parts if len(buckets) else ()), 0], pa.int64()),
+        [*(part.tobytes() for part in (parts if len(buckets) else ())), b""],
+        pa.array([*(0 for _ in buckets), len(gone)], pa.int64()),
+        [*(None for _ in buckets), _pack(gone) if len(gone) else None],
+    ]
+    yield pa.record_batch(columns, names=["bucket", "alive", "positions", "gone", "tombstones"])
+
+
+def _pack(table: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _unpack(packed: Any) -> Any:
+    return pa.ipc.open_stream(packed.as_buffer()).read_all()
+
+
+def _unpack_tombstones(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for packed in batch["tombstones"].drop_null():
+            yield from _unpack(packed).to_batches()
+
+
+def _unpack_positions(packed: Any) -> Any:
+    return np.frombuffer(packed.as_buffer(), np.int64)
+
+
+def _unpack_serials(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for packed in batch["positions"]:
+            serials = np.unique(_unpack_positions(packed) >> (SEQ_BITS + 1))
+            yield pa.record_batch([pa.array(serials)], names=["serial"])
+
+
+def _pack_positions(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        at = batch["end"].to_numpy()
+        packed = [one.tobytes() for one in at]
+        yield pa.record_batch([pa.array(at >> (SEQ_BITS + 1)), packed], names=["serial", "positions"])
 
 
 def _at(rows: Any) -> Any:
