@@ -15,6 +15,7 @@ from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.source.planner import BatchPacer, Planner
 from synrepl.pipeline.source.ranges import CompletenessCheck, SerialRange, read_range, split_range
 from synrepl.pipeline.source.rows import COLUMNS, explode, split_items
+from synrepl.pipeline.typed import layout_of
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
 from synrepl.wire import jsontext
@@ -191,7 +192,7 @@ class TestOptions:
         )
 
         assert (5, False, ("serial", "row")) == (
-            options.max_offsets,
+            options.max_offsets_per_trigger,
             options.fail_on_data_loss,
             options.columns,
         )
@@ -211,6 +212,7 @@ class TestOptions:
             ({**URL, "startingOffsets": "soon"}, "startingOffsets must be earliest, latest"),
             ({**URL, "startingTimestamp": "yesterday"}, "startingTimestamp must be a whole number"),
             ({**URL, "maxBytesPerTrigger": "0"}, "maxBytesPerTrigger must be a whole number of at least 1"),
+            ({"url": " , "}, "needs the option url"),
             ({**URL, "maxTriggerDelay": "soon"}, "maxTriggerDelay must be a duration such as 15m"),
         ],
     )
@@ -218,6 +220,21 @@ class TestOptions:
         """In one line, with the name of the option."""
         with pytest.raises(ConfigError, match=words):
             read_options(given)
+
+    def test_a_reader_of_one_stream_has_its_columns(self) -> None:
+        """After those of all streams; a filter on other streams would leave nothing."""
+        options = read_options(
+            {**URL, "stream": "push_rules"}, lambda options: layout_of(str(options.stream))
+        )
+
+        assert (*COLUMNS, "user_id") == options.columns
+        assert frozenset({"push_rules"}) == options.streams
+        with pytest.raises(ConfigError, match="stream and streams exclude each other"):
+            read_options({**URL, "stream": "push_rules", "streams": "events"}, lambda _: layout_of("events"))
+
+    def test_a_sink_has_no_columns_of_a_stream(self) -> None:
+        """There the option names the stream of rows that do not."""
+        assert COLUMNS == read_options({**URL, "stream": "push_rules"}).columns
 
 
 @pytest.mark.parametrize(
@@ -423,6 +440,23 @@ def test_a_fact_without_rows_has_a_line_without_a_row() -> None:
     facts = chained([("push_rules", "w", []), ("push_rules", "w", [["@a:b"]])])
 
     assert [None, '["@a:b"]'] == explode(batch_of_facts(facts))["row"].to_pylist()
+
+
+def test_a_typed_range_has_the_columns_of_its_stream() -> None:
+    """Only those that are chosen; a fact without rows has nulls."""
+    facts = chained([("receipts", "w", []), ("receipts", "w", [["!r", "m.read", "@a", "$e", None, {}]])])
+    for columns in ("serial,user_id,data", "user_id", "serial"):
+        given = {**URL, "stream": "receipts", "columns": columns}
+        options = read_options(given, lambda _: layout_of("receipts"))
+
+        (batch,) = read_range(SerialRange(0, 2), options, FakeDaemon(facts))  # type: ignore[arg-type]
+
+        expected: list[dict[str, Any]] = [
+            {"serial": 1, "user_id": None, "data": None},
+            {"serial": 2, "user_id": "@a", "data": "{}"},
+        ]
+        names = columns.split(",")
+        assert [{name: line[name] for name in names} for line in expected] == batch.to_pylist()
 
 
 def test_an_empty_batch_has_no_rows() -> None:

@@ -2,16 +2,18 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from synrepl.http_api.routes import APPEND
+from synrepl.http_api.routes import APPEND, DECLARE
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.jobs import explain_failure
 from synrepl.pipeline.source.data_source import progress, register
+from synrepl.pipeline.typed import typed
 from synrepl.streams.facts import Fact
 from synrepl.wire import jsontext
 from tests.pipeline.clusters import connect_server, run_python
@@ -36,6 +38,8 @@ spark = session(app="by value", remote=remote)
 register(spark)
 rows = spark.read.format("synrepl").options(url=url, columns="serial,stream,row").load()
 counts = {row["stream"]: row["count"] for row in rows.groupBy("stream").count().collect()}
+typed = spark.read.format("synrepl").options(url=url, stream="receipts", columns="serial,user_id").load()
+users = typed.where("user_id IS NOT NULL").count()
 stream = spark.readStream.format("synrepl").options(url=url, columns="serial,row", maxOffsetsPerTrigger="900")
 query = (
     stream.load().writeStream.format("parquet").option("path", folder + "/out")
@@ -45,7 +49,7 @@ query.awaitTermination()
 count = spark.read.parquet(folder + "/out").count()
 zone = spark.conf.get("spark.sql.session.timeZone")
 spark.stop()
-print(json.dumps([counts, count, zone, SparkContext._gateway is None]))
+print(json.dumps([counts, users, count, zone, SparkContext._gateway is None]))
 """
 
 NOTHING_OF_OURS = """
@@ -168,6 +172,62 @@ class TestBatch:
             assert "\n" not in said
 
 
+def test_replicas_share_the_ranges(ours: "SparkSession", daemon: Daemon, tmp_path: Path) -> None:
+    """Also one that is still behind, and one that is away: each row is read once."""
+    facts = held(daemon)
+    with Daemon(tmp_path, options=("--upstream", daemon.url)) as replica:
+        url = f"http://127.0.0.1:1, {daemon.url}, {replica.url}"
+
+        rows = read(ours, daemon, url=url, endingOffsets=str(facts[-1].serial), minPartitions="5")
+        found = rows.where("seq = 0").orderBy("serial").collect()
+
+    assert [(fact.serial, fact.digest) for fact in facts] == [(row.serial, row.digest) for row in found]
+
+
+class TestTyped:
+    """One stream, with columns of its own."""
+
+    def test_columns_are_those_of_the_declaration(self, ours: "SparkSession", daemon: Daemon) -> None:
+        """Beside the row as it is, in a batch and in a stream; SQL over the untyped form finds the same."""
+        found = read(ours, daemon, stream="receipts", minPartitions="2").orderBy("serial", "seq")
+        lines = [row.asDict() for row in found.collect()]
+
+        assert [json.loads(line["row"])[2] for line in lines] == [line["user_id"] for line in lines]
+        assert len(lines) == sum(
+            len(jsontext.split(fact.rows)) for fact in held(daemon) if fact.stream == "receipts"
+        )
+        untyped = typed(read(ours, daemon), "receipts").orderBy("serial", "seq")
+        assert lines == [row.asDict() for row in untyped.collect()]
+
+        live = ours.readStream.format("synrepl").options(url=daemon.url, stream="receipts").load()
+        assert found.schema == live.schema
+        query = (
+            live.select("serial", "user_id")
+            .writeStream.format("memory")
+            .queryName("live_receipts")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        streamed = ours.table("live_receipts").orderBy("serial", "user_id").collect()
+        assert sorted((line["serial"], line["user_id"]) for line in lines) == [tuple(row) for row in streamed]
+
+    def test_a_stream_of_ones_own_has_its_columns(self, ours: "SparkSession", daemon: Daemon) -> None:
+        """As the daemon declares it; one that nobody declared is an error in a line."""
+        client = BlockingClient(daemon.url)
+        declared = {"name": "packages", "key": "name", "columns": {"name": "str", "size": "int?"}}
+        client.json(DECLARE.request(), json.dumps(declared).encode())
+        facts = {"facts": [[["twisted", 5]], [["attrs", None]]], "writer": "master"}
+        client.json(APPEND.request("packages"), json.dumps(facts).encode())
+
+        rows = read(ours, daemon, stream="packages", columns="name,size,row").orderBy("name").collect()
+
+        assert [("attrs", None, '["attrs",null]'), ("twisted", 5, '["twisted",5]')] == [*map(tuple, rows)]
+        with pytest.raises(Exception, match="no declared stream 'nope'") as caught:
+            read(ours, daemon, stream="nope")
+        assert "\n" not in explain_failure(caught.value)
+
+
 class TestStream:
     """What comes, in micro-batches."""
 
@@ -282,10 +342,11 @@ def test_the_source_travels_by_value(daemon: Daemon, tmp_path: Path, monkeypatch
     with connect_server() as remote:
         monkeypatch.setenv("PYTHONPATH", before or "")
         said = run_python(BY_VALUE, remote, daemon.url, str(tmp_path / "data"))
-        counts, streamed, zone, has_no_java = json.loads(said)
+        counts, users, streamed, zone, has_no_java = json.loads(said)
 
     facts = held(daemon)
     rows = [fact.stream for fact in facts for _ in jsontext.split(fact.rows)]
-    assert {name: rows.count(name) for name in STREAMS} == counts
+    assert Counter(rows) == counts
+    assert rows.count("receipts") == users
     assert len(rows) == streamed
     assert ("UTC", True) == (zone, has_no_java)

@@ -76,13 +76,16 @@ def test_what_cannot_be_written_is_told_before_it_is_tried() -> None:
     def schema(*names: str) -> StructType:
         return StructType([StructField(name, StringType()) for name in names])
 
-    options = SourceOptions(url="http://127.0.0.1:9093")
+    options = SourceOptions(url=("http://127.0.0.1:9093",))
     with pytest.raises(ConfigError, match="column row, or rows"):
         check_writable(options, schema("stream"), overwrite=False)
     with pytest.raises(ConfigError, match="column stream, or the query the option stream"):
         check_writable(options, schema("row"), overwrite=False)
     with pytest.raises(ConfigError, match="can only be appended"):
         check_writable(options, schema("row", "stream"), overwrite=True)
+    two = SourceOptions(url=("http://a", "http://b"))
+    with pytest.raises(ConfigError, match="at one daemon"):
+        check_writable(two, schema("row", "stream"), overwrite=False)
     with pytest.raises(ConfigError, match="needs the option `query`"):
         SinkStreamWriter(options)
     check_writable(OPTIONS, schema("row"), overwrite=False)

@@ -1,7 +1,10 @@
-"""HTTP client of the data source, with retries while the daemon does not respond."""
+"""HTTP client of the data source, with retries while no daemon responds."""
 
+import errno
 import http.client
+import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
@@ -10,12 +13,16 @@ import pyarrow as pa
 from synrepl.errors import ReplicationError
 from synrepl.http_api.route import HttpRequest, Route
 from synrepl.http_api.routes import ALLOCATED, ARROW, CHANGELOG, EXTENT
-from synrepl.http_client import BlockingClient, ConnectError, HttpError, read_secret
+from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, HttpError, read_secret
 from synrepl.pipeline.source.options import SourceOptions
 
 __all__ = ["SourceClient", "DataLoss", "SourceError"]
 
 PAUSE_SECONDS: Final = 0.5
+
+LOST: Final = (ConnectionError, TimeoutError, ssl.SSLError)
+LOST_ROUTE: Final = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
+"""The failures of a connection that was open."""
 
 T = TypeVar("T")
 
@@ -31,28 +38,34 @@ class DataLoss(SourceError):
 
 
 class SourceClient:
-    """A client of one daemon, for one query or task. Raises `SourceError` and `DataLoss`."""
+    """A client for one query or task, of the daemons of one log. Raises `SourceError` and `DataLoss`.
+
+    It begins with the daemon number `first`, stays with a daemon that responds, and tries the others before
+    it pauses.
+    """
 
     def __init__(
         self,
         options: SourceOptions,
         *,
+        first: int = 0,
         pause: Callable[[float], None] = time.sleep,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         secret = None if options.secret_file is None else read_secret(options.secret_file)
-        self._client = BlockingClient(options.url, secret=secret)
+        self._daemons = deque(BlockingClient(url, secret=secret) for url in options.url)
+        self._daemons.rotate(-first)
         self._pause = pause
         self._seconds = seconds
 
     def get(self, route: Route, *, reader: str | None = None, **query: Any) -> Any:
         """Return the JSON response to a GET. Under the name `reader` the daemon retains later facts."""
-        return self._retry(lambda: self._client.json(_request(route, query), reader=reader or None))
+        return self._retry(lambda daemon: daemon.json(_request(route, query), reader=reader or None))
 
-    def send(self, request: HttpRequest, body: bytes) -> Any:
-        """Return the JSON response to a request with a body, which must be idempotent."""
-        return self._retry(lambda: self._client.json(request, body))
+    def send(self, request: HttpRequest, body: bytes | None = None) -> Any:
+        """Return the JSON response to a request, which must be idempotent."""
+        return self._retry(lambda daemon: daemon.json(request, body))
 
     def extent(self, **query: Any) -> Mapping[str, Any]:
         """Return the extent of the selected facts."""
@@ -62,7 +75,7 @@ class SourceClient:
     def has_stream(self, stream: str) -> bool:
         """Whether the daemon has this stream."""
         try:
-            self._retry(lambda: self._client.json(ALLOCATED.request(stream)))
+            self.send(ALLOCATED.request(stream))
         except SourceError as error:
             if error.code in ("unknown_stream", "not_found"):
                 return False
@@ -78,28 +91,30 @@ class SourceClient:
 
         If the response breaks off, the client resumes after the last received fact.
         """
-        deadline = self._options.retry_seconds + self._seconds()
-        at = since
+        deadline = self._deadline()
+        failed: list[SourceError] = []
         while True:
             try:
-                for batch in self._batches(since=at, upto=upto, **query):
-                    deadline = self._options.retry_seconds + self._seconds()
-                    at = batch["serial"][len(batch) - 1].as_py()
+                for batch in self._batches(self._daemons[0], since=since, upto=upto, **query):
+                    deadline, failed = self._deadline(), []
+                    since = batch["serial"][len(batch) - 1].as_py()
                     # Digest and epoch describe the start of the range only.
                     query.pop("digest", None)
                     query.pop("epoch", None)
                     yield batch
                 return
-            except (ConnectError, HttpError, pa.ArrowInvalid, OSError, http.client.HTTPException) as error:
-                self._client.close()
-                if not self._is_retryable(error) or self._seconds() >= deadline:
-                    raise self._source_error(error) from error
-                self._pause(PAUSE_SECONDS)
+            except (*REQUEST_ERRORS, pa.ArrowInvalid, OSError, http.client.HTTPException) as error:
+                self._fail(error, failed, deadline)
 
-    def _batches(self, **query: Any) -> Iterator[Any]:
-        response = self._client.stream(
-            _request(CHANGELOG, {**self.selection(), "checksum": False, **query}), accept=ARROW
-        )
+    def _batches(self, daemon: BlockingClient, *, upto: int, **query: Any) -> Iterator[Any]:
+        if len(self._daemons) > 1:
+            head = daemon.json(_request(EXTENT, {"limit": 1, "compacted": True}))["head"]
+            if head < upto:
+                raise ConnectError(f"its log ends at serial {head}, before serial {upto}")
+        selected = {**self.selection(), "checksum": False, "upto": upto, **query}
+        response = daemon.stream(_request(CHANGELOG, selected), accept=ARROW)
+        if response.headers.get_content_type() != ARROW:
+            raise ConnectError("it does not send Arrow; is it a synrepl daemon?", is_retryable=False)
         with pa.ipc.open_stream(response) as stream:
             for batch in stream:
                 if len(batch):
@@ -107,32 +122,56 @@ class SourceClient:
         # An unread body would keep the connection from being reused.
         response.read()
 
-    def _retry(self, send: Callable[[], T]) -> T:
-        deadline = self._seconds() + self._options.retry_seconds
+    def _retry(self, send: Callable[[BlockingClient], T]) -> T:
+        deadline = self._deadline()
+        failed: list[SourceError] = []
         while True:
             try:
-                return send()
-            except (ConnectError, HttpError) as error:
-                if not self._is_retryable(error) or self._seconds() >= deadline:
-                    raise self._source_error(error) from error
-                self._pause(PAUSE_SECONDS)
+                return send(self._daemons[0])
+            except REQUEST_ERRORS as error:
+                self._fail(error, failed, deadline)
 
-    @staticmethod
-    def _is_retryable(error: Exception) -> bool:
-        return error.is_retryable if isinstance(error, HttpError) else True
+    def _deadline(self) -> float:
+        return self._seconds() + self._options.retry_seconds
 
-    def _source_error(self, error: Exception) -> SourceError:
-        url = self._client.url
-        if isinstance(error, HttpError):
-            if error.code == "trimmed":
-                return DataLoss(
-                    f"{url}: {error.message}. Facts were trimmed before they were read: set the option reader"
-                    " to retain facts until they are read, or failOnDataLoss=false to skip trimmed facts"
-                )
-            refused = SourceError(f"{url} refuses the request: {error.code}: {error.message}")
-            refused.code = error.code
-            return refused
-        return SourceError(f"{url} does not respond: {error}")
+    def _fail(self, error: Exception, failed: list[SourceError], deadline: float) -> None:
+        """Choose the daemon of the next attempt, and pause if all have failed.
+
+        Raises the error of the first daemon if no retry can succeed, or the deadline has passed.
+        """
+        self._daemons[0].close()
+        failed.append(_source_error(self._daemons[0].url, error))
+        self._daemons.rotate(-1)
+        if len(failed) < len(self._daemons):
+            return
+        if not any(one.retryable for one in failed) or self._seconds() >= deadline:
+            raise failed[0] from error
+        failed.clear()
+        self._pause(PAUSE_SECONDS)
+
+
+def _source_error(url: str, error: Exception) -> SourceError:
+    if not isinstance(error, HttpError):
+        found = SourceError(f"{url} does not respond: {error or type(error).__name__}")
+        found.retryable = _can_recover(error)
+    elif error.code == "trimmed":
+        found = DataLoss(
+            f"{url}: {error.message}. Facts were trimmed before they were read: set the option reader"
+            " to retain facts until they are read, or failOnDataLoss=false to skip trimmed facts"
+        )
+    else:
+        found = SourceError(f"{url} refuses the request: {error.code}: {error.message}")
+        found.code, found.retryable = error.code, error.is_retryable
+    return found
+
+
+def _can_recover(error: Exception) -> bool:
+    """Whether a response that failed or broke off can be whole next time. A fault of this machine stays."""
+    if isinstance(error, ConnectError):
+        return error.is_retryable
+    # Arrow reports a truncated response as an error without a number.
+    is_local = isinstance(error, OSError) and error.errno not in (None, *LOST_ROUTE)
+    return isinstance(error, LOST) or not is_local
 
 
 def _request(route: Route, query: Mapping[str, Any]) -> HttpRequest:

@@ -42,6 +42,8 @@ def check_writable(options: SourceOptions, schema: StructType, *, overwrite: boo
     names = set(schema.names)
     if overwrite:
         raise ConfigError("facts can only be appended: use mode append")
+    if len(options.url) > 1:
+        raise ConfigError("facts are appended at one daemon: name the primary as the option url")
     if not names & {"row", "rows"}:
         raise ConfigError("the frame needs a column row, or rows (the JSON array of a whole fact)")
     if "stream" not in names and options.stream is None:

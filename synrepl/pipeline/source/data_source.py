@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,11 @@ import synrepl.errors
 import synrepl.http_api
 import synrepl.http_client
 import synrepl.pipeline.source
-from synrepl.http_api.routes import DIGESTS
+from synrepl.errors import ConfigError
+from synrepl.http_api.routes import DECLARED, DIGESTS
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import SinkBatchWriter, SinkStreamWriter, check_writable
+from synrepl.pipeline.source.layouts import Layout, declared_layout
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import SourceOptions, read_options
 from synrepl.pipeline.source.planner import BatchPacer, Planner
@@ -37,14 +40,21 @@ from synrepl.pipeline.source.rows import spark_schema
 from synrepl.wire import error_codes
 from synrepl.wire import text as text_of_peers
 
+LAYOUTS: Mapping[str, Layout] = {}
+with suppress(ImportError):  # without msgspec
+    from synrepl.pipeline.typed import catalog_layouts
+
+    LAYOUTS = catalog_layouts()
+
 __all__ = ["SynreplSource", "pickle_by_value", "progress", "register"]
 
 
 class RangePartition(InputPartition):
     """The range that one task reads, and its options: tasks read with another copy of the reader."""
 
-    def __init__(self, planned: SerialRange, options: SourceOptions) -> None:
+    def __init__(self, number: int, planned: SerialRange, options: SourceOptions) -> None:
         super().__init__(None)
+        self.number = number
         self.planned = planned
         self.options = options
 
@@ -59,15 +69,16 @@ class SynreplSource(DataSource):
 
     def schema(self) -> str:
         """Return the selected columns. Raises `ConfigError` for invalid options."""
-        return spark_schema(read_options(self.options).columns)
+        options = self._read_options()
+        return spark_schema(options.columns, options.layout.fields if options.layout else ())
 
     def reader(self, schema: StructType) -> "BatchReader":
         """Return the reader of a batch query."""
-        return BatchReader(read_options(self.options))
+        return BatchReader(self._read_options())
 
     def streamReader(self, schema: StructType) -> "StreamReader":
         """Return the reader of a streaming query."""
-        return StreamReader(read_options(self.options))
+        return StreamReader(self._read_options())
 
     def writer(self, schema: StructType, overwrite: bool) -> SinkBatchWriter:
         """Return the writer of a batch query."""
@@ -80,6 +91,21 @@ class SynreplSource(DataSource):
         options = read_options(self.options)
         check_writable(options, schema, overwrite=overwrite)
         return SinkStreamWriter(options)
+
+    def _read_options(self) -> SourceOptions:
+        return read_options(self.options, _find_layout)
+
+
+def _find_layout(options: SourceOptions) -> Layout:
+    """Return the layout of the option `stream`: from the catalog, or as the daemon declares it."""
+    name = str(options.stream)
+    if name in LAYOUTS:
+        return LAYOUTS[name]
+    for declared in SourceClient(options).get(DECLARED)["streams"]:
+        if declared["name"] == name:
+            return declared_layout(declared)
+    why = "" if LAYOUTS else "; the streams of Synapse need msgspec for the driver's Python"
+    raise ConfigError(f"there is no declared stream {name!r} at {', '.join(options.url)}{why}")
 
 
 class BatchReader(DataSourceReader):
@@ -96,7 +122,7 @@ class BatchReader(DataSourceReader):
         """Return the partitions of the range."""
         planner = Planner(self._options, SourceClient(self._options))
         start, end, until = planner.closed_range()
-        return [RangePartition(one, self._options) for one in planner.ranges(start, end, until)]
+        return _partitions(planner.ranges(start, end, until), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of this part."""
@@ -124,7 +150,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit set by `maxOffsetsPerTrigger`."""
-        most = self._options.max_offsets
+        most = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -139,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether a micro-batch is due."""
         if self._target is not None:
             return at.serial < self._target
-        least = self._options.min_offsets
+        least = self._options.min_offsets_per_trigger
         return least is None or self._pacer.is_due(self._planner.count_waiting(at, least))
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -161,7 +187,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch."""
         at, to = Offset.from_json(start), Offset.from_json(end)
-        return [RangePartition(one, self._options) for one in self._planner.ranges(at, to, {})]
+        return _partitions(self._planner.ranges(at, to, {}), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of this part."""
@@ -180,11 +206,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
 
+def _partitions(ranges: Sequence[SerialRange], options: SourceOptions) -> Sequence[InputPartition]:
+    return [RangePartition(number, one, options) for number, one in enumerate(ranges)]
+
+
 def _read(partition: InputPartition) -> Iterator[Any]:
     # Spark creates a partition of its own if there is none.
     if not isinstance(partition, RangePartition):
         return iter(())
-    return read_range(partition.planned, partition.options, SourceClient(partition.options))
+    daemon = SourceClient(partition.options, first=partition.number)
+    return read_range(partition.planned, partition.options, daemon)
 
 
 @dataclass(frozen=True)

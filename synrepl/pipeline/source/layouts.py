@@ -69,6 +69,11 @@ class Layout:
     forms: tuple[Form, ...]
 
     @property
+    def fields(self) -> tuple[Any, ...]:
+        """The columns as Arrow fields."""
+        return tuple(pa.field(column.name, column.arrow_type) for column in self.columns)
+
+    @property
     def is_tagged(self) -> bool:
         """Whether rows are ``[tag, [items...]]``."""
         return any(form.tag for form in self.forms)

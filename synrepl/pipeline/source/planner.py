@@ -28,9 +28,9 @@ class BatchPacer:
 
     def is_due(self, waiting: int) -> bool:
         """Whether to start a micro-batch now, with `waiting` facts. If so, the delay starts again."""
-        enough, now = self._options.min_offsets, self._seconds()
+        enough, now = self._options.min_offsets_per_trigger, self._seconds()
         if enough is not None and waiting < enough:
-            is_late = self._began is None or now - self._began >= self._options.max_delay_seconds
+            is_late = self._began is None or now - self._began >= self._options.max_trigger_delay
             if not (waiting and is_late):
                 return False
         self._began = now
@@ -92,7 +92,7 @@ class Planner:
 
     def _limited_extent(self, start: Offset, limit: int | None, upto: int | None) -> Any:
         """Return the extent after `start`, of about `max_bytes` at most. A fact is never split."""
-        most = self._options.max_bytes
+        most = self._options.max_bytes_per_trigger
         if most is None:
             return self._extent(start, limit=limit, upto=upto)
         fits: Any = None

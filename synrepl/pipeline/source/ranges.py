@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from synrepl.http_api.routes import DECLARED
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError
+from synrepl.pipeline.source.layouts import decode_rows
 from synrepl.pipeline.source.offsets import Clock
 from synrepl.pipeline.source.options import SourceOptions
 from synrepl.pipeline.source.rows import explode, row_schema
@@ -128,7 +129,10 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
     is_all = options.streams is None and options.writers is None
     completeness = CompletenessCheck(planned, is_all=is_all)
     add_keys = _keys(daemon) if "key" in options.columns else None
-    schema = row_schema(options.columns)
+    layout = options.layout
+    if layout is not None and not {column.name for column in layout.columns} & set(options.columns):
+        layout = None
+    schema = row_schema(options.columns, layout.fields if layout else ())
     for facts in daemon.facts(
         since=planned.after,
         upto=planned.upto,
@@ -143,7 +147,10 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
         rows = explode(selected)
         if add_keys is not None:
             rows = add_keys(rows)
-        yield pa.record_batch([rows[name] for name in options.columns], schema=schema)
+        own = decode_rows(layout, rows["row"]) if layout else {}
+        yield pa.record_batch(
+            [own[name] if name in own else rows[name] for name in options.columns], schema=schema
+        )
     completeness.finish()
 
 

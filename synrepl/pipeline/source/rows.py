@@ -1,6 +1,7 @@
 """Rows: their schema in Arrow and Spark, and the conversion of facts to rows."""
 
 import json
+from collections.abc import Iterable
 from typing import Any, Final
 
 import pyarrow as pa
@@ -46,20 +47,22 @@ _SPARK: Final = {
     pa.int64(): "bigint",
     pa.int32(): "int",
     pa.string(): "string",
+    pa.bool_(): "boolean",
     pa.timestamp("us", tz="UTC"): "timestamp",
 }
 
 
-def row_schema(columns: tuple[str, ...]) -> Any:
-    """Return the Arrow schema of these columns, in this order."""
-    return pa.schema([ROWS.field(name) for name in columns])
+def row_schema(columns: tuple[str, ...], own: Iterable[Any] = ()) -> Any:
+    """Return the Arrow schema of these columns, in this order; `own` are fields of a stream."""
+    known = {field.name: field for field in (*ROWS, *own)}
+    return pa.schema([known[name] for name in columns])
 
 
-def spark_schema(columns: tuple[str, ...]) -> str:
+def spark_schema(columns: tuple[str, ...], own: Iterable[Any] = ()) -> str:
     """Return the Spark schema of these columns, as DDL."""
     return ", ".join(
         f"`{field.name}` {_SPARK[field.type]}" + ("" if field.nullable else " NOT NULL")
-        for field in row_schema(columns)
+        for field in row_schema(columns, own)
     )
 
 

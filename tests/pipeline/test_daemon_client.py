@@ -1,0 +1,195 @@
+"""The client of the source: which failures it retries, and how it shares reads among daemons of one log."""
+
+import errno
+import http.client
+from collections.abc import Callable
+from email.message import Message
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError
+from synrepl.pipeline.source.options import read_options
+from synrepl.streams.facts import Fact
+from tests.pipeline.archives import batch_of_facts, chained
+
+ROW = [["@ada:example.org"]]
+FACTS = chained([("push_rules", "w1", ROW)] * 6)
+
+
+class Response(BytesIO):
+    """A response whose body is read by Arrow."""
+
+    def __init__(self, body: bytes, kind: str = "application/vnd.apache.arrow.stream") -> None:
+        super().__init__(body)
+        self.headers = Message()
+        self.headers["Content-Type"] = kind
+
+
+def body(*batches: list[Fact]) -> bytes:
+    """The body of a response with these facts."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch_of_facts(FACTS).schema) as writer:
+        for facts in batches:
+            writer.write_batch(batch_of_facts(facts))
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+class Daemons:
+    """Daemons by name, with their answers in order; the last one is repeated, an exception is raised."""
+
+    def __init__(self, **answers: list[Any]) -> None:
+        self._answers = {f"http://{name}": [*of] for name, of in answers.items()}
+        self.asked: list[str] = []
+        self.pauses = 0
+
+    def answer(self, client: BlockingClient) -> Any:
+        """The next answer of this daemon."""
+        self.asked.append(client.url.removeprefix("http://"))
+        left = self._answers[client.url]
+        found = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def pause(self, seconds: float) -> None:
+        """Let a second pass."""
+        self.pauses += 1
+
+    def client(self, *, first: int = 0) -> SourceClient:
+        """A client of all these daemons."""
+        options = read_options({"url": ",".join(self._answers), "retrySeconds": "2"})
+        return SourceClient(options, first=first, pause=self.pause, seconds=lambda: float(self.pauses))
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Daemons]:
+    """Makes the daemons of a test."""
+
+    def make(**answers: list[Any]) -> Daemons:
+        daemons = Daemons(**answers)
+
+        def stream(client: BlockingClient, *_: Any, **__: Any) -> Response:
+            found = daemons.answer(client)
+            return found if isinstance(found, Response) else Response(found)
+
+        monkeypatch.setattr(BlockingClient, "json", lambda client, *_, **__: daemons.answer(client))
+        monkeypatch.setattr(BlockingClient, "stream", stream)
+        return daemons
+
+    return make
+
+
+def serials(client: SourceClient) -> list[int]:
+    """The serials of all facts."""
+    return [serial for batch in client.facts(since=0, upto=6) for serial in batch["serial"].to_pylist()]
+
+
+@pytest.mark.parametrize("read", [SourceClient.extent, serials])
+def test_a_permanent_failure_is_not_retried(given: Any, read: Any) -> None:
+    """A wrong port, scheme or certificate."""
+    daemons = given(a=[ConnectError("it does not speak TLS", is_retryable=False)])
+
+    with pytest.raises(SourceError, match="http://a does not respond: it does not speak TLS"):
+        read(daemons.client())
+
+    assert daemons.pauses == 0
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "no"), OSError(errno.ENOSPC, "disk full")])
+def test_a_fault_of_this_machine_is_not_retried(given: Any, error: OSError) -> None:
+    """It is no failure of the daemon."""
+    daemons = given(a=[error])
+
+    with pytest.raises(SourceError):
+        serials(daemons.client())
+
+    assert daemons.pauses == 0
+
+
+def test_a_server_that_sends_no_arrow_is_no_daemon(given: Any) -> None:
+    """It would send the same next time."""
+    daemons = given(a=[Response(b"<html>", "text/html")])
+
+    with pytest.raises(SourceError, match="is it a synrepl daemon"):
+        serials(daemons.client())
+
+    assert daemons.pauses == 0
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        body(FACTS[:2], FACTS[2:4])[:-300],
+        ConnectionResetError(errno.ECONNRESET, "reset"),
+        OSError(errno.EHOSTUNREACH, "no route"),
+        TimeoutError("timed out"),
+        http.client.IncompleteRead(b""),
+        ConnectError("connection refused"),
+        HttpError(503, "not_ready", "starting"),
+    ],
+)
+def test_a_response_that_breaks_off_is_continued(given: Any, broken: Any) -> None:
+    """After the last fact that arrived."""
+    rest = FACTS[2:] if isinstance(broken, bytes) else FACTS
+    daemons = given(a=[broken, body(rest)])
+
+    assert serials(daemons.client()) == [1, 2, 3, 4, 5, 6]
+    assert daemons.pauses == 1
+
+
+def test_a_daemon_that_stays_away_is_an_error(given: Any) -> None:
+    """After the time of the option."""
+    daemons = given(a=[ConnectError("connection refused")])
+
+    with pytest.raises(SourceError, match="http://a does not respond: connection refused"):
+        serials(daemons.client())
+
+    assert daemons.pauses == 2
+
+
+HEAD = {"head": 6}
+
+
+def test_tasks_begin_with_different_daemons(given: Any) -> None:
+    """So that replicas share the ranges of a query."""
+    daemons = given(a=[HEAD, body(FACTS)], b=[HEAD, body(FACTS)], c=[HEAD, body(FACTS)])
+
+    for first in range(3):
+        assert serials(daemons.client(first=first)) == [1, 2, 3, 4, 5, 6]
+
+    assert daemons.asked == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_another_daemon_continues_a_range(given: Any) -> None:
+    """Without a pause, after the last fact that arrived."""
+    daemons = given(a=[HEAD, body(FACTS[:3], FACTS[3:])[:-300]], b=[HEAD, body(FACTS[3:])])
+
+    assert serials(daemons.client()) == [1, 2, 3, 4, 5, 6]
+    assert (daemons.asked, daemons.pauses) == (["a", "a", "b", "b"], 0)
+
+
+def test_a_replica_behind_the_range_is_not_asked_for_it(given: Any) -> None:
+    """Facts would be missing; it is asked again when no other daemon responds."""
+    away = ConnectError("connection refused")
+    daemons = given(a=[{"head": 5}, HEAD, body(FACTS)], b=[away])
+
+    assert serials(daemons.client()) == [1, 2, 3, 4, 5, 6]
+    assert (daemons.asked, daemons.pauses) == (["a", "b", "a", "a"], 1)
+
+
+def test_when_all_refuse_the_first_says_why(given: Any) -> None:
+    """A trimmed replica costs nothing while the primary has the facts."""
+    trimmed = HttpError(410, "trimmed", "facts up to serial 3 were trimmed")
+    daemons = given(a=[trimmed], b=[HttpError(409, "other_history", "another log")])
+
+    with pytest.raises(DataLoss, match="http://a: facts up to serial 3"):
+        daemons.client().extent()
+
+    daemons = given(a=[trimmed], b=[HEAD])
+    assert daemons.client().extent() == HEAD
+    assert daemons.pauses == 0
