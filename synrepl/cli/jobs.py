@@ -30,6 +30,7 @@ from synrepl.html.humanize import counted
 from synrepl.http_client import ConnectError, HttpError
 from synrepl.pipeline.jobs import explain_failure
 from synrepl.pipeline.session import session as start_session
+from synrepl.pipeline.tables.declarations import TABLES
 
 # The jobs are imported by their commands, once `spark_session` has found the optional libraries.
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ JOBS: Final = "synrepl.cli.jobs"
         "optimize": (f"{JOBS}:optimize_command", "Merge small files of the archive."),
         "vacuum": (f"{JOBS}:vacuum_command", "Remove files that the archive no longer uses."),
         "compact": (f"{JOBS}:compact_command", "Compact the archive to a snapshot."),
+        "tables": (f"{JOBS}:tables_command", "Update tables of devices, receipts, rooms, hot caches."),
         "audit": (f"{JOBS}:audit_command", "Check the archive, and compare it with a daemon."),
         "report": (f"{JOBS}:report_command", "Write a page: throughput, lag, hot caches, gaps."),
         "replay": (f"{JOBS}:replay_command", "Append the facts of the archive to a daemon."),
@@ -324,6 +326,30 @@ def compact_command(session: "SparkSession", archive: "Store", snapshot: str, **
     from synrepl.pipeline.store import Store
 
     return compact(session, archive, Store(snapshot), **options)
+
+
+def _tables_lines(done: Any) -> Iterator[str]:
+    for table in done.tables:
+        news = f"version {table.version}, at serial {table.serial}" if table.is_new else "no new facts"
+        yield f"{table.name}: {counted(table.rows, 'row')}; {news}"
+
+
+@click.command("tables", cls=CliCommand)
+@archive_option
+@click.option("--out", required=True, metavar="DIR", help="The directory or URI of the tables.")
+@click.option(
+    "--only", multiple=True, type=click.Choice([*TABLES]), help="Update only this table. May be repeated."
+)
+@spark_job(_tables_lines)
+def tables_command(session: "SparkSession", archive: "Store", **options: Any) -> Any:
+    """Update tables of an archive: who changed devices, who read what, which rooms are busy, hot caches.
+
+    Each is a Delta table in OUT. A run reads only the facts archived since the last run, and counts each fact
+    exactly once, even if a process is killed at any time.
+    """
+    from synrepl.pipeline.tables.tables import update_tables
+
+    return update_tables(session, archive, **options)
 
 
 def _audit_lines(done: Any) -> Iterator[str]:

@@ -1,11 +1,8 @@
 """Archives on an object store that speaks S3, without Spark: races, merges, and other readers."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Barrier, Thread
-from urllib.request import Request, urlopen
 
 import polars as pl
 import pytest
@@ -14,43 +11,17 @@ from synrepl.pipeline.archive.committer import BatchCommitter, Overtaken
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.store import Store
 from tests.pipeline.archives import LOG, write_facts
+from tests.pipeline.object_stores import CREDENTIALS, s3_bucket
 from tests.pipeline.test_table import FACTS, merged, run, serials
-
-BUCKET = "archives"
-
-
-# In a process of its own: delta-rs holds the lock of the interpreter while it reads a history.
-SERVER = """
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-input()
-"""
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A new bucket."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tests")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tests")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as server:
-        try:
-            assert server.stdout is not None
-            address = f"127.0.0.1:{int(server.stdout.readline())}"
-            bucket = Request(f"http://{address}/{BUCKET}", method="PUT")
-            urlopen(bucket).close()
-            given = f"endpoint_override={address}&scheme=http&region=us-east-1"
-            yield Store(f"s3://{BUCKET}/one/archive?{given}")
-        finally:
-            server.kill()
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3_bucket() as location:
+        yield Store(location)
 
 
 def test_an_archive_on_an_object_store(store: Store) -> None:

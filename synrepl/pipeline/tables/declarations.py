@@ -1,0 +1,168 @@
+"""Declarations of the tables: of which stream, by which key, with which columns, in SQL.
+
+A table has a row for each key. Its other columns are aggregates of the rows of the key, in the order of the
+log: the ``first`` or ``last`` value, or the ``sum``. Each of them follows from the former value of the table
+and the value over the new rows, so that a table advances without its old rows.
+"""
+
+from typing import Final, Literal
+
+import msgspec
+
+__all__ = ["TABLES", "TableColumn", "TableDeclaration"]
+
+POSITION: Final = "struct(serial, seq)"
+"""The order of rows in the log, in SQL."""
+
+
+class TableColumn(msgspec.Struct, frozen=True):
+    """A column: its name, the SQL of its value in a row of the stream, and how the values of a key combine.
+
+    An optional key may be null.
+    """
+
+    name: str
+    sql: str
+    how: Literal["key", "optional key", "first", "last", "sum"]
+
+    @property
+    def is_key(self) -> bool:
+        """Whether the column is part of the key."""
+        return self.how.endswith("key")
+
+    @property
+    def aggregate(self) -> str:
+        """The SQL of the value of a key, over its rows."""
+        function = {"first": "min_by", "last": "max_by"}.get(self.how)
+        return f"sum({self.sql})" if function is None else f"{function}({self.sql}, {POSITION})"
+
+    @property
+    def match(self) -> str:
+        """The SQL condition that a row `t` of the table and a new row `s` have the same value."""
+        same = f"t.{self.name} = s.{self.name}"
+        either = f"({same} OR (t.{self.name} IS NULL AND s.{self.name} IS NULL))"
+        return either if self.how == "optional key" else same
+
+    @property
+    def update(self) -> str:
+        """The SQL of the value after the new row `s` of the same key."""
+        return {"first": "t.{0}", "last": "s.{0}", "sum": "t.{0} + s.{0}"}[self.how].format(self.name)
+
+
+class TableDeclaration(msgspec.Struct, frozen=True):
+    """A table of a `stream`: `rows` is the SQL condition on its rows, `order` the order of rows in files.
+
+    The columns of the stream are those of `synrepl.pipeline.typed`.
+    """
+
+    name: str
+    about: str
+    stream: str
+    columns: tuple[TableColumn, ...]
+    order: tuple[str, ...]
+    rows: str = "true"
+
+    def select(self, source: str) -> str:
+        """Return the query for the rows of the table, from the typed rows of the stream.
+
+        Rows without a key, such as those that do not fit the stream, are left out.
+        """
+        keys = [column for column in self.columns if column.is_key]
+        values = [column for column in self.columns if not column.is_key]
+        computed = [f"{column.sql} AS {column.name}" for column in keys if column.sql != column.name]
+        source = f"SELECT {', '.join(['*', *computed])} FROM {source} WHERE {self.rows}"  # noqa: S608  # constants
+        selected = ", ".join(
+            [column.name for column in keys] + [f"{column.aggregate} AS {column.name}" for column in values]
+        )
+        present = " AND ".join(f"{column.name} IS NOT NULL" for column in keys if column.how == "key")
+        grouped = ", ".join(column.name for column in keys)
+        return f"SELECT {selected} FROM ({source}) WHERE {present} GROUP BY {grouped}"  # noqa: S608
+
+
+SENT_MS: Final = "try_cast(get_json_object(data, '$.ts') AS bigint)"
+
+
+def key(name: str, sql: str = "") -> TableColumn:
+    """Return a column of the key."""
+    return TableColumn(name, sql or name, "key")
+
+
+def last(name: str, sql: str = "") -> TableColumn:
+    """Return a column with the last value."""
+    return TableColumn(name, sql or name, "last")
+
+
+def count(name: str, condition: str = "true") -> TableColumn:
+    """Return a column that counts the rows with a condition."""
+    return TableColumn(name, f"CAST(coalesce({condition}, false) AS bigint)", "sum")
+
+
+FIRST_AT: Final = TableColumn("first_at", "committed_at", "first")
+LAST_AT: Final = last("last_at", "committed_at")
+# Up to the year 9999: other values are errors of their senders.
+READ_AT: Final = last(
+    "read_at", f"CASE WHEN {SENT_MS} BETWEEN 0 AND 253402300799999 THEN timestamp_millis({SENT_MS}) END"
+)
+USER: Final = key("user_id")
+ROOM: Final = key("room_id")
+CHANGES: Final = count("changes")
+
+DECLARATIONS: Final = (
+    TableDeclaration(
+        "devices",
+        "Users whose devices changed. The stream tells the user, not the device.",
+        "device_lists",
+        (USER, CHANGES, count("signature_changes", "is_signature"), FIRST_AT, LAST_AT),
+        order=("user_id",),
+        rows="user_id LIKE '@%'",  # Old releases also name servers here.
+    ),
+    TableDeclaration(
+        "receipts",
+        "The current receipt of each user in each room and thread.",
+        "receipts",
+        (
+            *(ROOM, USER, key("receipt_type"), TableColumn("thread_id", "thread_id", "optional key")),
+            *(last("event_id"), READ_AT, LAST_AT),
+        ),
+        order=("room_id", "user_id"),
+    ),
+    TableDeclaration(
+        "read_positions",
+        "How far each user has read each room: the last receipt of any type and thread.",
+        "receipts",
+        (ROOM, USER, last("event_id"), last("thread_id"), READ_AT, count("receipts"), FIRST_AT, LAST_AT),
+        order=("room_id", "user_id"),
+    ),
+    TableDeclaration(
+        "push_rules",
+        "Users whose push rules changed. The stream tells the user, not the rules.",
+        "push_rules",
+        (USER, CHANGES, FIRST_AT, LAST_AT),
+        order=("user_id",),
+    ),
+    TableDeclaration(
+        "room_activity",
+        "Events of each room and hour, by the time at which the daemon committed them.",
+        "events",
+        (
+            *(key("hour", "date_trunc('HOUR', committed_at)"), ROOM, count("events", "kind = 'ev'")),
+            count("messages", "kind = 'ev' AND type IN ('m.room.message', 'm.room.encrypted')"),
+            count("memberships", "kind = 'ev' AND type = 'm.room.member'"),
+            *(count("state_changes", "kind != 'ev'"), LAST_AT),
+        ),
+        order=("hour", "room_id"),
+    ),
+    TableDeclaration(
+        "invalidations",
+        "Invalidations of each day by cache and key. A key of null is the whole cache.",
+        "caches",
+        (
+            *(key("day", "CAST(committed_at AS date)"), key("cache", "cache_func")),
+            *(TableColumn("keys", "keys", "optional key"), count("invalidations"), FIRST_AT, LAST_AT),
+        ),
+        order=("day", "cache", "keys"),
+    ),
+)
+
+TABLES: Final = {table.name: table for table in DECLARATIONS}
+"""The tables, by name."""
