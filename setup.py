@@ -1,10 +1,6 @@
-"""How synrepl is built and installed. The settings of the tools are in pyproject.toml."""
-
-from pathlib import Path
+"""What is installed, and with which libraries. The version and the description are in pyproject.toml."""
 
 from setuptools import find_packages, setup
-
-HERE = Path(__file__).parent
 
 SPARK = [
     "pyspark[connect]>=4.2",
@@ -16,20 +12,14 @@ SPARK = [
 ]
 
 setup(
-    name="synrepl",
-    version="26.11.0.dev0",
-    description="Speaks the replication protocol of Synapse: a daemon, a library and a pipeline over one log of streams.",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    python_requires=">=3.11",
-    # Said aloud, so that an editable install puts this folder on the path: only then is the plugin below found.
+    # Said aloud, so that an editable install puts this folder on the path: only then is the plugin below
+    # found.
     package_dir={"": "."},
     # PySpark finds the data source in a package whose name begins with `pyspark_`.
     packages=find_packages(include=["synrepl", "synrepl.*", "pyspark_synrepl"]),
     package_data={"synrepl": ["py.typed", "cli/sessions/*.gz"], "": ["*.j2", "*.mplstyle"]},
-    # Twisted looks for plugins in every `twisted/plugins` folder of the path; ours must not have an __init__.py,
-    # or it would hide Twisted's own. As a module it is installed all the same.
+    # Twisted looks for plugins in every `twisted/plugins` folder of the path; ours must not have an
+    # __init__.py, or it would hide Twisted's own. As a module it is installed all the same.
     py_modules=["twisted.plugins.synrepl_plugin"],
     entry_points={"console_scripts": ["synrepl = synrepl.cli:main"]},
     install_requires=[
@@ -71,15 +61,5 @@ setup(
             "types-PyYAML",
         ],
     },
-    classifiers=[
-        "Development Status :: 3 - Alpha",
-        "Framework :: Twisted",
-        "Programming Language :: Python :: 3 :: Only",
-        "Programming Language :: Python :: 3.11",
-        "Programming Language :: Python :: 3.12",
-        "Programming Language :: Python :: 3.13",
-        "Topic :: Communications :: Chat",
-        "Typing :: Typed",
-    ],
     zip_safe=False,
 )

@@ -45,6 +45,7 @@ synrepl_find_python() {
 _wanted() {
     {
         cat "$ROOT/setup.py"
+        sed -n '/^\[project\]/,/^dynamic/p' "$ROOT/pyproject.toml"
         printf '%s\n' "$ROOT"
         "$1" -c 'import sys; print(sys.version)'
     } | cksum

@@ -1,6 +1,7 @@
 """Hooks of mkdocs: the version, links to files of the checkout, and anchors as on code hosts."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +17,8 @@ def slugify(heading: str, separator: str) -> str:
 
 def on_config(config: Any) -> Any:
     """Show the version on each page."""
-    found = re.search(r'^    version="([^"]+)"', (ROOT / "setup.py").read_text("utf-8"), re.MULTILINE)
-    assert found is not None
-    config.copyright = f"synrepl {found[1]}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    config.copyright = f"synrepl {project['version']}"
     config.mdx_configs.setdefault("toc", {})["slugify"] = slugify
     return config
 

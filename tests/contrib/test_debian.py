@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,8 @@ def test_the_changelog_has_the_version_of_the_package() -> None:
         text=True,
     )
 
-    [version] = re.findall(r'^    version="(.*)"', (ROOT / "setup.py").read_text(), re.MULTILINE)
-    assert ("", version.replace(".dev", "~dev")) == (done.stderr, done.stdout.strip())
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert ("", version) == (done.stderr, done.stdout.strip())
 
 
 def test_what_is_installed_exists() -> None:
