@@ -42,22 +42,29 @@ class Trial:
             "HOME": str(folder),
         }
 
-    def run(self, command: str) -> str:
-        """Run a command of the shell to its end, and return what it prints. Exits if it fails."""
+    def run(self, command: str, *, until: str = "") -> str:
+        """Run a command of the shell to its end, and return what it prints. Exits if it fails.
+
+        The command is repeated until it prints the text `until`, for 30 seconds.
+        """
         print(f"$ {command}", flush=True)
-        done = subprocess.run(
-            command,
-            shell=True,
-            check=False,
-            cwd=self.folder,
-            env=self._environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=300,
-        )
+        end = time.monotonic() + SECONDS
+        while True:
+            done = subprocess.run(
+                command,
+                shell=True,
+                check=False,
+                cwd=self.folder,
+                env=self._environment,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=300,
+            )
+            if until in done.stdout or time.monotonic() > end:
+                break
         print(done.stdout, end="", flush=True)
-        if done.returncode:
+        if done.returncode or until not in done.stdout:
             sys.exit(f"exit code {done.returncode}: {command}")
         return done.stdout
 
@@ -131,7 +138,7 @@ def main() -> None:
         )
         trial.wait_for("ready: ", "replica.log")
         url = f"--url http://127.0.0.1:{second_http}"
-        trial.run(f"synrepl status {url}")
+        trial.run(f"synrepl status {url}", until="   live ")
         trial.run(f"synrepl promote {url}")
         trial.run(f"""echo '["@eve:example.org"]' | synrepl append push_rules {url}""")
         tail = f"synrepl tail tcp:127.0.0.1:{second} --http http://127.0.0.1:{second_http}"
