@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
-import pytest
+import pyarrow.parquet as pq
 
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.snapshot.fold import (
@@ -17,14 +18,12 @@ from synrepl.pipeline.snapshot.fold import (
     find_last_rows,
     find_tombstones,
 )
-from synrepl.pipeline.snapshot.parts import write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile
-from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
-from tests.pipeline.archives import archive, batch_of_facts, chained, write_facts
+from tests.pipeline.archives import archive, chained, write_facts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
 def pusher(name: str, *, deleted: bool = False) -> list[Any]:
     """A row of pushers."""
     return ["@a:b", name, "key", deleted]
+
+
+ROWS = [pusher("a"), pusher("b")], [["@a:b"]]
 
 
 def key(name: str) -> str:
@@ -141,21 +143,23 @@ def test_tombstones_are_kept_along_a_chain(spark: "SparkSession", tmp_path: Path
     assert [3, 7] == sorted(row["serial"] for row in found)
 
 
-@pytest.mark.parametrize("file_rows", [1, 2, 4, 5, 100])
-def test_files_of_a_snapshot_part_no_fact(tmp_path: Path, file_rows: int) -> None:
-    """Who reads one file has whole facts; one of more rows than a file is longer than asked for."""
-    counts = [1, 3, 2, 4, 1]
-    rows = explode(batch_of_facts(chained([("push_rules", "w", [["@a:b"]] * count) for count in counts])))
-    last = pa.record_batch([*rows.columns, pa.array([True] * len(rows))], names=[*rows.schema.names, "last"])
-    store = Store(str(tmp_path))
-
-    written = list(write_parts(store, "upto=5", file_rows, [last.slice(0, 4), last.slice(4)]))
-
-    parts = [
-        msgspec.json.decode(part, type=PartFile) for one in written for part in one["written"].to_pylist()
+def test_a_range_is_written_as_a_file_of_whole_facts(tmp_path: Path) -> None:
+    """With the facts at these positions only, from all files that have some, in order of serial."""
+    facts = chained([(("pushers", "push_rules")[number % 2], "w", ROWS[number % 2]) for number in range(6)])
+    reader = fold_reader(tmp_path)
+    files = [{"path": one.path, "is_part": False, "after": 0} for one in write_facts(reader.archive, facts)]
+    at = np.array([1 << 21, 4 << 21, (5 << 21) + 2, (6 << 21) + 1], np.int64)
+    given = [
+        {"positions": at[:1].tobytes(), "file": None},
+        *({"positions": None, "file": file} for file in files),
+        {"positions": at[1:].tobytes(), "file": None},
     ]
-    assert sum(counts) == sum(part.rows for part in parts)
-    assert sum(value for one in written for value in one["keys"].to_pylist()) == sum(counts)
-    assert [5, 1, 5] == [sum(part.facts for part in parts), parts[0].first_serial, parts[-1].last_serial]
-    for part in parts:
-        assert part.rows == sum(counts[part.first_serial - 1 : part.last_serial])
+
+    (written,) = reader.write("upto=6", pa.Table.from_pylist(given).to_batches())
+
+    part = msgspec.json.decode(written["written"][0].as_py(), type=PartFile)
+    rows = pq.read_table(tmp_path / part.path).select(["serial", "seq", "last"])
+    assert [(1, 0, True), (1, 1, False), (4, 0, True), (5, 0, False), (5, 1, True), (6, 0, False)] == [
+        tuple(row.values()) for row in rows.to_pylist()
+    ]
+    assert (6, 4, 3, 1, 6) == (part.rows, part.facts, part.keys, part.first_serial, part.last_serial)

@@ -8,11 +8,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from synrepl.pipeline.archive.committer import add_action
-from synrepl.pipeline.archive.reading import frame_of
+from synrepl.pipeline.archive.reading import frame_of, read_files
 from synrepl.pipeline.archive.table import ArchiveTable, CommitConflict
 from synrepl.pipeline.archive.writer import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
@@ -136,17 +135,10 @@ def _rewrite(spark: SparkSession, store: Store, files: Any, offsets: Any) -> lis
 
 def rewrite_files(store: Store, paths: Sequence[str]) -> Iterator[WrittenFile]:
     """Write the rows of these files, which follow each other, as one file (runs in a task)."""
-    yield from write_files(store, _rows(store, paths))
+    yield from write_files(store, read_files(store, paths, ROWS))
 
 
 def _rewrite_all(store: Store, plans: Iterator[Any]) -> Iterator[WrittenFile]:
     for plan in plans:
         for paths in plan["paths"].to_pylist():
             yield from rewrite_files(store, paths)
-
-
-def _rows(store: Store, paths: Sequence[str]) -> Iterator[Any]:
-    for path in paths:
-        with store.filesystem.open_input_file(store.path(path)) as source:
-            for batch in pq.ParquetFile(source).iter_batches(columns=list(ROWS.names)):
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=ROWS)

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from synrepl.pipeline.source.rows import COLUMNS, row_schema, spark_schema
 from synrepl.pipeline.store import Store
 
-__all__ = ["frame_of", "map_files", "parallelism", "read_rows", "within"]
+__all__ = ["frame_of", "map_files", "parallelism", "read_files", "read_rows", "within"]
 
 TASK_ROWS: Final = 2_000_000
 """Maximum rows per task, as far as files can be distributed."""
@@ -38,15 +38,20 @@ def read_rows(spark: SparkSession, store: Store, files: Any, columns: Sequence[s
         return spark.createDataFrame([], schema.replace(" NOT NULL", ""))
     if len(files) <= NAMED_FILES:
         return spark.read.schema(schema).parquet(*map(store.uri, files["path"].to_pylist()))
-    return map_files(spark, files, partial(_read_paths, store, row_schema(tuple(columns))), schema)
+    return map_files(spark, files, partial(_read_named, store, row_schema(tuple(columns))), schema)
 
 
-def _read_paths(store: Store, schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
+def read_files(store: Store, paths: Iterable[str], schema: Any) -> Iterator[Any]:
+    """Yield the record batches of these files, one file after the other, with these columns."""
+    for path in paths:
+        with store.filesystem.open_input_file(store.path(path)) as source:
+            for rows in pq.ParquetFile(source).iter_batches(columns=schema.names):
+                yield pa.record_batch([rows[name] for name in schema.names], schema=schema)
+
+
+def _read_named(store: Store, schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
-        for path in batch["path"].to_pylist():
-            with store.filesystem.open_input_file(store.path(path)) as source:
-                for rows in pq.ParquetFile(source).iter_batches(columns=schema.names):
-                    yield pa.record_batch([rows[name] for name in schema.names], schema=schema)
+        yield from read_files(store, batch["path"].to_pylist(), schema)
 
 
 def map_files(

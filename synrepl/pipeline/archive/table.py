@@ -110,16 +110,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         return self.last_serial <= self.compacted_upto
 
 
-class _CommitInfo(msgspec.Struct):
-    synrepl: Batch | None = None
-
-
-class _CommitLine(msgspec.Struct):
-    """The line of a commit that describes it."""
-
-    commitInfo: _CommitInfo
-
-
 class ArchiveTable:
     """One version of the table of an archive. Raises `BadArchive` if there is none, or no such version.
 
@@ -205,11 +195,11 @@ class ArchiveTable:
         """Return the batch of a commit; None if the commit is of files only."""
         try:
             lines = self.store.read(f"{LOG}/{version:020}.json").splitlines()
-            found = [msgspec.json.decode(line, type=_CommitLine) for line in lines if b'"commitInfo"' in line]
-        except (NotFound, msgspec.DecodeError) as error:
+            (found,) = [msgspec.json.decode(line) for line in lines if line.startswith(b'{"commitInfo"')]
+            batch = found["commitInfo"].get(FIELD)
+            return batch and msgspec.convert(batch | {"version": version}, Batch)
+        except (NotFound, ValueError) as error:
             raise BadArchive(f"{self.store}: version {version} cannot be read: {_line(error)}") from error
-        batch = found[0].commitInfo.synrepl if found else None
-        return None if batch is None else msgspec.structs.replace(batch, version=version)
 
     def append(self, batch: Batch, added: Sequence[AddAction]) -> "ArchiveTable":
         """Commit the next batch, and return the table, now of the new version. See `create_table`.

@@ -25,7 +25,6 @@ from synrepl.pipeline.snapshot.fold import (
     find_last_rows,
     find_tombstones,
 )
-from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN
 from synrepl.pipeline.snapshot.snapshot import (
     PartFile,
     SnapshotManifest,
@@ -37,6 +36,9 @@ from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
 
 __all__ = ["CompactResult", "compact"]
+
+FILE_ROWS: Final = 256 * 1024
+"""Approximate keys per file; the rows of a file are in memory while it is written."""
 
 TASK_ROWS: Final = 16 * 1024
 """Minimum rows of a task that writes, if there are fewer than a file has for each core."""
@@ -203,12 +205,13 @@ def _write_files(
         few = min(parallelism(spark) // 2, keys // TASK_ROWS)
         ranges = _assign_ranges(counted, max(1, few, -(-keys // file_rows)))
         tasks = _split(spark, files, kept, ranges, bucket_size(upto))
-        found = tasks.mapInArrow(partial(reader.write, folder_of(upto), file_rows), WRITTEN).collect()
+        work = partial(reader.write, folder_of(upto))
+        found = tasks.mapInArrow(work, "`written` binary NOT NULL").collect()
     finally:
         last.unpersist()
     written = [msgspec.json.decode(row["written"], type=PartFile) for row in found]
     written.sort(key=lambda file: file.first_serial)
-    done = sum(row["keys"] for row in found)
+    done = sum(file.keys for file in written)
     progress("writing", done, keys)
     overlaps = any(after.first_serial <= before.last_serial for before, after in pairwise(written))
     if done != keys or overlaps:

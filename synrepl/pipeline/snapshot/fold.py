@@ -20,8 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import RowError
 from synrepl.pipeline.archive.reading import map_files, parallelism
-from synrepl.pipeline.snapshot.parts import write_parts
-from synrepl.pipeline.snapshot.snapshot import LAST
+from synrepl.pipeline.snapshot.snapshot import LAST, write_part
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart
@@ -42,6 +41,9 @@ TASK_KEYS: Final = 1_000_000
 BUCKETS: Final = 4_096
 """Number of equal ranges of serials whose rows are counted, to find ranges with equally many rows."""
 
+BUCKET_SERIALS: Final = 64 * 1024
+"""Maximum serials of a bucket, in a log so long that more buckets are needed."""
+
 FOLDED: Final = "`task` int, `keys` binary"
 """The result schema of `fold`: keys with positions (`_pack`), for the task that merges them."""
 
@@ -54,7 +56,7 @@ POSITIONS: Final = "`stream` string, `key` string, `at` bigint"
 
 def bucket_size(upto: int) -> int:
     """Return the number of serials of a bucket, in a log of `upto` serials."""
-    return max(1, -(-upto // BUCKETS))
+    return max(1, min(-(-upto // BUCKETS), BUCKET_SERIALS))
 
 
 class FoldReader(msgspec.Struct, frozen=True):
@@ -101,8 +103,11 @@ class FoldReader(msgspec.Struct, frozen=True):
         for rows in self._read_all(batches, within=within):
             yield from _positions(rows).to_batches()
 
-    def write(self, folder: str, file_rows: int, batches: Iterable[Any]) -> Iterator[Any]:
-        """Write a range of serials: the facts `at` these positions, from the files that have them."""
+    def write(self, folder: str, batches: Iterable[Any]) -> Iterator[Any]:
+        """Write the file of a range of serials: the facts at these positions, from the files that have them.
+
+        Yields the `PartFile` as JSON.
+        """
         given: list[Any] = []
         files: list[Any] = []
         for batch in batches:
@@ -119,8 +124,8 @@ class FoldReader(msgspec.Struct, frozen=True):
                 is_last = pa.array(_is_in(_at(rows).to_numpy(), live))
                 kept.append(rows.cast(ROWS).append_column(LAST.field("last"), is_last))
         if kept:
-            table = pa.concat_tables(kept).sort_by([("serial", "ascending"), ("seq", "ascending")])
-            yield from write_parts(self.snapshot, folder, file_rows, table.to_batches())
+            rows = pa.concat_tables(kept).sort_by([("serial", "ascending"), ("seq", "ascending")])
+            yield pa.record_batch([[write_part(self.snapshot, folder, rows)]], names=["written"])
 
     def _read_all(
         self,

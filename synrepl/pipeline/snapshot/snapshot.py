@@ -5,10 +5,14 @@ snapshot gives the same result as a fold of the archive up to its position: a to
 has an older row of its key.
 """
 
-from typing import Final
+import uuid
+from hashlib import sha256
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
@@ -21,18 +25,25 @@ __all__ = [
     "SnapshotManifest",
     "folder_of",
     "read_snapshot",
+    "write_part",
     "write_snapshot",
 ]
 
 SNAPSHOT: Final = "_snapshot.json"
 VERSION: Final = 1
 
+GROUP_ROWS: Final = 128 * 1024
+"""Rows per row group."""
+
 LAST: Final = ROWS.append(pa.field("last", pa.bool_(), nullable=False))
 """The schema of the files: that of the archive, and whether a row is the last of a live key."""
 
 
 class PartFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A Parquet file: the rows of all kept facts from `first_serial` to `last_serial`, in order."""
+    """A Parquet file: the rows of all kept facts from `first_serial` to `last_serial`, in order.
+
+    `keys` counts the rows that are the last of a key.
+    """
 
     path: str
     rows: int
@@ -41,6 +52,28 @@ class PartFile(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     first_serial: int
     last_serial: int
+    keys: int = 0
+
+
+def write_part(store: Store, folder: str, rows: Any) -> bytes:
+    """Write rows (`LAST`, by serial and seq) as a file, atomically. Return its `PartFile` as JSON."""
+    first = rows["serial"][0].as_py()
+    name = f"{folder}/part-{first:012d}-{uuid.uuid4().hex[:12]}.parquet"
+    made = pa.BufferOutputStream()
+    pq.write_table(rows, made, compression="zstd", row_group_size=GROUP_ROWS)
+    data = made.getvalue()
+    store.write(name, data)
+    part = PartFile(
+        path=name,
+        rows=len(rows),
+        facts=pc.sum(pc.equal(rows["seq"], 0)).as_py(),
+        sha256=sha256(data).hexdigest(),
+        bytes=data.size,
+        first_serial=first,
+        last_serial=rows["serial"][-1].as_py(),
+        keys=pc.sum(rows["last"]).as_py() or 0,
+    )
+    return msgspec.json.encode(part)
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
