@@ -117,11 +117,11 @@ class FoldReader(msgspec.Struct, frozen=True):
         serials = np.unique(positions >> (SEQ_BITS + 1))
         if not len(serials):
             return
-        live = positions[(positions & 1) == 0]
         kept = []
         for file in files:
             for rows in self._read(file, ROWS.names, serials):
-                is_last = pa.array(_is_in(_at(rows).to_numpy(), live))
+                # Positions of tombstones are odd, and equal no row's.
+                is_last = pa.array(_is_in(_at(rows).to_numpy(), positions))
                 kept.append(rows.cast(ROWS).append_column(LAST.field("last"), is_last))
         if kept:
             rows = pa.concat_tables(kept).sort_by([("serial", "ascending"), ("seq", "ascending")])
