@@ -22,7 +22,7 @@ from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.session import session
 from synrepl.pipeline.store import Store
 
-url, place, facts, point, count, conf = sys.argv[1:]
+url, place, facts, point, count, remote, conf = sys.argv[1:]
 seen = 0
 
 def at(now):
@@ -33,7 +33,13 @@ def at(now):
         if seen == int(count):
             os.kill(os.getpid(), signal.SIGKILL)
 
-spark = session(app="archive", master="local[2]", conf=json.loads(conf))
+if point in ("request", "answer"):
+    # The server kills.
+    os.environ["AWS_ACCESS_KEY_ID"] = f"kill-{point}-{count}-{os.getpid()}"
+if remote:
+    spark = session(app="archive", remote=remote)
+else:
+    spark = session(app="archive", master="local[2]", conf=json.loads(conf))
 print("started", flush=True)
 done = archive(spark, url, Store(place), batch_facts=int(facts), at=at)
 print("done", done.serial, flush=True)
@@ -41,12 +47,26 @@ print("done", done.serial, flush=True)
 
 
 class ArchiveProcess:
-    """One run. It prints ``started``, ``data`` and ``commit`` for each batch, and ``done``."""
+    """One run, with a Spark of its own or on the Connect server `remote`.
+
+    It prints ``started``, ``data`` and ``commit`` for each batch, and ``done``.
+
+    It is killed at the point ``data`` or ``commit`` of the batch `count`, or by the server of
+    `object_stores.s3_bucket` at the point ``request`` or ``answer`` of its commit.
+    """
 
     def __init__(
-        self, url: str, position: Path, *, batch_facts: int, point: str = "", count: int = 1
+        self,
+        url: str,
+        position: Path | str,
+        *,
+        batch_facts: int,
+        point: str = "",
+        count: int = 1,
+        remote: str = "",
     ) -> None:
-        arguments = [url, str(position), str(batch_facts), point, str(count), json.dumps(QUICK)]
+        settings = [str(batch_facts), point, str(count), remote, json.dumps(QUICK)]
+        arguments = [url, str(position), *settings]
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
@@ -96,8 +116,8 @@ class ArchiveProcess:
             pass
         self.wait()
 
-    def wait(self) -> int:
-        """Until it has ended; gives the exit code."""
-        code = self._process.wait(PATIENCE_SECONDS)
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
+        """Until it has ended; gives the exit code. Raises `subprocess.TimeoutExpired`."""
+        code = self._process.wait(seconds)
         self._thread.join(PATIENCE_SECONDS)
         return code

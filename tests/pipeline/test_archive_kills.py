@@ -1,0 +1,166 @@
+"""A million facts archived on an object store by two jobs at once, which are killed at each commit edge."""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+
+from synrepl.http_api.routes import STATUS
+from synrepl.http_client import BlockingClient
+from synrepl.pipeline.archive import reading
+from synrepl.pipeline.archive.reading import read_rows
+from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.audit.audit import audit
+from synrepl.pipeline.store import Store
+from tests.pipeline.clusters import connect_server
+from tests.pipeline.kills import ArchiveProcess
+from tests.pipeline.object_stores import CREDENTIALS, s3_bucket
+from tests.processes.loading import report
+from tests.processes.replicas import fill
+from tests.service.processes import Daemon
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FACTS: Final = 1_000_000
+STREAMS: Final = ("events", "caches", "receipts", "push_rules")
+POINTS: Final = ("data", "request", "answer", "commit")
+"""Before the commit: the files are written. During: the request is lost, or its answer. After."""
+
+KILLS: Final = 20
+SECONDS: Final = 330.0
+"""The time for all jobs."""
+
+COUNTED: Final = (
+    "count(*), count(DISTINCT serial), min(serial), max(serial), CAST(sum(serial * (seq + 1)) AS bigint),"
+    " max_by(digest, serial)"
+)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with a million facts of one row."""
+    (tmp_path / "daemon").mkdir()
+    fill(tmp_path / "daemon" / "synrepl.db", FACTS, streams=STREAMS)
+    with Daemon(tmp_path / "daemon") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A new bucket."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3_bucket() as location:
+        yield Store(location)
+
+
+@pytest.fixture
+def remote(store: Store) -> Iterator[str]:
+    """A Spark Connect server, with the credentials of the bucket."""
+    with connect_server() as url:
+        yield url
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_twenty_kills_of_two_jobs_at_once(
+    daemon: Daemon, store: Store, remote: str, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fact is there once, for every reader of Delta tables; the history has one version a batch."""
+    until = time.monotonic() + SECONDS
+    places = [remote] * (KILLS // 2)
+    # A job with a Spark of its own takes longer to start.
+    places[0] = ""
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(killed, daemon.url, store, places, shift, until) for shift in (0, 2)]
+        assert [KILLS // 2] * 2 == [job.result() for job in jobs]
+    partly = ArchiveTable(store).end.last_serial
+    assert 0 < partly < FACTS
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(finished, daemon.url, store, remote, until) for _ in range(2)]
+        assert [FACTS] * 2 == [job.result() for job in jobs]
+
+    digest = BlockingClient(daemon.url).json(STATUS.request())["digest"]
+    expected = (FACTS, FACTS, 1, FACTS, FACTS * (FACTS + 1) // 2, digest)
+    assert expected == by_duckdb(store)
+    assert expected == by_polars(store)
+    # Without jars for S3, Spark reads the files in tasks.
+    monkeypatch.setattr(reading, "NAMED_FILES", 0)
+    rows = read_rows(spark, store, ArchiveTable(store).files)
+    found = spark.sql(f"SELECT {COUNTED} FROM {{rows}}", rows=rows).collect()
+    assert [expected] == [tuple(row) for row in found]
+    assert audit(spark, store, url=daemon.url).is_clean
+    check_history(store)
+    report(f"{KILLS} kills up to serial {partly:,}, {len(ArchiveTable(store).batches())} batches")
+
+
+def killed(url: str, store: Store, places: Sequence[str], shift: int, until: float) -> int:
+    """Run a job in each place, one after the other, and kill it. Gives the number of kills."""
+    found = 0
+    for number, remote in enumerate(places):
+        began = time.monotonic()
+        point, count = POINTS[(number + shift) % 4], 1 + number % 2
+        run = ArchiveProcess(url, store.location, batch_facts=10_000, point=point, count=count, remote=remote)
+        try:
+            found += run.wait(until - time.monotonic()) < 0
+        finally:
+            run.kill()
+        report(f"{point} {count} {time.monotonic() - began:.1f} s: {run.lines}")
+        assert not any(line.startswith("done") for line in run.lines), run.lines
+    return found
+
+
+def finished(url: str, store: Store, remote: str, until: float) -> int:
+    """Run a job to its end. Gives the serial at which it says that the archive ends."""
+    run = ArchiveProcess(url, store.location, batch_facts=50_000, remote=remote)
+    try:
+        assert run.wait(until - time.monotonic()) == 0, run.lines
+    finally:
+        run.kill()
+    return int(run.lines[-1].removeprefix("done "))
+
+
+def by_duckdb(store: Store) -> Any:
+    """DuckDB has no network here for its extension: delta-rs gives it the files."""
+    connection = duckdb.connect()
+    table = DeltaTable(store.table_uri, storage_options=store.options)
+    connection.register("archive", table.to_pyarrow_dataset())
+    return connection.execute(f"SELECT {COUNTED} FROM archive").fetchone()
+
+
+def by_polars(store: Store) -> Any:
+    serial = pl.col("serial")
+    frame = pl.scan_delta(store.table_uri, storage_options=store.options)
+    return (
+        frame.select(
+            pl.len(),
+            serial.n_unique().alias("facts"),
+            serial.min().alias("first"),
+            serial.max().alias("last"),
+            (serial * (pl.col("seq") + 1)).sum().alias("sum"),
+            pl.col("digest").sort_by(serial).last(),
+        )
+        .collect()
+        .row(0)
+    )
+
+
+def check_history(store: Store) -> None:
+    """Every version is a batch that continues the one before, or merges files."""
+    table = ArchiveTable(store)
+    batches = table.batches()
+    assert FACTS == sum(one.facts for one in batches) == batches[-1].last_serial
+    versions = [one.version for one in batches]
+    assert len(set(versions)) == len(versions)
+    history = DeltaTable(store.table_uri, storage_options=store.options).history()
+    assert list(range(table.version + 1)) == sorted(one["version"] for one in history)
+    assert set(versions) == {one["version"] for one in history if "synrepl" in one}
+    merges = [one for one in history if "synrepl" not in one]
+    assert len(merges) <= 4
