@@ -43,9 +43,11 @@ setup(
             "hiredis>=2.3",
             "hypothesis>=6.100",
             "import-linter>=2.1",
+            "ipykernel>=6.29",
             "moto[server]>=5.0",
             "mypy>=1.13",
             "mypy-zope>=1.0.9",
+            "nbclient>=0.10",
             "openapi-spec-validator>=0.7",
             # Without a wheel for newer Pythons: there the tests use the machine's servers.
             "pgserver>=0.1.4; python_version < '3.13'",
