@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from itertools import groupby
 from typing import Any, Final
 from uuid import uuid4
@@ -16,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import APPEND_BATCH
 from synrepl.pipeline.archive.reading import read_rows, within
-from synrepl.pipeline.archive.table import ArchiveTable, Batch
+from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import Progress, ignore_progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import build_facts, request_bodies
@@ -28,7 +29,6 @@ __all__ = ["ReplayResult", "replay"]
 
 COLUMNS: Final = ("serial", "seq", "stream", "writer", "row", "committed_at")
 BATCH_FACTS: Final = 2_000
-LAST: Final = 2**63 - 1
 RUN_FACTS: Final = 500_000
 TASK_FACTS: Final = 50_000
 SLICE_SECONDS: Final = 0.25
@@ -68,66 +68,52 @@ def replay(
     """
     began = seconds()
     register(spark)
-    upto = LAST if upto is None else upto
     table = ArchiveTable(store, as_of)
-    found = [one for one in table.batches() if one.last_serial > after and one.first_serial <= upto]
-    if not found:
+    upto = min(table.end.last_serial, table.end.last_serial if upto is None else upto)
+    if after >= upto:
         raise ConfigError(f"{store} has no facts after serial {after}, up to serial {upto}")
     options = {"url": url, "query": name or f"replay-{uuid4().hex}"}
     if secret_file is not None:
         options["secretFile"] = secret_file
     pace = _Pace(options, speed, pause, seconds) if speed else None
     files = table.files
-    total, done, facts = sum(one.facts for one in found), 0, 0
-    counts: dict[str, int] = {}
-    progress("replaying", 0, total)
-    for run in [[one] for one in found] if name is not None else _runs(found):
-        first, last = max(after + 1, run[0].first_serial), min(upto, run[-1].last_serial)
-        rows = _read_rows(spark, store, files, streams, first, last)
-        for stream, its_facts, its_rows in _count_facts(rows):
-            counts[stream] = counts.get(stream, 0) + its_rows
+    if streams is not None:
+        files = files.filter(pc.is_in(files["stream"], pa.array(sorted(streams), pa.string())))
+    facts, counts = 0, Counter[str]()
+    progress("replaying", 0, upto - after)
+    for first, last in _ranges(table, after, upto, is_named=name is not None):
+        rows = read_rows(spark, store, within(files, first, last), COLUMNS)
+        # A fact without rows says nothing to another log.
+        rows = rows.where(f"row IS NOT NULL AND serial BETWEEN {first:d} AND {last:d}")
+        counted = rows.groupBy("stream").agg(F.count_if(F.col("seq") == 0), F.count("row"))
+        for stream, its_facts, its_rows in counted.collect():
+            counts[stream] += its_rows
             facts += its_facts
         if pace is None:
             _append_with_sink(rows, first, last, options)
         else:
             pace.play(rows)
-        done += sum(one.facts for one in run)
-        progress("replaying", done, total)
+        progress("replaying", last - after, upto - after)
     return ReplayResult(
         facts=facts,
-        rows=sum(counts.values()),
+        rows=counts.total(),
         streams=dict(sorted(counts.items())),
         seconds=round(seconds() - began, 3),
     )
 
 
-def _runs(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Group small batches, as each group costs a Spark job. A named replay must not: the archive may grow."""
-    run: list[Batch] = []
-    for batch in batches:
-        if run and sum(one.facts for one in run) + batch.facts > RUN_FACTS:
-            yield run
-            run = []
-        run.append(batch)
-    if run:
-        yield run
+def _ranges(table: ArchiveTable, after: int, upto: int, *, is_named: bool) -> Iterator[tuple[int, int]]:
+    """Yield the first and last serials of the parts, of which each costs a Spark job.
 
-
-def _read_rows(
-    spark: SparkSession, store: Store, files: Any, streams: Collection[str] | None, first: int, last: int
-) -> DataFrame:
-    """Return the rows with ``first <= serial <= last``, unordered; none for facts without rows."""
-    found = within(files, first, last)
-    if streams is not None:
-        found = found.filter(pc.is_in(found["stream"], pa.array(sorted(streams), pa.string())))
-    rows = read_rows(spark, store, found, COLUMNS)
-    return rows.where(f"row IS NOT NULL AND serial BETWEEN {first:d} AND {last:d}")
-
-
-def _count_facts(rows: DataFrame) -> list[tuple[str, int, int]]:
-    """Return the numbers of facts and rows of each stream."""
-    counted = rows.groupBy("stream").agg(F.count_if(F.col("seq") == 0), F.count("row"))
-    return [(stream, facts, its_rows) for stream, facts, its_rows in counted.collect()]
+    The parts of a named replay are batches, which stay the same when the archive grows.
+    """
+    if not is_named:
+        for first in range(after + 1, upto + 1, RUN_FACTS):
+            yield first, min(first + RUN_FACTS - 1, upto)
+        return
+    for batch in table.batches():
+        if batch.last_serial > after and batch.first_serial <= upto:
+            yield max(after + 1, batch.first_serial), min(upto, batch.last_serial)
 
 
 def _append_with_sink(rows: DataFrame, first: int, last: int, options: dict[str, str]) -> None:

@@ -7,6 +7,7 @@ publish whole objects only. On ``hdfs://`` a file is renamed when complete.
 import hashlib
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -16,8 +17,6 @@ from pyarrow import fs
 from synrepl.errors import ConfigError
 
 __all__ = ["BadArchive", "NotFound", "Store"]
-
-CHUNK: Final = 1024 * 1024
 
 OPTIONS: Final = {"endpoint_override": "aws_endpoint_url", "region": "aws_region", "scheme": "aws_allow_http"}
 """Parameters of an ``s3://`` URI for pyarrow, and the names of the same options in delta-rs."""
@@ -105,73 +104,65 @@ class Store:
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes. Raises `NotFound`."""
-        info = self.filesystem.get_file_info(self.path(name))
-        if info.type != fs.FileType.File:
-            raise NotFound(f"{self.location}: there is no {name}")
-        return int(info.size)
+        with self.open(name) as source:
+            return int(source.size())
 
     def read(self, name: str) -> bytes:
         """Return the content of a file. Raises `NotFound`."""
-        try:
-            with self.filesystem.open_input_stream(self.path(name)) as source:
-                return bytes(source.read())
-        except FileNotFoundError as error:
-            raise NotFound(f"{self.location}: there is no {name}") from error
+        with self.open(name) as source:
+            return bytes(source.read())
 
     def sha256(self, name: str) -> str:
         """Return the SHA-256 of a file. Raises `NotFound`."""
-        found = hashlib.sha256()
+        with self.open(name) as source:
+            return hashlib.file_digest(source, "sha256").hexdigest()
+
+    def open(self, name: str) -> Any:
+        """Open a file to read it, also at random. Raises `NotFound`."""
         try:
-            with self.filesystem.open_input_stream(self.path(name)) as source:
-                while chunk := source.read(CHUNK):
-                    found.update(chunk)
+            return self.filesystem.open_input_file(self.path(name))
         except FileNotFoundError as error:
             raise NotFound(f"{self.location}: there is no {name}") from error
-        return found.hexdigest()
 
     def write(self, name: str, data: Any) -> None:
         """Write a file atomically, from bytes or an Arrow buffer."""
-        path = self.path(name)
-        if not self.is_local:
-            whole = f"{path}.{uuid.uuid4().hex[:8]}" if self.location.startswith("hdfs:") else path
-            with self.filesystem.open_output_stream(whole) as stream:
-                stream.write(data)
-            if whole != path:
-                self.filesystem.move(whole, path)
+        if not self.is_local and not self.location.startswith("hdfs:"):
+            # Object stores publish whole objects only.
+            self._put(name, data)
             return
-        named = Path(path)
-        named.parent.mkdir(parents=True, exist_ok=True)
-        unnamed = named.with_name(f".{named.name}.{uuid.uuid4().hex[:8]}")
+        folder, _, base = name.rpartition("/")
+        draft = f"{folder}/.{base}.{uuid.uuid4().hex[:8]}".lstrip("/")
+        self.filesystem.create_dir(self.path(folder))
         try:
-            with unnamed.open("xb") as opened:
-                opened.write(data)
-                opened.flush()
-                os.fsync(opened.fileno())
-            unnamed.replace(named)
+            self._put(draft, data)
+            self._sync(draft)
+            self.filesystem.move(self.path(draft), self.path(name))
         finally:
-            unnamed.unlink(missing_ok=True)
-        self.sync(str(Path(name).parent))
+            self.remove(draft)
+        self.sync(folder)
+
+    def _put(self, name: str, data: Any) -> None:
+        with self.filesystem.open_output_stream(self.path(name)) as stream:
+            stream.write(data)
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
-        try:
+        with suppress(FileNotFoundError):
             self.filesystem.delete_file(self.path(name))
-        except FileNotFoundError:
-            pass
 
     def remove_folder(self, name: str) -> None:
         """Remove a folder and its content if it exists."""
-        try:
+        with suppress(FileNotFoundError):
             self.filesystem.delete_dir(self.path(name))
-        except FileNotFoundError:
-            pass
 
     def sync(self, name: str = "") -> None:
         """Sync a file or folder and the folders above it, so that they survive a power failure."""
-        if not self.is_local:
-            return
         for part in (name, *map(str, Path(name).parents)):
-            handle = os.open(self.path(part), os.O_RDONLY)
+            self._sync(part)
+
+    def _sync(self, name: str) -> None:
+        if self.is_local:
+            handle = os.open(self.path(name), os.O_RDONLY)
             try:
                 os.fsync(handle)
             finally:
