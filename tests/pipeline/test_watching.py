@@ -26,7 +26,7 @@ from synrepl.pipeline.watch.observations import (
     add_fact,
     observe,
 )
-from synrepl.pipeline.watch.watch import StateFile
+from synrepl.pipeline.watch.watch import CheckpointedState
 from synrepl.pipeline.watch.writer_chain import WatchRules, WriterChain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, batch_of_facts, chained
@@ -421,26 +421,26 @@ def test_lines_of_a_batch_are_in_the_order_of_the_log() -> None:
     assert len(KINDS) == len({json.loads(encode(line))["type"] for line in told}) + 3
 
 
-class TestStateFile:
+class TestCheckpointedState:
     """What a run knows of the one before it."""
 
     def test_a_batch_that_is_repeated_finds_what_was_before_it(self, tmp_path: Path) -> None:
         """Spark repeats what it has not committed, in which case its lines are told again."""
-        file = StateFile(str(tmp_path))
+        file = CheckpointedState(str(tmp_path))
         for batch in range(3):
             look(file.begin(batch), [saw(batch, epoch=batch + 1)])
             file.save()
 
-        again, later = StateFile(str(tmp_path)), StateFile(str(tmp_path))
+        again, later = CheckpointedState(str(tmp_path)), CheckpointedState(str(tmp_path))
 
         assert 3 == later.state.epoch
         assert 2 == again.begin(2).epoch
         assert 3 == later.begin(3).epoch
-        assert 3 == StateFile(str(tmp_path)).state.epoch
+        assert 3 == CheckpointedState(str(tmp_path)).state.epoch
 
     def test_without_a_checkpoint_nothing_is_written(self) -> None:
         """The state lives as long as the run."""
-        file = StateFile(None)
+        file = CheckpointedState(None)
         look(file.begin(0), [saw(1)])
         file.save()
 

@@ -1,5 +1,6 @@
 """Cache invalidations: as announced, and as expanded by workers."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Final
@@ -95,21 +96,18 @@ def expand(rows: DataFrame) -> DataFrame:
     Executors need synrepl to expand names.
     """
     minute = f.expr("unix_seconds(committed_at) div 60").alias("minute")
-    counted = rows.where("row is not null").groupBy("key", minute).agg(f.count("*").alias("rows"))
-    return counted.mapInArrow(expand_batches, MEANT_DDL)
+    return rows.where("row is not null").select("key", minute).mapInArrow(expand_batches, MEANT_DDL)
 
 
 def expand_batches(batches: Iterable[Any]) -> Iterator[Any]:
-    """Expand batches of `key`, `minute` and `rows` to invalidations (`MEANT`)."""
+    """Expand batches of `key` and `minute` to invalidations (`MEANT`)."""
     for batch in batches:
-        rows = batch["rows"].to_pylist()
-        meant = list(map(meaning, batch["key"].to_pylist()))
-        sums = [[n * getattr(one, name) for n, one in zip(rows, meant, strict=True)] for name in SUMS]
-        columns = [[one.name for one in meant], *sums, [one.drops for one in meant]]
-        arrays = [
-            pa.array(column, field.type) for column, field in zip(columns, list(MEANT)[2:], strict=True)
-        ]
-        yield pa.record_batch([batch["minute"], batch["rows"], *arrays], schema=MEANT)
+        counts = Counter(zip(batch["minute"].to_pylist(), batch["key"].to_pylist(), strict=True))
+        meant = [(minute, rows, meaning(key)) for (minute, key), rows in counts.items()]
+        sums = [[rows * getattr(one, name) for _, rows, one in meant] for name in SUMS]
+        columns = [[getattr(one, name) for *_, one in meant] for name in ("name", "drops")]
+        minutes = [minute for minute, *_ in meant]
+        yield pa.record_batch([minutes, list(counts.values()), columns[0], *sums, columns[1]], schema=MEANT)
 
 
 class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,8 +137,8 @@ class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
 def invalidations(spark: SparkSession, archive: Store, parts: Any, bins: Bins, top: int) -> Invalidations:
     """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes."""
     meant = expand(read_rows(spark, archive, parts, READ)).persist()
-    dropped = meant.select("rows", "name", f.inline("drops"))
-    entries = dropped.where("key is not null").groupBy("cache", "key").agg(f.sum("rows").alias("keyed"))
+    drops = meant.select("rows", "name", f.inline("drops"))
+    entries = drops.where("key is not null").groupBy("cache", "key").agg(f.sum("rows").alias("keyed"))
     entries = entries.persist()
     sums = [f.sum(name).alias(name) for name in ("rows", *SUMS)]
     position = f.expr(f"(minute * 60 - {bins.first}) div {bins.width}")
@@ -153,14 +151,18 @@ def invalidations(spark: SparkSession, archive: Store, parts: Any, bins: Bins, t
             .agg(*sums[:3], f.max(f.col("keyed") + f.col("whole")).alias("busiest_minute"))
             .orderBy("bin")
         )
+        whole = f.sum(f.when(f.isnull("key"), f.col("rows")).otherwise(0)).alias("whole")
         caches = collected(
-            dropped.groupBy("cache")
+            drops.groupBy("cache", "name")
+            .agg(f.sum("rows").alias("rows"), whole)
+            .groupBy("cache")
             .agg(
                 f.sum("rows").alias("invalidations"),
-                f.coalesce(f.sum(f.when(f.isnull("key"), f.col("rows"))), f.lit(0)).alias("whole"),
-                f.countDistinct("key").alias("keys"),
+                f.sum("whole").alias("whole"),
                 f.array_join(f.sort_array(f.collect_set("name")), ", ").alias("told_as"),
             )
+            .join(entries.groupBy("cache").agg(f.count("*").alias("keys")), "cache", "left")
+            .select("cache", "invalidations", "whole", f.coalesce("keys", f.lit(0)).alias("keys"), "told_as")
             .orderBy(f.desc("invalidations"), "cache")
         )
         keys = entries.select("cache", "key", f.col("keyed").alias("invalidations"))

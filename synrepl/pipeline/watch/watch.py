@@ -38,7 +38,7 @@ from synrepl.pipeline.watch.log_state import LogState
 from synrepl.pipeline.watch.observations import COLUMNS, OBSERVED_DDL, Observations, observe
 from synrepl.pipeline.watch.writer_chain import WatchRules
 
-__all__ = ["StateFile", "WatchResult", "watch"]
+__all__ = ["CheckpointedState", "WatchResult", "watch"]
 
 LOOK_SECONDS: Final = 0.2
 STOP_SECONDS: Final = 10.0
@@ -87,7 +87,7 @@ def watch(
     own = _own(spark)
     rows = own.readStream.format("synrepl").options(**_options(url, secret_file, streams, since)).load()
     observing = partial(observe, streams=None if streams is None else frozenset(streams))
-    watcher = _Watcher(rules, write, StateFile(checkpoint))
+    watcher = _Watcher(rules, write, CheckpointedState(checkpoint))
     writing = rows.mapInArrow(observing, OBSERVED_DDL).writeStream.foreachBatch(watcher.follow)
     writing = writing.trigger(processingTime=f"{max(1, int(every_seconds * 1000))} milliseconds")
     if checkpoint is not None:
@@ -161,7 +161,7 @@ class Saved(msgspec.Struct):
     after: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class StateFile:
+class CheckpointedState:
     """The state after the last batch: in the folder of the checkpoint, or in memory without a checkpoint."""
 
     NAME: Final = "synrepl-watch.json"
@@ -203,7 +203,7 @@ class _Watcher(StreamingQueryListener):
     Spark calls both from threads of its own. The lines of a batch are written before it is committed.
     """
 
-    def __init__(self, rules: WatchRules, write: Callable[[bytes], None], file: StateFile) -> None:
+    def __init__(self, rules: WatchRules, write: Callable[[bytes], None], file: CheckpointedState) -> None:
         self.counts: Counter[str] = Counter()
         self.batches = 0
         self.failure: BaseException | None = None
