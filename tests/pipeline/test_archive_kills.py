@@ -34,7 +34,7 @@ POINTS: Final = ("data", "request", "answer", "commit")
 """Before the commit: the files are written. During: the request is lost, or its answer. After."""
 
 KILLS: Final = 20
-SECONDS: Final = 330.0
+SECONDS: Final = 280.0
 """The time for all jobs."""
 
 COUNTED: Final = (
