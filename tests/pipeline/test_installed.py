@@ -11,7 +11,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from synrepl.pipeline.java import find_java
+from synrepl.pipeline.java import make_java_home
 from tests.pipeline.clusters import OUR_OWN, QUICK_JAVA, ROOT, RUN_SECONDS, connect_server, run_python
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
@@ -88,7 +88,7 @@ def test_a_zip_is_all_that_spark_submit_needs(daemon: Daemon, tmp_path: Path) ->
         cwd=tmp_path,
         env={
             **inherited,
-            "JAVA_HOME": str(find_java().home),
+            "JAVA_HOME": str(make_java_home(tmp_path / "java")),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(tmp_path / "bare"),
             "SPARK_LOCAL_IP": "127.0.0.1",
