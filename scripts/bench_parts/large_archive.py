@@ -291,13 +291,9 @@ def _compact(store: Store, spark: Any) -> int:
 def _replay(store: Store, spark: Any) -> int:
     """Up to the first range."""
     from synrepl.pipeline.archive.reading import within
-    from synrepl.pipeline.replay import _runs
+    from synrepl.pipeline.replay import RUN_FACTS
 
-    table = ArchiveTable(store)
-    runs = list(_runs(table.batches()))
-    files = table.files
-    found = within(files, runs[0][0].first_serial, runs[0][-1].last_serial)
-    return _distributed(spark, found)
+    return _distributed(spark, within(ArchiveTable(store).files, 1, RUN_FACTS))
 
 
 def _optimize(store: Store, spark: Any) -> int:

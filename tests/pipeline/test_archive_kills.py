@@ -13,7 +13,6 @@ from deltalake import DeltaTable
 
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.archive import reading
 from synrepl.pipeline.archive.reading import read_rows
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
@@ -71,7 +70,7 @@ def remote(store: Store) -> Iterator[str]:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_twenty_kills_of_two_jobs_at_once(
-    daemon: Daemon, store: Store, remote: str, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, store: Store, remote: str, spark: "SparkSession"
 ) -> None:
     """Each fact is there once, for every reader of Delta tables; the history has one version a batch."""
     until = time.monotonic() + SECONDS
@@ -91,8 +90,6 @@ def test_twenty_kills_of_two_jobs_at_once(
     expected = (FACTS, FACTS, 1, FACTS, FACTS * (FACTS + 1) // 2, digest)
     assert expected == by_duckdb(store)
     assert expected == by_polars(store)
-    # Without jars for S3, Spark reads the files in tasks.
-    monkeypatch.setattr(reading, "NAMED_FILES", 0)
     rows = read_rows(spark, store, ArchiveTable(store).files)
     found = spark.sql(f"SELECT {COUNTED} FROM {{rows}}", rows=rows).collect()
     assert [expected] == [tuple(row) for row in found]

@@ -31,12 +31,13 @@ def within(files: Any, first: int, last: int) -> Any:
 def read_rows(spark: SparkSession, store: Store, files: Any, columns: Sequence[str] = COLUMNS) -> DataFrame:
     """Return the rows of these files (rows of `ArchiveTable.files`), unordered.
 
-    The files are read by name: others in the folders are not part of this version of the archive.
+    The files are read by name: others in the folders are not part of this version of the archive. Spark reads
+    few local files itself; for those of an object store it would need jars.
     """
     schema = spark_schema(tuple(columns))
     if not len(files):
         return spark.createDataFrame([], schema.replace(" NOT NULL", ""))
-    if len(files) <= NAMED_FILES:
+    if store.is_local and len(files) <= NAMED_FILES:
         return spark.read.schema(schema).parquet(*map(store.uri, files["path"].to_pylist()))
     return map_files(spark, files, partial(_read_named, store, row_schema(tuple(columns))), schema)
 
