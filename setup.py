@@ -36,7 +36,7 @@ setup(
         "postgres": ["psycopg[binary]>=3.2"],
         "arrow": ["pyarrow>=17"],
         "spark": SPARK,
-        "docs": ["mkdocs-material>=9.5"],
+        "docs": ["html5lib>=1.1", "mkdocs-material>=9.5"],
         "test": [
             *SPARK,
             "duckdb>=1.1",

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 __all__ = ["Chromium", "Tab", "find_chromium"]
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PATIENCE_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 60.0
 
 # The pipe is at 3 and 4, wherever its ends are here.
 START: Final = (

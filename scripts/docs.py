@@ -318,6 +318,7 @@ def follower() -> str:
             "",
             "```mermaid",
             "stateDiagram-v2",
+            "    accTitle: States of a stream, with the events that lead from one to the next",
             f"    [*] --> {next(iter(StreamState)).name}",
             *(f"    {one.name} --> {other.name}: {label}" for (one, other), label in _arrows().items()),
             "```",

@@ -1,6 +1,7 @@
 """Provokes every refusal of a replica with real daemons, and writes what an operator sees into the manual.
 
-It rewrites the part of docs/howto/replicas.md between its marks. With codes as arguments it only prints them.
+It rewrites the part of docs/howto/replicas.md between its marks. With codes as arguments it only prints them,
+and with `--check` it compares them with the page instead.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from typing import Any, Final
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.staging import QUICK, Stage, ask, restored  # noqa: E402  # after the path
+from scripts.lib.printed_commands import accepts  # noqa: E402  # after the path
+from scripts.staging import QUICK, Stage, ask, restored  # noqa: E402
 from synrepl.ports.history import EMPTY  # noqa: E402
 from synrepl.replication.relay.leases import MAX_LEASES  # noqa: E402
 from synrepl.wire.error_codes import REFUSALS  # noqa: E402
@@ -26,6 +28,7 @@ from tests.service.processes import Daemon  # noqa: E402
 MANUAL: Final = ROOT / "docs" / "howto" / "replicas.md"
 BEGIN: Final = "<!-- refusals: written by scripts/docs_refusals.py -->"
 END: Final = "<!-- end of refusals -->"
+CHECKED: Final = "<!-- not run: `scripts/docs_refusals.py --check` compares it -->"
 SECONDS: Final = 240
 
 Seen = list[str]
@@ -349,7 +352,9 @@ def told(code: str) -> str:
     shown = "\n".join(lines)
     retry = "Retryable" if kind.retryable else "Not retryable"
     means = kind.means[0].upper() + kind.means[1:]
-    return f"### `{code}`\n\n{means}. {retry}. {case.how}\n\n```text\n{shown}\n```\n\n{case.then}\n"
+    return (
+        f"### `{code}`\n\n{means}. {retry}. {case.how}\n\n{CHECKED}\n\n```text\n{shown}\n```\n\n{case.then}\n"
+    )
 
 
 def _plain(line: str, folder: str) -> str:
@@ -363,6 +368,7 @@ def main() -> int:
     """Every refusal, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("codes", nargs="*", metavar="CODE", help="only these, and write nothing")
+    parser.add_argument("--check", action="store_true", help="compare with the page, and write nothing")
     options = parser.parse_args()
     signal.signal(signal.SIGALRM, _too_late)
     signal.alarm(SECONDS)
@@ -370,11 +376,23 @@ def main() -> int:
     for code in options.codes or CASES:
         parts.append(told(code))
         print(parts[-1], flush=True)
+    if options.check:
+        text = MANUAL.read_text("utf-8")
+        differing = [part.split("`")[1] for part in parts if not _is_in(part, text)]
+        print(f"the page shows something else: {', '.join(differing)}" if differing else "as the page shows")
+        return 1 if differing else 0
     if not options.codes:
         text = MANUAL.read_text("utf-8")
         before, after = text.partition(BEGIN)[0], text.partition(END)[2]
         MANUAL.write_text(f"{before}{BEGIN}\n\n" + "\n".join(parts) + f"\n{END}{after}", "utf-8")
     return 0
+
+
+def _is_in(part: str, text: str) -> bool:
+    """Whether the page has this part, apart from identifiers."""
+    heading = part.partition("\n")[0]
+    shown = re.search(rf"^{re.escape(heading)}\n.*?(?=^### |^<!-- end|\Z)", text, re.MULTILINE | re.DOTALL)
+    return shown is not None and accepts(shown[0].rstrip(), part.rstrip(), is_whole=True)
 
 
 def _too_late(*_: object) -> None:

@@ -73,8 +73,9 @@ class Failed(Exception):
 class Running:
     """A program that was started, and what it has printed."""
 
-    def __init__(self, command: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, command: str, process: subprocess.Popen[bytes], on: str) -> None:
         self.command = command
+        self.on = on
         self.process = process
         self.printed = b""
         self.seen = 0
@@ -139,6 +140,7 @@ class Story:
         self.finished: list[Running] = []
         self.machines: dict[str, subprocess.Popen[bytes]] = {}
         self.compared = 0
+        self.skipped = 0
         self._numbers = count()
 
     def run(self) -> None:
@@ -155,9 +157,9 @@ class Story:
                 raise Failed(f"{self.page}:{block.line}: {failure}") from None
         self._end_programs()
 
-    def _end_programs(self) -> None:
-        while self.running:
-            one = self.running.pop()
+    def _end_programs(self, machine: str | None = None) -> None:
+        for one in [one for one in self.running[::-1] if machine in (None, one.on)]:
+            self.running.remove(one)
             one.stop()
             if "Traceback" in one.printed.decode("utf-8", "replace"):
                 raise Failed(f"{self.page}: {one.command}\nprints a traceback:\n{one.printed.decode()}")
@@ -173,17 +175,25 @@ class Story:
         if block.kind == "file":
             (self._folder(block.on) / block.name).write_text(block.text + "\n", "utf-8")
             return
-        for command in block.first:
-            if command == "stop":
-                self._end_programs()
+        is_output = block.kind == "output"
+        for machine, command in block.first:
+            if command.split()[0] == "stop":
+                self._end_programs(command.removeprefix("stop").strip() or None)
             else:
-                self._command(command, Block(block.line, block.section, "commands", command), may_fail=False)
+                hidden = Block(block.line, block.section, "commands", command, on=machine)
+                self._command(command, hidden, may_fail=is_output)
+                self.finished = self.finished[-1:] if is_output else self.finished
+        if block.kind == "other":
+            return
         if block.not_run:
+            self.skipped += is_output
             self.finished = []
             return
-        if block.kind == "output":
+        if is_output:
             if self.finished:
                 self._compare(block.text)
+            else:
+                self.skipped += 1
             return
         shows_output = (
             following is not None and following.kind == "output" and following.section == block.section
@@ -216,7 +226,7 @@ class Story:
             assert process.stdin is not None
             process.stdin.write(block.typed.replace(";", "\n").encode() + b"\n")
             process.stdin.close()
-        one = Running(command, process)
+        one = Running(command, process, block.on or next(iter(HOSTS)))
         self.finished.append(one)
         if not runs_on:
             one.wait()
@@ -297,7 +307,7 @@ def run_page(page: str, programs: Path, path: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
         hosts = "127.0.0.1 localhost\n" + "".join(f"{ip} {name}\n" for name, ip in HOSTS.items())
-        if not any(block.on for block in read_blocks(ROOT / page)):
+        if not any(block.on or any(on for on, _ in block.first) for block in read_blocks(ROOT / page)):
             hosts = "127.0.0.1 localhost berlin paris laptop\n"
         (top / "hosts").write_text(hosts)
         _call(f"mount --bind {top / 'hosts'} /etc/hosts")
@@ -322,7 +332,7 @@ def run_page(page: str, programs: Path, path: str) -> None:
         finally:
             story.stop()
             _call("umount /etc/hosts")
-        print(f"ok: {page}: {story.compared} outputs as shown")
+        print(f"ok: {page}: {story.compared} outputs as shown, {story.skipped} not compared")
 
 
 def list_not_run() -> None:
@@ -331,6 +341,8 @@ def list_not_run() -> None:
         print(f"{page}: {reason}")
     for page in pages():
         for block in read_blocks(ROOT / page):
+            if block.kind == "output" and block.not_run:
+                print(f"{page}:{block.line}: output\n    {block.not_run}")
             if block.kind != "commands":
                 continue
             for command in block.commands:

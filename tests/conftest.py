@@ -13,6 +13,7 @@ SLOW: Final = (
     # Real processes.
     "processes/",
     "crash/",
+    "test_howtos.py::test_a_refusal_is_as_the_manual_shows_it",
     "test_howtos.py::test_the_commands_of_a_page_print_what_it_shows",
     "cli/test_processes",
     "cli/test_replicas",

@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from scripts.lib.printed_commands import accepts, pages, read_blocks, split_commands
+from scripts.lib.printed_commands import (
+    CHECKED_ELSEWHERE,
+    accepts,
+    all_pages,
+    outputs_of_nothing,
+    pages,
+    read_blocks,
+    split_commands,
+)
 from scripts.printed_commands import NO_NAMESPACES
+from synrepl.wire.error_codes import REFUSALS
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {
@@ -225,6 +234,14 @@ def test_the_commands_of_a_page_print_what_it_shows(page: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_refusal_is_as_the_manual_shows_it(code: str) -> None:
+    """Each is provoked with real daemons. Otherwise: python scripts/docs_refusals.py."""
+    ended = run(ROOT, "scripts/docs_refusals.py", "--check", code)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 PAGE = """\
 # A page
 
@@ -235,6 +252,7 @@ print(1)
 ```
 
 <!-- first: mkdir here -->
+<!-- first on rome: stop -->
 <!-- on: paris -->
 
     one --long \\
@@ -261,6 +279,24 @@ $ four
 ```
 
     synrepl status [options]
+
+<!-- not output: a picture -->
+
+```text
+a ---> b
+```
+
+# Another section
+
+```text
+of no command
+```
+
+<!-- first: echo said -->
+
+```text
+said
+```
 """
 
 
@@ -277,10 +313,23 @@ def test_the_commands_of_a_page_are_found(tmp_path: Path) -> None:
         ("commands", "two | \\\n    three"),
         ("output", "out"),
         ("commands", "four"),
+        ("other", "a ---> b"),
+        ("output", "of no command"),
+        ("output", "said"),
     ] == [(one.kind, one.text) for one in found]
-    assert ("counter.py", "paris", ["mkdir here"]) == (found[0].name, found[1].on, found[1].first)
+    assert ("counter.py", "paris") == (found[0].name, found[1].on)
+    assert [("", "mkdir here"), ("rome", "stop")] == found[1].first
     assert ["one --long \\\n    option", "cat <<END\ntext\nEND"] == found[1].commands
-    assert ["", "", "", *["needs a machine"] * 3] == [one.not_run for one in found]
+    assert ["", "", "", *["needs a machine"] * 3, "", "", ""] == [one.not_run for one in found]
+    assert [found[7].line] == outputs_of_nothing(tmp_path / "page.md")
+
+
+@pytest.mark.parametrize("page", all_pages())
+def test_every_output_of_a_page_is_compared_or_says_why_not(page: str) -> None:
+    """An output without a command before it was silently left out."""
+    is_derived = "<!-- Written by scripts/docs" in (ROOT / page).read_text("utf-8")
+
+    assert is_derived or page in CHECKED_ELSEWHERE or outputs_of_nothing(ROOT / page) == []
 
 
 def test_a_command_that_is_not_whole_is_an_error() -> None:

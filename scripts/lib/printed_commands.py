@@ -5,7 +5,9 @@ begin with ``$``. A fence `text` or `json` in the same section is the output of 
 on a line of its own before a block says how it is run:
 
 * ``<!-- not run: REASON -->``: the block, commands or output, is not tried
-* ``<!-- first: COMMAND -->``: run this, which the page need not show
+* ``<!-- not output: WHAT IT IS -->``: the block is a picture, a file or the words of another program
+* ``<!-- first: COMMAND -->``, ``<!-- first on MACHINE: COMMAND -->``: run this, which the page need not show;
+  before output it is the command that prints it. `stop` ends all programs, `stop MACHINE` those of a machine
 * ``<!-- on: MACHINE -->``: run the block on another machine; the first one is the default
 * ``<!-- type: TEXT -->``: what a person types, a line for each ``;``
 
@@ -20,7 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = ["NOT_RUN", "Block", "accepts", "is_usage", "pages", "read_blocks", "split_commands"]
+__all__ = [
+    "NOT_RUN",
+    "Block",
+    "accepts",
+    "all_pages",
+    "is_usage",
+    "outputs_of_nothing",
+    "pages",
+    "read_blocks",
+    "split_commands",
+]
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 
@@ -35,7 +47,7 @@ CHECKED_ELSEWHERE: Final = {
     "docs/reference/cli.md": "tests/cli/ tries every command",
 }
 
-_COMMENT: Final = re.compile(r"<!-- (not run|first|on|type): (.*) -->")
+_COMMENT: Final = re.compile(r"<!-- (not run|not output|first|on|type)(?: on (\w+))?: (.*) -->")
 _ITEM: Final = re.compile(r"[*-] |\d+\. | ")
 _FILE: Final = re.compile(r"`([\w-]+\.(?:py|tac|yaml))`[^`]*:$")
 _PROGRAMS: Final = ("python", "yaml")
@@ -52,11 +64,12 @@ class Block:
 
     line: int
     section: str
-    kind: str  # "commands", "output" or "file"
+    kind: str  # "commands", "output", "file" or "other"
     text: str
     name: str = ""  # of a file
     not_run: str = ""
-    first: list[str] = field(default_factory=list)
+    first: list[tuple[str, str]] = field(default_factory=list)
+    """Machines and commands."""
     on: str = ""
     typed: str = ""
 
@@ -68,21 +81,38 @@ class Block:
 
 def pages() -> list[str]:
     """The pages with commands, as paths in the checkout."""
+    return [
+        name
+        for name in all_pages()
+        if name not in CHECKED_ELSEWHERE and any(one.kind == "commands" for one in read_blocks(ROOT / name))
+    ]
+
+
+def all_pages() -> list[str]:
+    """The pages of the manual, as paths in the checkout."""
     found = [ROOT / "README.md", ROOT / "docs/README.md"]
     for folder in ("tutorial", "howto", "reference", "explanation"):
         found += sorted((ROOT / "docs" / folder).glob("*.md"))
-    names = [path.relative_to(ROOT).as_posix() for path in found]
-    return [
-        name
-        for name in names
-        if name not in CHECKED_ELSEWHERE and any(one.kind == "commands" for one in read_blocks(ROOT / name))
-    ]
+    return [path.relative_to(ROOT).as_posix() for path in found]
+
+
+def outputs_of_nothing(page: Path) -> list[int]:
+    """The lines of outputs that no command of their section prints, and that have no reason."""
+    found: list[int] = []
+    section, has_command = "", False
+    for block in read_blocks(page):
+        if block.section != section:
+            section, has_command = block.section, False
+        has_command |= block.kind == "commands" or bool(block.first)
+        if block.kind == "output" and not (has_command or block.not_run):
+            found.append(block.line)
+    return found
 
 
 def read_blocks(page: Path) -> Iterator[Block]:
     """Read the blocks of a page, in order; those in lists are none."""
     lines = page.read_text("utf-8").splitlines()
-    comments: list[tuple[str, str]] = []
+    comments: list[tuple[str, str, str]] = []
     section, before, position = "", "", 0
     while position < len(lines):
         line, start = lines[position], position
@@ -105,15 +135,17 @@ def read_blocks(page: Path) -> Iterator[Block]:
         elif line.startswith("#"):
             section, comments = line, []
         elif found := _COMMENT.fullmatch(line):
-            comments.append((found[1], found[2]))
+            comments.append((found[1], found[2] or "", found[3]))
         if body:
             for part, (kind, text) in enumerate(_parts(language, body)):
                 block = Block(start + 1, section, kind, text)
-                for key, value in comments:
+                for key, machine, value in comments:
                     if key == "first" and part:
                         continue
-                    if key == "first":
-                        block.first.append(value)
+                    if key == "not output":
+                        block.kind = "other"
+                    elif key == "first":
+                        block.first.append((machine, value))
                     else:
                         setattr(block, {"not run": "not_run", "type": "typed"}.get(key, key), value)
                 if kind == "file":

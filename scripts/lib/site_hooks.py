@@ -1,11 +1,18 @@
-"""Hooks of mkdocs: the version, links to files of the checkout, and anchors as on code hosts."""
+"""Hooks of mkdocs: the version, links to files of the checkout, diagrams, and anchors as on code hosts."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.lib.diagrams import replace_diagrams  # noqa: E402  # after the path
+
+SHIM_URL: Final = "https://unpkg.com/iframe-worker/shim"
+SHIM: Final = "assets/iframe-worker.js"
 
 _LINK: Final = re.compile(r"(?<!!)\[([^\]]*)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -24,9 +31,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
-    """Turn links to files outside of the manual into their paths in the checkout."""
+    """Turn links to files of the checkout into their paths, and diagrams into pictures."""
     docs = ROOT / "docs"
     folder = (docs / page.file.src_uri).parent
+    markdown = replace_diagrams(docs / page.file.src_uri, markdown)
 
     def replace(link: re.Match[str]) -> str:
         target = (folder / link[2]).resolve()
@@ -36,3 +44,13 @@ def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
         return f"{link[1]} (`{path}`)" if path not in link[1] else link[1]
 
     return _LINK.sub(replace, markdown)
+
+
+def on_post_page(output: str, page: Any, **_others: Any) -> str:
+    """Load the theme's shim, without which a site in files cannot be searched, from the site itself."""
+    return output.replace(SHIM_URL, "../" * page.file.dest_uri.count("/") + SHIM)
+
+
+def on_post_template(output: str, **_others: Any) -> str:
+    """Do so on the page of errors, which has no folder of its own."""
+    return output.replace(SHIM_URL, f"/{SHIM}")
