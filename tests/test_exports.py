@@ -75,6 +75,7 @@ def test_the_catalog_is_imported_from_streams() -> None:
 PUBLIC = {
     "synrepl",
     "synrepl.pipeline.source.data_source",
+    "synrepl.pipeline.typed",
     "synrepl.streams",
     "synrepl.testing",
     "synrepl.wire.commands",
