@@ -34,7 +34,7 @@ setup(
     extras_require={
         "redis": ["txredisapi>=1.4.10", "hiredis>=2.3"],
         "postgres": ["psycopg[binary]>=3.2"],
-        "arrow": ["pyarrow>=17"],
+        "arrow": ["pyarrow>=18"],
         "spark": SPARK,
         "docs": ["html5lib>=1.1", "mkdocs-material>=9.5"],
         "test": [

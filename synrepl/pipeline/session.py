@@ -22,12 +22,15 @@ from synrepl.pipeline.java import make_java_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["is_remote", "process_settings", "session", "session_settings"]
+__all__ = ["check_master", "is_remote", "process_settings", "session", "session_settings"]
 
 LOOPBACK: Final = "127.0.0.1"
 CONNECT_PORT: Final = 15002
 REACH_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 20.0
+
+MASTER: Final = re.compile(r"local(-cluster)?(\[[^\]]+\])?|yarn|(spark|k8s)://.+")
+"""The masters of Spark, as its ``SparkSubmit`` tells them apart."""
 
 LOGGING: Final = """\
 rootLogger.level = error
@@ -76,6 +79,8 @@ def session(
     """
     if master is not None and remote is not None:
         raise ConfigError(f"master {master} and remote {remote} exclude each other: set one of them")
+    if master is not None:
+        check_master(master)
     try:  # an extra
         from py4j.protocol import Py4JError
         from pyspark import SparkContext
@@ -108,6 +113,12 @@ def session(
 def is_remote(spark: "SparkSession") -> bool:
     """Whether the session is on a Spark Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def check_master(master: str) -> None:
+    """Raise `ConfigError` for a master that no Spark has: Java would print a stack trace."""
+    if not MASTER.fullmatch(master):
+        raise ConfigError(f"{master} is not the URL of a Spark master, such as spark://host:7077 or local[2]")
 
 
 def session_settings(master: str | None) -> dict[str, str]:

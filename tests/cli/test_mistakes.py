@@ -94,6 +94,7 @@ MISTAKES: Final = [
     ("pipeline replay --url {nobody} --archive {folder}/x", FAILURE, "Connection refused"),
     ("pipeline watch --url {nobody} --stall-seconds 0s", USAGE, "number of seconds"),
     ("pipeline watch --url {nobody}", FAILURE, "Connection refused"),
+    ("pipeline audit --archive x --master nope", FAILURE, "nope is not the URL of a Spark master"),
     ("context use nope", FAILURE, "there is no context 'nope'"),
     ("context add a", USAGE, "Missing option '--url'"),
     ("context add a --url nowhere", FAILURE, "is not the address of a daemon"),

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.session import process_settings, session, session_settings
+from synrepl.pipeline.session import check_master, process_settings, session, session_settings
 from tests.pipeline.clusters import QUICK_JAVA, ROOT, run_python
 
 if TYPE_CHECKING:
@@ -190,3 +190,27 @@ except ConfigError as error:
     assert len(lines) == 1
     assert "cannot start Spark" in lines[0]
     assert "memory" in lines[0]
+
+
+@pytest.mark.parametrize("master", ["nope", "http://spark:7077", "spark://", "local[", "LOCAL"])
+def test_a_master_that_spark_does_not_know_is_refused_before_java_starts(master: str) -> None:
+    """Java would print a stack trace on the terminal, past every handler of errors."""
+    with pytest.raises(ConfigError, match=r"is not the URL of a Spark master, such as spark://host:7077"):
+        check_master(master)
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local",
+        "local[*]",
+        "local[2]",
+        "local[2,3]",
+        "local-cluster[2,1,1024]",
+        "spark://a:7077,b:7077",
+        "yarn",
+        "k8s://https://a:6443",
+    ],
+)
+def test_the_masters_of_spark_are_taken(master: str) -> None:
+    check_master(master)
