@@ -1,5 +1,6 @@
 """The manual as a site: it builds, its links lead somewhere, and a screen reader can read it."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 
 from scripts.chromium import Chromium, find_chromium
 from scripts.lib.diagrams import checksum, diagrams
+from scripts.lib.site_versions import add_version
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -160,3 +162,18 @@ def test_each_picture_of_the_manual_is_used() -> None:
     for path in (ROOT / "docs" / "images").iterdir():
         name = path.name.replace("-phone.", ".").replace("-dark.", ".")
         assert name in shown or f"images/{name})" in text, path
+
+
+def test_versions_of_the_site_are_listed_with_the_newest_first(tmp_path: Path) -> None:
+    """By their numbers, whatever the order in which they are added; the folder leads to the newest."""
+    site, folder = tmp_path / "site", tmp_path / "versions"
+    site.mkdir()
+    for version in ("26.9.0", "26.11.0", "26.10.1", "26.9.0"):
+        (site / "index.html").write_text(version, "utf-8")
+        add_version(site, folder, version)
+
+    listed = json.loads((folder / "versions.json").read_text("utf-8"))
+    assert ["26.11.0", "26.10.1", "26.9.0"] == [one["version"] for one in listed]
+    assert [["latest"], [], []] == [one["aliases"] for one in listed]
+    assert (folder / "26.9.0" / "index.html").read_text("utf-8") == "26.9.0"
+    assert "url=26.11.0/index.html" in (folder / "index.html").read_text("utf-8")
