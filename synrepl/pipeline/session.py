@@ -30,7 +30,7 @@ REACH_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 20.0
 
 MASTER: Final = re.compile(r"local(-cluster)?(\[[^\]]+\])?|yarn|(spark|k8s)://.+")
-"""The masters of Spark, as its ``SparkSubmit`` tells them apart."""
+"""The masters of Spark, as its SparkSubmit tells them apart."""
 
 LOGGING: Final = """\
 rootLogger.level = error
