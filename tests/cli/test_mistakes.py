@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -190,3 +191,58 @@ def test_a_mistake_is_one_line(
     assert said in result.stderr
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """All commands below a group, with the words that name them."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+COMMANDS: Final = dict(commands(main))
+
+FEWEST: Final = 10
+FEW: Final = {"completion": 6, "context use": 6}
+"""Commands without an option have fewer mistakes."""
+
+
+def typing_mistakes(command: click.Command) -> Iterator[str]:
+    """The mistakes of typing that the parameters of a command allow."""
+    yield from ("--nope", "-Z", "--help=yes", "--hlep")
+    if all(one.nargs == 1 for one in command.params if isinstance(one, click.Argument)):
+        yield " ".join("abcdef")
+    for one in command.params:
+        if not isinstance(one, click.Option) or one.hidden:
+            continue
+        name = max(one.opts, key=len)
+        yield f"{name}z"
+        if one.is_flag:
+            yield f"{name}=yes"
+        else:
+            yield name
+            if isinstance(one.type, click.Choice | click.types.IntParamType | click.types.FloatParamType):
+                yield f"{name} @"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_mistakes_of_typing_are_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With those above at least ten at each command."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    mistakes = list(typing_mistakes(COMMANDS[name]))
+    for mistake in mistakes:
+        began = time.monotonic()
+        result = CliRunner().invoke(main, [*name.split(), *mistake.split()], prog_name="synrepl")
+        assert time.monotonic() - began < LONGEST_SECONDS, mistake
+        shown = (result.exit_code, result.stdout, len(result.stderr.splitlines()))
+        assert (USAGE, "", 1) == shown, (mistake, result.output)
+        assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+    shown_above = sum(command == name or command.startswith(f"{name} ") for command, _, _ in MISTAKES)
+    assert len(mistakes) + shown_above >= FEW.get(name, FEWEST), (mistakes, shown_above)
