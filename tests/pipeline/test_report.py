@@ -222,6 +222,25 @@ def test_what_is_wrong_is_found(spark: "SparkSession", tmp_path: Path) -> None:
     assert (18, 1, 1) == tuple(told.total(name) for name in ("rows", "misshapen", "unreadable"))
 
 
+def test_a_damaged_archive_has_a_page(spark: "SparkSession", tmp_path: Path) -> None:
+    """The files that are left are measured, and what the audit finds in the others comes first."""
+    store = Store(str(tmp_path / "archive"))
+    facts = chained([("push_rules", "w1", [["@a:b"]]), ("receipts", "w1", [["!r:h"]])] * 20)
+    archive(store.location, facts, batch_facts=10)
+    gone, cut = (tmp_path / "archive" / paths_of(store.location)[number] for number in (0, 3))
+    gone.unlink()
+    cut.write_bytes(cut.read_bytes()[:-1])
+
+    made = report(spark, store, tmp_path / "out")
+
+    assert [
+        ("bad", "The files have 30 facts, the log of the table 40"),
+        ("bad", "1 finding of the audit: a file of the table does not exist"),
+        ("bad", "1 finding of the audit: a file was changed, or cannot be read"),
+    ] == [(one.kind, one.text) for one in made.found[:3]]
+    assert ("bad", 30, 0) == (made.state, made.facts, made.missing)
+
+
 def test_an_empty_archive_needs_no_spark(tmp_path: Path) -> None:
     """Nothing is read where there is nothing."""
     nobody: Any = None

@@ -14,7 +14,7 @@ import pytest
 from synrepl.caches.vintages import NEWEST
 from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.templates import load_template
-from synrepl.pipeline.report.chains import ChainBreak
+from synrepl.pipeline.audit.findings import ChainBreak
 from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags
 from synrepl.pipeline.report.daemon_status import DaemonStatus, ask, counters
 from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning

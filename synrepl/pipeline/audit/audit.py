@@ -4,29 +4,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.reading import map_files
 from synrepl.pipeline.archive.table import ArchiveTable
-from synrepl.pipeline.audit.comparison import Comparison
+from synrepl.pipeline.audit.comparison import compare
 from synrepl.pipeline.audit.daemon_digests import compare_with_daemon
 from synrepl.pipeline.audit.explanation import Explanation
-from synrepl.pipeline.audit.file_scan import SEEN, FileScan, scan_files
+from synrepl.pipeline.audit.file_scan import SEEN, rank_files, scan_files
 from synrepl.pipeline.audit.findings import AuditFindings, AuditResult
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.store import Store
 
 __all__ = ["audit"]
-
-ORDERED: Final = 10_000
-"""Number of scans that the driver loads together."""
 
 RETENTION_HOURS: Final = 168
 
@@ -56,15 +49,13 @@ def audit(
         files = table.files
         if as_of is None:
             _report_unnamed(table, found)
-    compared = Comparison(table, files, found, deep=deep)
     with clock.phase("files"):
         progress("files", 0, len(files))
-        for scan in _scan(spark, archive, files):
-            compared.add(scan)
-        compared.finish()
+        scans = map_files(spark, rank_files(files), partial(scan_files, archive), SEEN)
+        compared = compare(table, files, scans, found, deep=deep)
         progress("files", len(files), len(files))
     with clock.phase("rows"):
-        Explanation(spark, compared, found).explain(progress=progress)
+        Explanation(spark, compared, found).explain(progress)
     if url is not None:
         with clock.phase("daemon"):
             client = BlockingClient(url, secret=secret)
@@ -90,19 +81,6 @@ def _report_unnamed(table: ArchiveTable, found: AuditFindings) -> None:
     """Report the files that `vacuum` would remove, left by aborted runs and by merges."""
     for path in sorted(table.vacuum(retention_hours=RETENTION_HOURS, dry_run=True)):
         found.add("unnamed-file", f"no version of the last week has {path}; vacuum removes it", file=path)
-
-
-def _scan(spark: SparkSession, archive: Store, files: Any) -> Iterator[FileScan]:
-    """Scan the files in tasks. Yields the scans in order of serial."""
-    if not len(files):
-        return
-    ranked = files.append_column("rank", pa.array(np.arange(len(files))))
-    scans = map_files(spark, ranked, partial(scan_files, archive), SEEN)
-    ordered = scans.repartitionById(
-        len(files) // ORDERED + 1, (F.col("rank") / ORDERED).cast("int")
-    ).sortWithinPartitions("rank")
-    for row in ordered.toLocalIterator():
-        yield msgspec.json.decode(row["seen"], type=FileScan)
 
 
 class _Clock:

@@ -7,6 +7,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.pipeline.archive.reading import within
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
@@ -15,7 +17,10 @@ from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.store import BadArchive
 from synrepl.streams.digest import EMPTY
 
-__all__ = ["Comparison", "TokenGap", "AuditSpan"]
+__all__ = ["AuditSpan", "Comparison", "TokenGap", "compare"]
+
+ORDERED: Final = 10_000
+"""Number of scans that the driver loads together."""
 
 ANCHORS: Final = 20_000
 """Maximum number of digests to compare with a daemon."""
@@ -60,6 +65,18 @@ class TokenGap(msgspec.Struct, frozen=True):
     upto: int
     after: int
     before: int
+
+
+def compare(
+    table: ArchiveTable, files: Any, scans: DataFrame, found: AuditFindings, *, deep: bool = False
+) -> "Comparison":
+    """Compare the files of a table, by their scans (a frame of `SEEN`)."""
+    compared = Comparison(table, files, found, deep=deep)
+    ordered = scans.repartitionById(len(files) // ORDERED + 1, (F.col("rank") / ORDERED).cast("int"))
+    for row in ordered.sortWithinPartitions("rank").toLocalIterator():
+        compared.add(msgspec.json.decode(row["seen"], type=FileScan))
+    compared.finish()
+    return compared
 
 
 class Comparison:

@@ -1,6 +1,7 @@
 """Explanation of suspicious spans: the affected rows and writers, without false alarms."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,10 +10,12 @@ from pyspark.sql import SparkSession
 from synrepl.pipeline.audit import windows
 from synrepl.pipeline.audit.comparison import AuditSpan, Comparison, TokenGap
 from synrepl.pipeline.audit.file_scan import read_files
-from synrepl.pipeline.audit.findings import AuditFindings
-from synrepl.pipeline.jobs import Progress
+from synrepl.pipeline.audit.findings import AuditFindings, ChainBreak
+from synrepl.pipeline.jobs import Progress, ignore_progress
 
 __all__ = ["Explanation"]
+
+FIELDS: Final = ("stream", "writer", "serial", "epoch", "prev_token", "token", "committed_ms")
 
 
 class Explanation:
@@ -23,11 +26,11 @@ class Explanation:
         self._compared = compared
         self._found = found
 
-    def explain(self, *, progress: Progress) -> None:
-        """Examine the suspicious spans."""
+    def explain(self, progress: Progress = ignore_progress) -> list[ChainBreak]:
+        """Examine the suspicious spans. Returns the breaks of chains there, also those with a known cause."""
         spans = self._compared.spans
         if not spans:
-            return
+            return []
         chosen = pa.concat_tables([self._compared.readable(one.first, one.last) for one in spans])
         total = pc.sum(chosen["rows"]).as_py() or 0
         progress("rows", 0, total)
@@ -44,14 +47,17 @@ class Explanation:
             of_broken = chosen.filter(pc.is_in(chosen["stream"], pa.array(sorted(broken), pa.string())))
             breaks = windows.find_breaks(read_files(self._spark, store, of_broken, changed))
         self._report_wrong(serials.wrong)
-        holes = [*self._holes(breaks, spans), *self._compared.tails]
-        self._report_missing(serials.missing, holes)
+        broken_chains, holes = self._follow(breaks, spans)
+        self._report_missing(serials.missing, [*holes, *self._compared.tails])
         self._report_unexplained(spans)
         progress("rows", total, total)
+        return broken_chains
 
-    def _holes(self, breaks: Iterable[windows.DigestBreak], spans: Sequence[AuditSpan]) -> list[TokenGap]:
-        """Return the holes of writers. Tokens that go back are reported directly."""
-        holes = []
+    def _follow(
+        self, breaks: Iterable[windows.DigestBreak], spans: Sequence[AuditSpan]
+    ) -> tuple[list[ChainBreak], list[TokenGap]]:
+        """Return the breaks and the holes of writers. Tokens that go back are reported directly."""
+        found, holes = [], []
         for one in breaks:
             span = next(span for span in spans if span.first <= one.serial <= span.last)
             is_known = one.before_serial is not None and one.before_serial >= span.first
@@ -63,13 +69,25 @@ class Explanation:
                 after = span.seen.get((one.stream, one.writer), 0)
                 known = span.position(one.stream, one.writer)
                 token = one.prev_token if known is None else known
-            if one.prev_token == token or self._is_excused(one, span, token, is_known=is_known):
+            kind = self._kind(one, token)
+            is_excused = self._is_excused(one, span, token, is_known=is_known)
+            if one.prev_token == token or (is_excused and kind != "epoch_start"):
+                continue
+            fields = {name: getattr(one, name) for name in FIELDS}
+            found.append(ChainBreak(**fields, expected=token, kind=kind))
+            if is_excused:
                 continue
             if one.prev_token > token:
                 holes.append(TokenGap(one.stream, one.writer, token, one.prev_token, after, one.serial))
             else:
                 self._report_chain(one.stream, one.writer, one.serial, one.prev_token, one.token, token)
-        return holes
+        return found, holes
+
+    def _kind(self, one: windows.DigestBreak, token: int) -> str:
+        for start in self._compared.table.end.epoch_starts:
+            if (one.before_epoch or 0) < start.epoch <= one.epoch and start.stream in {"", one.stream}:
+                return "epoch_start"
+        return "missing" if one.prev_token > token else "again"
 
     def _is_excused(self, one: windows.DigestBreak, span: AuditSpan, token: int, *, is_known: bool) -> bool:
         """Whether a break has a legitimate cause."""

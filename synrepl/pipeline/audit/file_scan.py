@@ -5,7 +5,7 @@ and an error in Spark's reader fails the job. So pyarrow alone reads such a file
 rows, never the file.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -28,10 +28,14 @@ __all__ = [
     "FileScan",
     "ListedFile",
     "TokenRun",
+    "listed",
+    "rank_files",
     "read_checked",
     "read_files",
+    "scan_batches",
     "scan_file",
     "scan_files",
+    "seen_batch",
 ]
 
 ODD_AT_MOST: Final = 50
@@ -64,7 +68,6 @@ class TokenRun(msgspec.Struct, kw_only=True):
     goes_on: bool = True
     low: int
     high: int
-    first_serial: int
     last_serial: int
 
 
@@ -112,72 +115,90 @@ class FileScan(msgspec.Struct, kw_only=True):
 
 
 def scan_files(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
-    """Scan the files of these batches (`ArchiveTable.files` with `rank`). Yields batches of `SEEN`."""
+    """Scan the files of these batches (`rank_files`). Yields batches of `SEEN`."""
     for batch in batches:
-        for rank, file in zip(batch["rank"].to_pylist(), batch.to_pylist(), strict=True):
-            seen = msgspec.json.encode(scan_file(store, msgspec.convert(file, ListedFile)))
-            columns = [pa.array([rank], pa.int64()), pa.array([seen], pa.binary())]
-            yield pa.record_batch(columns, names=["rank", "seen"])
+        yield seen_batch(batch, [scan_file(store, file) for file in listed(batch)])
+
+
+def rank_files(files: Any) -> Any:
+    """Return files (rows of `ArchiveTable.files`) with `rank`, their position in the order of serial."""
+    return files.append_column("rank", pa.array(np.arange(len(files))))
+
+
+def listed(files: Any) -> list[ListedFile]:
+    """Return the files of a batch."""
+    return [msgspec.convert(file, ListedFile) for file in files.to_pylist()]
+
+
+def seen_batch(files: Any, seen: Iterable[FileScan]) -> Any:
+    """Return the scans of these files as a batch of `SEEN`."""
+    scans = pa.array(map(msgspec.json.encode, seen), pa.binary())
+    return pa.record_batch([files["rank"], scans], names=["rank", "seen"])
 
 
 def scan_file(store: Store, file: ListedFile) -> FileScan:
-    """Scan a file, which should have rows of its stream, and the checksum in its name.
-
-    If the checksum is right, only the columns for the order are read. Otherwise all columns are read, and the
-    file is `unreadable` if any value cannot be read.
-    """
+    """Scan a file, which should have rows of its stream, and the checksum in its name."""
     seen = FileScan(file=file)
+    for _ in scan_batches(store, seen):
+        pass
+    return seen
+
+
+def scan_batches(store: Store, seen: FileScan, columns: Sequence[str] = COLUMNS) -> Iterator[Any]:
+    """Scan the file of `seen`, and yield its record batches with these columns, among them `COLUMNS`.
+
+    If the checksum is wrong, all columns are read, and the file is `unreadable` from the first value that
+    cannot be read.
+    """
+    path = seen.file.path
     try:
-        seen.bytes = store.size(file.path)
-        seen.sha256 = store.sha256(file.path)
+        seen.bytes, seen.sha256 = store.size(path), store.sha256(path)
     except NotFound:
         seen.exists = False
-        return seen
+        return
+    rows = _Rows(seen)
     try:
-        with store.filesystem.open_input_file(store.path(file.path)) as source:
-            rows = _Rows(seen, file.stream)
-            if seen.sha256 != sha256_of(file.path):
+        with store.open(path) as source:
+            if seen.sha256 != sha256_of(path):
                 for batch in read_checked(source):
                     rows.add(batch)
                     seen.digest = batch["digest"][-1].as_py() if len(batch) else seen.digest
-                return seen
+                    yield batch
+                return
             data = pq.ParquetFile(source)
-            for batch in data.iter_batches(AT_ONCE, columns=COLUMNS):
+            for batch in data.iter_batches(AT_ONCE, columns=list(columns)):
                 rows.add(batch)
-            if data.metadata.num_row_groups:
-                last = data.read_row_group(data.metadata.num_row_groups - 1, columns=["digest"])
-                seen.digest = last["digest"][-1].as_py() if len(last) else ""
+                yield batch
+            if groups := data.metadata.num_row_groups:
+                last = data.read_row_group(groups - 1, columns=["digest"])["digest"]
+                seen.digest = last[-1].as_py() if len(last) else ""
     except DAMAGE as error:
         seen.unreadable = (str(error) or type(error).__name__).splitlines()[0]
         seen.runs, seen.odd = {}, []
-    return seen
 
 
 class _Rows:
     """The rows of a file, scanned in order."""
 
-    def __init__(self, seen: FileScan, stream: str) -> None:
+    def __init__(self, seen: FileScan) -> None:
         self._seen = seen
-        self._stream = stream
         self._serial = self._seq = -1
 
     def add(self, batch: Any) -> None:
         """Scan the next rows."""
-        seen = self._seen
         if not len(batch):
             return
+        seen = self._seen
         serial, seq = batch["serial"].to_numpy(), batch["seq"].to_numpy()
         begins = seq == 0
-        if not seen.rows:
-            seen.first = seen.last = int(serial[0])
+        first, last = int(serial.min()), int(serial.max())
+        seen.first = min(seen.first, first) if seen.rows else first
+        seen.last = max(seen.last, last) if seen.rows else last
         seen.rows += len(batch)
         seen.facts += int(begins.sum())
         seen.serials = (seen.serials + sum(serial[begins].tolist())) % SUM
-        seen.first = min(seen.first, int(serial.min()))
-        seen.last = max(seen.last, int(serial.max()))
-        for name in pc.unique(batch["stream"]).to_pylist():
-            if name != self._stream and name not in seen.strangers:
-                seen.strangers = [*seen.strangers, name]
+        known = {seen.file.stream, *seen.strangers}
+        seen.strangers += [name for name in pc.unique(batch["stream"]).to_pylist() if name not in known]
         self._check_order(batch, serial, seq)
         self._scan_writers(batch.filter(pa.array(begins)))
 
@@ -186,61 +207,41 @@ class _Rows:
         serials = np.concatenate(([self._serial], serial))
         seqs = np.concatenate(([self._seq], seq))
         self._serial, self._seq = int(serial[-1]), int(seq[-1])
-        is_same = serials[1:] == serials[:-1]
-        is_right = np.where(
-            is_same, seqs[1:] == seqs[:-1] + 1, (serials[1:] > serials[:-1]) & (seqs[1:] == 0)
-        )
-        for position in np.nonzero(~is_right)[0].tolist():
-            if len(self._seen.odd) >= ODD_AT_MOST:
-                return
+        is_next = (serials[1:] == serials[:-1]) & (seqs[1:] == seqs[:-1] + 1)
+        is_right = is_next | ((serials[1:] > serials[:-1]) & (seqs[1:] == 0))
+        odd = self._seen.odd
+        for position in np.flatnonzero(~is_right)[: ODD_AT_MOST - len(odd)].tolist():
             before = (int(serials[position]), int(seqs[position]))
             here = (int(serial[position]), int(seq[position]))
             what = "doubled-row" if here == before else "out-of-order" if here < before else "missing-row"
-            odd = FileProblem(
-                what=what,
-                writer=batch["writer"][position].as_py(),
-                token=batch["token"][position].as_py(),
-                serial=here[0],
-                # The first missing row of the fact.
-                seq=before[1] + 1
-                if what == "missing-row" and here[0] == before[0]
-                else 0
-                if what == "missing-row"
-                else here[1],
+            # The first missing row of the fact.
+            missing = before[1] + 1 if here[0] == before[0] else 0
+            odd.append(
+                FileProblem(
+                    what=what,
+                    writer=batch["writer"][position].as_py(),
+                    token=batch["token"][position].as_py(),
+                    serial=here[0],
+                    seq=missing if what == "missing-row" else here[1],
+                )
             )
-            self._seen.odd = [*self._seen.odd, odd]
 
     def _scan_writers(self, facts: Any) -> None:
         coded = pc.dictionary_encode(facts["writer"])
         codes = coded.indices.to_numpy()
-        before, token = facts["prev_token"].to_numpy(), facts["token"].to_numpy()
-        serial = facts["serial"].to_numpy()
+        columns = [facts[name].to_numpy() for name in ("prev_token", "token", "serial")]
         for code, writer in enumerate(coded.dictionary.to_pylist()):
-            mine = codes == code
-            tokens, serials = token[mine], serial[mine]
-            run = self._seen.runs.get(writer)
-            if run is None:
-                run = TokenRun(
-                    low=int(tokens[0]),
-                    high=int(tokens[0]),
-                    first_serial=int(serials[0]),
-                    last_serial=int(serials[0]),
-                )
-                self._seen.runs = {**self._seen.runs, writer: run}
-            run.low, run.high = min(run.low, int(tokens.min())), max(run.high, int(tokens.max()))
-            run.first_serial = min(run.first_serial, int(serials.min()))
-            run.last_serial = max(run.last_serial, int(serials.max()))
-            moves = mine & (before != token)
-            starts, ends = before[moves], token[moves]
-            if not len(starts):
-                continue
-            if run.before is None:
-                run.before = int(starts[0])
-            elif run.after != int(starts[0]):
-                run.goes_on = False
-            if (starts[1:] != ends[:-1]).any():
-                run.goes_on = False
-            run.after = int(ends[-1])
+            before, token, serial = (column[codes == code] for column in columns)
+            low, high = int(token.min()), int(token.max())
+            run = self._seen.runs.setdefault(writer, TokenRun(low=low, high=high, last_serial=0))
+            run.low, run.high = min(run.low, low), max(run.high, high)
+            run.last_serial = max(run.last_serial, int(serial.max()))
+            starts, ends = before[before != token], token[before != token]
+            if len(starts):
+                run.before = int(starts[0]) if run.before is None else run.before
+                expected = run.before if run.after is None else run.after
+                run.goes_on &= bool((starts == [expected, *ends[:-1]]).all())
+                run.after = int(ends[-1])
 
 
 def read_checked(source: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["CODES", "AuditResult", "AuditFinding", "AuditFindings"]
+__all__ = ["CODES", "AuditFinding", "AuditFindings", "AuditResult", "ChainBreak"]
 
 AT_MOST: Final = 1_000
 """Maximum number of findings reported per code."""
@@ -52,6 +52,24 @@ class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
     last_serial: int | None = None
     file: str = ""
     sentence: str
+
+
+class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact whose `prev_token` is not `expected`, the position of its writer.
+
+    `kind` is ``missing`` (facts between them are missing), ``again`` (tokens are repeated) or ``epoch_start``
+    (explained by a new epoch between them).
+    """
+
+    stream: str
+    writer: str
+    serial: int
+    epoch: int
+    expected: int
+    prev_token: int
+    token: int
+    committed_ms: int
+    kind: str
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):

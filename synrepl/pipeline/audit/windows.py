@@ -49,6 +49,7 @@ class DigestBreak(msgspec.Struct, frozen=True):
     epoch: int
     prev_token: int
     token: int
+    committed_ms: int
     before_serial: int | None
     before_token: int | None
     before_epoch: int | None
@@ -145,7 +146,8 @@ def find_breaks(rows: DataFrame) -> list[DigestBreak]:
     order = Window.partitionBy("stream", "writer").orderBy("serial", "seq")
     found = (
         rows.where("prev_token <> token")
-        .select("stream", "writer", "serial", "seq", "epoch", "prev_token", "token")
+        .withColumn("committed_ms", F.unix_millis("committed_at"))
+        .select("stream", "writer", "serial", "seq", "epoch", "prev_token", "token", "committed_ms")
         .withColumn("before_serial", F.lag("serial").over(order))
         .withColumn("before_token", F.lag("token").over(order))
         .withColumn("before_epoch", F.lag("epoch").over(order))

@@ -1,12 +1,14 @@
 """Counts of facts by Spark, with small results: totals, by time bin, lag of writers, sizes."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
+
+from synrepl.ports.history import EpochStart
 
 __all__ = [
     "DAY",
@@ -19,8 +21,10 @@ __all__ = [
     "largest",
     "over_time",
     "peaks",
+    "shared_tokens",
     "sizes_by_stream",
     "spread",
+    "void",
     "when",
     "WriterLag",
     "writer_lags",
@@ -93,13 +97,7 @@ def collected(frame: DataFrame) -> list[Row]:
 
 
 def by_writer(facts: DataFrame) -> list[Row]:
-    """Return the totals of each writer of each stream, and checksums of its chain of tokens.
-
-    In a complete chain every token but the last is the `prev_token` of one other fact. So the XOR of the
-    hashes of all tokens and `prev_token`s leaves those of the two ends, and the differences add up.
-    Duplicates, which XOR cancels, are detected by the sum.
-    """
-    on_time = f.col("token") != f.col("prev_token")
+    """Return the totals of each writer of each stream."""
     skipped = f.when(f.col("token") > f.col("prev_token"), f.col("token") - f.col("prev_token") - 1)
     return collected(
         facts.groupBy("stream", "writer")
@@ -111,26 +109,13 @@ def by_writer(facts: DataFrame) -> list[Row]:
             f.min("committed_ms").alias("first_ms"),
             f.max("committed_ms").alias("last_ms"),
             f.max("token").alias("token"),
-            f.count_if(~on_time).alias("late"),
+            f.count_if(f.col("token") == f.col("prev_token")).alias("late"),
             f.count_if(skipped > 0).alias("skipping"),
             f.coalesce(f.sum(skipped), f.lit(0)).alias("skipped"),
             f.count_if(f.col("copies") > 1).alias("copied"),
-            f.count_if(f.col("token") < f.col("prev_token")).alias("backwards"),
-            f.min_by("prev_token", f.when(on_time, f.col("serial"))).alias("begins_after"),
-            f.max_by("token", f.when(on_time, f.col("serial"))).alias("ends_at"),
-            f.sum(f.when(on_time, (f.col("token") - f.col("prev_token")).cast("decimal(38,0)"))).alias(
-                "moved"
-            ),
-            f.bit_xor(
-                f.when(on_time, f.xxhash64("token").bitwiseXOR(f.xxhash64("prev_token"))).otherwise(f.lit(0))
-            ).alias("hashes"),
             _percentiles("waited_ms").alias("waited"),
             f.max("waited_ms").alias("waited_most"),
             f.min("waited_ms").alias("waited_least"),
-        )
-        .withColumn(
-            "ends",
-            f.coalesce(f.xxhash64("begins_after").bitwiseXOR(f.xxhash64("ends_at")), f.lit(0)),
         )
         .orderBy("stream", "writer")
     )
@@ -206,6 +191,37 @@ def when(seconds: DataFrame, width: int) -> list[Row]:
         seconds.groupBy(at.alias("at"))
         .agg(f.sum("facts").alias("facts"), f.sum("rows").alias("rows"), f.sum("bytes").alias("bytes"))
         .orderBy("at")
+    )
+
+
+def shared_tokens(facts: DataFrame, streams: Sequence[str]) -> dict[str, int]:
+    """Return for streams with several writers the number of tokens that several of them used."""
+    if not streams:
+        return {}
+    found = (
+        facts.where(f.col("stream").isin(list(streams)) & (f.col("rows") > 0))
+        .groupBy("stream", "token")
+        .agg(f.min("writer").alias("least"), f.max("writer").alias("most"))
+        .where("least != most")
+        .groupBy("stream")
+        .agg(f.count("*").alias("tokens"))
+    )
+    return {row["stream"]: row["tokens"] for row in collected(found)}
+
+
+def void(facts: DataFrame, epoch_starts: Sequence[EpochStart]) -> dict[int, int]:
+    """Return the number of facts that each epoch made void, by epoch."""
+    counts = [
+        f.count_if(
+            (f.col("stream") == one.stream) & (f.col("epoch") < one.epoch) & (f.col("token") > one.token)
+        ).alias(str(one.epoch))
+        for one in epoch_starts
+        if one.stream
+    ]
+    return (
+        {int(epoch): count for row in collected(facts.agg(*counts)) for epoch, count in row.items()}
+        if counts
+        else {}
     )
 
 

@@ -1,118 +1,70 @@
-"""The facts of an archive as DataFrames, from which everything else is counted.
+"""The facts of an archive as a frame, from which everything else is counted, with the scans of its files.
 
-Tasks read the files with pyarrow. For many small files Spark's own reader takes twenty times as long per
-file, and supports only stores with drivers.
+Tasks read each file once for both, with pyarrow: for many small files Spark's own reader takes three times as
+long, and supports only stores with drivers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from synrepl.pipeline.archive.reading import map_files
 from synrepl.pipeline.archive.table import Batch
+from synrepl.pipeline.audit.file_scan import COLUMNS, FileScan, listed, rank_files, scan_batches, seen_batch
 from synrepl.pipeline.store import Store
 
-__all__ = [
-    "Part",
-    "parts_of",
-    "read",
-    "read_by_executors",
-    "counted_once",
-    "facts_of",
-    "read_facts",
-    "seconds_of",
-]
+__all__ = ["counted_once", "scan_facts", "seconds_of"]
 
+READ: Final = (*COLUMNS, "epoch", "row", "committed_at")
 
-class Part(msgspec.Struct, frozen=True):
-    """A file."""
+SAME: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token")
+"""The columns that are equal in all rows of a fact."""
 
-    path: str
-    rows: int
+SCHEMA: Final = pa.schema(
+    [
+        *((name, pa.string() if name in {"stream", "writer"} else pa.int64()) for name in SAME),
+        *((name, pa.int64()) for name in ("committed_ms", "copies", "rows", "bytes", "waited_ms", "rank")),
+        ("seen", pa.binary()),
+    ]
+)
 
-
-def parts_of(files: Any, stream: str | None = None) -> Any:
-    """Return the files (rows of `ArchiveTable.files`) of one stream, or all."""
-    return files if stream is None else files.filter(pc.equal(files["stream"], stream))
-
-
-def read(store: Store, part: Part, columns: Sequence[str]) -> Iterator[Any]:
-    """Yield the record batches of a file, no larger than a row group."""
-    with store.filesystem.open_input_file(store.path(part.path)) as source:
-        yield from pq.ParquetFile(source).iter_batches(batch_size=128 * 1024, columns=list(columns))
-
-
-def read_by_executors(
-    spark: SparkSession, parts: Any, schema: str, work: Callable[[Iterable[Part]], Iterator[Any]]
-) -> DataFrame:
-    """Apply `work` to these files in tasks. `schema` is the schema of its record batches."""
-
-    def run(batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in batches:
-            yield from work(map(Part, batch["path"].to_pylist(), batch["rows"].to_pylist()))
-
-    return map_files(spark, parts, run, schema)
-
-
-READ: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token", "seq", "row", "committed_at")
-
-SAME: Final = ("epoch", "stream", "writer", "prev_token", "token", "committed_ms")
-"""The columns that are equal in all lines of a fact."""
-
-SUMMED: Final = ("copies", "rows", "bytes")
-
-SCHEMA: Final = (
-    "serial bigint, epoch bigint, stream string, writer string, prev_token bigint, token bigint,"
-    " committed_ms bigint, copies bigint, rows bigint, bytes bigint, waited_ms bigint"
+DDL: Final = ", ".join(
+    f"{field.name} {({pa.string(): 'string', pa.binary(): 'binary'}).get(field.type, 'bigint')}"
+    for field in SCHEMA
 )
 
 
-def facts_of(spark: SparkSession, archive: Store, files: Any, batches: Sequence[Batch]) -> DataFrame:
+def scan_facts(spark: SparkSession, archive: Store, files: Any, batches: Sequence[Batch]) -> DataFrame:
     """Return a line per fact of a file: `rows`, `bytes`, `committed_ms` and the archive lag `waited_ms`.
 
     `waited_ms` is null if unknown. `copies` is above 1 for a fact duplicated in a file; a fact in two files
-    has two lines (`counted_once`).
+    has two lines (`counted_once`). The line of a file has only `rank` and `seen` (its scan), which are null
+    in lines of facts.
     """
     ends = np.array([one.last_serial for one in batches], np.int64)
     # 0 where the time is unknown, and after the last batch.
     times = np.array([*(one.archived_at_ms for one in batches), 0], np.int64)
 
-    def work(parts: Iterable[Part]) -> Iterator[Any]:
-        for part in parts:
-            yield from read_facts(archive, part, ends, times)
+    def work(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            scans = []
+            for file in listed(batch):
+                seen = FileScan(file=file)
+                yield from map(_filled, _facts(scan_batches(archive, seen, READ), ends, times))
+                scans.append(seen)
+            yield _filled(seen_batch(batch, scans))
 
-    return read_by_executors(spark, files, SCHEMA, work)
-
-
-def read_facts(archive: Store, part: Part, ends: Any, times: Any) -> Iterator[Any]:
-    """Yield the facts of one file as record batches. A fact is never split between files.
-
-    `ends` are the last serials of batches, `times` when they were archived.
-    """
-    rest: Any = None
-    for batch in read(archive, part, READ):
-        lines = _lines(batch)
-        if rest is not None:
-            lines = pa.concat_tables([rest, lines])
-        facts = _facts(lines)
-        # The next batch may have further rows of the last fact.
-        last = len(facts) - 1
-        rest = facts.slice(last)
-        yield from _finished(facts.slice(0, last), ends, times)
-    if rest is not None:
-        yield from _finished(rest, ends, times)
+    return map_files(spark, rank_files(files), work, DDL)
 
 
 def counted_once(facts: DataFrame) -> DataFrame:
-    """Merge each fact's copies from different files into one row."""
-    return facts.groupBy("serial", *SAME).agg(
+    """Merge the lines of a fact from different files into one."""
+    return facts.groupBy(*SAME, "committed_ms").agg(
         f.sum("copies").alias("copies"),
         f.max("rows").alias("rows"),
         f.max("bytes").alias("bytes"),
@@ -131,29 +83,46 @@ def seconds_of(facts: DataFrame) -> DataFrame:
     )
 
 
-def _lines(batch: Any) -> Any:
-    columns = {name: batch[name] for name in ("serial", *SAME[:-1])}
-    columns["committed_ms"] = pc.divide(batch["committed_at"].cast(pa.int64()), 1000)
-    columns["copies"] = pc.equal(batch["seq"], 0).cast(pa.int64())
-    columns["rows"] = pc.is_valid(batch["row"]).cast(pa.int64())
-    columns["bytes"] = pc.fill_null(pc.binary_length(batch["row"]), 0).cast(pa.int64())
-    return pa.table(columns)
+def _facts(batches: Iterable[Any], ends: Any, times: Any) -> Iterator[Any]:
+    """Yield the facts of a file as tables, from its rows. A fact is never split between files."""
+    rest: list[Any] = []
+    for batch in batches:
+        rows = pa.Table.from_batches([*rest, batch])
+        if not len(rows):
+            continue
+        # The next batch may have further rows of the last fact.
+        serials = rows["serial"].to_numpy()
+        last = int(np.flatnonzero(serials != serials[-1])[-1]) + 1 if (serials != serials[-1]).any() else 0
+        rest = rows.slice(last).to_batches()
+        if last:
+            yield _merged(rows.slice(0, last), ends, times)
+    if rest:
+        yield _merged(pa.Table.from_batches(rest), ends, times)
 
 
-def _facts(lines: Any) -> Any:
-    sums = [*((name, "first") for name in SAME), *((name, "sum") for name in SUMMED)]
-    found = lines.group_by("serial", use_threads=False).aggregate(sums)
-    names = {"serial": "serial"} | {f"{name}_{how}": name for name, how in sums}
-    return found.select(list(names)).rename_columns(list(names.values()))
+def _merged(rows: Any, ends: Any, times: Any) -> Any:
+    """Merge adjacent rows of the same fact."""
+    serials = rows["serial"].to_numpy()
+    starts = np.flatnonzero(np.diff(serials, prepend=serials[0] - 1))
+    copies = np.add.reduceat(np.equal(rows["seq"].to_numpy(), 0).astype(np.int64), starts)
+    copies = np.maximum(copies, 1)
+    sizes = pc.binary_length(rows["row"])
+    committed_ms = rows["committed_at"].cast(pa.int64()).to_numpy()[starts] // 1000
+    archived_ms = times[np.searchsorted(ends, serials[starts])]
+    facts = rows.select(SAME).take(pa.array(starts))
+    for name, values in (
+        ("committed_ms", committed_ms),
+        ("copies", copies),
+        ("rows", np.add.reduceat(sizes.is_valid().to_numpy().astype(np.int64), starts) // copies),
+        ("bytes", np.add.reduceat(sizes.fill_null(0).to_numpy().astype(np.int64), starts) // copies),
+        ("waited_ms", pa.array(archived_ms - committed_ms, mask=archived_ms == 0)),
+    ):
+        facts = facts.append_column(name, pa.array(values))
+    return facts
 
 
-def _finished(facts: Any, ends: Any, times: Any) -> Iterator[Any]:
-    if not len(facts):
-        return
-    copies = pc.max_element_wise(facts["copies"], 1)
-    columns = {name: facts[name] for name in ("serial", *SAME, "copies")}
-    columns["rows"] = pc.divide(facts["rows"], copies)
-    columns["bytes"] = pc.divide(facts["bytes"], copies)
-    archived = times[np.searchsorted(ends, facts["serial"].to_numpy())]
-    columns["waited_ms"] = pc.subtract(pa.array(archived, mask=archived == 0), facts["committed_ms"])
-    yield from pa.table(columns).combine_chunks().to_batches()
+def _filled(lines: Any) -> Any:
+    """Return these lines as one batch of `SCHEMA`."""
+    given = set(lines.schema.names)
+    columns = [lines[one.name] if one.name in given else pa.nulls(len(lines), one.type) for one in SCHEMA]
+    return pa.table(columns, names=SCHEMA.names).cast(SCHEMA).combine_chunks().to_batches()[0]

@@ -1,6 +1,7 @@
-"""Measurement of an archive: the Spark queries of a report, one after the other."""
+"""Measurement of an archive: its audit, and the Spark queries of a report."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from multiprocessing.pool import ThreadPool
 from typing import Any, Final
 
 import msgspec
@@ -8,12 +9,14 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
+from synrepl.pipeline.audit.comparison import compare
+from synrepl.pipeline.audit.explanation import Explanation
+from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.jobs import Progress
-from synrepl.pipeline.report import chains, counts
-from synrepl.pipeline.report.chains import ChainBreak
+from synrepl.pipeline.report import counts
 from synrepl.pipeline.report.counts import Bins, Row, WriterLag, bins_for, writer_lags
 from synrepl.pipeline.report.daemon_status import DaemonStatus
-from synrepl.pipeline.report.facts import counted_once, facts_of, parts_of, seconds_of
+from synrepl.pipeline.report.facts import counted_once, scan_facts, seconds_of
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
@@ -120,7 +123,8 @@ def coverage(files: Any, batches: Sequence[Batch]) -> Coverage | None:
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """The results of all measurements of one report.
 
-    Without `covers` the archive has no facts. `daemon` is None unless a daemon was requested.
+    Without `covers` the archive has no facts. `daemon` is None unless a daemon was requested. `broken` and
+    `problems` are from the audit.
     """
 
     position: str
@@ -139,6 +143,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: list[Arrival] = []
     lags: list[WriterLag] = []
     broken: list[ChainBreak] = []
+    problems: list[AuditFinding] = []
     doubles: dict[str, int] = {}
     voided: dict[int, int] = {}
     invalidations: Invalidations | None = None
@@ -163,8 +168,10 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(rows, key=lambda name: (-rows[name], name))
 
 
-STEPS: Final = 7
+STEPS: Final = 4
 DAY_SECONDS: Final = 86_400
+AT_ONCE: Final = 4
+"""Number of concurrent queries: most of them are short, and one alone leaves cores idle."""
 
 
 def measure(
@@ -176,7 +183,7 @@ def measure(
     as_of: str | None = None,
     progress: Progress,
 ) -> Measurements:
-    """Measure an archive. Raises `BadArchive`."""
+    """Audit and measure an archive. Raises `BadArchive`."""
     progress("reading the table", 0, STEPS)
     table = ArchiveTable.if_any(archive, as_of)
     files, batches = (None, []) if table is None else (table.files, table.batches())
@@ -184,68 +191,56 @@ def measure(
     if table is None or covers is None:
         return Measurements(position=str(archive), top=top, daemon=daemon)
     bins = bins_for(covers.first_ms, covers.last_ms)
-    # After the compacted part, if any.
-    before = table.end.origin
-    facts = facts_of(spark, archive, files, batches).persist()
-    seconds = facts
+    minutes = bins if bins.width >= 60 else _minutes(covers.first_ms, covers.last_ms)
+    width = 3600 if covers.seconds >= DAY_SECONDS else 60
+    lines = facts = seconds = scan_facts(spark, archive, files, batches).persist()
     try:
-        progress("counting facts", 1, STEPS)
-        totals = counts.by_writer(facts)
-        is_dense = sum(row["facts"] for row in totals) == covers.facts
-        if not is_dense or chains.suspicious(totals, before=before, compacted=covers.compacted):
-            # Duplicate facts affect only these counts; finding them costs as much again.
-            twice, facts = facts, counted_once(facts).persist()
-            totals = counts.by_writer(facts)
-            twice.unpersist()
+        progress("checking files", 1, STEPS)
+        found = AuditFindings()
+        compared = compare(table, files, lines.where("seen is not null").select("rank", "seen"), found)
+        broken = Explanation(spark, compared, found).explain()
+        progress("counting facts", 2, STEPS)
+        facts = lines.where("seen is null")
+        if compared.facts != covers.facts or any(span.is_uneven for span in compared.spans):
+            # Duplicates affect only these counts; finding them costs as much again.
+            facts = counted_once(facts).persist()
         seconds = seconds_of(facts).persist()
-        progress("counting facts over time", 2, STEPS)
-        over_time = counts.over_time(seconds, bins)
-        width = 3600 if covers.seconds >= DAY_SECONDS else 60
-        hours = counts.when(seconds, width)
-        peaks = counts.peaks(seconds)
-        progress("measuring sizes", 3, STEPS)
-        sizes = counts.sizes_by_stream(facts)
-        spread = counts.spread(facts)
-        largest = counts.largest(facts, top)
-        progress("checking for gaps", 4, STEPS)
-        broken = chains.breaks(
-            facts,
-            totals,
-            before=before,
-            epoch_starts=covers.epoch_starts,
-            compacted=covers.compacted,
-        )
         shared = [stream for stream, writers in covers.writers.items() if len(writers) > 1]
-        doubles = chains.shared_tokens(facts, shared)
-        voided = chains.void(facts, covers.epoch_starts)
-        progress("expanding cache invalidations", 5, STEPS)
-        minutes = bins if bins.width >= 60 else _minutes(covers.first_ms, covers.last_ms)
-        parts = parts_of(files, CACHES)
-        announced = invalidations(spark, archive, parts, minutes, top) if len(parts) else None
+        cached = compared.readable(covers.first_serial, covers.last_serial)
+        cached = cached.filter(pc.equal(cached["stream"], CACHES))
+        queries: dict[str, Callable[[], Any]] = {
+            "totals": lambda: counts.by_writer(facts),
+            "invalidations": lambda: invalidations(spark, archive, cached, minutes, top),
+            "over_time": lambda: counts.over_time(seconds, bins),
+            "sizes": lambda: counts.sizes_by_stream(facts),
+            "spread": lambda: counts.spread(facts),
+            "largest": lambda: counts.largest(facts, top),
+            "doubles": lambda: counts.shared_tokens(facts, shared),
+            "voided": lambda: counts.void(facts, covers.epoch_starts),
+            "hours": lambda: counts.when(seconds, width),
+            "peaks": lambda: counts.peaks(seconds),
+        }
+        if not len(cached):
+            del queries["invalidations"]
+        with ThreadPool(AT_ONCE) as pool:
+            results = pool.map(lambda query: query(), queries.values(), 1)
+        counted = dict(zip(queries, results, strict=True))
     finally:
-        seconds.unpersist()
-        facts.unpersist()
+        for frame in (seconds, facts, lines):
+            frame.unpersist()
     return Measurements(
         position=str(archive),
         top=top,
         covers=covers,
         daemon=daemon,
         bins=bins,
-        totals=totals,
-        peaks=peaks,
-        over_time=over_time,
-        hours=hours,
         hours_width=width,
-        sizes=sizes,
-        spread=spread,
-        largest=largest,
         arrivals=arrivals(batches),
-        lags=writer_lags(over_time, bins, last_ms=covers.last_ms),
+        lags=writer_lags(counted["over_time"], bins, last_ms=covers.last_ms),
         broken=broken,
-        doubles=doubles,
-        voided=voided,
-        invalidations=announced,
+        problems=[one for one in found.listed() if one.severity == "error"],
         minutes=minutes,
+        **counted,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from synrepl.html.humanize import at, counted, printable, span
-from synrepl.pipeline.report.chains import ChainBreak
+from synrepl.pipeline.audit.findings import CODES, ChainBreak
 from synrepl.pipeline.report.counts import WriterLag
 from synrepl.pipeline.report.daemon_status import DaemonStatus
 from synrepl.pipeline.report.measurement import Coverage, Measurements
@@ -19,6 +19,9 @@ KINDS: Final = ("bad", "busy", "good", "dim")
 
 WAIT_SECONDS: Final = 3600.0
 """An archive lag above this is reported."""
+
+CHAIN_CODES: Final = frozenset({"broken-chain", "doubled-row", "gap", "missing-row"})
+"""The codes of an audit for gaps, repeated tokens and duplicates, which have words of their own."""
 
 SILENT_SECONDS: Final = 3600.0
 """A writer that is silent for longer, while others of its stream are not, is reported."""
@@ -68,7 +71,12 @@ def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
         text = f"The files have {counted(count, 'fact')}, the log of the table {covers.facts:,}"
         why = "run synrepl pipeline audit: files were changed, or belong to another archive"
         yield Advice("bad", text, why, "gaps")
-    if not (missing or again or copied) and count == covers.facts:
+    problems = [one for one in measured.problems if one.what not in CHAIN_CODES]
+    for what in dict.fromkeys(one.what for one in problems):
+        same = [one for one in problems if one.what == what]
+        text = f"{counted(len(same), 'finding')} of the audit: {CODES[what]}"
+        yield Advice("bad", text, printable(same[0].sentence), "gaps")
+    if not (missing or again or copied or measured.problems) and count == covers.facts:
         beyond = "" if covers.compacted is None else f" after serial {covers.compacted:,}"
         why = f"every fact{beyond} continues the previous one of its writer"
         text = f"Nothing is missing from serial {covers.first_serial:,} to {covers.last_serial:,}"
