@@ -126,24 +126,26 @@ class Store:
 
     def write(self, name: str, data: Any) -> None:
         """Write a file atomically, from bytes or an Arrow buffer."""
-        if not self.is_local and not self.location.startswith("hdfs:"):
-            # Object stores publish whole objects only.
-            self._put(name, data)
+        path = self.path(name)
+        if not self.is_local:
+            whole = f"{path}.{uuid.uuid4().hex[:8]}" if self.location.startswith("hdfs:") else path
+            with self.filesystem.open_output_stream(whole) as stream:
+                stream.write(data)
+            if whole != path:
+                self.filesystem.move(whole, path)
             return
-        folder, _, base = name.rpartition("/")
-        draft = f"{folder}/.{base}.{uuid.uuid4().hex[:8]}".lstrip("/")
-        self.filesystem.create_dir(self.path(folder))
+        named = Path(path)
+        named.parent.mkdir(parents=True, exist_ok=True)
+        unnamed = named.with_name(f".{named.name}.{uuid.uuid4().hex[:8]}")
         try:
-            self._put(draft, data)
-            self._sync(draft)
-            self.filesystem.move(self.path(draft), self.path(name))
+            with unnamed.open("xb") as opened:
+                opened.write(data)
+                opened.flush()
+                os.fsync(opened.fileno())
+            unnamed.replace(named)
         finally:
-            self.remove(draft)
-        self.sync(folder)
-
-    def _put(self, name: str, data: Any) -> None:
-        with self.filesystem.open_output_stream(self.path(name)) as stream:
-            stream.write(data)
+            unnamed.unlink(missing_ok=True)
+        self.sync(str(Path(name).parent))
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
@@ -157,12 +159,10 @@ class Store:
 
     def sync(self, name: str = "") -> None:
         """Sync a file or folder and the folders above it, so that they survive a power failure."""
+        if not self.is_local:
+            return
         for part in (name, *map(str, Path(name).parents)):
-            self._sync(part)
-
-    def _sync(self, name: str) -> None:
-        if self.is_local:
-            handle = os.open(self.path(name), os.O_RDONLY)
+            handle = os.open(self.path(part), os.O_RDONLY)
             try:
                 os.fsync(handle)
             finally:

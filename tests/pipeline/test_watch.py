@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.http_api.routes import APPEND
+from synrepl.http_api.routes import APPEND, ARROW
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.watch.watch import WatchResult, watch
 from synrepl.streams.digest import EMPTY, chain
@@ -64,6 +64,7 @@ class FakeLog:
                 body = log.answer(parts.path, asked)
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Type", "application/json" if body[:1] == b"{" else ARROW)
                 self.end_headers()
                 self.wfile.write(body)
 
