@@ -3,9 +3,9 @@
 The table alone defines the position of an archive.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
@@ -113,6 +113,7 @@ class _Job:
             self._options["secretFile"] = secret_file
         self._daemon = SourceClient(read_options(self._options))
         self.committer: BatchCommitter
+        self._log: LogIdentity
         self.batches = self.facts = self.rows = self.bytes = self.merged = 0
 
     @retry_late_workers
@@ -133,22 +134,37 @@ class _Job:
 
     def _run(self, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]) -> None:
         status = self._daemon.get(STATUS)
-        self.committer = BatchCommitter(self._store, LogIdentity(status["history"], status["server_name"]))
+        self._log = LogIdentity(status["history"], status["server_name"])
+        self.committer = BatchCommitter(self._store, self._log)
         self._progress("archiving", 0, max(0, status["serial"] - self.committer.serial))
         if self.committer.end is None:
             self._begin_trimmed(status)
-        head = self._daemon.extent(limit=1, compacted=True)["head"]
+        limit: int | None = None
         while not stopped():
             due = time.monotonic() + every_seconds
-            since = self.committer.serial
-            found = self._daemon.extent(since=since, limit=batch_facts, compacted=True, reader=self._reader)
-            upto = found["serial"] if follow else min(found["serial"], head)
-            if upto > since:
-                self._write(startingOffsets=self._start(), endingOffsets=str(upto))
+            start = self._start()
+            head = self._head(start)
+            limit = head if follow or limit is None else limit
+            # Serials are dense: the end of a batch is known without a look at its facts.
+            upto = min(limit, start.serial + batch_facts)
+            if upto > start.serial:
+                self._write(start, upto)
             elif not follow:
                 return
             while follow and not stopped() and (left := due - time.monotonic()) > 0:
                 time.sleep(min(left, LOOK_SECONDS))
+
+    def _head(self, start: Offset) -> int:
+        """Return the head of the log, which must contain `start`. The daemon retains later facts."""
+        found = self._daemon.extent(
+            since=start.serial,
+            epoch=start.epoch,
+            digest=start.digest,
+            history=start.history,
+            limit=1,
+            reader=self._reader,
+        )
+        return int(found["head"])
 
     def merge(self) -> None:
         """Merge small files, if there are enough."""
@@ -167,8 +183,8 @@ class _Job:
             return
         found = self._daemon.extent(upto=whole["trimmed_upto"], compacted=True)
         self._write(
-            compacted="true",
-            endingOffsets=str(whole["trimmed_upto"]),
+            self._start(),
+            whole["trimmed_upto"],
             compacted_upto=LogPosition(found["epoch"], found["serial"], found["digest"]),
             clock=self._quiet(found["serial"], status["streams"]),
         )
@@ -192,33 +208,31 @@ class _Job:
             )
         }
 
-    def _start(self) -> str:
-        """Return the end of the archive as the start offsets of the source."""
+    def _start(self) -> Offset:
+        """Return the end of the archive."""
         end = self.committer.end
         if end is None:
-            return "earliest"
-        offset = Offset(
-            serial=end.last_serial,
-            epoch=end.epoch,
-            digest=end.digest,
-            history=end.history,
-            clock=end.end,
-            committed_at_ms=end.last_at_ms,
-        )
-        return json.dumps(offset.to_json())
+            return Offset(0, history=self._log.history)
+        return Offset(end.last_serial, epoch=end.epoch, digest=end.digest, history=end.history)
 
     def _write(
-        self, *, compacted_upto: LogPosition | None = None, clock: Clock | None = None, **offsets: str
+        self,
+        start: Offset,
+        upto: int,
+        *,
+        compacted_upto: LogPosition | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """Write the facts between these offsets as the next batch: first files, then the commit of them.
+        """Write the facts after `start` as the next batch: first files, then the commit of them.
 
         A task writes what it reads, so that rows do not pass through Spark.
         """
-        each = max(TASK_FACTS, BATCH_FACTS // parallelism(self._spark))
-        options = read_options({**self._options, **offsets, "factsPerPartition": str(each)})
-        planner = Planner(options, self._daemon)
-        ranges = planner.ranges(*planner.closed_range())
-        tasks = self._spark.range(len(ranges), numPartitions=max(1, len(ranges)))
+        # Each of the cores that share a batch has two places for tasks.
+        each = max(TASK_FACTS, 2 * BATCH_FACTS // parallelism(self._spark))
+        compacted = "false" if compacted_upto is None else "true"
+        options = read_options({**self._options, "compacted": compacted, "factsPerPartition": str(each)})
+        ranges = Planner(options, self._daemon).ranges(start, replace(start, serial=upto), {})
+        tasks = self._spark.range(len(ranges), numPartitions=len(ranges))
         written = write_in_tasks(tasks, partial(_write_ranges, self._store, options, ranges))
         if not written and compacted_upto is None:
             return
