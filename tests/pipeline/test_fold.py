@@ -163,3 +163,22 @@ def test_a_range_is_written_as_a_file_of_whole_facts(tmp_path: Path) -> None:
         tuple(row.values()) for row in rows.to_pylist()
     ]
     assert (6, 4, 3, 1, 6) == (part.rows, part.facts, part.keys, part.first_serial, part.last_serial)
+
+
+def test_each_fact_is_written_from_the_row_group_that_has_it(tmp_path: Path) -> None:
+    """Row groups are skipped by their statistics: the first and the last serial of a group count too."""
+    store = Store(str(tmp_path))
+    file = write_file(store, chained([("pushers", "w", [pusher(str(number))]) for number in range(6)]))
+    whole = pq.read_table(store.path(file["path"]), partitioning=None)
+    for statistics in (True, False):
+        pq.write_table(whole, store.path(file["path"]), row_group_size=2, write_statistics=statistics)
+        for serial in range(1, 7):
+            batch = pa.record_batch(
+                {
+                    "positions": pa.array([np.array([serial << 21]).tobytes(), None]),
+                    "file": pa.array([None, {name: file[name] for name in ("path", "is_part", "after")}]),
+                }
+            )
+            (written,) = fold_reader(tmp_path).write("upto=6", [batch])
+            part = msgspec.json.decode(written["written"][0].as_py(), type=PartFile)
+            assert (part.first_serial, part.last_serial, part.keys) == (serial, serial, 1)

@@ -80,7 +80,9 @@ class FoldReader(msgspec.Struct, frozen=True):
         removing = _streams_with_tombstones()
         found: list[Any] = []
         for rows in self._read_all(batches, removing, within=lambda rows: pc.is_valid(rows["key"])):
-            found.append(_mark_gone(_find_last(_positions(rows)), rows, removing))
+            positions = _positions(rows)
+            has_text = "row" in rows.column_names
+            found.append(_mark_gone(_find_last(positions), rows, removing) if has_text else positions)
             if sum(map(len, found)) >= TASK_KEYS:
                 found = [_find_last(pa.concat_tables(found))]
                 if len(found[0]) >= TASK_KEYS // 2:
@@ -114,7 +116,7 @@ class FoldReader(msgspec.Struct, frozen=True):
             given += map(_unpack_positions, batch["positions"].drop_null())
             files += batch["file"].drop_null().to_pylist()
         positions = np.sort(np.concatenate(given)) if given else np.empty(0, np.int64)
-        serials = np.unique(positions >> (SEQ_BITS + 1))
+        serials = positions >> (SEQ_BITS + 1)
         if not len(serials):
             return
         kept = []
@@ -156,13 +158,10 @@ class FoldReader(msgspec.Struct, frozen=True):
         with source:
             data = pq.ParquetFile(source)
             for group in range(data.num_row_groups):
-                is_kept = None
-                if serials is not None:
-                    found = data.read_row_group(group, columns=["serial"])["serial"].to_numpy()
-                    is_kept = _is_in(found, serials)
-                    if not is_kept.any():
-                        continue
+                if serials is not None and not _overlaps(data.metadata.row_group(group), serials):
+                    continue
                 rows = data.read_row_group(group, columns=names)
+                is_kept = None if serials is None else _is_in(rows["serial"].to_numpy(), serials)
                 if file["after"]:
                     is_new = rows["serial"].to_numpy() > file["after"]
                     is_kept = is_new if is_kept is None else is_kept & is_new
@@ -290,8 +289,15 @@ def _positions(rows: Any) -> Any:
 
 
 def _find_last(positions: Any) -> Any:
-    found = positions.group_by(["stream", "key"]).aggregate([("at", "max")])
+    found = positions.group_by(["stream", "key"], use_threads=False).aggregate([("at", "max")])
     return pa.table({"stream": found["stream"], "key": found["key"], "at": found["at_max"]})
+
+
+def _overlaps(group: Any, serials: Any) -> bool:
+    """Return whether a row group may have one of these ascending serials, by its statistics."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    (found,) = (column.statistics for column in columns if column.path_in_schema == "serial")
+    return found is None or bool(found.min <= serials[-1] and serials[0] <= found.max)
 
 
 def _is_in(values: Any, known: Any) -> Any:
@@ -306,8 +312,6 @@ def _streams_with_tombstones() -> list[str]:
 
 def _mark_gone(last: Any, rows: Any, removing: Sequence[str]) -> Any:
     """Set the lowest bit of the positions `last` of rows that are tombstones, by the text of `rows`."""
-    if "row" not in rows.column_names:
-        return last
     at = last["at"].to_numpy().copy()
     places = pc.index_in(last["at"], pa.chunked_array(_at(rows)).combine_chunks())
     table = StreamTable.default()
