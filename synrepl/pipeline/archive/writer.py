@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -13,13 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from synrepl.pipeline.source.rows import ROWS
+from synrepl.pipeline.source.rows import GROUP_ROWS, PARQUET, ROWS
 from synrepl.pipeline.store import Store
 
 __all__ = ["WrittenFile", "write_files", "write_in_tasks"]
-
-GROUP_ROWS: Final = 128 * 1024
-"""Rows per row group, the unit that readers load."""
 
 
 class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +101,7 @@ class _File:
         self._first_serial = 0
         self._last: dict[str, Any] = {}
         self._data = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(self._data, ROWS, compression="zstd")
+        self._writer = pq.ParquetWriter(self._data, ROWS, **PARQUET)
 
     def add(self, rows: Any) -> None:
         """Append rows."""

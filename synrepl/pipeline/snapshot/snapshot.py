@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.source.rows import ROWS
+from synrepl.pipeline.source.rows import GROUP_ROWS, PARQUET, ROWS
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
 
@@ -31,9 +31,6 @@ __all__ = [
 
 SNAPSHOT: Final = "_snapshot.json"
 VERSION: Final = 1
-
-GROUP_ROWS: Final = 128 * 1024
-"""Rows per row group."""
 
 LAST: Final = ROWS.append(pa.field("last", pa.bool_(), nullable=False))
 """The schema of the files: that of the archive, and whether a row is the last of a live key."""
@@ -60,7 +57,7 @@ def write_part(store: Store, folder: str, rows: Any) -> bytes:
     first = rows["serial"][0].as_py()
     name = f"{folder}/part-{first:012d}-{uuid.uuid4().hex[:12]}.parquet"
     made = pa.BufferOutputStream()
-    pq.write_table(rows, made, compression="zstd", row_group_size=GROUP_ROWS)
+    pq.write_table(rows, made, row_group_size=GROUP_ROWS, **PARQUET)
     data = made.getvalue()
     store.write(name, data)
     part = PartFile(
