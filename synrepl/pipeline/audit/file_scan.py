@@ -7,6 +7,7 @@ rows, never the file.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -165,7 +166,7 @@ def scan_batches(store: Store, seen: FileScan, columns: Sequence[str] = COLUMNS)
                     seen.digest = batch["digest"][-1].as_py() if len(batch) else seen.digest
                     yield batch
                 return
-            data = pq.ParquetFile(source)
+            data = pq.ParquetFile(source, read_dictionary=["stream", "writer"])
             for batch in data.iter_batches(AT_ONCE, columns=list(columns)):
                 rows.add(batch)
                 yield batch
@@ -196,11 +197,14 @@ class _Rows:
         seen.last = max(seen.last, last) if seen.rows else last
         seen.rows += len(batch)
         seen.facts += int(begins.sum())
-        seen.serials = (seen.serials + sum(serial[begins].tolist())) % SUM
+        counted = serial if begins.all() else serial[begins]
+        # In two halves, whose sums fit into 64 bits.
+        high, low = int((counted >> 32).sum()), int((counted & 0xFFFF_FFFF).sum())
+        seen.serials = (seen.serials + (high << 32) + low) % SUM
         known = {seen.file.stream, *seen.strangers}
         seen.strangers += [name for name in pc.unique(batch["stream"]).to_pylist() if name not in known]
         self._check_order(batch, serial, seq)
-        self._scan_writers(batch.filter(pa.array(begins)))
+        self._scan_writers(batch if counted is serial else batch.filter(pa.array(begins)))
 
     def _check_order(self, batch: Any, serial: Any, seq: Any) -> None:
         """Check that each row is the next of its fact, or the first of a later fact."""
@@ -227,20 +231,28 @@ class _Rows:
             )
 
     def _scan_writers(self, facts: Any) -> None:
-        coded = pc.dictionary_encode(facts["writer"])
+        writers = facts["writer"]
+        coded = writers if pa.types.is_dictionary(writers.type) else writers.dictionary_encode()
         codes = coded.indices.to_numpy()
-        columns = [facts[name].to_numpy() for name in ("prev_token", "token", "serial")]
-        for code, writer in enumerate(coded.dictionary.to_pylist()):
-            before, token, serial = (column[codes == code] for column in columns)
+        order = np.argsort(
+            codes.astype(np.uint16) if len(coded.dictionary) < 1 << 16 else codes, kind="stable"
+        )
+        bounds = np.searchsorted(codes[order], np.arange(len(coded.dictionary) + 1)).tolist()
+        columns = [facts[name].to_numpy()[order] for name in ("prev_token", "token", "serial")]
+        for writer, (first, end) in zip(coded.dictionary.to_pylist(), pairwise(bounds), strict=True):
+            if first == end:
+                continue
+            before, token, serial = (column[first:end] for column in columns)
             low, high = int(token.min()), int(token.max())
             run = self._seen.runs.setdefault(writer, TokenRun(low=low, high=high, last_serial=0))
             run.low, run.high = min(run.low, low), max(run.high, high)
             run.last_serial = max(run.last_serial, int(serial.max()))
-            starts, ends = before[before != token], token[before != token]
+            moves = before != token
+            starts, ends = (before, token) if moves.all() else (before[moves], token[moves])
             if len(starts):
                 run.before = int(starts[0]) if run.before is None else run.before
                 expected = run.before if run.after is None else run.after
-                run.goes_on &= bool((starts == [expected, *ends[:-1]]).all())
+                run.goes_on &= bool(starts[0] == expected and (starts[1:] == ends[:-1]).all())
                 run.after = int(ends[-1])
 
 
