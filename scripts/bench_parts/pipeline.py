@@ -15,13 +15,13 @@ KEPT = "--retain-seconds", "999999999"
 
 def pipeline(options: Options) -> Iterator[Result]:
     """Each job with two cores and with one; a plain client of Arrow before."""
-    rows = options.scaled(1_000_000)
+    rows = options.scaled(10_000_000)
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
-        part("pipeline_jobs", "--fill", folder, "--rows", rows)
+        part("pipeline_jobs", "--fill", folder, "--rows", rows, patience=1_200)
         with daemon(folder, *KEPT) as running:
             before = cpu_seconds(running.pid)
-            (seconds,) = best(options.rounds, lambda: _arrow(running, rows))
-            cpu = (cpu_seconds(running.pid) - before) / options.rounds
+            (seconds,) = best(2, lambda: _arrow(running, rows))
+            cpu = (cpu_seconds(running.pid) - before) / 2
             yield Result.at_least("daemon to Arrow, plain client", rows / seconds, "rows/s", 150_000)
             yield Result("the daemon's CPU", cpu / rows * 1e6, "us/row")
             two = _jobs(running, folder, 2)
@@ -29,15 +29,19 @@ def pipeline(options: Options) -> Iterator[Result]:
             one = _jobs(running, folder, 1)
     yield Result("starting Spark", two["start"] + two["first query"], "s")
     yield Result("source into Spark, two cores", rows / two["read"], "rows/s")
-    for job, peer in (("archive", 0.0), ("compact", fold), ("audit", look)):
-        yield Result(f"{job}, two cores", rows / two[job], "rows/s")
-        yield Result(f"{job}: one core takes", one[job] / two[job], "x")
+    for job, peer, aim in (("archive", 0.0, 0), ("compact", fold, 5), ("audit", look, 3)):
+        speed = f"{job}, two cores", rows / two[job], "rows/s"
+        yield Result(*speed) if peer else Result.at_least(*speed, 250_000)
+        gain = f"{job}: one core takes", one[job] / two[job], "x"
+        # The daemon is the limit of the archive: it has a core of its own if the job has one.
+        yield Result.at_least(*gain, 1.6) if peer else Result(*gain)
         yield Result(f"{job}: the first in a process takes", two[f"{job} cold"] / two[job], "x")
         alone = two["start"] + two["first query"] + two[f"{job} cold"]
         share = (two["start"] + two["first query"]) / alone
         yield Result(f"{job}: share of a run that is starting", share * 100, "%")
         if peer:
-            yield Result(f"{job}: takes, compared with DuckDB on the same files", two[job] / peer, "x")
+            compared = f"{job}: takes, compared with DuckDB on the same files", two[job] / peer, "x"
+            yield Result.at_most(*compared, aim)
 
 
 def _jobs(running: DaemonProcess, folder: str, cores: int) -> dict[str, float]:

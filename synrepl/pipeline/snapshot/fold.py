@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
-from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -50,6 +49,11 @@ FOLDED: Final = "`task` int, `keys` binary"
 MERGED: Final = "`bucket` int, `alive` bigint, `positions` binary, `gone` bigint, `tombstones` binary"
 """The result schema of `merge`: the positions of the live rows of a bucket, or the tombstones of a task."""
 
+SAMPLED_BYTES: Final = 24
+"""Bytes of a key, from its first to its last, that choose its task."""
+
+FNV_PRIME: Final = 0x01000193
+
 POSITIONS: Final = "`stream` string, `key` string, `at` bigint"
 """The schema of keys with the position of a row."""
 
@@ -80,9 +84,7 @@ class FoldReader(msgspec.Struct, frozen=True):
         removing = _streams_with_tombstones()
         found: list[Any] = []
         for rows in self._read_all(batches, removing, within=lambda rows: pc.is_valid(rows["key"])):
-            positions = _positions(rows)
-            has_text = "row" in rows.column_names
-            found.append(_mark_gone(_find_last(positions), rows, removing) if has_text else positions)
+            found.append(_positions(rows, removing if "row" in rows.column_names else ()))
             if sum(map(len, found)) >= TASK_KEYS:
                 found = [_find_last(pa.concat_tables(found))]
                 if len(found[0]) >= TASK_KEYS // 2:
@@ -160,8 +162,14 @@ class FoldReader(msgspec.Struct, frozen=True):
             for group in range(data.num_row_groups):
                 if serials is not None and not _overlaps(data.metadata.row_group(group), serials):
                     continue
+                is_kept = None
+                if serials is not None:
+                    # First the smallest column: there may be nothing to keep.
+                    found = data.read_row_group(group, columns=["serial"])["serial"].to_numpy()
+                    is_kept = _is_in(found, serials)
+                    if not is_kept.any():
+                        continue
                 rows = data.read_row_group(group, columns=names)
-                is_kept = None if serials is None else _is_in(rows["serial"].to_numpy(), serials)
                 if file["after"]:
                     is_new = rows["serial"].to_numpy() > file["after"]
                     is_kept = is_new if is_kept is None else is_kept & is_new
@@ -210,13 +218,23 @@ def find_tombstones(spark: SparkSession, reader: FoldReader, files: Any, last: D
 
 def _distribute(positions: Any, tasks: int) -> Any:
     """Return keys as a batch of `FOLDED`: all positions of a key go to the same task."""
-    keys = positions["key"].cast(pa.binary()).to_pylist()
-    numbers = np.fromiter(map(crc32, keys), np.uint32, len(keys)) % tasks
+    numbers = _checksums(positions["key"].combine_chunks()) % tasks
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(tasks + 1)).tolist()
     positions = positions.take(pa.array(order))
     packed = [_pack(positions.slice(first, last - first)) for first, last in pairwise(bounds)]
     return pa.record_batch([pa.array(range(tasks), pa.int32()), packed], names=["task", "keys"])
+
+
+def _checksums(keys: Any) -> Any:
+    """Return a checksum of each key, by some of its bytes. A call for each key would take longer."""
+    _, offsets, data = keys.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    text, first, last = np.frombuffer(data, np.uint8), bounds[:-1], np.diff(bounds) - 1
+    found = last.astype(np.uint32)
+    for part in range(SAMPLED_BYTES):
+        found = found * np.uint32(FNV_PRIME) + text[first + last * part // (SAMPLED_BYTES - 1)]
+    return found >> 8
 
 
 def _merge(size: int, batches: Iterable[Any]) -> Iterator[Any]:
@@ -284,13 +302,23 @@ def _at(rows: Any) -> Any:
     return pc.add(pc.shift_left(rows["serial"], SEQ_BITS + 1), pc.shift_left(seq, 1))
 
 
-def _positions(rows: Any) -> Any:
-    return pa.table({"stream": rows["stream"], "key": rows["key"], "at": _at(rows)})
+def _positions(rows: Any, removing: Sequence[str] = ()) -> Any:
+    """Return the keys of rows with their positions, marked as tombstones in the streams `removing`."""
+    at = _at(rows).to_numpy().copy()
+    table = StreamTable.default()
+    for name in removing:
+        is_its = pc.equal(rows["stream"], name)
+        texts = rows["row"].filter(is_its).cast(pa.binary()).to_pylist()
+        at[is_its.to_numpy()] |= np.array(_are_tombstones(table[name], texts), np.int64)
+    return pa.table({"stream": rows["stream"], "key": rows["key"], "at": at})
 
 
 def _find_last(positions: Any) -> Any:
-    found = positions.group_by(["stream", "key"], use_threads=False).aggregate([("at", "max")])
-    return pa.table({"stream": found["stream"], "key": found["key"], "at": found["at_max"]})
+    # Numbers in place of the names of streams are grouped in half the time.
+    coded = positions.set_column(0, "stream", positions["stream"].dictionary_encode())
+    found = coded.group_by(["stream", "key"], use_threads=False).aggregate([("at", "max")])
+    stream = found["stream"].cast(pa.string())
+    return pa.table({"stream": stream, "key": found["key"], "at": found["at_max"]})
 
 
 def _overlaps(group: Any, serials: Any) -> bool:
@@ -310,23 +338,11 @@ def _streams_with_tombstones() -> list[str]:
     return [one.name for one in StreamTable.default() if one.tombstone is not None and not one.ephemeral]
 
 
-def _mark_gone(last: Any, rows: Any, removing: Sequence[str]) -> Any:
-    """Set the lowest bit of the positions `last` of rows that are tombstones, by the text of `rows`."""
-    at = last["at"].to_numpy().copy()
-    places = pc.index_in(last["at"], pa.chunked_array(_at(rows)).combine_chunks())
-    table = StreamTable.default()
-    for name in removing:
-        mine = np.nonzero(pc.equal(last["stream"], name).to_numpy())[0]
-        texts = rows["row"].take(places.take(pa.array(mine))).to_pylist()
-        at[mine] |= np.array(_are_tombstones(table[name], [text.encode() for text in texts]), np.int64)
-    return last.set_column(2, "at", pa.array(at))
-
-
 def _are_tombstones(stream: Stream[Any], texts: list[bytes]) -> list[bool]:
     """Return whether each of these rows is a tombstone. A row that this release cannot decode is none."""
     assert stream.tombstone is not None
     try:
-        return [bool(stream.tombstone(row)) for row in stream.decode_many(texts, NEWEST)] if texts else []
+        return [*map(stream.tombstone, stream.decode_many(texts, NEWEST))] if texts else []
     except RowError:
         if len(texts) == 1:
             return [False]
