@@ -85,7 +85,7 @@ def _rows(stream: str, serial: int) -> bytes:
 
 
 def run(url: str, folder: Path, cores: int) -> dict[str, float]:
-    """Seconds for each: starting Spark, its first query, then the jobs, cold, and again."""
+    """Seconds for each: starting Spark, its first query, then the jobs, cold, and the better of two more."""
     from synrepl.pipeline.archive.archive import archive
     from synrepl.pipeline.audit.audit import audit
     from synrepl.pipeline.session import session
@@ -100,7 +100,7 @@ def run(url: str, folder: Path, cores: int) -> dict[str, float]:
     def timed(name: str, work: Callable[[], Any]) -> Any:
         began = time.monotonic()
         result = work()
-        found[name] = time.monotonic() - began
+        found[name] = min(time.monotonic() - began, found.get(name, float("inf")))
         return result
 
     spark = timed("start", lambda: session(app="bench", master=f"local[{cores}]"))
@@ -110,7 +110,7 @@ def run(url: str, folder: Path, cores: int) -> dict[str, float]:
     timed("read cold", lambda: rows.load().write.format("noop").mode("overwrite").save())
     timed("read", lambda: rows.load().write.format("noop").mode("overwrite").save())
     position, into = Store(str(folder / "archive")), Store(str(folder / "snapshot"))
-    for kind in (" cold", ""):
+    for kind in (" cold", "", ""):
         for name in ("archive", "snapshot"):
             shutil.rmtree(folder / name, ignore_errors=True)
         timed(f"archive{kind}", lambda: archive(spark, url, position))
