@@ -232,7 +232,10 @@ class Leases:
     # -- time and bytes ------------------------------------------------------------------------------------
 
     def held_bytes(self, uuid: str) -> int:
-        """About how many bytes of the log this lease retains, as of the last check."""
+        """About how many bytes of the log this lease retains: at the head none, else as of the last check."""
+        lease = self._leases.get(uuid)
+        if lease is None or lease.serial >= self._log.serial:
+            return 0
         return self._bytes.get(uuid, 0)
 
     def used_share(self, lease: Lease, present: Collection[str]) -> float:

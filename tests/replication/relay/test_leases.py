@@ -154,6 +154,16 @@ def test_a_check_asks_the_log_a_bounded_number_of_times(clock: Clock) -> None:
     assert [1000, 630, 10] == [leases.held_bytes(uuid) for uuid in ("u0", "u37", "u99")]
 
 
+def test_a_lease_at_the_head_retains_nothing(clock: Clock) -> None:
+    """Also before the next check: the status page shows both numbers side by side."""
+    log = FakeLog(*stored(1))
+    leases = leases_of(log, clock, RelaySettings(), present=list)
+    clock.advance(5)
+    assert 1000 == leases.held_bytes("u0")
+    leases.advance("u0", log.serial)
+    assert 0 == leases.held_bytes("u0")
+
+
 def test_a_replica_that_was_expected_under_its_own_uuid_stays_on_disk(
     leases: Leases, log: FakeLog, clock: Clock
 ) -> None:
