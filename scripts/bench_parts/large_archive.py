@@ -272,12 +272,12 @@ def _audit(store: Store, spark: Any) -> int:
 
 
 def _report(store: Store, spark: Any) -> int:
-    from synrepl.pipeline.report.measurement import arrivals, coverage
+    from synrepl.pipeline.report.measurement import coverage
 
     table = ArchiveTable(store)
     files, batches = table.files, table.batches()
     assert coverage(files, batches) is not None
-    return _distributed(spark, files) + len(arrivals(batches)) * 0
+    return _distributed(spark, files)
 
 
 def _compact(store: Store, spark: Any) -> int:

@@ -1,20 +1,16 @@
 """Comparison of an archive with a daemon, by digests, without transferring rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.http_api.routes import DIGESTS
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.audit.comparison import Comparison
-from synrepl.pipeline.audit.file_scan import read_checked, read_files
+from synrepl.pipeline.audit.file_scan import read_files
 from synrepl.pipeline.audit.findings import AuditFindings
-from synrepl.pipeline.source.rows import ROWS
 
 __all__ = ["compare_with_daemon"]
 
@@ -42,7 +38,7 @@ def compare_with_daemon(
     known = {serial: digest for serial, digest in compared.anchors.items() if serial <= head}
     if end.last_serial <= head:
         known.setdefault(end.last_serial, end.digest)
-    elif (digest := _digests(compared, head, head).get(head)) is not None:
+    elif (digest := _digests(spark, compared, head, head).get(head)) is not None:
         known[head] = digest
     theirs = _get_digests(client, sorted(known))
     unknown = [serial for serial, digest in theirs.items() if digest is None]
@@ -54,18 +50,19 @@ def compare_with_daemon(
         return
     upto = min(differing)
     after = max((serial for serial in known if serial < upto and theirs[serial] is not None), default=None)
-    first, is_exact = _first(client, _digests(compared, (after or 0) + 1, upto), after, upto)
-    fact = next(_rows(compared, first, first, ["stream", "writer", "token"]), {})
+    first, is_exact = _first(client, _digests(spark, compared, (after or 0) + 1, upto), after, upto)
+    fact = _rows(spark, compared, first, first).first()
+    stream, writer, token = (fact["stream"], fact["writer"], fact["token"]) if fact else ("", "", None)
     where = f"at serial {first}" if is_exact else f"at serial {first} or before it"
     why = f"the daemon has other facts {where}, and after that"
     found.add(
         "differs-from-daemon",
         why,
-        stream=fact.get("stream", ""),
-        writer=fact.get("writer", ""),
-        tokens=(fact.get("token"), fact.get("token")),
+        stream=stream,
+        writer=writer,
+        tokens=(token, token),
         serials=(first, min(head, end.last_serial)),
-        file=fact.get("file", ""),
+        file=compared.file_of(stream, first) if fact else "",
     )
 
 
@@ -104,43 +101,31 @@ def _first(client: BlockingClient, ours: Mapping[int, str], after: int | None, u
 
 def _report_beyond(spark: SparkSession, head: int, compared: Comparison, found: AuditFindings) -> None:
     end = compared.table.end.last_serial
-    beyond = compared.readable(head + 1, end)
-    is_reported = False
-    if len(beyond):
-        facts = (
-            read_files(spark, compared.table.store, beyond, compared.changed)
-            .where((F.col("serial") > head) & (F.col("seq") == 0))
-            .groupBy("stream", "writer")
-            .agg(F.count("*"), F.min("token"), F.max("token"), F.min("serial"), F.max("serial"))
+    facts = _rows(spark, compared, head + 1, end).groupBy("stream", "writer")
+    sums = (F.count("*"), F.min("token"), F.max("token"), F.min("serial"), F.max("serial"))
+    lacking = sorted(facts.agg(*sums).collect())
+    for stream, writer, count, low, high, first, last in lacking:
+        found.add(
+            "missing-in-daemon",
+            f"the daemon's log ends at serial {head}; {count} facts beyond it are of {writer}",
+            stream=stream,
+            writer=writer,
+            tokens=(low, high),
+            serials=(first, last),
         )
-        for stream, writer, count, low, high, first, last in sorted(facts.collect()):
-            is_reported = True
-            found.add(
-                "missing-in-daemon",
-                f"the daemon's log ends at serial {head}; {count} facts beyond it are of {writer}",
-                stream=stream,
-                writer=writer,
-                tokens=(low, high),
-                serials=(first, last),
-            )
-    if not is_reported:
+    if not lacking:
         why = f"the daemon's log ends at serial {head}, the archive at {end}"
         found.add("missing-in-daemon", why, serials=(head + 1, end))
 
 
-def _digests(compared: Comparison, first: int, last: int) -> Mapping[int, str]:
+def _digests(spark: SparkSession, compared: Comparison, first: int, last: int) -> Mapping[int, str]:
     """Return the digests of these serials that readable files have."""
-    return {row["serial"]: row["digest"] for row in _rows(compared, first, last, ["serial", "digest"])}
+    rows = _rows(spark, compared, first, last).select("serial", "digest").toLocalIterator()
+    return {row["serial"]: row["digest"] for row in rows}
 
 
-def _rows(compared: Comparison, first: int, last: int, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield columns of the rows with these serials, and their `file`, from readable files."""
-    store = compared.table.store
-    within = (pc.field("serial") >= first) & (pc.field("serial") <= last)
-    for path in compared.readable(first, last)["path"].to_pylist():
-        with store.filesystem.open_input_file(store.path(path)) as source:
-            if path in compared.changed:
-                table = pa.Table.from_batches(read_checked(source), ROWS).filter(within)
-            else:
-                table = pq.read_table(source, columns=sorted({"serial", *columns}), filters=within)
-        yield from ({**row, "file": path} for row in table.select(list(columns)).to_pylist())
+def _rows(spark: SparkSession, compared: Comparison, first: int, last: int) -> DataFrame:
+    """Return the first rows of the facts with these serials, from readable files."""
+    files = compared.readable(first, last)
+    rows = read_files(spark, compared.table.store, files, compared.changed)
+    return rows.where(F.col("serial").between(first, last) & (F.col("seq") == 0))

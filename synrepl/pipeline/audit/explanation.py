@@ -1,7 +1,7 @@
 """Explanation of suspicious spans: the affected rows and writers, without false alarms."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,8 +14,6 @@ from synrepl.pipeline.audit.findings import AuditFindings, ChainBreak
 from synrepl.pipeline.jobs import Progress, ignore_progress
 
 __all__ = ["Explanation"]
-
-FIELDS: Final = ("stream", "writer", "serial", "epoch", "prev_token", "token", "committed_ms")
 
 
 class Explanation:
@@ -54,7 +52,7 @@ class Explanation:
         return broken_chains
 
     def _follow(
-        self, breaks: Iterable[windows.DigestBreak], spans: Sequence[AuditSpan]
+        self, breaks: Iterable[Any], spans: Sequence[AuditSpan]
     ) -> tuple[list[ChainBreak], list[TokenGap]]:
         """Return the breaks and the holes of writers. Tokens that go back are reported directly."""
         found, holes = [], []
@@ -62,8 +60,6 @@ class Explanation:
             span = next(span for span in spans if span.first <= one.serial <= span.last)
             is_known = one.before_serial is not None and one.before_serial >= span.first
             if is_known:
-                assert one.before_serial is not None
-                assert one.before_token is not None
                 after, token = one.before_serial, one.before_token
             else:
                 after = span.seen.get((one.stream, one.writer), 0)
@@ -73,7 +69,7 @@ class Explanation:
             is_excused = self._is_excused(one, span, token, is_known=is_known)
             if one.prev_token == token or (is_excused and kind != "epoch_start"):
                 continue
-            fields = {name: getattr(one, name) for name in FIELDS}
+            fields = {name: getattr(one, name) for name in windows.FIELDS}
             found.append(ChainBreak(**fields, expected=token, kind=kind))
             if is_excused:
                 continue
@@ -83,26 +79,27 @@ class Explanation:
                 self._report_chain(one.stream, one.writer, one.serial, one.prev_token, one.token, token)
         return found, holes
 
-    def _kind(self, one: windows.DigestBreak, token: int) -> str:
+    def _kind(self, one: Any, token: int) -> str:
         for start in self._compared.table.end.epoch_starts:
             if (one.before_epoch or 0) < start.epoch <= one.epoch and start.stream in {"", one.stream}:
                 return "epoch_start"
         return "missing" if one.prev_token > token else "again"
 
-    def _is_excused(self, one: windows.DigestBreak, span: AuditSpan, token: int, *, is_known: bool) -> bool:
+    def _is_excused(self, one: Any, span: AuditSpan, token: int, *, is_known: bool) -> bool:
         """Whether a break has a legitimate cause."""
         if one.stream in span.unknown:
             return True
         if span.is_compacted:
-            return one.prev_token > token
+            return bool(one.prev_token > token)
         # After a loss of facts, a writer continues at an earlier position, which no clock has.
         crossed = not is_known or one.before_epoch != one.epoch
         if one.stream in self._compared.void and crossed and one.prev_token < token:
             return True
         # The clock lacks the positions of trimmed facts.
-        return self._compared.table.end.compacted_upto > 0 and not is_known and one.prev_token > token
+        is_trimmed = self._compared.table.end.compacted_upto > 0
+        return bool(is_trimmed and not is_known and one.prev_token > token)
 
-    def _report_wrong(self, wrong: Sequence[windows.WrongFacts]) -> None:
+    def _report_wrong(self, wrong: Sequence[Any]) -> None:
         reported = self._compared.reported
         why = {
             "doubled-row": "serial {} or one of its rows is duplicated",

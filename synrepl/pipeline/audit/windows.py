@@ -1,18 +1,21 @@
 """Window queries over rows: missing, duplicate and changed rows, and broken chains. Expensive."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-__all__ = ["DigestBreak", "Serials", "SerialSpan", "WrongFacts", "check_serials", "find_breaks"]
+__all__ = ["FIELDS", "SerialSpan", "Serials", "check_serials", "find_breaks"]
 
 BLOCK: Final = 16_384
 """Serials per window: a single window over all serials would run in one task."""
 
 AT_MOST: Final = 10_000
+
+FIELDS: Final = ("stream", "writer", "serial", "epoch", "prev_token", "token", "committed_ms")
 
 
 class SerialSpan(msgspec.Struct, frozen=True):
@@ -23,36 +26,15 @@ class SerialSpan(msgspec.Struct, frozen=True):
     digest: str
 
 
-class WrongFacts(msgspec.Struct, frozen=True):
-    """A duplicate, incomplete or changed fact; `what` is one of `CODES`."""
-
-    what: str
-    serial: int
-    stream: str
-    writer: str
-    token: int
-
-
 class Serials(msgspec.Struct, frozen=True):
-    """The wrong facts of some spans, and the missing runs of serials."""
+    """The wrong facts of some spans, and the missing runs of serials.
 
-    wrong: list[WrongFacts]
+    `wrong` are duplicate, incomplete and changed facts: rows of `what` (one of `CODES`), `serial`, `stream`,
+    `writer` and `token`.
+    """
+
+    wrong: list[Any]
     missing: list[tuple[int, int]]
-
-
-class DigestBreak(msgspec.Struct, frozen=True):
-    """A fact that does not continue the previous fact of its writer, as far as known."""
-
-    stream: str
-    writer: str
-    serial: int
-    epoch: int
-    prev_token: int
-    token: int
-    committed_ms: int
-    before_serial: int | None
-    before_token: int | None
-    before_epoch: int | None
 
 
 def check_serials(found: DataFrame, spans: Sequence[SerialSpan]) -> Serials:
@@ -89,65 +71,42 @@ def check_serials(found: DataFrame, spans: Sequence[SerialSpan]) -> Serials:
     begins = ~F.col("is_guest") & F.col("before").isNull()
     ends = F.col("after").isNull() & (F.col("is_guest") | ~is_last)
     is_gap = F.coalesce(F.col("before") < F.col("serial") - 1, F.lit(False))
+    fact = ["serial", "stream", "writer", "token"]
+    edges = [begins.alias("begins"), ends.alias("ends"), is_gap.alias("is_gap")]
     suspects = (
-        facts.select(
-            "serial",
-            "stream",
-            "writer",
-            "token",
-            "before",
-            what.alias("what"),
-            begins.alias("begins"),
-            ends.alias("ends"),
-            is_gap.alias("is_gap"),
-        )
+        facts.select(what.alias("what"), *fact, "before", *edges)
         .where("what is not null or begins or ends or is_gap")
         .collect()
     )
-    wrong = sorted(
-        {
-            WrongFacts(r["what"], r["serial"], r["stream"], r["writer"], r["token"])
-            for r in suspects
-            if r["what"]
-        },
-        key=lambda one: one.serial,
-    )
-    return Serials(wrong[:AT_MOST], _missing(suspects, spans))
+    wrong = {tuple(row[name] for name in ("what", *fact)): row for row in suspects if row["what"]}
+    return Serials(sorted(wrong.values(), key=lambda row: row["serial"])[:AT_MOST], _missing(suspects, spans))
 
 
 def _missing(suspects: Sequence[Any], spans: Sequence[SerialSpan]) -> list[tuple[int, int]]:
     """Return the missing runs of serials, from the starts and ends of the existing runs."""
-    begins = sorted({row["serial"] for row in suspects if row["begins"] or row["is_gap"]})
-    ends = sorted(
-        {row["serial"] for row in suspects if row["ends"]}
-        | {row["before"] for row in suspects if row["is_gap"]}
-    )
+    begins = {row["serial"] for row in suspects if row["begins"] or row["is_gap"]}
+    ends = {row["serial"] for row in suspects if row["ends"]}
+    ends |= {row["before"] for row in suspects if row["is_gap"]}
     missing = []
     for span in spans:
-        there = span.first - 1
-        starts = [serial for serial in begins if span.first <= serial <= span.last]
-        stops = [serial for serial in ends if span.first <= serial <= span.last]
-        for start in starts:
-            upto = max([there, *(stop for stop in stops if stop < start)])
-            if start > upto + 1:
-                missing.append((upto + 1, start - 1))
-            there = start
-        upto = max([there, *stops]) if starts or stops else span.first - 1
-        if upto < span.last:
-            missing.append((upto + 1, span.last))
+        known = sorted(serial for serial in begins | ends if span.first <= serial <= span.last)
+        for before, after in pairwise((span.first - 1, *known, span.last + 1)):
+            if after > before + 1 and (after in begins or after > span.last):
+                missing.append((before + 1, after - 1))
     return missing
 
 
-def find_breaks(rows: DataFrame) -> list[DigestBreak]:
+def find_breaks(rows: DataFrame) -> list[Any]:
     """Return facts that do not continue the previous one of their writer, and the first of each writer.
 
-    Late facts are ignored.
+    The columns are `FIELDS`, and `before_serial`, `before_token` and `before_epoch` of the previous fact, if
+    any. Late facts are ignored.
     """
     order = Window.partitionBy("stream", "writer").orderBy("serial", "seq")
     found = (
         rows.where("prev_token <> token")
         .withColumn("committed_ms", F.unix_millis("committed_at"))
-        .select("stream", "writer", "serial", "seq", "epoch", "prev_token", "token", "committed_ms")
+        .select(*FIELDS, "seq")
         .withColumn("before_serial", F.lag("serial").over(order))
         .withColumn("before_token", F.lag("token").over(order))
         .withColumn("before_epoch", F.lag("epoch").over(order))
@@ -157,4 +116,4 @@ def find_breaks(rows: DataFrame) -> list[DigestBreak]:
         .orderBy("serial")
         .limit(AT_MOST)
     )
-    return [DigestBreak(**row.asDict()) for row in found.collect()]
+    return found.collect()
