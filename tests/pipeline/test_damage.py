@@ -11,7 +11,7 @@ import pytest
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.comparison import Comparison
-from synrepl.pipeline.audit.file_scan import FileScan, ListedFile, scan_file
+from synrepl.pipeline.audit.file_scan import FileScan, ListedFile, rank_files, scan_files
 from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
@@ -47,12 +47,11 @@ def compared(place: Path) -> tuple[ListedFile, FileScan, Comparison, list[AuditF
     """The only file of an archive, scanned and compared."""
     table, found = ArchiveTable(Store(str(place))), AuditFindings()
     told = Comparison(table, table.files, found)
-    file = msgspec.convert(table.files.to_pylist()[0], ListedFile)
-    # As a task answers it.
-    seen = msgspec.json.decode(msgspec.json.encode(scan_file(table.store, file)), type=FileScan)
+    (scans,) = scan_files(table.store, rank_files(table.files).to_batches())
+    seen = msgspec.json.decode(scans["seen"][0].as_py(), type=FileScan)
     told.add(seen)
     told.finish()
-    return file, seen, told, found.listed()
+    return seen.file, seen, told, found.listed()
 
 
 def changed(data: bytes, at: int, mask: int) -> bytes:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Final
 
@@ -42,27 +42,24 @@ def audit(
     the archive, or a time. A problem of the archive is a finding, not an error. Raises `BadArchive` if there
     is no archive, and `ConnectError` or `HttpError` of the daemon.
     """
-    clock = _Clock()
+    seconds: dict[str, float] = {}
     found = AuditFindings()
-    with clock.phase("table"):
+    with _phase("table", seconds):
         table = ArchiveTable(archive, as_of)
         files = table.files
         if as_of is None:
             _report_unnamed(table, found)
-    with clock.phase("files"):
+    with _phase("files", seconds):
         progress("files", 0, len(files))
         scans = map_files(spark, rank_files(files), partial(scan_files, archive), SEEN)
         compared = compare(table, files, scans, found, deep=deep)
         progress("files", len(files), len(files))
-    with clock.phase("rows"):
+    with _phase("rows", seconds):
         Explanation(spark, compared, found).explain(progress)
     if url is not None:
-        with clock.phase("daemon"):
-            client = BlockingClient(url, secret=secret)
-            try:
+        with _phase("daemon", seconds):
+            with closing(BlockingClient(url, secret=secret)) as client:
                 compare_with_daemon(spark, compared, client, found)
-            finally:
-                client.close()
     return AuditResult(
         findings=found.listed(),
         omitted=found.omitted,
@@ -73,7 +70,7 @@ def audit(
         rows=compared.rows,
         first_serial=1,
         last_serial=table.end.last_serial,
-        seconds=clock.seconds,
+        seconds=seconds,
     )
 
 
@@ -83,14 +80,9 @@ def _report_unnamed(table: ArchiveTable, found: AuditFindings) -> None:
         found.add("unnamed-file", f"no version of the last week has {path}; vacuum removes it", file=path)
 
 
-class _Clock:
-    """A stopwatch of the phases."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - began, 3)
+@contextmanager
+def _phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Measure the seconds of a phase."""
+    began = time.monotonic()
+    yield
+    seconds[name] = round(time.monotonic() - began, 3)

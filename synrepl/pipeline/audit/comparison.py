@@ -25,35 +25,53 @@ ORDERED: Final = 10_000
 ANCHORS: Final = 20_000
 """Maximum number of digests to compare with a daemon."""
 
+ODD: Final = {
+    "doubled-row": "is duplicated",
+    "missing-row": "is missing",
+    "out-of-order": "comes after later ones",
+}
+
 Positions = dict[tuple[str, str], int]
 """The position of each writer of a stream, by stream and writer."""
+
+
+class WriterClock(msgspec.Struct):
+    """The last tokens and serials of writers, as far as known.
+
+    Other writers are at the token `initial`, or unknown (None, and those of the streams `lost`).
+    """
+
+    tokens: Positions
+    serials: Positions
+    lost: set[str]
+    initial: int | None
+
+    def token(self, stream: str, writer: str) -> int | None:
+        """Return the token of a writer; None if it is unknown."""
+        return self.tokens.get((stream, writer), None if stream in self.lost else self.initial)
+
+    def copied(self) -> "WriterClock":
+        """Return a copy."""
+        return WriterClock(self.tokens.copy(), self.serials.copy(), self.lost.copy(), self.initial)
 
 
 class AuditSpan(msgspec.Struct, kw_only=True):
     """Serials from `first` to `last`, of which no other file has any.
 
-    `start` and `digest` are the positions of writers and the digest before the span, as far as known; `seen`
-    are the last serials of writers there. Other writers are at `initial`, or unknown in the streams `lost`.
-    In `broken` streams, the tokens of a writer are not consecutive. `unknown` are the streams with an
-    unreadable file, whose holes are not reported. `short` files have other counts than in the log.
+    `start` and `digest` are the clock and the digest before the span, as far as known. In `broken` streams,
+    the tokens of a writer are not consecutive. `unknown` are the streams with an unreadable file, whose holes
+    are not reported. `short` files have other counts than in the log.
     """
 
     first: int
     last: int
-    start: Positions
-    seen: Positions
+    start: WriterClock
     digest: str
-    lost: set[str]
-    initial: int | None
     is_compacted: bool
     is_uneven: bool = False
     broken: set[str] = set()
     unknown: set[str] = set()
     short: list[FileScan] = []
-
-    def position(self, stream: str, writer: str) -> int | None:
-        """Return the token of a writer before the span; None if it is unknown."""
-        return self.start.get((stream, writer), None if stream in self.lost else self.initial)
 
 
 class TokenGap(msgspec.Struct, frozen=True):
@@ -107,12 +125,7 @@ class Comparison:
         self._anchor_step = 1
         self._span: AuditSpan | None = None
         self._spans = 0
-        # Positions and last serials of writers, and streams with writers of unknown positions.
-        self._positions: Positions = {}
-        self._serials: Positions = {}
-        self._lost: set[str] = set()
-        # The position of a writer without facts.
-        self._initial = None if table.end.compacted_upto else 0
+        self._clock = WriterClock({}, {}, set(), None if table.end.compacted_upto else 0)
 
     def add(self, scan: FileScan) -> None:
         """Compare the next file."""
@@ -128,7 +141,7 @@ class Comparison:
             self._last = end.compacted_upto
             self._digest = self._logged_digest(end.compacted_upto)
             for stream, writers in end.origin.items():
-                self._positions.update({(stream, writer): token for writer, token in writers.items()})
+                self._clock.tokens.update({(stream, writer): token for writer, token in writers.items()})
         elif file.first_serial > upto:
             self._close()
         self._scans.append(scan)
@@ -155,10 +168,10 @@ class Comparison:
     def _tails(self) -> Iterator[TokenGap]:
         end = self.table.end
         for stream, writers in end.end.items():
-            for writer, token in writers.items() if stream not in self._lost | self.void else ():
-                here = self._position(stream, writer)
+            for writer, token in writers.items() if stream not in self._clock.lost | self.void else ():
+                here = self._clock.token(stream, writer)
                 if here is not None and here != token:
-                    after = self._serials.get((stream, writer), 0)
+                    after = self._clock.serials.get((stream, writer), 0)
                     yield TokenGap(stream, writer, here, token, after, end.last_serial + 1)
 
     def readable(self, first: int, last: int) -> Any:
@@ -209,7 +222,7 @@ class Comparison:
             scan.odd = [odd for odd in scan.odd if odd.what != "missing-row"]
         for odd in scan.odd:
             self.reported.add((odd.what, odd.serial))
-            self._report_odd(scan, odd)
+            self._report_odd(scan.file, odd)
         if (scan.rows, scan.first, scan.last) != (file.rows, file.first_serial, file.last_serial):
             span.is_uneven = True
             span.short.append(scan)
@@ -219,16 +232,9 @@ class Comparison:
         file, runs = scan.file, {} if scan.strangers else scan.runs
         moved = {writer: (run.low, run.high) for writer, run in runs.items()} or self._moved(file)
         named: list[tuple[str, tuple[int | None, int | None]]] = [*sorted(moved.items())]
+        serials = (file.first_serial, file.last_serial)
         for writer, tokens in named or [("", (None, None))]:
-            self._found.add(
-                what,
-                why,
-                stream=file.stream,
-                writer=writer,
-                tokens=tokens,
-                serials=(file.first_serial, file.last_serial),
-                file=file.path,
-            )
+            self._found.add(what, why, file.stream, writer, tokens, serials, file.path)
 
     def _moved(self, file: ListedFile) -> dict[str, tuple[int, int]]:
         """Return the ranges of tokens of the writers in a file, from the clocks of the batches around it."""
@@ -254,21 +260,10 @@ class Comparison:
         """Return the digest at a serial from the log; empty if no batch ends there."""
         return next((one.digest for one in self._batches if one.last_serial == serial), "")
 
-    def _report_odd(self, scan: FileScan, odd: FileProblem) -> None:
-        why = {
-            "doubled-row": f"row {odd.seq} of serial {odd.serial} is duplicated",
-            "missing-row": f"row {odd.seq} of serial {odd.serial} is missing",
-            "out-of-order": f"row {odd.seq} of serial {odd.serial} comes after later ones",
-        }[odd.what]
-        self._found.add(
-            odd.what,
-            why,
-            stream=scan.file.stream,
-            writer=odd.writer,
-            tokens=(odd.token, odd.token),
-            serials=(odd.serial, odd.serial),
-            file=scan.file.path,
-        )
+    def _report_odd(self, file: ListedFile, odd: FileProblem) -> None:
+        why = f"row {odd.seq} of serial {odd.serial} {ODD[odd.what]}"
+        tokens, serials = (odd.token, odd.token), (odd.serial, odd.serial)
+        self._found.add(odd.what, why, file.stream, odd.writer, tokens, serials, file.path)
 
     def _report_gap(self, first: int, last: int) -> None:
         self._found.add("gap", f"no file of the table has serials {first} to {last}", serials=(first, last))
@@ -280,21 +275,14 @@ class Comparison:
         scans, self._scans = self._scans, []
         if not scans:
             return
-        span = AuditSpan(
-            first=scans[0].file.first_serial,
-            last=max(one.file.last_serial for one in scans),
-            start=dict(self._positions),
-            seen=dict(self._serials),
-            digest=self._digest,
-            lost=set(self._lost),
-            initial=self._initial,
-            is_compacted=scans[0].file.first_serial <= self.table.end.compacted_upto,
-        )
-        if span.first > self._last + 1 and not span.is_compacted:
-            self._report_gap(self._last + 1, span.first - 1)
-            span.digest, span.start, span.initial = "", {}, None
-            self._initial = None
-            self._positions.clear()
+        first, last = scans[0].file.first_serial, max(one.file.last_serial for one in scans)
+        is_compacted = first <= self.table.end.compacted_upto
+        if first > self._last + 1 and not is_compacted:
+            self._report_gap(self._last + 1, first - 1)
+            self._digest, self._clock.initial = "", None
+            self._clock.tokens.clear()
+        start = self._clock.copied()
+        span = AuditSpan(first=first, last=last, start=start, digest=self._digest, is_compacted=is_compacted)
         self._last, self._span = span.last, span
         for scan in scans:
             self._compare_file(scan, span)
@@ -319,20 +307,16 @@ class Comparison:
         for scan in scans:
             stream = scan.file.stream
             for writer, run in scan.runs.items() if scan.file.path not in self.unreadable else ():
-                key, here = (stream, writer), self._position(stream, writer)
+                key, here = (stream, writer), self._clock.token(stream, writer)
                 if not run.goes_on or not (here is None or run.before in (None, here)):
                     yield stream
                 if run.after is not None:
-                    self._positions[key] = run.after
-                self._serials[key] = run.last_serial
+                    self._clock.tokens[key] = run.after
+                self._clock.serials[key] = run.last_serial
             if scan.file.path in self.unreadable:
-                self._lost.add(stream)
-                for key in [key for key in self._positions if key[0] == stream]:
-                    del self._positions[key]
-
-    def _position(self, stream: str, writer: str) -> int | None:
-        """Return the token of a writer here; None if it is unknown."""
-        return self._positions.get((stream, writer), None if stream in self._lost else self._initial)
+                self._clock.lost.add(stream)
+                for key in [key for key in self._clock.tokens if key[0] == stream]:
+                    del self._clock.tokens[key]
 
     def _choose(self, span: AuditSpan) -> None:
         """Add a span to examine; adjacent ones are joined."""

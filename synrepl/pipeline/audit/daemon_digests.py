@@ -55,15 +55,9 @@ def compare_with_daemon(
     stream, writer, token = (fact["stream"], fact["writer"], fact["token"]) if fact else ("", "", None)
     where = f"at serial {first}" if is_exact else f"at serial {first} or before it"
     why = f"the daemon has other facts {where}, and after that"
-    found.add(
-        "differs-from-daemon",
-        why,
-        stream=stream,
-        writer=writer,
-        tokens=(token, token),
-        serials=(first, min(head, end.last_serial)),
-        file=compared.file_of(stream, first) if fact else "",
-    )
+    file = compared.file_of(stream, first) if fact else ""
+    serials = (first, min(head, end.last_serial))
+    found.add("differs-from-daemon", why, stream, writer, (token, token), serials, file)
 
 
 def _get_digests(client: BlockingClient, serials: Sequence[int]) -> dict[int, str | None]:
@@ -81,22 +75,16 @@ def _first(client: BlockingClient, ours: Mapping[int, str], after: int | None, u
     A search in steps of 500 parts, with a tenth of the requests of a binary search.
     """
     left = sorted(serial for serial in ours if (after is None or after < serial) and serial < upto)
-    is_sure = after is not None
     last_equal = after
     while left:
         step = max(1, -(-len(left) // AT_ONCE))
         probes = left[step - 1 :: step]
         theirs = _get_digests(client, probes)
-        equal = [serial for serial in probes if theirs[serial] == ours[serial]]
-        differing = [serial for serial in probes if theirs[serial] not in (None, ours[serial])]
-        unknown = [serial for serial in probes if theirs[serial] is None]
-        if equal:
-            is_sure, last_equal = True, max(equal)
-        if differing:
-            upto = min(differing)
-        floor = max([*equal, *unknown], default=None)
-        left = [serial for serial in left if serial < upto and (floor is None or serial > floor)]
-    return upto, is_sure and (last_equal == upto - 1 or upto - 1 not in ours)
+        last_equal = max((one for one in probes if theirs[one] == ours[one]), default=last_equal)
+        upto = min((one for one in probes if theirs[one] not in (None, ours[one])), default=upto)
+        floor = max((one for one in probes if theirs[one] in (None, ours[one])), default=0)
+        left = [serial for serial in left if floor < serial < upto]
+    return upto, last_equal is not None and (last_equal == upto - 1 or upto - 1 not in ours)
 
 
 def _report_beyond(spark: SparkSession, head: int, compared: Comparison, found: AuditFindings) -> None:
@@ -105,14 +93,8 @@ def _report_beyond(spark: SparkSession, head: int, compared: Comparison, found: 
     sums = (F.count("*"), F.min("token"), F.max("token"), F.min("serial"), F.max("serial"))
     lacking = sorted(facts.agg(*sums).collect())
     for stream, writer, count, low, high, first, last in lacking:
-        found.add(
-            "missing-in-daemon",
-            f"the daemon's log ends at serial {head}; {count} facts beyond it are of {writer}",
-            stream=stream,
-            writer=writer,
-            tokens=(low, high),
-            serials=(first, last),
-        )
+        why = f"the daemon's log ends at serial {head}; {count} facts beyond it are of {writer}"
+        found.add("missing-in-daemon", why, stream, writer, (low, high), (first, last))
     if not lacking:
         why = f"the daemon's log ends at serial {head}, the archive at {end}"
         found.add("missing-in-daemon", why, serials=(head + 1, end))

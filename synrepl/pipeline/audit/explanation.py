@@ -32,21 +32,23 @@ class Explanation:
         chosen = pa.concat_tables([self._compared.readable(one.first, one.last) for one in spans])
         total = pc.sum(chosen["rows"]).as_py() or 0
         progress("rows", 0, total)
-        serials, breaks = windows.Serials([], []), []
+        wrong: list[Any] = []
+        missing: list[tuple[int, int]] = []
+        breaks: list[Any] = []
         if len(chosen):
             store, changed = self._compared.table.store, self._compared.changed
             # A compacted span has holes, so its serials are not checked, but its facts are.
             dense = _join([one for one in spans if not one.is_compacted])
-            serials = windows.check_serials(read_files(self._spark, store, chosen, changed), dense)
+            wrong, missing = windows.check_serials(read_files(self._spark, store, chosen, changed), dense)
             # The missing serials explain a broken chain.
             broken = {stream for one in spans for stream in one.broken}
             if any(one.is_uneven for one in spans):
                 broken |= set(pc.unique(chosen["stream"]).to_pylist())
             of_broken = chosen.filter(pc.is_in(chosen["stream"], pa.array(sorted(broken), pa.string())))
             breaks = windows.find_breaks(read_files(self._spark, store, of_broken, changed))
-        self._report_wrong(serials.wrong)
+        self._report_wrong(wrong)
         broken_chains, holes = self._follow(breaks, spans)
-        self._report_missing(serials.missing, [*holes, *self._compared.tails])
+        self._report_missing(missing, [*holes, *self._compared.tails])
         self._report_unexplained(spans)
         progress("rows", total, total)
         return broken_chains
@@ -62,8 +64,8 @@ class Explanation:
             if is_known:
                 after, token = one.before_serial, one.before_token
             else:
-                after = span.seen.get((one.stream, one.writer), 0)
-                known = span.position(one.stream, one.writer)
+                after = span.start.serials.get((one.stream, one.writer), 0)
+                known = span.start.token(one.stream, one.writer)
                 token = one.prev_token if known is None else known
             kind = self._kind(one, token)
             is_excused = self._is_excused(one, span, token, is_known=is_known)
@@ -73,10 +75,11 @@ class Explanation:
             found.append(ChainBreak(**fields, expected=token, kind=kind))
             if is_excused:
                 continue
+            gap = TokenGap(one.stream, one.writer, token, one.prev_token, after, one.serial)
             if one.prev_token > token:
-                holes.append(TokenGap(one.stream, one.writer, token, one.prev_token, after, one.serial))
+                holes.append(gap)
             else:
-                self._report_chain(one.stream, one.writer, one.serial, one.prev_token, one.token, token)
+                self._report_chain(gap, one.token)
         return found, holes
 
     def _kind(self, one: Any, token: int) -> str:
@@ -112,15 +115,9 @@ class Explanation:
         for one in wrong:
             if (one.what, one.serial) in reported or (one.what == "changed-row" and one.serial in spoiled):
                 continue
-            self._found.add(
-                one.what,
-                why[one.what].format(one.serial),
-                stream=one.stream,
-                writer=one.writer,
-                tokens=(one.token, one.token),
-                serials=(one.serial, one.serial),
-                file=self._compared.file_of(one.stream, one.serial),
-            )
+            sentence, file = why[one.what].format(one.serial), self._compared.file_of(one.stream, one.serial)
+            tokens, serials = (one.token, one.token), (one.serial, one.serial)
+            self._found.add(one.what, sentence, one.stream, one.writer, tokens, serials, file)
 
     def _report_missing(self, missing: Sequence[tuple[int, int]], holes: Sequence[TokenGap]) -> None:
         """Report missing serials, with their writers if known from other facts."""
@@ -132,36 +129,26 @@ class Explanation:
                 if first < hole.before and last > hole.after
             ]
             if not runs and hole.before > end:
-                why = (
-                    f"the log has {hole.writer} at token {hole.upto}, its last fact is at token {hole.token}"
-                )
-                self._found.add("table", why, stream=hole.stream, writer=hole.writer, serials=(end, end))
+                why = f"the log has {hole.writer} at token {hole.upto}, its last fact is at token"
+                why += f" {hole.token}"
+                self._found.add("table", why, hole.stream, hole.writer, serials=(end, end))
                 continue
             if not runs:
-                self._report_chain(hole.stream, hole.writer, hole.before, hole.upto, hole.upto, hole.token)
+                self._report_chain(hole, hole.upto)
                 continue
-            self._found.add(
-                "missing-row",
-                f"facts of {hole.writer} with tokens after {hole.token}, up to {hole.upto}, are missing",
-                stream=hole.stream,
-                writer=hole.writer,
-                tokens=(hole.token + 1, hole.upto),
-                serials=(runs[0][0], runs[-1][1]),
-                file=self._compared.file_of(hole.stream, runs[0][0]),
-            )
+            tokens = (hole.token + 1, hole.upto)
+            why = f"facts of {hole.writer} with tokens after {hole.token}, up to {hole.upto}, are missing"
+            serials, file = (runs[0][0], runs[-1][1]), self._compared.file_of(hole.stream, runs[0][0])
+            self._found.add("missing-row", why, hole.stream, hole.writer, tokens, serials, file)
         for first, last in missing:
             span = next((one for one in self._compared.spans if one.first <= first <= one.last), None)
             is_told = any(first < hole.before and last > hole.after for hole in holes)
             if is_told or span is None or span.unknown:
                 continue
             which = span.short[0].file if len(span.short) == 1 else None
-            self._found.add(
-                "missing-row",
-                f"serial {first} is missing" if first == last else f"serials {first} to {last} are missing",
-                stream=which.stream if which else "",
-                serials=(first, last),
-                file=which.path if which else "",
-            )
+            stream, file = (which.stream, which.path) if which else ("", "")
+            why = f"serial {first} is missing" if first == last else f"serials {first} to {last} are missing"
+            self._found.add("missing-row", why, stream, serials=(first, last), file=file)
 
     def _report_unexplained(self, spans: Iterable[AuditSpan]) -> None:
         """Report counts that differ although all rows are right: the log is wrong."""
@@ -174,29 +161,22 @@ class Explanation:
                 why = f"the log says that {file.path} has {file.rows} rows, serials {file.first_serial} to"
                 why += f" {file.last_serial}; it has {scan.rows}, serials {scan.first} to {scan.last}"
                 serials = (file.first_serial, file.last_serial)
-                self._found.add("table", why, stream=file.stream, serials=serials, file=file.path)
+                self._found.add("table", why, file.stream, serials=serials, file=file.path)
 
-    def _report_chain(
-        self, stream: str, writer: str, serial: int, prev_token: int, token: int, expected: int
-    ) -> None:
-        why = f"{writer} continues at token {prev_token}, expected {expected}"
-        self._found.add(
-            "broken-chain",
-            why,
-            stream=stream,
-            writer=writer,
-            tokens=(min(prev_token, expected), max(token, expected)),
-            serials=(serial, serial),
-            file=self._compared.file_of(stream, serial),
-        )
+    def _report_chain(self, gap: TokenGap, last: int) -> None:
+        """Report a break of a chain, by a fact that ends at the token `last`."""
+        why = f"{gap.writer} continues at token {gap.upto}, expected {gap.token}"
+        tokens = (min(gap.token, gap.upto), max(gap.token, last))
+        serials, file = (gap.before, gap.before), self._compared.file_of(gap.stream, gap.before)
+        self._found.add("broken-chain", why, gap.stream, gap.writer, tokens, serials, file)
 
 
 def _join(spans: Iterable[AuditSpan]) -> list[windows.SerialSpan]:
     """Return the serials of these spans; adjacent ones are joined."""
     joined: list[windows.SerialSpan] = []
     for span in spans:
-        if joined and joined[-1].last + 1 == span.first:
-            joined[-1] = windows.SerialSpan(joined[-1].first, span.last, joined[-1].digest)
+        if joined and joined[-1][1] + 1 == span.first:
+            joined[-1] = (joined[-1][0], span.last, joined[-1][2])
         else:
-            joined.append(windows.SerialSpan(span.first, span.last, span.digest))
+            joined.append((span.first, span.last, span.digest))
     return joined

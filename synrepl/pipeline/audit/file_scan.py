@@ -5,7 +5,7 @@ and an error in Spark's reader fails the job. So pyarrow alone reads such a file
 rows, never the file.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -29,14 +29,10 @@ __all__ = [
     "FileScan",
     "ListedFile",
     "TokenRun",
-    "listed",
     "rank_files",
     "read_checked",
     "read_files",
-    "scan_batches",
-    "scan_file",
     "scan_files",
-    "seen_batch",
 ]
 
 ODD_AT_MOST: Final = 50
@@ -55,6 +51,13 @@ SUM: Final = 2**63
 
 SEEN: Final = "`rank` bigint NOT NULL, `seen` binary NOT NULL"
 """The result schema of tasks: `FileScan` as JSON, and the position of the file in the order of serials."""
+
+
+def skip_rows(rows: Iterator[Any]) -> Iterable[Any]:
+    """Read record batches to their end, and return nothing."""
+    for _ in rows:
+        pass
+    return ()
 
 
 class TokenRun(msgspec.Struct, kw_only=True):
@@ -115,10 +118,24 @@ class FileScan(msgspec.Struct, kw_only=True):
     odd: list[FileProblem] = []
 
 
-def scan_files(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
-    """Scan the files of these batches (`rank_files`). Yields batches of `SEEN`."""
+def scan_files(
+    store: Store,
+    batches: Iterable[Any],
+    columns: Sequence[str] = COLUMNS,
+    derive: Callable[[Iterator[Any]], Iterable[Any]] = skip_rows,
+) -> Iterator[Any]:
+    """Scan the files of these batches (`rank_files`), which should have rows of one stream.
+
+    Yields what `derive` makes of the record batches of each file, with these columns (at least `COLUMNS`),
+    and batches of `SEEN`.
+    """
     for batch in batches:
-        yield seen_batch(batch, [scan_file(store, file) for file in listed(batch)])
+        scans = []
+        for file in msgspec.convert(batch.to_pylist(), list[ListedFile]):
+            seen = FileScan(file=file)
+            yield from derive(_scan_rows(store, seen, columns))
+            scans.append(msgspec.json.encode(seen))
+        yield pa.record_batch([batch["rank"], pa.array(scans, pa.binary())], names=["rank", "seen"])
 
 
 def rank_files(files: Any) -> Any:
@@ -126,30 +143,11 @@ def rank_files(files: Any) -> Any:
     return files.append_column("rank", pa.array(np.arange(len(files))))
 
 
-def listed(files: Any) -> list[ListedFile]:
-    """Return the files of a batch."""
-    return [msgspec.convert(file, ListedFile) for file in files.to_pylist()]
+def _scan_rows(store: Store, seen: FileScan, columns: Sequence[str]) -> Iterator[Any]:
+    """Scan the file of `seen`, and yield its record batches with these columns.
 
-
-def seen_batch(files: Any, seen: Iterable[FileScan]) -> Any:
-    """Return the scans of these files as a batch of `SEEN`."""
-    scans = pa.array(map(msgspec.json.encode, seen), pa.binary())
-    return pa.record_batch([files["rank"], scans], names=["rank", "seen"])
-
-
-def scan_file(store: Store, file: ListedFile) -> FileScan:
-    """Scan a file, which should have rows of its stream, and the checksum in its name."""
-    seen = FileScan(file=file)
-    for _ in scan_batches(store, seen):
-        pass
-    return seen
-
-
-def scan_batches(store: Store, seen: FileScan, columns: Sequence[str] = COLUMNS) -> Iterator[Any]:
-    """Scan the file of `seen`, and yield its record batches with these columns, among them `COLUMNS`.
-
-    If the checksum is wrong, all columns are read, and the file is `unreadable` from the first value that
-    cannot be read.
+    If the checksum is not that of its name, all columns are read, and the file is `unreadable` from the first
+    value that cannot be read.
     """
     path = seen.file.path
     try:
@@ -220,15 +218,9 @@ class _Rows:
             what = "doubled-row" if here == before else "out-of-order" if here < before else "missing-row"
             # The first missing row of the fact.
             missing = before[1] + 1 if here[0] == before[0] else 0
-            odd.append(
-                FileProblem(
-                    what=what,
-                    writer=batch["writer"][position].as_py(),
-                    token=batch["token"][position].as_py(),
-                    serial=here[0],
-                    seq=missing if what == "missing-row" else here[1],
-                )
-            )
+            writer, token = (batch[name][position].as_py() for name in ("writer", "token"))
+            place = (here[0], missing) if what == "missing-row" else here
+            odd.append(FileProblem(what=what, writer=writer, token=token, serial=place[0], seq=place[1]))
 
     def _scan_writers(self, facts: Any) -> None:
         writers = facts["writer"]

@@ -1,5 +1,6 @@
 """Findings of an audit: a closed list of codes."""
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal
@@ -101,13 +102,12 @@ class AuditFindings:
     def __init__(self) -> None:
         self.omitted = 0
         self._found: list[AuditFinding] = []
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
 
     def add(
         self,
         what: str,
         sentence: str,
-        *,
         stream: str = "",
         writer: str = "",
         tokens: tuple[int | None, int | None] = (None, None),
@@ -116,7 +116,7 @@ class AuditFindings:
     ) -> None:
         """Add a finding."""
         assert what in CODES, what
-        self._counts[what] = self._counts.get(what, 0) + 1
+        self._counts[what] += 1
         if self._counts[what] > AT_MOST:
             self.omitted += 1
             return

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-import msgspec
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-__all__ = ["FIELDS", "SerialSpan", "Serials", "check_serials", "find_breaks"]
+__all__ = ["FIELDS", "SerialSpan", "check_serials", "find_breaks"]
 
 BLOCK: Final = 16_384
 """Serials per window: a single window over all serials would run in one task."""
@@ -18,27 +17,16 @@ AT_MOST: Final = 10_000
 FIELDS: Final = ("stream", "writer", "serial", "epoch", "prev_token", "token", "committed_ms")
 
 
-class SerialSpan(msgspec.Struct, frozen=True):
-    """Serials from `first` to `last`, all of which should exist, and the digest before them, if known."""
-
-    first: int
-    last: int
-    digest: str
+SerialSpan = tuple[int, int, str]
+"""The first and last of serials that should all exist, and the digest before them (empty if unknown)."""
 
 
-class Serials(msgspec.Struct, frozen=True):
-    """The wrong facts of some spans, and the missing runs of serials.
+def check_serials(found: DataFrame, spans: Sequence[SerialSpan]) -> tuple[list[Any], list[tuple[int, int]]]:
+    """Recompute the digest of every fact from that of its predecessor, and find missing serials.
 
-    `wrong` are duplicate, incomplete and changed facts: rows of `what` (one of `CODES`), `serial`, `stream`,
-    `writer` and `token`.
+    Returns the duplicate, incomplete and changed facts, as rows of `what` (one of `CODES`), `serial`,
+    `stream`, `writer` and `token`, and the missing runs of serials.
     """
-
-    wrong: list[Any]
-    missing: list[tuple[int, int]]
-
-
-def check_serials(found: DataFrame, spans: Sequence[SerialSpan]) -> Serials:
-    """Recompute the digest of every fact from that of its predecessor, and find missing serials."""
     block = F.floor(F.col("serial") / BLOCK)
     is_last = F.col("serial") % BLOCK == BLOCK - 1
     rows = F.array_sort(F.collect_list(F.struct("seq", "row")))
@@ -56,8 +44,8 @@ def check_serials(found: DataFrame, spans: Sequence[SerialSpan]) -> Serials:
         .withColumn("after", F.lead("serial").over(order))
     )
     previous = F.when(F.col("before") == F.col("serial") - 1, F.col("before_digest"))
-    for span in spans:
-        previous = previous.when(F.col("serial") == span.first, F.lit(span.digest or None))
+    for first, _, digest in spans:
+        previous = previous.when(F.col("serial") == first, F.lit(digest or None))
     text = F.concat(F.lit("["), F.array_join(F.transform("found", lambda one: one["row"]), ","), F.lit("]"))
     parts = ["serial", "epoch", "stream", "writer", "prev_token", "token"]
     digested = F.concat_ws(" ", previous, *parts, F.unix_millis("committed_at"), text)
@@ -79,7 +67,7 @@ def check_serials(found: DataFrame, spans: Sequence[SerialSpan]) -> Serials:
         .collect()
     )
     wrong = {tuple(row[name] for name in ("what", *fact)): row for row in suspects if row["what"]}
-    return Serials(sorted(wrong.values(), key=lambda row: row["serial"])[:AT_MOST], _missing(suspects, spans))
+    return sorted(wrong.values(), key=lambda row: row["serial"])[:AT_MOST], _missing(suspects, spans)
 
 
 def _missing(suspects: Sequence[Any], spans: Sequence[SerialSpan]) -> list[tuple[int, int]]:
@@ -88,10 +76,10 @@ def _missing(suspects: Sequence[Any], spans: Sequence[SerialSpan]) -> list[tuple
     ends = {row["serial"] for row in suspects if row["ends"]}
     ends |= {row["before"] for row in suspects if row["is_gap"]}
     missing = []
-    for span in spans:
-        known = sorted(serial for serial in begins | ends if span.first <= serial <= span.last)
-        for before, after in pairwise((span.first - 1, *known, span.last + 1)):
-            if after > before + 1 and (after in begins or after > span.last):
+    for first, last, _ in spans:
+        known = sorted(serial for serial in begins | ends if first <= serial <= last)
+        for before, after in pairwise((first - 1, *known, last + 1)):
+            if after > before + 1 and (after in begins or after > last):
                 missing.append((before + 1, after - 1))
     return missing
 

@@ -5,6 +5,7 @@ long, and supports only stores with drivers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from pyspark.sql import functions as f
 
 from synrepl.pipeline.archive.reading import map_files
 from synrepl.pipeline.archive.table import Batch
-from synrepl.pipeline.audit.file_scan import COLUMNS, FileScan, listed, rank_files, scan_batches, seen_batch
+from synrepl.pipeline.audit.file_scan import COLUMNS, rank_files, scan_files
 from synrepl.pipeline.store import Store
 
 __all__ = ["counted_once", "scan_facts", "seconds_of"]
@@ -51,13 +52,7 @@ def scan_facts(spark: SparkSession, archive: Store, files: Any, batches: Sequenc
     times = np.array([*(one.archived_at_ms for one in batches), 0], np.int64)
 
     def work(batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in batches:
-            scans = []
-            for file in listed(batch):
-                seen = FileScan(file=file)
-                yield from map(_filled, _facts(scan_batches(archive, seen, READ), ends, times))
-                scans.append(seen)
-            yield _filled(seen_batch(batch, scans))
+        return map(_filled, scan_files(archive, batches, READ, partial(_facts, ends=ends, times=times)))
 
     return map_files(spark, rank_files(files), work, DDL)
 
