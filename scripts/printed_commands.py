@@ -235,7 +235,8 @@ class Story:
             return
         self.running.append(one)
         if re.search(r"synrepl serve|\btwistd\b.* synrepl\b", command, re.DOTALL):
-            one.wait_to_print(r"(ready|joined|joining|live)\b")
+            # A replica is ready before it has a copy, which the next command may need.
+            one.wait_to_print(r"ready\b(?!.*; joining)|joined\b|live\b")
         else:
             one.wait_to_print(r"\S")
         if "until Ctrl-C" in command:

@@ -227,7 +227,7 @@ class _Job:
 
         A task writes what it reads, so that rows do not pass through Spark.
         """
-        # Each of the cores that share a batch has two places for tasks.
+        # Half of the tasks that other jobs have: one for each core, with files of twice the size.
         each = max(TASK_FACTS, 2 * BATCH_FACTS // parallelism(self._spark))
         compacted = "false" if compacted_upto is None else "true"
         options = read_options({**self._options, "compacted": compacted, "factsPerPartition": str(each)})
