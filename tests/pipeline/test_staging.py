@@ -9,8 +9,7 @@ import pytest
 from synrepl.errors import ConfigError
 from synrepl.pipeline.source import data_sink
 from synrepl.pipeline.source.data_sink import (
-    SinkBatchWriter,
-    SinkStreamWriter,
+    FactSink,
     StagedFacts,
     build_facts,
     check_writable,
@@ -87,7 +86,7 @@ def test_what_cannot_be_written_is_told_before_it_is_tried() -> None:
     with pytest.raises(ConfigError, match="at one daemon"):
         check_writable(two, schema("row", "stream"), overwrite=False)
     with pytest.raises(ConfigError, match="needs the option `query`"):
-        SinkStreamWriter(options)
+        FactSink(options, is_streaming=True)
     check_writable(OPTIONS, schema("row"), overwrite=False)
 
 
@@ -113,13 +112,13 @@ def test_each_file_has_a_key_of_its_own_and_keeps_it(monkeypatch: pytest.MonkeyP
     daemon = Appended()
     monkeypatch.setattr(data_sink, "SourceClient", daemon)
     options = replace(OPTIONS, query="q")
-    messages = [StagedFacts(1, ("c", "d"), 2), None, StagedFacts(0, ("a", "b"), 2)]
+    messages = [StagedFacts(1, ("c", "d")), None, StagedFacts(0, ("a", "b"))]
 
-    SinkStreamWriter(options).commit([*messages], 7)
+    FactSink(options, is_streaming=True).commit([*messages], 7)
     again = list(daemon.keys)
-    SinkStreamWriter(options).commit([*reversed(messages)], 7)
-    SinkStreamWriter(options).commit([*messages], 8)
-    SinkStreamWriter(replace(OPTIONS, query="p")).commit([*messages], 7)
+    FactSink(options, is_streaming=True).commit([*reversed(messages)], 7)
+    FactSink(options, is_streaming=True).commit([*messages], 8)
+    FactSink(replace(OPTIONS, query="p"), is_streaming=True).commit([*messages], 7)
 
     assert ["a", "b", "c", "d"] * 4 == daemon.files
     assert again == daemon.keys[4:8]
@@ -132,6 +131,6 @@ def test_writes_without_a_name_have_keys_of_their_own(monkeypatch: pytest.Monkey
     monkeypatch.setattr(data_sink, "SourceClient", daemon)
 
     for _ in range(2):
-        SinkBatchWriter(OPTIONS).commit([StagedFacts(0, ("a",), 1)])
+        FactSink(OPTIONS).commit([StagedFacts(0, ("a",))])
 
     assert 2 == len(set(daemon.keys))

@@ -19,26 +19,26 @@ from synrepl.pipeline.store import Store
 __all__ = ["WrittenFile", "write_files", "write_in_tasks"]
 
 
-class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
+class WrittenFile(msgspec.Struct, kw_only=True):
     """A file, with the highest token of each writer by epoch, and the epoch and digest of its last fact.
 
     `path` is relative to the archive, and ends with the SHA-256; `facts` counts the rows with `seq` 0.
     """
 
-    path: str
-    bytes: int
-    rows: int
-    facts: int
     stream: str
     date: str
-    first_serial: int
-    last_serial: int
-    last_seq: int
-    first_at_ms: int
-    last_at_ms: int
-    tokens: dict[int, dict[str, int]]
-    epoch: int
-    digest: str
+    path: str = ""
+    bytes: int = 0
+    rows: int = 0
+    facts: int = 0
+    first_serial: int = 0
+    last_serial: int = 0
+    last_seq: int = 0
+    first_at_ms: int = 0
+    last_at_ms: int = 0
+    tokens: dict[int, dict[str, int]] = {}
+    epoch: int = 0
+    digest: str = ""
 
     @property
     def stats(self) -> str:
@@ -91,64 +91,47 @@ class _File:
     """A file being written: compressed in memory, as its checksum is in its name."""
 
     def __init__(self, stream: str, date: str) -> None:
-        self._stream = stream
-        self._date = date
+        self._written = WrittenFile(stream=stream, date=date)
         self._waiting: list[Any] = []
-        self._waiting_rows = 0
-        self._rows = self._facts = self._last_seq = 0
-        self._times: list[int] = []
-        self._tokens: dict[int, dict[str, int]] = {}
-        self._first_serial = 0
-        self._last: dict[str, Any] = {}
         self._data = pa.BufferOutputStream()
         self._writer = pq.ParquetWriter(self._data, ROWS, **PARQUET)
 
     def add(self, rows: Any) -> None:
         """Append rows."""
-        self._first_serial = self._first_serial or rows["serial"][0].as_py()
-        (self._last,) = rows.slice(len(rows) - 1).select(["serial", "epoch", "digest"]).to_pylist()
-        bounds = pc.min_max(rows["committed_at"])
-        times = (*self._times, bounds["min"].value // 1000, bounds["max"].value // 1000)
-        self._times = [min(times), max(times)]
-        self._rows += len(rows)
-        self._facts += pc.sum(pc.equal(rows["seq"], 0)).as_py()
-        self._last_seq = max(self._last_seq, pc.max(rows["seq"]).as_py())
+        made = self._written
+        times = pc.min_max(rows["committed_at"])
+        first_at_ms, last_at_ms = times["min"].value // 1000, times["max"].value // 1000
+        if not made.rows:
+            made.first_serial, made.first_at_ms = rows["serial"][0].as_py(), first_at_ms
+        made.first_at_ms = min(made.first_at_ms, first_at_ms)
+        made.last_at_ms = max(made.last_at_ms, last_at_ms)
+        made.last_serial, made.epoch, made.digest = (
+            rows[name][-1].as_py() for name in ("serial", "epoch", "digest")
+        )
+        made.rows += len(rows)
+        made.facts += pc.sum(pc.equal(rows["seq"], 0)).as_py()
+        made.last_seq = max(made.last_seq, pc.max(rows["seq"]).as_py())
         tokens = pa.table({name: rows[name] for name in ("epoch", "writer", "token")})
         for found in tokens.group_by(["epoch", "writer"]).aggregate([("token", "max")]).to_pylist():
-            of_epoch = self._tokens.setdefault(found["epoch"], {})
+            of_epoch = made.tokens.setdefault(found["epoch"], {})
             writer, token = found["writer"], found["token_max"]
             of_epoch[writer] = max(token, of_epoch.get(writer, token))
         self._waiting.append(rows)
-        self._waiting_rows += len(rows)
-        if self._waiting_rows >= GROUP_ROWS:
+        if sum(map(len, self._waiting)) >= GROUP_ROWS:
             self._write()
 
     def finish(self, store: Store) -> WrittenFile:
         """Store the file and return its metadata."""
         self._write()
         self._writer.close()
-        data = self._data.getvalue()
-        name = f"{self._first_serial:012d}-{sha256(data).hexdigest()}.parquet"
-        path = f"stream={quote(self._stream, safe='')}/date={self._date}/{name}"
-        store.write(path, data)
-        return WrittenFile(
-            path=path,
-            bytes=data.size,
-            rows=self._rows,
-            facts=self._facts,
-            stream=self._stream,
-            date=self._date,
-            first_serial=self._first_serial,
-            last_serial=self._last["serial"],
-            last_seq=self._last_seq,
-            first_at_ms=self._times[0],
-            last_at_ms=self._times[1],
-            tokens=self._tokens,
-            epoch=self._last["epoch"],
-            digest=self._last["digest"],
-        )
+        made, data = self._written, self._data.getvalue()
+        name = f"{made.first_serial:012d}-{sha256(data).hexdigest()}.parquet"
+        made.path = f"stream={quote(made.stream, safe='')}/date={made.date}/{name}"
+        made.bytes = data.size
+        store.write(made.path, data)
+        return made
 
     def _write(self) -> None:
         if self._waiting:
             self._writer.write_table(pa.Table.from_batches(self._waiting), row_group_size=GROUP_ROWS)
-        self._waiting, self._waiting_rows = [], 0
+        self._waiting = []

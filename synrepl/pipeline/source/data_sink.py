@@ -9,6 +9,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count, groupby, islice
+from operator import itemgetter
 from typing import Any
 from uuid import uuid4
 
@@ -25,7 +27,10 @@ from synrepl.http_api.routes import APPEND_BATCH, PUT_FILE
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.options import SourceOptions
 
-__all__ = ["SinkBatchWriter", "SinkStreamWriter", "check_writable", "build_facts"]
+__all__ = ["FactSink", "build_facts", "check_writable", "request_bodies"]
+
+Fact = tuple[str, str | None, str]
+"""The stream and the writer of a fact, and its rows as a JSON array."""
 
 
 @dataclass
@@ -34,7 +39,6 @@ class StagedFacts(WriterCommitMessage):
 
     partition: int
     files: tuple[str, ...]
-    facts: int
 
 
 def check_writable(options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
@@ -50,137 +54,82 @@ def check_writable(options: SourceOptions, schema: StructType, *, overwrite: boo
         raise ConfigError("the frame needs a column stream, or the query the option stream")
 
 
-def build_facts(
-    lines: Iterable[dict[str, Any]], options: SourceOptions
-) -> Iterator[tuple[str, str | None, str]]:
-    """Yield the facts of these lines: stream, writer, and the rows as a JSON array.
+def build_facts(lines: Iterable[dict[str, Any]], options: SourceOptions) -> Iterator[Fact]:
+    """Yield the facts of these lines.
 
     A line with `rows` is a fact. Consecutive lines with a `row` are one fact if they have the same `serial`,
     or, without that column, the same stream, writer and `token`; without either column, each line is a fact.
     Facts without rows are skipped: they only certify the position of their writer.
     """
-    rows: list[str] = []
-    before: tuple[Any, ...] | None = None
-    stream, writer = "", None
-    for number, line in enumerate(lines):
-        of = str(line.get("stream") or options.stream), line.get("writer") or options.writer
-        if line.get("rows") is not None:
-            if rows:
-                yield stream, writer, f"[{','.join(rows)}]"
-                rows, before = [], None
-            yield *of, line["rows"]
-            continue
-        if line.get("row") is None:
-            continue
-        if "serial" in line:
-            this: tuple[Any, ...] = (line["serial"],)
-        else:
-            this = (*of, line["token"]) if "token" in line else (number,)
-        if rows and this != before:
-            yield stream, writer, f"[{','.join(rows)}]"
-            rows = []
-        rows.append(line["row"])
-        (stream, writer), before = of, this
-    if rows:
-        yield stream, writer, f"[{','.join(rows)}]"
+    numbers = count()
+
+    def source(line: dict[str, Any]) -> tuple[str, str | None]:
+        return str(line.get("stream") or options.stream), line.get("writer") or options.writer
+
+    def identity(line: dict[str, Any]) -> tuple[Any, ...]:
+        if line.get("rows") is None:
+            if "serial" in line:
+                return ("serial", line["serial"])
+            if "token" in line:
+                return ("token", *source(line), line["token"])
+        return ("line", next(numbers))
+
+    with_rows = (line for line in lines if line.get("rows") is not None or line.get("row") is not None)
+    for _, some in groupby(with_rows, identity):
+        fact = list(some)
+        rows = fact[0].get("rows")
+        yield *source(fact[0]), f"[{','.join(line['row'] for line in fact)}]" if rows is None else rows
 
 
-def request_bodies(facts: Iterable[tuple[str, str | None, str]], most: int) -> Iterator[tuple[bytes, int]]:
+def request_bodies(facts: Iterable[Fact], most: int) -> Iterator[tuple[bytes, int]]:
     """Yield bodies of requests for ``POST /v1/facts``, and their numbers of facts, at most `most`.
 
     Adjacent facts of one stream and writer are grouped; the order is kept.
     """
-    appends: list[str] = []
-    run: list[str] = []
-    source: tuple[str, str | None] | None = None
-    count = 0
-
-    def end_run() -> None:
-        if run and source is not None:
-            head: dict[str, Any] = {"stream": source[0]}
-            if source[1] is not None:
-                head["writer"] = source[1]
-            appends.append(f'{json.dumps(head)[:-1]}, "facts": [{",".join(run)}]}}')
-            run.clear()
-
-    for stream, writer, rows in facts:
-        if source != (stream, writer):
-            end_run()
-            source = stream, writer
-        run.append(rows)
-        count += 1
-        if count == most:
-            end_run()
-            yield f'{{"appends": [{",".join(appends)}]}}'.encode(), count
-            appends.clear()
-            count = 0
-    end_run()
-    if count:
-        yield f'{{"appends": [{",".join(appends)}]}}'.encode(), count
+    left = iter(facts)
+    while some := list(islice(left, most)):
+        appends = []
+        for (stream, writer), run in groupby(some, itemgetter(0, 1)):
+            head = json.dumps({"stream": stream} if writer is None else {"stream": stream, "writer": writer})
+            appends.append(f'{head[:-1]}, "facts": [{",".join(rows for *_, rows in run)}]}}')
+        yield f'{{"appends": [{",".join(appends)}]}}'.encode(), len(some)
 
 
-def stage(options: SourceOptions, batches: Iterable[Any]) -> StagedFacts:
-    """Upload these rows to the daemon (runs in a task)."""
-    context = TaskContext.get()
-    daemon = SourceClient(options)
-    lines = (line for batch in batches for line in batch.to_pylist())
-    files, facts = [], 0
-    for body, count in request_bodies(build_facts(lines, options), options.batch_facts):
-        sha256 = hashlib.sha256(body).hexdigest()
-        daemon.send(PUT_FILE.request(sha256), body)
-        files.append(sha256)
-        facts += count
-    return StagedFacts(0 if context is None else context.partitionId(), tuple(files), facts)
+class FactSink(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """Writer of ``df.write.format("synrepl")``, which is one batch, and of ``df.writeStream``.
 
-
-def commit(
-    options: SourceOptions, query: str, batch: int, messages: Iterable[WriterCommitMessage | None]
-) -> None:
-    """Append the staged facts of all tasks of a batch (runs in the driver)."""
-    daemon = SourceClient(options)
-    staged = sorted((one for one in messages if isinstance(one, StagedFacts)), key=lambda one: one.partition)
-    for one in staged:
-        for number, sha256 in enumerate(one.files):
-            key = f"{query}/{batch}/{one.partition}/{number}"
-            body = json.dumps({"staged": sha256, "idempotency_key": key}).encode()
-            daemon.send(APPEND_BATCH.request(), body)
-
-
-class _Sink:
-    """The methods of both writers; a batch query is one batch."""
-
-    def __init__(self, options: SourceOptions, query: str) -> None:
-        self._options = options
-        self._query = query
-
-    def write(self, iterator: Iterator[Any]) -> StagedFacts:
-        """Stage the rows of a task."""
-        return stage(self._options, iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
-        """Append the facts of all tasks of this batch."""
-        commit(self._options, self._query, batchId, messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
-        """Do nothing: the daemon removes staged facts that are never committed."""
-
-
-class SinkBatchWriter(_Sink, DataSourceArrowWriter):
-    """Writer of ``df.write.format("synrepl")``, idempotent under a name (option `query`)."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        super().__init__(options, options.query or f"write-{uuid4().hex}")
-
-
-class SinkStreamWriter(_Sink, DataSourceStreamArrowWriter):
-    """Writer of ``df.writeStream.format("synrepl")``. Raises `ConfigError` without the option `query`.
-
-    The name of the query identifies a batch that is repeated after a restart.
+    It is idempotent under the name of the query (option `query`), which identifies a batch that is repeated
+    after a restart. Raises `ConfigError` for a streaming query without a name.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
-        if options.query is None:
+    def __init__(self, options: SourceOptions, *, is_streaming: bool = False) -> None:
+        if is_streaming and options.query is None:
             raise ConfigError(
                 "a streaming write needs the option `query`, a name that stays the same across restarts"
             )
-        super().__init__(options, options.query)
+        self._options = options
+        self._query = options.query or f"write-{uuid4().hex}"
+
+    def write(self, iterator: Iterator[Any]) -> StagedFacts:
+        """Upload the rows of a task to the daemon."""
+        context = TaskContext.get()
+        daemon = SourceClient(self._options)
+        lines = (line for batch in iterator for line in batch.to_pylist())
+        files = []
+        for body, _ in request_bodies(build_facts(lines, self._options), self._options.batch_facts):
+            files.append(hashlib.sha256(body).hexdigest())
+            daemon.send(PUT_FILE.request(files[-1]), body)
+        return StagedFacts(0 if context is None else context.partitionId(), tuple(files))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+        """Append the staged facts of all tasks of this batch, in the driver."""
+        daemon = SourceClient(self._options)
+        staged = (one for one in messages if isinstance(one, StagedFacts))
+        for one in sorted(staged, key=lambda one: one.partition):
+            for number, sha256 in enumerate(one.files):
+                key = f"{self._query}/{batchId}/{one.partition}/{number}"
+                body = json.dumps({"staged": sha256, "idempotency_key": key}).encode()
+                daemon.send(APPEND_BATCH.request(), body)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+        """Do nothing: the daemon removes staged facts that are never committed."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pyspark import cloudpickle as pickling
@@ -30,7 +31,7 @@ import synrepl.pipeline.source
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import DECLARED, DIGESTS
 from synrepl.pipeline.source.daemon_client import SourceClient
-from synrepl.pipeline.source.data_sink import SinkBatchWriter, SinkStreamWriter, check_writable
+from synrepl.pipeline.source.data_sink import FactSink, check_writable
 from synrepl.pipeline.source.layouts import Layout, declared_layout
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import SourceOptions, read_options
@@ -47,16 +48,6 @@ with suppress(ImportError):  # without msgspec
     LAYOUTS = catalog_layouts()
 
 __all__ = ["SynreplSource", "pickle_by_value", "progress", "register"]
-
-
-class RangePartition(InputPartition):
-    """The range that one task reads, and its options: tasks read with another copy of the reader."""
-
-    def __init__(self, number: int, planned: SerialRange, options: SourceOptions) -> None:
-        super().__init__(None)
-        self.number = number
-        self.planned = planned
-        self.options = options
 
 
 class SynreplSource(DataSource):
@@ -80,17 +71,18 @@ class SynreplSource(DataSource):
         """Return the reader of a streaming query."""
         return StreamReader(self._read_options())
 
-    def writer(self, schema: StructType, overwrite: bool) -> SinkBatchWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> FactSink:
         """Return the writer of a batch query."""
-        options = read_options(self.options)
-        check_writable(options, schema, overwrite=overwrite)
-        return SinkBatchWriter(options)
+        return self._sink(schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> SinkStreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> FactSink:
         """Return the writer of a streaming query."""
+        return self._sink(schema, overwrite=overwrite, is_streaming=True)
+
+    def _sink(self, schema: StructType, *, overwrite: bool, is_streaming: bool = False) -> FactSink:
         options = read_options(self.options)
         check_writable(options, schema, overwrite=overwrite)
-        return SinkStreamWriter(options)
+        return FactSink(options, is_streaming=is_streaming)
 
     def _read_options(self) -> SourceOptions:
         return read_options(self.options, _find_layout)
@@ -122,11 +114,11 @@ class BatchReader(DataSourceReader):
         """Return the partitions of the range."""
         planner = Planner(self._options, SourceClient(self._options))
         start, end, until = planner.closed_range()
-        return _partitions(planner.ranges(start, end, until), self._options)
+        return _partitions(planner.ranges(start, end, until))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of this part."""
-        return _read(partition)
+        return _read(partition, self._options)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -135,14 +127,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._target: int | None = None
-        self._opened_planner: Planner | None = None
         self._pacer = BatchPacer(options)
 
-    @property
+    @cached_property
     def _planner(self) -> Planner:
-        if self._opened_planner is None:
-            self._opened_planner = Planner(self._options, SourceClient(self._options))
-        return self._opened_planner
+        return Planner(self._options, SourceClient(self._options))
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset of a query without a checkpoint."""
@@ -157,16 +146,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end offset of the next micro-batch."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         at = Offset.from_json(start)
-        if not self._is_due(at):
-            return start
-        return self._planner.end(at, limit=most, upto=self._target).to_json()
-
-    def _is_due(self, at: Offset) -> bool:
-        """Whether a micro-batch is due."""
-        if self._target is not None:
-            return at.serial < self._target
         least = self._options.min_offsets_per_trigger
-        return least is None or self._pacer.is_due(self._planner.count_waiting(at, least))
+        if self._target is not None:
+            is_due = at.serial < self._target
+        else:
+            is_due = least is None or self._pacer.is_due(self._planner.count_waiting(at, least))
+        return self._planner.end(at, limit=most, upto=self._target).to_json() if is_due else start
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the head of the log, for the progress of the query."""
@@ -187,35 +172,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch."""
         at, to = Offset.from_json(start), Offset.from_json(end)
-        return _partitions(self._planner.ranges(at, to, {}), self._options)
+        return _partitions(self._planner.ranges(at, to, {}))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of this part."""
-        return _read(partition)
+        return _read(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the lease advances when the next batch is requested."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Tasks receive the reader, but not the connection of its planner.
-        return {
-            "_options": self._options,
-            "_target": self._target,
-            "_opened_planner": None,
-            "_pacer": self._pacer,
-        }
+        return {name: value for name, value in self.__dict__.items() if name != "_planner"}
 
 
-def _partitions(ranges: Sequence[SerialRange], options: SourceOptions) -> Sequence[InputPartition]:
-    return [RangePartition(number, one, options) for number, one in enumerate(ranges)]
+def _partitions(ranges: Sequence[SerialRange]) -> Sequence[InputPartition]:
+    return list(map(InputPartition, enumerate(ranges)))
 
 
-def _read(partition: InputPartition) -> Iterator[Any]:
-    # Spark creates a partition of its own if there is none.
-    if not isinstance(partition, RangePartition):
+def _read(partition: InputPartition, options: SourceOptions) -> Iterator[Any]:
+    if partition.value is None:  # Spark's own partition, in place of none.
         return iter(())
-    daemon = SourceClient(partition.options, first=partition.number)
-    return read_range(partition.planned, partition.options, daemon)
+    number, planned = partition.value
+    return read_range(planned, options, SourceClient(options, first=number))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -88,40 +89,28 @@ class CompletenessCheck:
             )
 
     def _check_serials(self, serials: Any) -> None:
-        first, last = serials[0].as_py(), serials[len(serials) - 1].as_py()
-        is_dense = last - first == len(serials) - 1 and pc.all(
-            pc.equal(pc.pairwise_diff(serials), 1), min_count=0
-        ).as_py() in (True, None)
-        if first == self._at + 1 and is_dense:
-            return
-        expected = self._at + 1
-        for serial in serials.to_pylist():
-            if serial != expected:
-                break
-            expected += 1
-        raise DataLoss(f"received serial {serial}, expected serial {expected}")
+        first = self._at + 1
+        is_dense = pc.all(pc.equal(pc.pairwise_diff(serials), 1), min_count=0).as_py()
+        if serials[0].as_py() != first or not is_dense:
+            pairs = zip(serials.to_pylist(), count(first))
+            found, expected = next((found, expected) for found, expected in pairs if found != expected)
+            raise DataLoss(f"received serial {found}, expected serial {expected}")
 
     def _check_chains(self, facts: Any) -> None:
-        # Late facts have no predecessor to check.
-        claiming = facts.filter(pc.less(facts["prev_token"], facts["token"]))
-        names = pa.table({"stream": claiming["stream"], "writer": claiming["writer"]})
-        for source in names.group_by(["stream", "writer"]).aggregate([]).to_pylist():
-            stream, writer = source["stream"], source["writer"]
-            is_its = pc.and_(pc.equal(claiming["stream"], stream), pc.equal(claiming["writer"], writer))
-            of = claiming.filter(is_its)
-            claimed, tokens, epochs = of["prev_token"], of["token"], of["epoch"]
+        names = ("stream", "writer", "prev_token", "token", "epoch")
+        for stream, writer, claimed, token, epoch in zip(
+            *(facts[name].to_pylist() for name in names), strict=True
+        ):
+            if claimed >= token:
+                continue  # Late facts have no predecessor to check.
             # The predecessor of the first fact lies before the range; only later facts are checked.
-            token, epoch = self._last.get((stream, writer), (claimed[0].as_py(), epochs[0].as_py()))
-            before = pa.concat_arrays([pa.array([token]), tokens.slice(0, len(of) - 1)])
-            epoch_before = pa.concat_arrays([pa.array([epoch]), epochs.slice(0, len(of) - 1)])
-            is_lost = pc.and_(pc.greater(claimed, before), pc.equal(epochs, epoch_before))
-            if pc.any(is_lost).as_py():
-                at = pc.index(is_lost, True).as_py()
+            before, epoch_before = self._last.get((stream, writer), (claimed, epoch))
+            if claimed > before and epoch == epoch_before:
                 raise DataLoss(
-                    f"missing facts of writer {writer} in stream {stream}: after token"
-                    f" {before[at].as_py()}, up to token {claimed[at].as_py()}"
+                    f"missing facts of writer {writer} in stream {stream}: after token {before}, up to token"
+                    f" {claimed}"
                 )
-            self._last[stream, writer] = tokens[len(of) - 1].as_py(), epochs[len(of) - 1].as_py()
+            self._last[stream, writer] = token, epoch
 
 
 def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClient) -> Iterator[Any]:
