@@ -32,31 +32,7 @@ STOP_SECONDS: Final = 20.0
 MASTER: Final = re.compile(r"local(-cluster)?(\[[^\]]+\])?|yarn|(spark|k8s)://.+")
 """The masters of Spark, as its SparkSubmit tells them apart."""
 
-LOGGING: Final = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = spark: %p %c{1}: %m%n%ex{0}
-logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = error
-logger.context.name = org.apache.spark.SparkContext
-logger.context.level = off
-logger.task.name = org.apache.spark.executor.Executor
-logger.task.level = off
-logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
-logger.tasks.level = off
-logger.writer.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
-logger.writer.level = off
-logger.query.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution
-logger.query.level = off
-"""
-"""Log errors only. Errors of the loggers that are off reach the caller as exceptions.
-
-The level of the gateway must equal that of the root, or Spark logs that it changes the level.
-"""
+LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -141,7 +117,7 @@ def process_settings(
     *, master: str, ui: bool, memory: str, scratch: Path, conf: Mapping[str, str] = NOTHING
 ) -> dict[str, str]:
     """Return all settings of a Spark that starts now, including `session_settings` and `conf`."""
-    options = f'"-Dlog4j2.configurationFile={_log_config(scratch).as_uri()}" "-Djava.io.tmpdir={scratch}"'
+    options = f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}" "-Djava.io.tmpdir={scratch}"'
     option = "spark.driver.extraJavaOptions"
     settings = {
         "spark.master": master,
@@ -164,10 +140,6 @@ def process_settings(
     }
 
 
-def _log_config(scratch: Path) -> Path:
-    return scratch / "log4j2.properties"
-
-
 def _environment(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     environment = {
         name: os.environ.get(name, sys.executable) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
@@ -183,16 +155,14 @@ def _environment(master: str, conf: Mapping[str, str]) -> dict[str, str]:
 @contextmanager
 def _set_environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for Spark, and restore them: later processes must not inherit them."""
-    before = {name: os.environ.get(name) for name in environment}
+    before = {name: os.environ[name] for name in environment if name in os.environ}
     os.environ.update(environment)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in environment:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _local_cores(master: str) -> int | None:
@@ -200,19 +170,14 @@ def _local_cores(master: str) -> int | None:
     found = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\d+)?\])?", master)
     if found is None:
         return None
-    match found[1]:
-        case None:
-            return 1
-        case "*":
-            return os.cpu_count() or 1
-        case number:
-            return int(number)
+    return (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
 
 
 def _is_loopback(master: str) -> bool:
-    if master.startswith("local"):
-        return True
-    return all(host in ("localhost", "::1") or host.startswith("127.") for host, _ in _addresses(master))
+    hosts = [host for host, _ in _addresses(master)]
+    return master.startswith("local") or all(
+        host in ("localhost", "::1") or host.startswith("127.") for host in hosts
+    )
 
 
 def _addresses(url: str) -> list[tuple[str, int]]:
@@ -220,18 +185,12 @@ def _addresses(url: str) -> list[tuple[str, int]]:
     parts = urlsplit(url)
     if parts.scheme not in ("spark", "sc"):
         return []
-    found = []
-    try:
-        for address in parts.netloc.split(","):
-            one = urlsplit(f"//{address}")
-            found.append((one.hostname or "", one.port or CONNECT_PORT))
-    except ValueError:
-        found = []
-    if not found or not all(host for host, _ in found):
-        raise ConfigError(
-            f"{url!r} is not a valid address; examples are spark://host:7077 and sc://host:15002"
-        )
-    return found
+    with suppress(ValueError):
+        named = [urlsplit(f"//{address}") for address in parts.netloc.split(",")]
+        found = [(one.hostname or "", one.port or CONNECT_PORT) for one in named]
+        if all(host for host, _ in found):
+            return found
+    raise ConfigError(f"{url!r} is not a valid address; examples are spark://host:7077 and sc://host:15002")
 
 
 def _check_reachable(url: str) -> None:
@@ -252,7 +211,6 @@ def _check_reachable(url: str) -> None:
 def _scratch() -> Path:
     """Return the folder for files of Spark, which is removed with this process."""
     scratch = Path(tempfile.mkdtemp(prefix="synrepl-spark-"))
-    _log_config(scratch).write_text(LOGGING, encoding="utf-8")
     atexit.register(_clear, scratch, os.getpid())
     return scratch
 
@@ -271,10 +229,9 @@ def _clear(scratch: Path, pid: int) -> None:
 
     # Errors at exit are ignored.
     with suppress(Exception):
-        running = SparkSession.getActiveSession()
-        for query in running.streams.active if running is not None else ():
-            query.stop()
-        if running is not None:
+        if (running := SparkSession.getActiveSession()) is not None:
+            for query in running.streams.active:
+                query.stop()
             running.stop()
     gateway = SparkContext._gateway
     if gateway is not None and gateway.proc is not None:

@@ -4,7 +4,9 @@ The table alone defines the position of an archive.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -73,19 +75,15 @@ def archive(
     or `DataLoss` if the daemon refuses a request or lacks facts.
     """
     began = time.monotonic()
-    job = _Job(spark, url, store, secret_file, progress, at)
-    job.run(follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped)
+    job = _Job(spark, url, store, secret_file, batch_facts, progress, at)
+    job.run(follow=follow, every_seconds=every_seconds, stopped=stopped)
     job.merge()
     end = job.committer.end
     return ArchiveResult(
-        batches=job.batches,
-        facts=job.facts,
-        rows=job.rows,
-        bytes=job.bytes,
+        **job.counts,
         serial=job.committer.serial,
         epoch=1 if end is None else end.epoch,
         digest="" if end is None else end.digest,
-        merged=job.merged,
         seconds=round(time.monotonic() - began, 3),
     )
 
@@ -99,11 +97,13 @@ class _Job:
         url: str,
         store: Store,
         secret_file: str | None,
+        batch_facts: int,
         progress: Progress,
         at: Callable[[str], None],
     ) -> None:
         self._spark = spark
         self._store = store
+        self._batch_facts = batch_facts
         self._progress = progress
         self._at = at
         # The same for all runs of this archive: the lease makes the daemon retain facts not archived yet.
@@ -114,25 +114,23 @@ class _Job:
         self._daemon = SourceClient(read_options(self._options))
         self.committer: BatchCommitter
         self._log: LogIdentity
-        self.batches = self.facts = self.rows = self.bytes = self.merged = 0
+        self.counts = Counter(dict.fromkeys(("batches", "facts", "rows", "bytes", "merged"), 0))
 
     @retry_late_workers
-    def run(
-        self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
-    ) -> None:
+    def run(self, *, follow: bool, every_seconds: float, stopped: Callable[[], bool]) -> None:
         """Archive the log up to its head, or follow it, one range after the other.
 
         Not as a streaming query: it takes longer, and on Spark Connect its handler runs on the server.
         """
         while True:
             try:
-                self._run(follow, every_seconds, batch_facts, stopped)
+                self._run(follow, every_seconds, stopped)
             except Overtaken:
                 # Begin again after the facts that another job has archived.
                 continue
             return
 
-    def _run(self, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]) -> None:
+    def _run(self, follow: bool, every_seconds: float, stopped: Callable[[], bool]) -> None:
         status = self._daemon.get(STATUS)
         self._log = LogIdentity(status["history"], status["server_name"])
         self.committer = BatchCommitter(self._store, self._log)
@@ -143,10 +141,12 @@ class _Job:
         while not stopped():
             due = time.monotonic() + every_seconds
             start = self._start()
-            head = self._head(start)
-            limit = head if follow or limit is None else limit
+            proof = {"epoch": start.epoch, "digest": start.digest, "history": start.history}
+            # The log must contain `start`; the daemon retains later facts.
+            found = self._daemon.extent(since=start.serial, **proof, limit=1, reader=self._reader)
+            limit = found["head"] if follow or limit is None else limit
             # Serials are dense: the end of a batch is known without a look at its facts.
-            upto = min(limit, start.serial + batch_facts)
+            upto = min(limit, start.serial + self._batch_facts)
             if upto > start.serial:
                 self._write(start, upto)
             elif not follow:
@@ -154,27 +154,12 @@ class _Job:
             while follow and not stopped() and (left := due - time.monotonic()) > 0:
                 time.sleep(min(left, LOOK_SECONDS))
 
-    def _head(self, start: Offset) -> int:
-        """Return the head of the log, which must contain `start`. The daemon retains later facts."""
-        found = self._daemon.extent(
-            since=start.serial,
-            epoch=start.epoch,
-            digest=start.digest,
-            history=start.history,
-            limit=1,
-            reader=self._reader,
-        )
-        return int(found["head"])
-
     def merge(self) -> None:
         """Merge small files, if there are enough."""
-        if self.committer.end is None:
-            return
-        try:
-            self.merged += optimize(self._spark, self._store, fewest=FEWEST).merged
-        except BadArchive:
-            # Another job merges the same files.
-            pass
+        # Another job may merge the same files.
+        with suppress(BadArchive):
+            if self.committer.end is not None:
+                self.counts["merged"] += optimize(self._spark, self._store, fewest=FEWEST).merged
 
     def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
         """Archive the remaining facts of the trimmed part of the log as the first batch."""
@@ -195,18 +180,12 @@ class _Job:
         The positions of other writers follow from their facts.
         """
         since = self._daemon.extent(since=serial)["clock"]
-        return {
-            name: quiet
-            for name, stream in streams.items()
-            if stream["kept"]
-            if (
-                quiet := {
-                    writer: token
-                    for writer, token in stream["writers"].items()
-                    if token and writer not in since.get(name, {})
-                }
-            )
-        }
+        quiet: Clock = {}
+        for name, stream in streams.items():
+            for writer, token in stream["writers"].items() if stream["kept"] else ():
+                if token and writer not in since.get(name, {}):
+                    quiet.setdefault(name, {})[writer] = token
+        return quiet
 
     def _start(self) -> Offset:
         """Return the end of the archive."""
@@ -242,12 +221,9 @@ class _Job:
             written, epoch_starts=epoch_starts, now_ms=now_ms(), compacted_upto=compacted_upto, clock=clock
         )
         self._at("commit")
-        self.batches += 1
-        self.facts += batch.facts
-        self.rows += batch.rows
-        self.bytes += batch.bytes
-        self._progress("archiving", self.facts, 0)
-        if self.batches % MERGE_BATCHES == 0:
+        self.counts.update(batches=1, facts=batch.facts, rows=batch.rows, bytes=batch.bytes)
+        self._progress("archiving", self.counts["facts"], 0)
+        if self.counts["batches"] % MERGE_BATCHES == 0:
             self.merge()
 
     def _epoch_starts(self, epoch: int) -> list[EpochStart]:

@@ -9,7 +9,7 @@ from deltalake.transaction import AddAction
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, Clock, CommitConflict, create_table
 from synrepl.pipeline.archive.writer import WrittenFile
 from synrepl.pipeline.store import BadArchive, Store
-from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
+from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.positions import VClock
 
 __all__ = ["BatchCommitter", "LogIdentity", "Overtaken", "add_action"]
@@ -70,9 +70,7 @@ class BatchCommitter:
         With `compacted_upto` serials may be missing up to there; `clock` has positions of writers without
         facts. Raises `BadArchive` unless the files contain every serial after the archive, and `Overtaken`.
         """
-        batch = build_batch(
-            written, self.end, self._log, epoch_starts, now_ms, compacted_upto=compacted_upto, clock=clock
-        )
+        batch = self._build_batch(written, epoch_starts, now_ms, compacted_upto, clock)
         added = [add_action(one, now_ms) for one in written]
         for _ in range(ATTEMPTS):
             try:
@@ -89,62 +87,60 @@ class BatchCommitter:
                 raise Overtaken(f"{self._store}: another job has archived facts up to serial {self.serial}")
         raise BadArchive(f"{self._store}: a batch cannot be committed: {cause}")
 
+    def _build_batch(
+        self,
+        written: Sequence[WrittenFile],
+        epoch_starts: Sequence[EpochStart],
+        now_ms: int,
+        compacted_upto: LogPosition | None,
+        clock: Clock | None,
+    ) -> Batch:
+        before, start_serial = self.end, self.serial
+        facts = sum(one.facts for one in written)
+        if compacted_upto is not None:
+            ends = compacted_upto
+        else:
+            last = max(written, key=lambda one: one.last_serial)
+            ends = LogPosition(last.epoch, last.last_serial, last.digest)
+            first = min(one.first_serial for one in written)
+            if first != start_serial + 1 or facts != ends.serial - start_serial:
+                raise BadArchive(
+                    f"the batch is not whole: {facts} facts from serial {first} to {ends.serial}, expected"
+                    f" {ends.serial - start_serial} facts after serial {start_serial}"
+                )
+        # An epoch without facts yet belongs to the next batch.
+        known = [start for start in epoch_starts if start.epoch <= ends.epoch]
+        new_starts = [start for start in known if before is None or start.epoch > before.epoch]
+        start = VClock.from_json((clock or {}) if before is None else before.end)
+        end = _advance_clock(start, written, new_starts).to_json()
+        if before is not None:
+            compacted_serial, origin = before.compacted_upto, before.origin
+        else:
+            compacted_serial, origin = (0, {}) if compacted_upto is None else (compacted_upto.serial, end)
+        return Batch(
+            first_serial=start_serial + 1,
+            last_serial=ends.serial,
+            facts=facts,
+            rows=sum(one.rows for one in written),
+            bytes=sum(one.bytes for one in written),
+            epoch=ends.epoch,
+            digest=ends.digest,
+            end=end,
+            history=self._log.history,
+            server_name=self._log.server_name,
+            first_at_ms=min((one.first_at_ms for one in written), default=0),
+            last_at_ms=max((one.last_at_ms for one in written), default=0),
+            archived_at_ms=now_ms,
+            compacted_upto=compacted_serial,
+            origin=origin,
+            epoch_starts=known,
+        )
+
 
 def add_action(written: WrittenFile, now_ms: int, *, data_change: bool = True) -> AddAction:
     """Return the entry of a file in the log of the table."""
     partition = {"stream": written.stream, "date": written.date}
     return AddAction(written.path, written.bytes, partition, now_ms, data_change, written.stats)
-
-
-def build_batch(
-    written: Sequence[WrittenFile],
-    before: Batch | None,
-    log: LogIdentity,
-    epoch_starts: Sequence[EpochStart],
-    now_ms: int,
-    *,
-    compacted_upto: LogPosition | None,
-    clock: Clock | None,
-) -> Batch:
-    """Return the batch of these files, which follows `before`. See `BatchCommitter.commit`."""
-    start_serial = 0 if before is None else before.last_serial
-    facts = sum(one.facts for one in written)
-    if compacted_upto is not None:
-        ends = compacted_upto
-    else:
-        last = max(written, key=lambda one: one.last_serial)
-        ends = LogPosition(last.epoch, last.last_serial, last.digest)
-        first = min(one.first_serial for one in written)
-        if first != start_serial + 1 or facts != ends.serial - start_serial:
-            raise BadArchive(
-                f"the batch is not whole: {facts} facts from serial {first} to {ends.serial}, expected"
-                f" {ends.serial - start_serial} facts after serial {start_serial}"
-            )
-    # An epoch without facts yet belongs to the next batch.
-    known = [epoch_start for epoch_start in epoch_starts if epoch_start.epoch <= ends.epoch]
-    new_starts = [epoch_start for epoch_start in known if before is None or epoch_start.epoch > before.epoch]
-    start = VClock.from_json((clock or {}) if before is None else before.end)
-    end = _advance_clock(start, written, new_starts).to_json()
-    return Batch(
-        first_serial=start_serial + 1,
-        last_serial=ends.serial,
-        facts=facts,
-        rows=sum(one.rows for one in written),
-        bytes=sum(one.bytes for one in written),
-        epoch=ends.epoch,
-        digest=ends.digest,
-        end=end,
-        history=log.history,
-        server_name=log.server_name,
-        first_at_ms=min((one.first_at_ms for one in written), default=0),
-        last_at_ms=max((one.last_at_ms for one in written), default=0),
-        archived_at_ms=now_ms,
-        compacted_upto=(BEGINNING if compacted_upto is None else compacted_upto).serial
-        if before is None
-        else before.compacted_upto,
-        origin=(end if compacted_upto is not None else {}) if before is None else before.origin,
-        epoch_starts=known,
-    )
 
 
 def _advance_clock(

@@ -56,8 +56,7 @@ def optimize(
     merged = made = size = 0
     for some in _rounds(plans):
         progress("merging", merged, 0)
-        removed = pa.concat_tables(some)
-        written = _rewrite(spark, store, removed, np.cumsum([0, *map(len, some)]))
+        removed, written = pa.concat_tables(some), _rewrite(spark, store, some)
         now = now_ms()
         try:
             table = table.replace(
@@ -126,10 +125,10 @@ def _rounds(plans: Iterator[Any]) -> Iterator[list[Any]]:
         yield some
 
 
-def _rewrite(spark: SparkSession, store: Store, files: Any, offsets: Any) -> list[WrittenFile]:
-    """Write each group of files, which begin at these offsets, as one file, in tasks."""
-    paths = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), files["path"].combine_chunks())
-    frame = frame_of(spark, pa.table({"paths": paths})).repartition(len(paths))
+def _rewrite(spark: SparkSession, store: Store, plans: Sequence[Any]) -> list[WrittenFile]:
+    """Write the files of each plan as one file, in tasks."""
+    paths = pa.array([plan["path"].to_pylist() for plan in plans], pa.list_(pa.string()))
+    frame = frame_of(spark, pa.table({"paths": paths})).repartition(len(plans))
     return write_in_tasks(frame, partial(_rewrite_all, store))
 
 
