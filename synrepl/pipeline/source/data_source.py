@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from pyspark import cloudpickle as pickling
@@ -127,11 +126,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._target: int | None = None
+        self._opened_planner: Planner | None = None
         self._pacer = BatchPacer(options)
 
-    @cached_property
+    @property
     def _planner(self) -> Planner:
-        return Planner(self._options, SourceClient(self._options))
+        if self._opened_planner is None:
+            self._opened_planner = Planner(self._options, SourceClient(self._options))
+        return self._opened_planner
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset of a query without a checkpoint."""
@@ -183,7 +185,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         # Tasks receive the reader, but not the connection of its planner.
-        return {name: value for name, value in self.__dict__.items() if name != "_planner"}
+        return {**self.__dict__, "_opened_planner": None}
 
 
 def _partitions(ranges: Sequence[SerialRange]) -> Sequence[InputPartition]:
