@@ -1,5 +1,6 @@
 """Verification of stored files: of one before it is served, and of all in turn to find damage on disk."""
 
+import copy
 import errno
 import hashlib
 import os
@@ -9,7 +10,7 @@ from typing import Final, NoReturn
 from synrepl.errors import StorageError
 from synrepl.storage.private_files import map_errors
 
-__all__ = ["Damaged", "FileCheck", "Scrub", "StoredFile"]
+__all__ = ["Damaged", "Scrub", "StoredFile"]
 
 BLOCK: Final = 1024 * 1024
 
@@ -19,21 +20,59 @@ class Damaged(StorageError):
 
 
 class StoredFile:
-    """A verified file with an open descriptor, which this object closes. Blocking."""
+    """A stored file with an open descriptor, which this object closes. Blocking.
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    Its bytes are the right ones once `verify` has returned True. That calls `good` or `bad` with the status
+    of the file, unless it `is_verified` already.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        sha256: str,
+        *,
+        is_verified: bool,
+        good: Callable[[os.stat_result], None],
+        bad: Callable[[os.stat_result], None],
+    ) -> None:
         self._descriptor: int | None = descriptor
-        self.size = size
+        self._sha256 = sha256
+        self._is_verified = is_verified
+        self._good = good
+        self._bad = bad
+        self._hash = hashlib.sha256()
+        # Taken before the first byte, so that a change during the check is noticed afterwards.
+        self._stat = os.fstat(descriptor)
+        self.size = self._stat.st_size
+
+    def verify(self, count: int) -> bool:
+        """Verify up to `count` more bytes. Returns whether all are right."""
+        if self._is_verified:
+            return True
+        descriptor = self._open_descriptor("check a file")
+        while count > 0:
+            data = self._read_next(descriptor, min(BLOCK, count))
+            if not data:
+                break
+            self._hash.update(data)
+            count -= len(data)
+        else:
+            return False
+        found = self._hash.hexdigest()
+        if found != self._sha256:
+            self._reject(f"its bytes have checksum {found}")
+        self._good(self._stat)
+        self._is_verified = True
+        return True
 
     def read(self, offset: int, count: int) -> bytes:
         """Read `count` bytes from `offset` on; fewer only at the end of the file."""
-        if self._descriptor is None:
-            raise StorageError(op="read a file", why="it is closed")
+        descriptor = self._open_descriptor("read a file")
         parts = []
         count = min(count, self.size - offset)
         with map_errors("read a file"):
             while count > 0:
-                data = os.pread(self._descriptor, count, offset)
+                data = os.pread(descriptor, count, offset)
                 if not data:
                     raise StorageError(op="read a file", why="the file was truncated while it was read")
                 parts.append(data)
@@ -42,11 +81,11 @@ class StoredFile:
         return b"".join(parts)
 
     def again(self) -> "StoredFile":
-        """A second handle of the file, to be closed separately."""
-        if self._descriptor is None:
-            raise StorageError(op="read a file", why="it is closed")
+        """A second handle of the verified file, to be closed separately."""
+        again = copy.copy(self)
         with map_errors("read a file"):
-            return StoredFile(os.dup(self._descriptor), self.size)
+            again._descriptor = os.dup(self._open_descriptor("read a file"))
+        return again
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -54,63 +93,14 @@ class StoredFile:
         if descriptor is not None:
             os.close(descriptor)
 
-
-class FileCheck:
-    """The verification of the file at `descriptor` before it is served. Blocking.
-
-    With `is_known` the file was verified recently and is not read again. `good` or `bad` is called with its
-    status.
-    """
-
-    def __init__(
-        self,
-        descriptor: int,
-        sha256: str,
-        *,
-        is_known: bool,
-        good: Callable[[os.stat_result], None],
-        bad: Callable[[os.stat_result], None],
-    ) -> None:
-        self._descriptor: int | None = descriptor
-        self._sha256 = sha256
-        self._is_known = is_known
-        self._good = good
-        self._bad = bad
-        self._hash = hashlib.sha256()
-        # Taken before the first byte, so that a change during the check is noticed afterwards.
-        self._stat = os.fstat(descriptor)
-        self.size = self._stat.st_size
-
-    def step(self, count: int) -> StoredFile | None:
-        """Verify up to `count` more bytes. Returns the open file once all are right."""
+    def _open_descriptor(self, op: str) -> int:
         if self._descriptor is None:
-            raise StorageError(op="check a file", why="it is closed")
-        if not self._is_known:
-            while count > 0:
-                data = self._read(min(BLOCK, count))
-                if not data:
-                    break
-                self._hash.update(data)
-                count -= len(data)
-            else:
-                return None
-            found = self._hash.hexdigest()
-            if found != self._sha256:
-                self._reject(f"its bytes have checksum {found}")
-            self._good(self._stat)
-        descriptor, self._descriptor = self._descriptor, None
-        return StoredFile(descriptor, self._stat.st_size)
+            raise StorageError(op=op, why="it is closed")
+        return self._descriptor
 
-    def close(self) -> None:
-        """Close the file, unless `step` has given it out."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-
-    def _read(self, count: int) -> bytes:
-        assert self._descriptor is not None
+    def _read_next(self, descriptor: int, count: int) -> bytes:
         try:
-            return os.read(self._descriptor, count)
+            return os.read(descriptor, count)
         except OSError as error:
             if error.errno == errno.EIO:
                 self._reject("the disk cannot read it")
@@ -131,17 +121,17 @@ LEAST: Final = 4_096
 class Scrub:
     """The slow verification of all files, in the order of their checksums. Blocking.
 
-    `after` gives the next checksums after one, `check` starts verifying a file.
+    `after` gives the next checksums after one, `open_file` opens a file that is to be verified.
     """
 
     def __init__(
-        self, position: str, after: Callable[[str], list[str]], check: Callable[[str], FileCheck | None]
+        self, position: str, after: Callable[[str], list[str]], open_file: Callable[[str], StoredFile | None]
     ) -> None:
         self.position = position
         self._after = after
-        self._check = check
+        self._open_file = open_file
         self._ahead: list[str] = []
-        self._checking: FileCheck | None = None
+        self._file: StoredFile | None = None
 
     def step(self, count: int) -> tuple[list[str], bool]:
         """Verify about `count` more bytes. Returns the damaged files, and whether the round is complete."""
@@ -153,25 +143,21 @@ class Scrub:
                     self.position = ""
                     return bad, True
             sha256 = self._ahead[-1]
-            if self._checking is None:
-                self._checking = self._check(sha256)
-            if self._checking is not None:
-                size = min(count, 1024 * 1024)
-                count -= max(LEAST, min(size, self._checking.size))
+            self._file = self._file or self._open_file(sha256)
+            if self._file is not None:
+                size = min(count, BLOCK)
+                count -= max(LEAST, min(size, self._file.size))
                 try:
-                    good = self._checking.step(size)
+                    if not self._file.verify(size):
+                        continue
                 except Damaged:
                     bad.append(sha256)
-                else:
-                    if good is None:
-                        continue
-                    good.close()
-            self._checking = None
+            self.close()
             self.position = self._ahead.pop()
         return bad, False
 
     def close(self) -> None:
         """Close the file that is being verified."""
-        if self._checking is not None:
-            self._checking.close()
-            self._checking = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None

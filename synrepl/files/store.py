@@ -15,7 +15,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from synrepl.files.file_check import FileCheck, Scrub
+from synrepl.files.file_check import Scrub, StoredFile
 from synrepl.files.spool import Spool
 from synrepl.storage.private_files import make_directory, map_errors, sync_directory
 
@@ -132,25 +132,25 @@ class FileStore:
         """Whether the file is stored and not known to be damaged."""
         return self._path(sha256).is_file()
 
-    def check(self, sha256: str) -> FileCheck | None:
-        """Start verifying a file; None if it is not stored."""
+    def open(self, sha256: str) -> StoredFile | None:
+        """Open a file, which is to be verified before it is read; None if it is not stored."""
         with map_errors("check a file"):
             try:
                 descriptor = os.open(self._path(sha256), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return None
         until, identity = self._good.get(sha256, (0.0, None))
-        return FileCheck(
+        return StoredFile(
             descriptor,
             sha256,
-            is_known=self._seconds() < until and identity == _identity(os.fstat(descriptor)),
+            is_verified=self._seconds() < until and identity == _identity(os.fstat(descriptor)),
             good=lambda stat: self._remember(sha256, stat),
             bad=lambda stat: self._quarantine_file(sha256, stat),
         )
 
     def scrub(self, position: str = "") -> Scrub:
         """Start verifying all files after this checksum."""
-        return Scrub(position, self._after, self._recheck)
+        return Scrub(position, self._after, self._open_unverified)
 
     def remove(self, sha256: str) -> None:
         """Delete a file, if it is stored."""
@@ -175,9 +175,9 @@ class FileStore:
                         return found
         return []
 
-    def _recheck(self, sha256: str) -> FileCheck | None:
+    def _open_unverified(self, sha256: str) -> StoredFile | None:
         self._good.pop(sha256, None)
-        return self.check(sha256)
+        return self.open(sha256)
 
     def _remember(self, sha256: str, stat: os.stat_result) -> None:
         self._good.pop(sha256, None)

@@ -7,7 +7,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import StorageError
 from synrepl.files.context import STEP, FilesContext
-from synrepl.files.file_check import Damaged, FileCheck, StoredFile
+from synrepl.files.file_check import Damaged, StoredFile
 
 __all__ = ["VerifiedReads"]
 
@@ -57,18 +57,14 @@ class VerifiedReads:
 
     async def _verify(self, sha256: str) -> StoredFile | None:
         context = self._context
-        checking = await context.acquire(partial(context.store.check, sha256), _close)
-        if checking is None:
-            return None
+        file = await context.acquire(
+            partial(context.store.open, sha256), lambda file: file is not None and file.close()
+        )
         try:
-            while True:
-                found = await context.acquire(partial(checking.step, STEP), _close)
-                if found is not None:
-                    return found
-        finally:
-            context.run_later(checking.close)
-
-
-def _close(one: FileCheck | StoredFile | None) -> None:
-    if one is not None:
-        one.close()
+            while file is not None and not await context.run(partial(file.verify, STEP)):
+                pass
+        except BaseException:
+            assert file is not None
+            context.run_later(file.close)
+            raise
+        return file

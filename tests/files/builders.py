@@ -22,14 +22,14 @@ def checksum(data: bytes) -> str:
 
 def open_verified(store: FileStore, sha256: str) -> StoredFile | None:
     """Verify a file at once, and open it; None if it is not stored."""
-    checking = store.check(sha256)
-    if checking is None:
-        return None
+    file = store.open(sha256)
     try:
-        while (file := checking.step(64 * 1024 * 1024)) is None:
+        while file is not None and not file.verify(64 * 1024 * 1024):
             pass
-    finally:
-        checking.close()
+    except BaseException:
+        assert file is not None
+        file.close()
+        raise
     return file
 
 

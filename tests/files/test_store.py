@@ -171,7 +171,7 @@ class ReceivingTests(DiskCase):
             pass
 
         self.assertFalse(self.store.has(checksum(DATA)))
-        self.assertIsNone(self.store.check(checksum(DATA)))
+        self.assertIsNone(self.store.open(checksum(DATA)))
         self.assertEqual(([], True), self.store.scrub().step(1_000))
         self.store.remove(checksum(DATA))
         self.assertFalse(self.directory.exists())
@@ -272,26 +272,24 @@ class ServingTests(DiskCase):
         """Other work comes in between."""
         sha256 = self.kept(DATA)
         self.clock.advance(61)
-        checking = self.store.check(sha256)
-        assert checking is not None
+        file = self.store.open(sha256)
+        assert file is not None
 
-        steps = [checking.step(6_000), checking.step(6_000)]
+        self.assertEqual([False, True], [file.verify(6_000), file.verify(6_000)])
 
-        self.assertIsNone(steps[0])
-        assert steps[1] is not None
-        self.assertEqual(len(DATA), steps[1].size)
-        steps[1].close()
+        self.assertEqual(len(DATA), file.size)
+        file.close()
 
     def test_a_file_that_took_the_place_of_a_bad_one_stays(self) -> None:
         """It was brought anew while the bad one was looked through."""
         sha256 = self.kept(DATA)
         self.flip(sha256)
-        checking = self.store.check(sha256)
-        assert checking is not None
-        self.assertIsNone(checking.step(10))
+        file = self.store.open(sha256)
+        assert file is not None
+        self.assertFalse(file.verify(10))
         self.kept(DATA)
 
-        self.assertRaises(Damaged, checking.step, 1_000_000)
+        self.assertRaises(Damaged, file.verify, 1_000_000)
 
         self.assertTrue(self.store.has(sha256))
 
