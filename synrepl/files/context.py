@@ -1,7 +1,8 @@
 """State that the parts of `Files` share: the store, the queue, their thread and the clock."""
 
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, TypeVar
+from functools import partial
+from typing import Final, Literal, ParamSpec, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
@@ -15,6 +16,7 @@ from synrepl.ports.time import Backoff, Timer, doubling, sleep
 
 __all__ = ["STEP", "Wakeup", "FilesContext", "Rule"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Rule = Literal["eager", "lazy", "none"]
@@ -84,9 +86,9 @@ class FilesContext:
         """The time in milliseconds."""
         return int(self.clock.seconds() * 1000)
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run this in the thread."""
-        return await self.thread.run(work)
+        return await self.thread.run(partial(work, *args, **kwargs))
 
     async def acquire(self, work: Callable[[], T], release: Callable[[T], object]) -> T:
         """Return the result of `work`; if the caller was cancelled by then, release it."""
@@ -98,9 +100,9 @@ class FilesContext:
             raise
         return results[0]
 
-    def run_later(self, work: Callable[[], object]) -> None:
+    def run_later(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Run this in the thread after all earlier work, without waiting for it."""
-        self.tasks.start(self._run_later(work), "releasing")
+        self.tasks.start(self._run_later(partial(work, *args, **kwargs)), "releasing")
 
     async def _run_later(self, work: Callable[[], object]) -> None:
         try:

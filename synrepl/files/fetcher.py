@@ -42,7 +42,8 @@ class IFetchFile(Protocol):
 class FileFetcher:
     """Fetches files from the queue, at most `workers` at once, and calls `on_arrival` with each fetched one.
 
-    Without a `source` it fetches nothing.
+    Without a `source` it fetches nothing. `running` has the fetches in progress by checksum; after `wakeup`
+    the queue is checked again.
     """
 
     def __init__(
@@ -59,55 +60,46 @@ class FileFetcher:
         self._workers = workers
         self._on_arrival = on_arrival
         self._on_failure = on_failure
-        self._wakeup = Wakeup(context.clock)
-        self._running: dict[str, Deferred[Any] | None] = {}
-
-    @property
-    def in_flight(self) -> int:
-        """How many files are being fetched."""
-        return len(self._running)
-
-    def notify(self) -> None:
-        """Check the queue again."""
-        self._wakeup.notify()
+        self.wakeup = Wakeup(context.clock)
+        self.running: dict[str, Deferred[Any] | None] = {}
 
     def set_source(self, source: IFetchFile | None) -> None:
         """Fetch from this source from now on; fetches in progress are restarted."""
         self._source = source
-        for running in list(self._running.values()):
+        for running in list(self.running.values()):
             if running is not None:
                 running.cancel()
-        self._wakeup.notify()
+        self.wakeup.notify()
 
     async def step(self) -> None:
         """Start the fetches that are due, then wait for more."""
         context = self._context
-        free = self._workers - len(self._running)
+        free = self._workers - len(self.running)
         next_at: int | None = None
         if self._source is not None and free > 0:
-            for file in await context.run(partial(context.queue.take, context.now_ms(), free)):
+            for file in await context.run(context.queue.take, context.now_ms(), free):
                 self._start_fetch(file)
-            if len(self._running) < self._workers:
+            if len(self.running) < self._workers:
                 next_at = await context.run(context.queue.next_at)
-        await self._wakeup.wait(None if next_at is None else (next_at - context.now_ms()) / 1000)
+        await self.wakeup.wait(None if next_at is None else (next_at - context.now_ms()) / 1000)
 
     def _start_fetch(self, file: WantedFile) -> None:
-        if file.sha256 in self._running:
+        if file.sha256 in self.running:
             return
-        self._running[file.sha256] = None
+        self.running[file.sha256] = None
         running = self._context.tasks.start(self._fetch(file), "fetching a file")
-        if file.sha256 in self._running:
-            self._running[file.sha256] = running
+        if file.sha256 in self.running:
+            self.running[file.sha256] = running
 
     async def _fetch(self, file: WantedFile) -> None:
         context = self._context
         sha256 = file.sha256
         try:
-            if not await context.run(partial(context.store.has, sha256)):
+            if not await context.run(context.store.has, sha256):
                 await self._receive(sha256)
-            await context.run(partial(context.queue.mark_arrived, sha256, context.now_ms()))
+            await context.run(context.queue.mark_arrived, sha256, context.now_ms())
         except CancelledError:
-            context.run_later(partial(context.queue.release, sha256))
+            context.run_later(context.queue.release, sha256)
             raise
         except Exception as error:
             if isinstance(error, ReplicationError):
@@ -126,13 +118,13 @@ class FileFetcher:
                 context.logger.info("files: fetched {name} after a retry", name=file.name)
             self._on_arrival(sha256)
         finally:
-            self._running.pop(sha256, None)
-            self._wakeup.notify()
+            self.running.pop(sha256, None)
+            self.wakeup.notify()
 
     async def _record_failure(self, sha256: str, why: str) -> None:
         context = self._context
         try:
-            await context.run(partial(context.queue.mark_failed, sha256, why, context.now_ms()))
+            await context.run(context.queue.mark_failed, sha256, why, context.now_ms())
         except ReplicationError as error:
             context.logger.error("files: {why}", why=error)
             # Otherwise the file would be due again at once.
@@ -144,12 +136,10 @@ class FileFetcher:
         assert self._source is not None
         spool: Spool = await context.acquire(partial(context.store.resume, sha256), Spool.close)
         try:
-            while not await context.run(partial(spool.rehash, STEP)):
+            while not await context.run(spool.rehash, STEP):
                 pass
-            await self._source.fetch(
-                sha256, spool.length, lambda data: context.run(partial(spool.append, data))
-            )
-            await context.run(partial(spool.commit, sha256))
+            await self._source.fetch(sha256, spool.length, lambda data: context.run(spool.append, data))
+            await context.run(spool.commit, sha256)
         finally:
             # The next fetch resumes after these bytes, unless they were wrong.
             context.run_later(spool.close)

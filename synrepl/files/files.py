@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from twisted.internet.defer import Deferred
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.files.context import FilesContext, Rule, Wakeup
@@ -58,11 +58,13 @@ class Files:
         self._clock = clock
         self._rule: Literal["eager", "lazy"] = rule
         self._fetch = fetch
+        self._summary = QueueSummary()
+        self._summary_wakeup = Wakeup(clock)
         self._context = FilesContext(store, queue, thread, clock, self._rule_now(), logger)
         self._names = NameIndex(log, self._context, self._on_new_names)
         self._verified_reads = VerifiedReads(self._context, self._on_loss)
         self._fetcher = FileFetcher(
-            self._context, fetch, workers, on_arrival=self._on_arrival, on_failure=self._on_change
+            self._context, fetch, workers, on_arrival=self._on_arrival, on_failure=self._summary_wakeup.notify
         )
         self._maintenance = FileMaintenance(
             self._context,
@@ -70,8 +72,6 @@ class Files:
             lambda: self._names.is_complete,
             grace_seconds=grace_seconds,
         )
-        self._summary = QueueSummary()
-        self._summary_wakeup = Wakeup(clock)
         self._waiting: dict[str, set[Deferred[bool]]] = {}
         self._is_running = False
 
@@ -81,8 +81,8 @@ class Files:
         """Start, from the saved progress. Raises `StorageError`."""
         context = self._context
         await self._names.open()
-        await context.run(partial(context.queue.follow, context.rule))
-        await context.run(partial(context.store.sweep, context.queue.is_missing))
+        await context.run(context.queue.follow, context.rule)
+        await context.run(context.store.sweep, context.queue.is_missing)
         self._is_running = True
         for part, step in (
             ("reading names", self._names.step),
@@ -91,7 +91,7 @@ class Files:
             ("counting", self._update_summary),
         ):
             context.loops.start(context.run_loop(part, step), part)
-        self._on_change()
+        self._summary_wakeup.notify()
 
     async def stop(self) -> None:
         """Stop all work, save the progress, and stop the thread. Idempotent."""
@@ -105,7 +105,7 @@ class Files:
         if self._is_running:
             self._is_running = False
             context.run_later(self._maintenance.close)
-            context.run_later(partial(context.queue.remember, "seen", self._names.progress.text))
+            context.run_later(context.queue.remember, "seen", self._names.progress.text)
             context.run_later(context.queue.close)
         await context.thread.stop()
 
@@ -114,9 +114,9 @@ class Files:
         context = self._context
         self._fetch = fetch
         context.rule = self._rule_now()
-        await context.run(partial(context.queue.follow, context.rule))
+        await context.run(context.queue.follow, context.rule)
         self._fetcher.set_source(fetch)
-        self._on_change()
+        self._summary_wakeup.notify()
 
     def rebuild(self) -> None:
         """Read all names again: the log was replaced. The bytes stay."""
@@ -133,11 +133,11 @@ class Files:
     async def wait_for(self, sha256: str, timeout: float) -> bool:
         """Whether the file is present, or arrives within `timeout` seconds; a replica fetches it at once."""
         context = self._context
-        if await context.run(partial(context.store.has, sha256)):
+        if await context.run(context.store.has, sha256):
             return True
         if timeout <= 0:
             await self._request(sha256)
-            return await context.run(partial(context.store.has, sha256))
+            return await context.run(context.store.has, sha256)
         waiter: Deferred[bool] = Deferred()
         waiters = self._waiting.setdefault(sha256, set())
         waiters.add(waiter)
@@ -154,7 +154,7 @@ class Files:
 
     async def is_named(self, sha256: str) -> bool:
         """Whether a name refers to it."""
-        return await self._context.run(partial(self._context.queue.is_named, sha256))
+        return await self._context.run(self._context.queue.is_named, sha256)
 
     async def forward(self, sha256: str, hops: int = 0) -> None:
         """Send a file to the daemon from which this replica fetches; a primary does nothing.
@@ -180,7 +180,7 @@ class Files:
 
     async def read(self, file: StoredFile, offset: int, count: int) -> bytes:
         """Read `count` bytes of an open file; fewer only at its end."""
-        return await self._context.run(partial(file.read, offset, count))
+        return await self._context.run(file.read, offset, count)
 
     def release(self, file: StoredFile) -> None:
         """Close an open file."""
@@ -196,7 +196,7 @@ class Files:
 
     async def append(self, spool: Spool, data: bytes) -> None:
         """Add bytes to an upload. Raises `DiskFull`, or another `StorageError`."""
-        await self._context.run(partial(spool.append, data))
+        await self._context.run(spool.append, data)
 
     async def keep(self, spool: Spool, sha256: str) -> bool:
         """Store an upload durably if this is its checksum; return whether it is new.
@@ -231,7 +231,7 @@ class Files:
         """
         await self._names.wait_for(serial)
         await self._maintenance.compare()
-        return await self._context.run(partial(self._context.queue.missing, serial))
+        return await self._context.run(self._context.queue.missing, serial)
 
     async def delete_unreferenced(self) -> int:
         """Delete the files without a name for the grace period; return their number."""
@@ -248,18 +248,12 @@ class Files:
             "stored": store.stored,
             "stored_bytes": store.stored_bytes,
             "wanted": summary.wanted,
-            "in_flight": self._fetcher.in_flight,
+            "in_flight": len(self._fetcher.running),
             "failing": [
-                {
-                    "name": one.name,
-                    "sha256": one.sha256,
-                    "why": one.why,
-                    "tries": one.tries,
-                    "next_at": one.next_at_ms / 1000,
-                }
+                {name: getattr(one, name) for name in ("name", "sha256", "why", "tries", "next_at")}
                 for one in summary.failing
             ],
-            "oldest_seconds": (None if oldest is None else max(0.0, self._clock.seconds() - oldest / 1000)),
+            "oldest_seconds": None if oldest is None else max(0.0, self._clock.seconds() - oldest / 1000),
             "missing": summary.missing,
             "quarantined": store.quarantined,
         }
@@ -289,22 +283,22 @@ class Files:
     async def _request(self, sha256: str) -> None:
         context = self._context
         if self._fetch is not None:
-            await context.run(partial(context.queue.demand, sha256, context.now_ms()))
-            self._fetcher.notify()
+            await context.run(context.queue.demand, sha256, context.now_ms())
+            self._fetcher.wakeup.notify()
 
     def _on_new_names(self) -> None:
         """Fetch the files of new names; a reader may be waiting for one of them."""
         if self._context.rule == "lazy":
             for sha256 in list(self._waiting):
                 self._context.tasks.start(self._request(sha256), "requesting a file")
-        self._fetcher.notify()
-        self._on_change()
+        self._fetcher.wakeup.notify()
+        self._summary_wakeup.notify()
 
     def _on_arrival(self, sha256: str) -> None:
         for waiter in list(self._waiting.get(sha256, ())):
             if not waiter.called:
                 waiter.callback(True)
-        self._on_change()
+        self._summary_wakeup.notify()
 
     def _on_loss(self, sha256: str, why: str) -> None:
         """Handle a file that is missing or damaged."""
@@ -312,38 +306,20 @@ class Files:
 
     async def _record_loss(self, sha256: str, why: str) -> None:
         context = self._context
-        name = await context.run(
-            partial(context.queue.mark_lost, sha256, context.now_ms(), fetches=context.rule != "none")
-        )
+        is_primary = context.rule == "none"
+        name = await context.run(context.queue.mark_lost, sha256, context.now_ms(), fetches=not is_primary)
+        what, then = "{name} ({sha256})", "upload it again" if is_primary else "it is fetched again"
         if name is None:
-            context.logger.warn(
-                "files: {sha256} is lost: {why}; no name refers to it, so that it is not fetched again",
-                sha256=sha256,
-                why=why,
-            )
-        elif context.rule == "none":
-            context.logger.error(
-                "files: {name} ({sha256}) is lost: {why}; upload it again",
-                name=name,
-                sha256=sha256,
-                why=why,
-            )
-        else:
-            context.logger.warn(
-                "files: {name} ({sha256}) is lost: {why}; it is fetched again",
-                name=name,
-                sha256=sha256,
-                why=why,
-            )
-        self._fetcher.notify()
-        self._on_change()
-
-    def _on_change(self) -> None:
+            what, then = "{sha256}", "no name refers to it, so that it is not fetched again"
+        level = LogLevel.error if is_primary and name is not None else LogLevel.warn
+        text = f"files: {what} is lost: {{why}}; {then}"
+        context.logger.emit(level, text, name=name, sha256=sha256, why=why)
+        self._fetcher.wakeup.notify()
         self._summary_wakeup.notify()
 
     async def _update_summary(self) -> None:
         await self._summary_wakeup.wait()
-        self._summary = await self._context.run(partial(self._context.queue.summary, MAX_FAILING_SHOWN))
+        self._summary = await self._context.run(self._context.queue.summary, MAX_FAILING_SHOWN)
         await sleep(self._clock, SUMMARY_SECONDS)
 
 

@@ -1,7 +1,6 @@
 """Maintenance of files in the background: counting, comparing names with the disk, deleting, scrubbing."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from synrepl.files.context import STEP, FilesContext, Wakeup
@@ -71,7 +70,7 @@ class FileMaintenance:
         context = self._context
         last: str | None = ""
         while last is not None:
-            last, lost = await context.run(partial(self._compare_page, last))
+            last, lost = await context.run(self._compare_page, last)
             for sha256 in lost:
                 self._on_loss(sha256, "the file is missing from the disk")
 
@@ -82,7 +81,7 @@ class FileMaintenance:
             return 0
         before_ms = context.now_ms() - int(self._grace_seconds * 1000)
         count = 0
-        while deleted := await context.run(partial(self._delete_page, before_ms)):
+        while deleted := await context.run(self._delete_page, before_ms):
             count += deleted
         if count:
             context.logger.info("files: deleted {count} files without a name", count=count)
@@ -100,7 +99,7 @@ class FileMaintenance:
         await context.run(context.store.restart_count)
         while (stored := await context.run(context.store.count)) is not None:
             if stored:
-                await context.run(partial(context.queue.mark_stored, stored, context.now_ms()))
+                await context.run(context.queue.mark_stored, stored, context.now_ms())
 
     def _compare_page(self, after: str) -> tuple[str | None, list[str]]:
         context = self._context
@@ -124,16 +123,16 @@ class FileMaintenance:
     async def _scrub_slice(self, now: float) -> None:
         context = self._context
         if self._scrub is None:
-            position = await context.run(partial(context.queue.recall, "scrub"))
+            position = await context.run(context.queue.recall, "scrub")
             self._scrub = context.store.scrub(position)
         scrub = self._scrub
         self._next_round = now + SLICE_SECONDS
-        bad, is_done = await context.run(partial(scrub.step, STEP))
+        bad, is_done = await context.run(scrub.step, STEP)
         for sha256 in bad:
             self._on_loss(sha256, "the file was damaged on disk, and is now in quarantine")
         self._slices += 1
         if is_done or self._slices % SAVE_EVERY == 0:
-            await context.run(partial(context.queue.remember, "scrub", scrub.position))
+            await context.run(context.queue.remember, "scrub", scrub.position)
         if is_done:
             self._next_round = now + ROUND_SECONDS
             await self.compare()

@@ -63,13 +63,13 @@ class WantedFile(msgspec.Struct, frozen=True):
 
 
 class FailingFile(msgspec.Struct, frozen=True):
-    """A file whose downloads failed so far, the reason, and the time of the next retry."""
+    """A file whose downloads failed so far, the reason, and the time of the next retry in seconds."""
 
     name: str
     sha256: str
     why: str
     tries: int
-    next_at_ms: int
+    next_at: float
     since_ms: int
 
 
@@ -323,7 +323,7 @@ class FileQueue:
         )
         rows = self._tables.read(
             "count",
-            "SELECT name, sha256, why, tries, next_at_ms, since_ms FROM wanted WHERE tries > 0"
+            "SELECT name, sha256, why, tries, next_at_ms / 1000.0, since_ms FROM wanted WHERE tries > 0"
             " ORDER BY since_ms, serial LIMIT ?",
             failing,
         )

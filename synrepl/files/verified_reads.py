@@ -57,14 +57,17 @@ class VerifiedReads:
 
     async def _verify(self, sha256: str) -> StoredFile | None:
         context = self._context
-        file = await context.acquire(
-            partial(context.store.open, sha256), lambda file: file is not None and file.close()
-        )
+        file = await context.acquire(partial(context.store.open, sha256), _close)
         try:
-            while file is not None and not await context.run(partial(file.verify, STEP)):
+            while file is not None and not await context.run(file.verify, STEP):
                 pass
         except BaseException:
             assert file is not None
             context.run_later(file.close)
             raise
         return file
+
+
+def _close(file: StoredFile | None) -> None:
+    if file is not None:
+        file.close()

@@ -197,7 +197,7 @@ class TakeTests(QueueCase):
         (failing,) = summary.failing
         self.assertEqual(
             ("a", A, "it rains", 12, at),
-            (failing.name, failing.sha256, failing.why, failing.tries, failing.next_at_ms),
+            (failing.name, failing.sha256, failing.why, failing.tries, failing.next_at * 1000),
         )
 
     def test_a_failing_file_can_be_demanded_but_not_hammered(self) -> None:
