@@ -1,9 +1,10 @@
 """The output of synrepl tail: lines, positions, the log level and the end."""
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
+import msgspec
 from twisted.logger import (
     FilteringLogObserver,
     ILogObserver,
@@ -15,11 +16,28 @@ from twisted.logger import (
 
 from synrepl.cli.json_lines import JsonLines, OutputClosed
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import SaveablePosition
 from synrepl.ports.time import Timer
 from synrepl.storage.position_files import FilePositions
+from synrepl.wire.dialect import Dialect
 
-__all__ = ["PrintedPositions", "TailOutput", "quiet"]
+__all__ = ["TailOptions", "TailOutput", "quiet"]
+
+
+class TailOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tail follows, and how. `endpoint` is a URL, or a Twisted client endpoint string.
+
+    A position in `state` comes before `start`. Missing rows are fetched from `http`.
+    """
+
+    endpoint: str
+    streams: Sequence[str]
+    start: Literal["latest", "earliest"]
+    state: FilePositions | None
+    dialect: Dialect
+    name: str
+    server_name: str | None
+    http: str | None
+    secret: str | None
 
 
 class TailOutput:
@@ -86,6 +104,14 @@ class TailOutput:
             return False
         return True
 
+    def save(self, write: Callable[[], None]) -> None:
+        """Write all lines, then save the position that they belong to."""
+        if self.flush():
+            try:
+                write()
+            except StorageError as error:
+                self.end(str(error))
+
     def end(self, error: str = "") -> None:
         """Finish; with `error`, the command fails with that line."""
         self.error = self.error or error
@@ -105,26 +131,6 @@ class TailOutput:
     def _stop(self) -> None:
         if self.reactor.running and not self.reactor._stopped:
             self.reactor.stop()
-
-
-class PrintedPositions:
-    """An `IPositionStore` that saves positions of printed facts only."""
-
-    def __init__(self, file: FilePositions, output: TailOutput) -> None:
-        self._file = file
-        self._output = output
-
-    def load(self) -> SaveablePosition:
-        """Return the positions in the file."""
-        return self._file.load()
-
-    def save(self, positions: SaveablePosition) -> None:
-        """Print the waiting lines, then save the positions."""
-        if self._output.flush():
-            try:
-                self._file.save(positions)
-            except StorageError as error:
-                self._output.end(str(error))
 
 
 def quiet() -> None:

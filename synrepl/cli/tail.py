@@ -2,23 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
 from synrepl.cli.command import CliCommand, CliError
-from synrepl.cli.options import (
-    dialect_option,
-    duration_option,
-    read_secret,
-    secret_option,
-    stream_option,
-)
+from synrepl.cli.options import dialect_option, duration_option, read_secret, secret_option, stream_option
 from synrepl.errors import ConfigError
 from synrepl.storage.position_files import FilePositions
 from synrepl.transports.endpoints import check_client
 from synrepl.transports.redis.address import SCHEMES
-from synrepl.wire.dialect import Dialect
 
 __all__ = ["tail"]
 
@@ -52,17 +45,14 @@ __all__ = ["tail"]
 @secret_option
 def tail(
     target: str,
-    streams: tuple[str, ...],
-    start: Literal["latest", "earliest"],
     state: Path | None,
-    dialect: Dialect,
     name: str,
-    server_name: str | None,
     http: str | None,
     exit_after: int | None,
     retry: bool,
     timeout: float | None,
     secret_file: Path | None,
+    **options: Any,
 ) -> None:
     """Follow TARGET, and print one JSON object per line.
 
@@ -84,40 +74,23 @@ def tail(
     from twisted.internet import reactor
 
     from synrepl.cli.json_lines import JsonLines
-    from synrepl.cli.output import TailOutput, quiet
+    from synrepl.cli.output import TailOptions, TailOutput, quiet
     from synrepl.cli.tail_changelog import ChangelogTail
     from synrepl.cli.tail_lines import tail_lines
 
     quiet()
     patience = timeout if retry else 0.0
     output = TailOutput(reactor, JsonLines(), exit_after=exit_after, patience=patience)
+    http = http or (None if is_http or is_redis else _http(endpoint))
+    what = TailOptions(endpoint=endpoint, state=file, name=name, http=http, secret=secret, **options)
     try:
         if file is not None:
             file.open()
         if is_http:
-            reader = ChangelogTail(
-                output,
-                target,
-                streams=streams,
-                start=start,
-                state=file,
-                server_name=server_name,
-                secret=secret,
-            )
+            reader = ChangelogTail(output, what)
             output.run(reader.start, reader.stop)
         else:
-            tail_lines(
-                output,
-                endpoint,
-                streams=streams,
-                start=start,
-                state=file,
-                dialect=dialect,
-                name=name,
-                server_name=server_name,
-                http=http or (None if is_redis else _http(endpoint)),
-                secret=secret,
-            )
+            tail_lines(output, what)
     finally:
         if file is not None:
             file.close()

@@ -1,7 +1,7 @@
 """``synrepl tail`` over HTTP: the changelog, by long polls."""
 
-from collections.abc import Sequence
-from typing import Final, Literal
+from functools import partial
+from typing import Final
 
 import msgspec
 from OpenSSL import SSL
@@ -9,14 +9,14 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.web._newclient import ParseError
 
-from synrepl.cli.output import TailOutput
-from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
+from synrepl.cli.output import TailOptions, TailOutput
+from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import STATUS
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
-from synrepl.storage.position_files import ChangelogPlace, FilePositions
+from synrepl.storage.position_files import ChangelogPlace
 from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.tls import is_permanent, tls_trouble
 from synrepl.wire import jsontext
@@ -47,29 +47,15 @@ class _Fact(msgspec.Struct):
 
 
 class ChangelogTail:
-    """Reads the changelog of the daemon at `url` and prints it, from the position in `state` on."""
+    """Reads the changelog of a daemon and prints it, from the position in `options.state` on."""
 
-    def __init__(
-        self,
-        output: TailOutput,
-        url: str,
-        *,
-        streams: Sequence[str],
-        start: Literal["latest", "earliest"],
-        state: FilePositions | None,
-        server_name: str | None,
-        secret: str | None,
-    ) -> None:
+    def __init__(self, output: TailOutput, options: TailOptions) -> None:
         self._output = output
-        self._url = public_url(url).rstrip("/")
-        self._streams = list(streams) or None
-        self._earliest = start == "earliest"
-        self._state = state
-        self._server_name = server_name
-        self._secret = secret
-        self._changelog = ChangelogClient(output.reactor, url, secret=secret)
+        self._options = options
+        self._url = public_url(options.endpoint).rstrip("/")
+        self._changelog = ChangelogClient(output.reactor, options.endpoint, secret=options.secret)
         self._tasks = Tasks(Logger(), "tail")
-        self._position = state.load_place() if state is not None else None
+        self._position = options.state.load_place() if options.state is not None else None
         self._save_timer = Timer(output.reactor, self._save)
         self._is_connected = False
 
@@ -92,9 +78,8 @@ class ChangelogTail:
                 if not self._is_connected:
                     await self._connect()
                 assert self._position is not None
-                upto = await self._changelog.pages(
-                    self._position.serial, self._streams, WAIT_SECONDS, self._show
-                )
+                streams = list(self._options.streams) or None
+                upto = await self._changelog.pages(self._position.serial, streams, WAIT_SECONDS, self._show)
                 self._move(ChangelogPlace(max(upto, self._position.serial), self._position.epoch))
                 backoff.reset()
             except ApiResponseError as error:
@@ -122,14 +107,15 @@ class ChangelogTail:
                 raise
             self._output.end(f"cannot connect to {self._url}: {why}")
             await Deferred()
-        if self._server_name not in (None, status.server_name):
-            self._output.end(f"the server_name is {status.server_name}, expected {self._server_name}")
+        if (expected := self._options.server_name) not in (None, status.server_name):
+            self._output.end(f"the server_name is {status.server_name}, expected {expected}")
             await Deferred()
         self._is_connected = True
         self._output.write_event("connected")
         self._output.write_event("server", name=status.server_name)
         if self._position is None:
-            self._move(ChangelogPlace(0 if self._earliest else status.serial, status.epoch))
+            serial = 0 if self._options.start == "earliest" else status.serial
+            self._move(ChangelogPlace(serial, status.epoch))
         else:
             self._check_epoch(status.epoch)
 
@@ -163,17 +149,13 @@ class ChangelogTail:
 
     def _move(self, position: ChangelogPlace) -> None:
         self._position = position
-        if self._state is not None:
+        if self._options.state is not None:
             self._save_timer.start(SAVE_SECONDS)
 
     def _save(self) -> None:
-        assert self._state is not None
+        assert self._options.state is not None
         assert self._position is not None
-        if self._output.flush():
-            try:
-                self._state.save_place(self._position)
-            except StorageError as error:
-                self._output.end(str(error))
+        self._output.save(partial(self._options.state.save_place, self._position))
 
 
 def _permanent_failure(error: NotConnected) -> str:

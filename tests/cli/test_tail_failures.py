@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
 from twisted.internet.task import Clock
 
-from synrepl.cli.tail_failures import SILENT_SECONDS, STREAMS_SECONDS, TargetCheck
+from synrepl.cli.tail_lines import SILENT_SECONDS, STREAMS_SECONDS, TargetCheck
 from synrepl.replication.follower.follower_event import FollowerEvent, code_of
 from synrepl.transports.connection import failure_code
 from synrepl.transports.tls import is_permanent
