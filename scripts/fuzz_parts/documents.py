@@ -9,6 +9,7 @@ from synrepl.cli import recordings
 from synrepl.config import Settings
 from synrepl.config.files import read_keys, read_secret
 from synrepl.errors import ConfigError
+from synrepl.wire import jsontext
 from tests.captures import GOLDEN
 
 __all__ = ["ConfigTarget", "RecordedTarget"]
@@ -55,5 +56,5 @@ class RecordedTarget(Target):
         which, text = (*data[:1], 0)[0] % 6, data[1:]
         dialect = None if which == 0 else DIALECTS[which - 1]
         found = recordings.read(text, TABLE, dialect=dialect)
-        posted = [recordings.encode_rows(fact) for fact in found.facts]
+        posted = [jsontext.join(fact.rows) for fact in found.facts]
         return which, len(posted).bit_length(), sorted({bad.why[:15] for bad in found.bad})[:5]

@@ -6,7 +6,7 @@ import re
 import stat
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import click
@@ -14,7 +14,7 @@ import msgspec
 
 from synrepl.cli.command import CliCommand, CliError
 from synrepl.cli.json_lines import JsonLines, OutputClosed
-from synrepl.cli.options import DaemonTarget, daemon_options, retry_delays, send
+from synrepl.cli.options import DaemonTarget, daemon_options, send
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import address
 from synrepl.errors import suggest
@@ -23,7 +23,7 @@ from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, Ht
 from synrepl.wire import jsontext
 from synrepl.wire.text import printable
 
-__all__ = ["BATCH", "FactPoster", "append"]
+__all__ = ["BATCH", "PATIENCE_SECONDS", "POST_SECONDS", "append", "post_facts"]
 
 BATCH: Final = 500
 """Default number of facts per request."""
@@ -31,55 +31,45 @@ BATCH: Final = 500
 PATIENCE_SECONDS: Final = 30.0
 """How long a batch is retried while the daemon does not respond."""
 
+POST_SECONDS: Final = 60.0
+"""The timeout of a request with a batch."""
 
-class FactPoster:
-    """Poster of facts. A batch is sent after the response to the previous one, which keeps the order."""
 
-    def __init__(
-        self,
-        client: BlockingClient,
-        *,
-        retry_delays: Callable[[], Iterable[float]] = lambda: retry_delays(PATIENCE_SECONDS),
-    ) -> None:
-        self._client = client
-        self._retry_delays = retry_delays
+def post_facts(
+    client: BlockingClient,
+    stream: str,
+    facts: Sequence[bytes],
+    delays: Iterator[float],
+    *,
+    writer: str | None = None,
+) -> dict[str, Any]:
+    """Append facts, each a JSON array of rows, and return the response of the daemon.
 
-    @classmethod
-    def of(cls, daemon: DaemonTarget) -> "FactPoster":
-        """Return a poster to this daemon, which retries as its options say."""
-        seconds = (daemon.timeout or PATIENCE_SECONDS) if daemon.retry else 0.0
-        return cls(daemon.connect(60.0), retry_delays=lambda: retry_delays(seconds))
+    Every attempt has the same idempotency key, so that facts are stored once even if a response was lost.
+    The next batch must wait for this response, which keeps the order. Raises `HttpError` if the daemon
+    refuses the facts or another one is the primary, and `CliError` if it does not respond.
+    """
+    head: dict[str, Any] = {"idempotency_key": uuid.uuid4().hex}
+    if writer is not None:
+        head["writer"] = writer
+    body = json.dumps(head).encode()[:-1] + b', "facts": ' + jsontext.join(facts) + b"}"
+    is_unsent = True
 
-    def post(self, stream: str, facts: Sequence[bytes], *, writer: str | None = None) -> dict[str, Any]:
-        """Append facts, each a JSON array of rows, and return the response of the daemon.
+    def on_failure(error: ConnectError | HttpError) -> None:
+        nonlocal is_unsent
+        is_unsent &= error.is_unsent
+        if isinstance(error, HttpError) and (primary := address(str(error.body.get("moved_to") or ""))):
+            why = f"{error}; the primary is at {primary}: use its --url"
+            raise HttpError(error.status, error.code, why, {"retryable": False}) from error
 
-        Every attempt has the same idempotency key, so that facts are stored once even if a response was lost.
-        Raises `HttpError` if the daemon refuses the facts or another one is the primary, and `CliError` if it
-        does not respond.
-        """
-        head: dict[str, Any] = {"idempotency_key": uuid.uuid4().hex}
-        if writer is not None:
-            head["writer"] = writer
-        body = json.dumps(head).encode()[:-1] + b', "facts": ' + jsontext.join(facts) + b"}"
-        is_unsent = True
-
-        def on_failure(error: ConnectError | HttpError) -> None:
-            nonlocal is_unsent
-            is_unsent &= error.is_unsent
-            if isinstance(error, HttpError) and (primary := address(str(error.body.get("moved_to") or ""))):
-                why = f"{error}; the primary is at {primary}: use its --url"
-                raise HttpError(error.status, error.code, why, {"retryable": False}) from error
-
-        try:
-            response: dict[str, Any] = send(
-                self._client, APPEND.request(stream), body, iter(self._retry_delays()), on_failure
-            )
-        except REQUEST_ERRORS as error:
-            if isinstance(error, HttpError) and not error.is_retryable:
-                raise
-            stored = "was not stored" if is_unsent else "may have been stored"
-            raise CliError(f"{self._client.url}: {error}; the last batch {stored}") from error
-        return response
+    try:
+        response: dict[str, Any] = send(client, APPEND.request(stream), body, delays, on_failure)
+    except REQUEST_ERRORS as error:
+        if isinstance(error, HttpError) and not error.is_retryable:
+            raise
+        stored = "was not stored" if is_unsent else "may have been stored"
+        raise CliError(f"{client.url}: {error}; the last batch {stored}") from error
+    return response
 
 
 CHUNK: Final = 1024 * 1024
@@ -103,7 +93,7 @@ def append(stream: str, daemon: DaemonTarget, writer: str | None, batch: int) ->
     """
     if writer is not None:
         _note_new_writer(daemon, stream, writer)
-    appending = _AppendRun(stream, writer, FactPoster.of(daemon))
+    appending = _AppendRun(stream, writer, daemon)
     source = sys.stdin.buffer
     try:
         with Advance(f"appending to {stream}", _size(source)) as advance:
@@ -150,10 +140,11 @@ class _Row:
 class _AppendRun:
     """A run of the command: the input is appended in batches."""
 
-    def __init__(self, stream: str, writer: str | None, poster: FactPoster) -> None:
+    def __init__(self, stream: str, writer: str | None, daemon: DaemonTarget) -> None:
         self._stream = stream
         self._writer = writer
-        self._poster = poster
+        self._daemon = daemon
+        self._client = daemon.connect(POST_SECONDS)
         self._lines = JsonLines()
         self._stored = 0
 
@@ -180,7 +171,9 @@ class _AppendRun:
             self.add(rows)
 
     def _post(self, rows: Sequence[_Row]) -> None:
-        response = self._poster.post(self._stream, [b"[%b]" % row.text for row in rows], writer=self._writer)
+        facts = [b"[%b]" % row.text for row in rows]
+        delays = self._daemon.retry_delays(PATIENCE_SECONDS)
+        response = post_facts(self._client, self._stream, facts, delays, writer=self._writer)
         serial = response["first_serial"]
         self._stored += len(rows)
         for position, token in enumerate(response["tokens"]):

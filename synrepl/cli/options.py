@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, update_wrapper
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+import msgspec
 
 from synrepl import http_client
 from synrepl.cli.command import CliError, Option
@@ -45,18 +47,17 @@ CONNECTION: Final = "Connection"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class DaemonTarget:
+class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon that a command asks over HTTP, and how long it tries.
 
     `timeout` is in seconds, for a request and all its retries; None leaves it to the command. `retry` tells
     whether transient failures are retried: no connection, a timeout, or a daemon that is busy or not ready.
     """
 
-    def __init__(self, url: str, secret_file: Path | None, *, timeout: float | None, retry: bool) -> None:
-        self.url = public_url(url)
-        self.secret_file = secret_file
-        self.timeout = timeout
-        self.retry = retry
+    url: str
+    secret_file: Path | None
+    timeout: float | None
+    retry: bool
 
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> http_client.BlockingClient:
         """Return a client whose responses are safe to show on a terminal; `timeout` is the default."""
@@ -72,11 +73,14 @@ class DaemonTarget:
     ) -> Any:
         """Send a request and return the JSON response. Raises `CliError`."""
         client = self.connect(timeout)
-        delays = retry_delays(self.timeout or 60.0) if self.retry else iter(())
         try:
-            return send(client, request, body, delays)
+            return send(client, request, body, self.retry_delays(60.0))
         except http_client.REQUEST_ERRORS as error:
             raise CliError(f"{client.url}: {error}") from error
+
+    def retry_delays(self, patience: float) -> Iterator[float]:
+        """Yield the seconds to wait before each retry, as long as the options say or else `patience` says."""
+        return retry_delays(self.timeout or patience) if self.retry else iter(())
 
     def ask_status(self) -> dict[str, Any]:
         """Return the status of the daemon. Raises `CliError`."""
@@ -111,12 +115,10 @@ def send(
         time.sleep(delay)
 
 
-def retry_delays(
-    seconds: float, delays: Iterable[float] = (0.2, 0.5, 1, 2, 4, *[8] * 10_000)
-) -> Iterator[float]:
+def retry_delays(seconds: float) -> Iterator[float]:
     """Yield the seconds to wait before each retry, until this many seconds from now."""
     until = time.monotonic() + seconds
-    for delay in delays:
+    for delay in chain((0.2, 0.5, 1, 2, 4), repeat(8)):
         if time.monotonic() + delay > until:
             return
         yield delay
@@ -209,7 +211,8 @@ def daemon_options(
                 where, secret_file = _locate(url, context, secret_file)
                 if not where and required:
                     raise click.UsageError("Missing option '--url': or use --context or $SYNREPL_URL")
-                daemon = DaemonTarget(where or DEFAULT_URL, secret_file, timeout=timeout, retry=retry)
+                where = public_url(where or DEFAULT_URL)
+                daemon = DaemonTarget(url=where, secret_file=secret_file, timeout=timeout, retry=retry)
             return command(*args, daemon=daemon, **rest)
 
         return with_options(run, command, options)

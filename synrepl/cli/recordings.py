@@ -17,10 +17,9 @@ import msgspec
 from synrepl.cli.command import CliError
 from synrepl.errors import RowError
 from synrepl.streams.table import StreamTable
-from synrepl.wire import jsontext
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, span
 
-__all__ = ["BadLine", "RecordedFacts", "Recording", "encode_rows", "read", "read_file"]
+__all__ = ["BadLine", "RecordedFacts", "Recording", "read", "read_file"]
 
 _MARKED: Final = re.compile(rb"\s*(\d+(?:\.\d+)?) (?:(c\d+) )?([<>*]) (.*)", re.DOTALL)
 _PUBLISHED: Final = re.compile(rb"\d+\t[^\t]*\t(.*)", re.DOTALL)
@@ -200,8 +199,3 @@ class _RecordingReader:
 
     def _leave_out(self, number: int, stream: bytes, why: str) -> None:
         self._bad.append(BadLine(number, stream.decode(errors="replace"), why))
-
-
-def encode_rows(fact: RecordedFacts) -> bytes:
-    """Return the fact as a JSON array of its rows."""
-    return jsontext.join(fact.rows)

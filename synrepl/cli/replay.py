@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from synrepl.cli.append import BATCH, FactPoster
+from synrepl.cli.append import BATCH, PATIENCE_SECONDS, POST_SECONDS, post_facts
 from synrepl.cli.command import CliCommand, CliError
 from synrepl.cli.options import (
     DaemonTarget,
@@ -20,9 +20,10 @@ from synrepl.cli.options import (
     speed_option,
 )
 from synrepl.cli.progress import Advance
-from synrepl.cli.recordings import RecordedFacts, Recording, encode_rows, read_file
+from synrepl.cli.recordings import RecordedFacts, Recording, read_file
 from synrepl.cli.tables import table
 from synrepl.http_client import HttpError
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import Dialect
 
 __all__ = ["replay"]
@@ -58,7 +59,7 @@ def replay(
     fact together; the recorded tokens are not kept. A row that cannot be parsed is skipped and reported on
     standard error, and the exit code is then 1.
     """
-    poster = FactPoster.of(daemon)
+    client = daemon.connect(POST_SECONDS)
     recording = _load_recording(file, dialect, connection)
     for bad in recording.bad:
         click.echo(f"{file}, line {bad.number}: skipped a row of {bad.stream}: {bad.why}", err=True)
@@ -68,7 +69,9 @@ def replay(
         with Advance(f"replaying {file.name}", len(recording.facts)) as advance:
             for facts in _requests(recording.facts, speed):
                 _wait_for(facts[0], recording.facts[0], speed, began)
-                poster.post(facts[0].stream, list(map(encode_rows, facts)), writer=facts[0].writer)
+                texts = [jsontext.join(fact.rows) for fact in facts]
+                delays = daemon.retry_delays(PATIENCE_SECONDS)
+                post_facts(client, facts[0].stream, texts, delays, writer=facts[0].writer)
                 stored += len(facts)
                 advance.step(len(facts), len(facts))
     except HttpError as error:

@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.cli import tables
-from synrepl.cli.append import FactPoster
+from synrepl.cli.append import post_facts
 from synrepl.cli.command import CliError
 from synrepl.cli.json_lines import JsonLines
 from synrepl.cli.options import DaemonTarget
@@ -34,18 +34,17 @@ class Daemon:
         return answer
 
 
-def posting(daemon: Any) -> FactPoster:
+def post(daemon: Any) -> dict[str, Any]:
     """Without a pause between attempts."""
-    return FactPoster(daemon, retry_delays=lambda: (0, 0))
+    return post_facts(daemon, "receipts", [b"[[1]]"], iter((0.0, 0.0)))
 
 
 def test_a_batch_whose_answer_was_lost_is_not_stored_again() -> None:
     """The daemon knows it by its key, which is the same each time; another batch has another one."""
     busy = HttpError(503, "busy", "too much")
     daemon = Daemon(ConnectError("broke off"), busy, {"tokens": [1]}, {"tokens": [2]})
-    made = posting(daemon)
 
-    assert [{"tokens": [1]}, {"tokens": [2]}] == [made.post("receipts", [b"[[1]]"]) for _ in range(2)]
+    assert [{"tokens": [1]}, {"tokens": [2]}] == [post(daemon) for _ in range(2)]
 
     keys = [json.loads(body)["idempotency_key"] for body in daemon.bodies]
     assert [1, 1, 1, 2] == [1 + (key != keys[0]) for key in keys]
@@ -55,10 +54,10 @@ def test_what_the_daemon_does_not_want_is_not_said_again() -> None:
     """Nor is anything for ever."""
     refused = Daemon(HttpError(400, "bad_row", "no"))
     with pytest.raises(HttpError):
-        posting(refused).post("receipts", [b"[[1]]"])
+        post(refused)
     away = Daemon(*[ConnectError("away")] * 3)
     with pytest.raises(CliError, match="the last batch may have been stored"):
-        posting(away).post("receipts", [b"[[1]]"])
+        post(away)
 
     assert [1, 3] == [len(daemon.bodies) for daemon in (refused, away)]
 
@@ -83,7 +82,11 @@ def test_facts_beyond_enough_do_not_count_as_had() -> None:
 
 def test_what_a_daemon_answers_is_safe_to_show() -> None:
     """Names come from peers, and escape sequences act on a terminal."""
-    clean = DaemonTarget("http://127.0.0.1:9093", None, timeout=None, retry=False).connect()._clean
+    clean = (
+        DaemonTarget(url="http://127.0.0.1:9093", secret_file=None, timeout=None, retry=False)
+        .connect()
+        ._clean
+    )
 
     assert {"a\\x1b[2J": ["b\\n", 1]} == clean({"a\x1b[2J": ["b\n", 1]})
 

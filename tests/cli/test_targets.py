@@ -11,12 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from synrepl.cli import main, options
-from synrepl.cli.append import FactPoster
 from synrepl.cli.command import CliError
 from synrepl.cli.tables import table
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
-from tests.cli.test_parts import Daemon
+from tests.cli.test_parts import Daemon, post
 from tests.service.processes import ROOT
 
 BERLIN, PARIS, ROME = (f"http://{name}.example:9093" for name in ("berlin", "paris", "rome"))
@@ -141,17 +140,12 @@ def test_an_append_tells_what_it_knows() -> None:
     """Where the primary is, and whether the batch may have been stored."""
     fenced = HttpError(503, "read_only", "fenced", {"moved_to": "tcp:rome:9092 http://rome:9093"})
     with pytest.raises(HttpError, match="the primary is at tcp:rome:9092, http://rome:9093: use its --url"):
-        poster(Daemon(fenced)).post("receipts", [b"[[1]]"])
+        post(Daemon(fenced))
     refused = ConnectError("Connection refused", is_unsent=True)
     with pytest.raises(CliError, match="Connection refused; the last batch was not stored"):
-        poster(Daemon(refused, HttpError(503, "busy", "too much"), refused)).post("receipts", [b"[[1]]"])
+        post(Daemon(refused, HttpError(503, "busy", "too much"), refused))
     with pytest.raises(CliError, match="the last batch may have been stored"):
-        poster(Daemon(ConnectError("broke off"), refused, refused)).post("receipts", [b"[[1]]"])
-
-
-def poster(daemon: Daemon) -> FactPoster:
-    """One that tries three times."""
-    return FactPoster(daemon, retry_delays=lambda: (0.0, 0.0))  # type: ignore[arg-type]
+        post(Daemon(ConnectError("broke off"), refused, refused))
 
 
 def test_a_table_is_never_cut() -> None:
