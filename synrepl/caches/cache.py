@@ -2,12 +2,19 @@
 
 import weakref
 
-from synrepl.caches.arguments import Arguments
-from synrepl.caches.counters import CacheInfo, Counters
-from synrepl.caches.entries import Entries, Shape
+import msgspec
+
+from synrepl.caches.calls import Arguments
+from synrepl.caches.entries import Counters, Entries, Shape
 from synrepl.errors import ConfigError
 
-__all__ = ["Cache"]
+__all__ = ["Cache", "CacheInfo"]
+
+
+class CacheInfo(Counters, kw_only=True):
+    """A snapshot of one cache: its `Counters` and its number of `entries`."""
+
+    entries: int
 
 
 class Cache:
@@ -51,8 +58,8 @@ class Cache:
 
     def info(self) -> CacheInfo:
         """The current counters, and the number of entries."""
-        counts = {name: getattr(self.counters, name) for name in Counters.__slots__}
-        return CacheInfo(**counts, entries=sum(len(entries) for entries in self._live()))
+        entries = sum(len(entries) for entries in self._live())
+        return CacheInfo(**msgspec.structs.asdict(self.counters), entries=entries)
 
     def _live(self) -> list[Entries]:
         return [entries for reference in self._sets.values() if (entries := reference()) is not None]

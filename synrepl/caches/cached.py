@@ -7,9 +7,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overloa
 
 import msgspec
 
-from synrepl.caches.arguments import Arguments
 from synrepl.caches.cache import Cache
-from synrepl.caches.calls import AsyncCalls, Calls, Plan
+from synrepl.caches.calls import Arguments, AsyncCalls, Calls, Plan
 from synrepl.caches.entries import Entries, IWaiter
 from synrepl.errors import ConfigError
 

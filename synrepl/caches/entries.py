@@ -6,9 +6,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from synrepl.caches.counters import Counters
-
-__all__ = ["AGAIN", "MISSING", "Computation", "Entries", "IWaiter", "Key", "Shape"]
+__all__ = ["AGAIN", "MISSING", "Computation", "Counters", "Entries", "IWaiter", "Key", "Shape"]
 
 Key = tuple[Hashable, ...]
 
@@ -83,6 +81,23 @@ class Shape(msgspec.Struct, frozen=True):
     def fits(self, key: Key) -> bool:
         """Whether this is a valid key, or prefix, for an invalidation."""
         return len(key) == self.length or (self.tree and 0 < len(key) < self.length)
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """The counters of one cache, shared by all instances of a class.
+
+    * `hits`: values returned without a computation of their own, including shared computations
+    * `misses`: computations started
+    * `evictions`: values dropped to make room
+    * `invalidations`: invalidations applied, even if there was nothing to drop
+    * `misshapen`: invalidations whose key did not have the shape of this cache's keys
+    """
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    invalidations: int = 0
+    misshapen: int = 0
 
 
 class Entries:

@@ -6,9 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from synrepl.caches.counters import NameCounts
 from synrepl.caches.entries import Shape
-from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.registry import CacheRegistry, NameCounts
 
 __all__ = ["CacheWarning", "lint"]
 

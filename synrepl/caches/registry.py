@@ -5,15 +5,33 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
-from synrepl.caches.cache import Cache
+from synrepl.caches.cache import Cache, CacheInfo
 from synrepl.caches.cached import CachedCoroutine, CachedFunction, CacheSettings
-from synrepl.caches.counters import CacheInfo, NameCounts
 from synrepl.caches.entries import IWaiter
 from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.caches.vintages import NEWEST
 from synrepl.errors import ConfigError
 
-__all__ = ["CacheRegistry"]
+__all__ = ["CacheRegistry", "NameCounts"]
+
+
+class NameCounts(dict[str, int]):
+    """Counts of names on the wire. As peers choose them, names beyond the first `most` share one count."""
+
+    REST = "(other names)"
+
+    def __init__(self, most: int = 1000) -> None:
+        super().__init__()
+        self._most = most
+
+    def add(self, name: str) -> None:
+        """Count a name."""
+        if name not in self and len(self) >= self._most:
+            name = self.REST
+        self[name] = self.get(name, 0) + 1
+
+    def __repr__(self) -> str:
+        return f"NameCounts({dict(self)!r})"
 
 
 class CacheRegistry:

@@ -11,10 +11,9 @@ from typing import Final
 import click
 import msgspec
 
-from synrepl.caches.counters import NameCounts
 from synrepl.caches.lint import CacheWarning
 from synrepl.caches.lint import lint as find_wrong
-from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.registry import CacheRegistry, NameCounts
 from synrepl.cli.command import EXIT_CODES, CliCommand, CliError
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
 from synrepl.cli.progress import Advance

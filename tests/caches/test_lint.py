@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from synrepl.caches.counters import NameCounts
 from synrepl.caches.lint import CacheWarning, lint
-from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.registry import CacheRegistry, NameCounts
 from synrepl.caches.vintage import Drop
 from synrepl.caches.vintages import NEWEST
 from synrepl.streams.catalog import CacheInvalidation

@@ -6,8 +6,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from synrepl.caches.counters import NameCounts
-from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.registry import CacheRegistry, NameCounts
 from synrepl.caches.vintage import Drop, Invalidation, Vintage
 from synrepl.caches.vintages import LEGACY, NEWEST
 from synrepl.errors import ConfigError
