@@ -1,22 +1,19 @@
 """Ingest: facts that come into the log from tables, Redis and other servers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.status import NO_INGEST
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
-from synrepl.streams.table import StreamTable
-from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
+    from synrepl.daemon.service import Daemon
     from synrepl.ingest.source_manager import SourceManager
     from synrepl.storage.ids.writers import WriterState
     from synrepl.storage.tables.layout import TableStream
@@ -30,43 +27,23 @@ POLL_SECONDS: Final = 1.0
 
 
 class IngestServices:
-    """The sources that the settings name. They are open while this daemon is the primary.
+    """The sources that the settings name. They are open while the daemon is the primary."""
 
-    `lost` is called with a stream whose source lost facts that it had announced.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        reactor: Any,
-        *,
-        table: StreamTable,
-        metrics: Metrics,
-        credentials: Credentials,
-        lost: Callable[[str], None],
-    ) -> None:
+    def __init__(self, daemon: "Daemon") -> None:
         self.tables: TableSource | None = None
         self.sources: SourceManager | None = None
-        self._settings = settings
-        self._reactor = reactor
-        self._table = table
-        self._metrics = metrics
-        self._credentials = credentials
-        self._lost = lost
+        self._daemon = daemon
+        self._settings = settings = daemon.settings
         self._log: Log | None = None
         self._wakeups: Wakeups | None = None
-        self._write_policy = self._make_write_policy()
-
-    def _make_write_policy(self) -> WritePolicy | None:
-        settings = self._settings
-        if settings.redis is None and not settings.follow:
-            return None
-        return WritePolicy(
-            settings.redis_writes,
-            instance=settings.instance_name,
-            table=self._table,
-            tables=self.followed_streams,
-        )
+        self._write_policy: WritePolicy | None = None
+        if settings.redis is not None or settings.follow:
+            self._write_policy = WritePolicy(
+                settings.redis_writes,
+                instance=settings.instance_name,
+                table=daemon.table,
+                tables=self.followed_streams,
+            )
 
     @property
     def followed_streams(self) -> list[str]:
@@ -105,11 +82,11 @@ class IngestServices:
         followed = [one for one in self._settings.table_streams if not one.for_catch_up]
         if self._settings.redis is None:
             return followed
-        return [msgspec.structs.replace(one, only=self._published_writers(one.stream)) for one in followed]
-
-    def _published_writers(self, stream: str) -> tuple[str, ...]:
-        instance = self._settings.instance_name
-        return tuple(one.writer or instance for one in self._settings.redis_writes if one.stream == stream)
+        published: dict[str, tuple[str, ...]] = {}
+        for one in self._settings.redis_writes:
+            writer = one.writer or self._settings.instance_name
+            published[one.stream] = (*published.get(one.stream, ()), writer)
+        return [msgspec.structs.replace(one, only=published.get(one.stream, ())) for one in followed]
 
     def _open_tables(self, log: Log) -> None:
         """Follow the tables that the settings name."""
@@ -124,7 +101,7 @@ class IngestServices:
         from synrepl.storage.wakeups import Wakeups
 
         for one in followed:
-            if one.stream not in self._table or self._table[one.stream].ephemeral:
+            if one.stream not in self._daemon.table or self._daemon.table[one.stream].ephemeral:
                 raise ConfigError(f"table_streams: {one.stream} is not a stream that the log stores")
         url = settings.tables_database or settings.database
         try:
@@ -136,15 +113,15 @@ class IngestServices:
             followed,
             flavor=database.flavor,
             log=log,
-            table=self._table,
-            clock=self._reactor,
-            thread=ReactorThread(self._reactor, "tables"),
+            table=self._daemon.table,
+            clock=self._daemon.reactor,
+            thread=ReactorThread(self._daemon.reactor, "tables"),
             on_writer_status=self._writers_told,
-            on_lost=self._lost,
+            on_lost=self._daemon.listeners.history_lost,
         )
         self.tables.start()
         if database.flavor == "postgresql":
-            self._wakeups = Wakeups(self._reactor, url, CHANNEL, self.tables.wake, POLL_SECONDS)
+            self._wakeups = Wakeups(self._daemon.reactor, url, CHANNEL, self.tables.wake, POLL_SECONDS)
             self._wakeups.start()
 
     def _open_sources(self, log: Log, publisher: Publisher) -> None:
@@ -156,23 +133,23 @@ class IngestServices:
 
         self.sources = SourceManager(
             self._settings,
-            self._reactor,
+            self._daemon.reactor,
             log=log,
             publisher=publisher,
-            table=self._table,
-            metrics=self._metrics,
+            table=self._daemon.table,
+            metrics=self._daemon.metrics,
             write_policy=self._write_policy,
             tables=[one.stream for one in self._followed_tables() if not one.only],
-            credentials=self._credentials,
-            lost=self._lost,
+            credentials=self._daemon.credentials,
+            lost=self._daemon.listeners.history_lost,
         )
         self.sources.start()
 
     def _writers_told(self, states: "Sequence[WriterState]") -> None:
-        now = self._reactor.seconds()
+        now = self._daemon.reactor.seconds()
         for state in states:
             age = 0.0 if state.oldest_since is None else max(0.0, now - state.oldest_since)
-            self._metrics.oldest_unfinished_id_age.labels(state.stream, state.writer).set(age)
+            self._daemon.metrics.oldest_unfinished_id_age.labels(state.stream, state.writer).set(age)
 
     # -- status (`status.StatusSource`) --------------------------------------------------------------------
 

@@ -3,18 +3,16 @@
 import random
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.config import Settings
 from synrepl.errors import StorageError
 from synrepl.files.files import Files
 from synrepl.files.queue import FileQueue
 from synrepl.files.store import FileStore
-from synrepl.ports.access import Keyring
-from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
@@ -28,12 +26,12 @@ from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage.diverged_facts import DivergedFacts
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
-from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint
 from synrepl.transports.http.peer_client import PeerClient
 
 if TYPE_CHECKING:
+    from synrepl.daemon.service import Daemon
     from synrepl.replication.replica.conversation import IUpstream
     from synrepl.replication.replica.replica import Replica
     from synrepl.transports.http.client import HttpAppender
@@ -44,33 +42,19 @@ __all__ = ["ReplicationServices", "make_write_forwarder"]
 class ReplicationServices:
     """The role, the relays, the leases and the files of one daemon.
 
-    `address` gives its own address, once it listens. `changed` is called after each change of the role. Until
-    `start` the log refuses facts.
+    `changed` is called after each change of the role. Until `start` the log refuses facts.
     """
 
     _logger = Logger()
 
     def __init__(
-        self,
-        settings: Settings,
-        reactor: Any,
-        *,
-        log: Log,
-        publisher: Publisher,
-        table: StreamTable,
-        metrics: Metrics,
-        keys: Keyring,
-        credentials: Credentials,
-        address: Callable[[], Address],
-        changed: Callable[[], None] = lambda: None,
+        self, daemon: "Daemon", log: Log, publisher: Publisher, *, changed: Callable[[], object]
     ) -> None:
+        settings, reactor, metrics = daemon.settings, daemon.reactor, daemon.metrics
+        self._daemon = daemon
         self._settings = settings
         self._reactor = reactor
         self._log = log
-        self._metrics = metrics
-        self._keys = keys
-        self._credentials = credentials
-        self._address = address
         self._role_changed = changed
         self._publisher = publisher
         self.commands = CommandForwarder(
@@ -84,7 +68,7 @@ class ReplicationServices:
         self._files_client: Any = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
-        self._peer_client = PeerClient(reactor, credentials, self._secret_of)
+        self._peer_client = PeerClient(reactor, daemon.credentials, self._secret_of)
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = self._make_files()
         log.write_barrier = _starting
@@ -93,7 +77,7 @@ class ReplicationServices:
             reactor,
             name=self.name,
             has_upstream=settings.upstream is not None,
-            address=address,
+            address=daemon.listeners.address,
             follow=self._follow,
             peers=self._peer_client,
             known_daemons=self._others,
@@ -103,15 +87,8 @@ class ReplicationServices:
             count_refused=lambda code: metrics.claims_refused.labels(code).inc(),
             count_later_epoch=metrics.later_epochs.inc,
         )
-        self.relays = ReplicaRegistry(
-            log,
-            publisher,
-            reactor,
-            settings,
-            self.roles,
-            keys=keys,
-        )
-        self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, credentials)
+        self.relays = ReplicaRegistry(log, publisher, reactor, settings, self.roles, keys=daemon.keyring)
+        self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, daemon.credentials)
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
             joining=lambda: not self.roles.is_whole,
@@ -122,7 +99,7 @@ class ReplicationServices:
             log,
             reactor,
             settings,
-            keys=keys_of(table),
+            keys=keys_of(daemon.table),
             lowest=self.relays.leases.lowest,
         )
 
@@ -200,7 +177,7 @@ class ReplicationServices:
             # Imported on use: only a replica fetches.
             from synrepl.transports.http.files_client import HttpFiles
 
-            self._files_client = HttpFiles(self._reactor, url, secret=self._credentials)
+            self._files_client = HttpFiles(self._reactor, url, secret=self._daemon.credentials)
         await self.files.set_source(self._files_client)
         if former is not None:
             await former.stop()
@@ -218,7 +195,7 @@ class ReplicationServices:
             self._settings,
             ephemeral=self._log.ephemeral_streams,
             keep_leftovers=self._diverged_facts.keep,
-            jitter=_jitter,
+            jitter=partial(random.uniform, 0.7, 1.3),
             on_primary_moved=self.roles.on_primary_moved,
             on_change=self._replica_changed,
             commands=self.commands,
@@ -259,28 +236,28 @@ class ReplicationServices:
                 self._reactor,
                 settings,
                 where=where,
-                secret=self._credentials,
-                address=lambda: str(self._address()),
+                secret=self._daemon.credentials,
+                address=lambda: str(self._daemon.listeners.address()),
                 origin=self.commands.origin,
             )
         from synrepl.transports.native import NativeUpstream
 
         return NativeUpstream(
-            client_endpoint(self._reactor, where.native, self._credentials.files),
+            client_endpoint(self._reactor, where.native, self._daemon.credentials.files),
             self._reactor,
-            self._metrics,
+            self._daemon.metrics,
             settings,
             where=where,
-            secret=self._credentials,
-            address=lambda: str(self._address()),
+            secret=self._daemon.credentials,
+            address=lambda: str(self._daemon.listeners.address()),
         )
 
     def _secret_of(self, address: Address) -> str | None:
         """The secret for requests to this daemon: a replica's own secret, if it has one."""
         leases = self.relays.leases.all()
         lease = next((one for one in leases if Address.parse(one.address).is_same(address)), None)
-        key = None if lease is None else self._keys.for_name(lease.name)
-        return self._credentials.secret if key is None or key.secret is None else key.secret
+        key = None if lease is None else self._daemon.keyring.for_name(lease.name)
+        return self._daemon.credentials.secret if key is None or key.secret is None else key.secret
 
     def _is_leased(self, uuid: str) -> bool:
         """Whether this replica is connected, or has a valid lease."""
@@ -295,7 +272,7 @@ class ReplicationServices:
         if upstream := self._settings.upstream_address:
             known.append(str(upstream))
         known += [lease.address for lease in self.relays.leases.all() if lease.address]
-        mine = str(self._address())
+        mine = str(self._daemon.listeners.address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
 
     # -- status --------------------------------------------------------------------------------------------
@@ -344,7 +321,7 @@ class ReplicationServices:
             "state": self._state(),
             "why": roles.why,
             "name": self.name,
-            "address": str(self._address()),
+            "address": str(self._daemon.listeners.address()),
             "primary": str(roles.primary),
             "holds": self.holdings.describe(),
             "upstream": None if replica is None else replica.status(),
@@ -359,7 +336,7 @@ class ReplicationServices:
         replica = self.replica
         if replica is None or replica.state == "stopped":
             return self.roles.problems
-        if replica.state == "live" and self.roles.primary.is_same(self._address()):
+        if replica.state == "live" and self.roles.primary.is_same(self._daemon.listeners.address()):
             return [
                 (
                     "there is no primary: this daemon follows its own replica; promote one: synrepl promote",
@@ -406,7 +383,3 @@ def _starting(stream: str) -> StorageError:
 def _is_endpoint(text: str) -> bool:
     """Whether this is an endpoint string; a peer may have sent anything."""
     return text.partition(":")[0] in REPLICA_TYPES
-
-
-def _jitter() -> float:
-    return random.uniform(0.7, 1.3)

@@ -1,6 +1,7 @@
 """The daemon: builds every part from the settings, starts them in order and stops them in order."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,7 +72,7 @@ class Daemon(Service):
         self.replication: ReplicationServices | None = None
         self._services: Services | None = None
         self._needs_name = needs_name
-        self._reactor = reactor
+        self.reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
         self._starting: Deferred[None] | None = None
@@ -139,15 +140,8 @@ class Daemon(Service):
 
     async def _open(self) -> Log:
         """Open every part: the log, the publisher, replication, the sources of a primary, the ports."""
-        settings, reactor, listeners = self.settings, self._reactor, self.listeners
-        ingest = IngestServices(
-            settings,
-            reactor,
-            table=self.table,
-            metrics=self.metrics,
-            credentials=self.credentials,
-            lost=listeners.history_lost,
-        )
+        settings, reactor, listeners = self.settings, self.reactor, self.listeners
+        ingest = IngestServices(self)
         log = await self._open_log(ingest)
         self._stops.append(log.stop)
         self._check_name(log)
@@ -169,17 +163,12 @@ class Daemon(Service):
             await self._restore(log, settings.snapshot)
         await declared.load()
         log.on_replaced(self._read_declared)
+        adjust = partial(self._adjust_ingest, ingest, log, publisher)
         replication = self.replication = ReplicationServices(
-            settings,
-            reactor,
-            log=log,
-            publisher=publisher,
-            table=self.table,
-            metrics=self.metrics,
-            keys=self.keyring,
-            credentials=self.credentials,
-            address=listeners.address,
-            changed=lambda: self._on_role_changed(ingest, log, publisher),
+            self,
+            log,
+            publisher,
+            changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest"),
         )
         self._stops.append(replication.stop)
         log.on_replaced(publisher.log_replaced)
@@ -225,9 +214,9 @@ class Daemon(Service):
             raise ConfigError(f"the log: {error}") from error
         log = Log(
             engine,
-            ReactorThread(self._reactor, "log writing"),
-            ReactorThread(self._reactor, "log reading"),
-            self._reactor,
+            ReactorThread(self.reactor, "log writing"),
+            ReactorThread(self.reactor, "log reading"),
+            self.reactor,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
             assigned=ingest.followed_streams,
@@ -277,7 +266,7 @@ class Daemon(Service):
         await restore_snapshot(
             log,
             location,
-            self._reactor,
+            self.reactor,
             server_name=self.settings.expected_name(log.notes),
             is_replica=self.settings.upstream is not None,
         )
@@ -302,9 +291,6 @@ class Daemon(Service):
                 raise ConfigError(f"streams: {error}") from error
 
     # -- while it runs -------------------------------------------------------------------------------------
-
-    def _on_role_changed(self, ingest: IngestServices, log: Log, publisher: Publisher) -> None:
-        self._tasks.start(self._adjust_ingest(ingest, log, publisher), "starting or stopping ingest")
 
     async def _adjust_ingest(self, ingest: IngestServices, log: Log, publisher: Publisher) -> None:
         """Start ingest on a new primary, and stop it on any other daemon."""
