@@ -1,7 +1,9 @@
 """The cache registry: a worker's caches by name, and the invalidations that reach them."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -131,12 +133,9 @@ class CacheRegistry:
 
         If the vintage's code raises, every cache that the stream can reach is dropped first.
         """
-        applied: list[Invalidation] | None = [] if self.on_invalidation else None
-        expand = self._expand_row if stream == "caches" else self._expand_implied
+        expand = self._expand_row if stream == "caches" else partial(self.vintage.implied_by, stream)
         try:
-            for row in rows:
-                for invalidation in expand(stream, row):
-                    self._drop(invalidation, applied)
+            applied = self._drop(chain.from_iterable(map(expand, rows)))
         except Exception:
             self.invalidate_stream(stream)
             raise
@@ -144,11 +143,8 @@ class CacheRegistry:
 
     def invalidate_stream(self, stream: str) -> None:
         """Drop every cache that the stream can reach, as facts of it may be lost."""
-        applied: list[Invalidation] | None = [] if self.on_invalidation else None
-        for name in self._caches:
-            if stream in self.routes(name):
-                self._drop(Invalidation(name, None), applied)
-        self._notify(applied)
+        reached = [name for name in self._caches if stream in self.routes(name)]
+        self._notify(self._drop(Invalidation(name, None) for name in reached))
 
     def invalidate(self, cache: str, key: tuple[str, ...] | None) -> None:
         """Drop an entry of a cache of this worker; all entries if `key` is None.
@@ -157,12 +153,9 @@ class CacheRegistry:
         """
         if cache not in self._caches:
             raise ConfigError(f"there is no cache named {cache}")
-        applied: list[Invalidation] = []
-        self._drop(Invalidation(cache, key), applied)
-        self._notify(applied)
+        self._notify(self._drop([Invalidation(cache, key)]))
 
-    def _expand_row(self, stream: str, row: Any) -> Iterator[Invalidation]:
-        """The invalidations of a row of ``caches``."""
+    def _expand_row(self, row: Any) -> Iterator[Invalidation]:
         name = row.cache_func
         self.seen.add(name)
         if name not in self._caches and not self.vintage.is_alias(name):
@@ -175,18 +168,19 @@ class CacheRegistry:
             for cache in sorted(self.vintage.reaches(name)):
                 yield Invalidation(cache, None)
 
-    def _expand_implied(self, stream: str, row: Any) -> Iterator[Invalidation]:
-        return self.vintage.implied_by(stream, row)
+    def _drop(self, invalidations: Iterable[Invalidation]) -> list[Invalidation]:
+        """Apply invalidations in turn; return those that listeners must be told."""
+        applied = []
+        for invalidation in invalidations:
+            cache = self._caches.get(invalidation.cache)
+            if cache is not None:
+                cache.invalidate(invalidation.key)
+            if self.on_invalidation:
+                applied.append(invalidation)
+        return applied
 
-    def _drop(self, invalidation: Invalidation, applied: list[Invalidation] | None) -> None:
-        cache = self._caches.get(invalidation.cache)
-        if cache is not None:
-            cache.invalidate(invalidation.key)
-        if applied is not None:
-            applied.append(invalidation)
-
-    def _notify(self, applied: list[Invalidation] | None) -> None:
-        for invalidation in applied or ():
+    def _notify(self, applied: list[Invalidation]) -> None:
+        for invalidation in applied:
             for listener in self.on_invalidation:
                 listener(invalidation)
 

@@ -90,7 +90,6 @@ class _SeenInvalidations:
         self._registry = registry
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Count these rows."""
         for name, keys in rows:
             self.names.add(name)
             if keys is not None and name in self.names:
@@ -131,7 +130,7 @@ def _read_capture(path: Path) -> Iterator[Row]:
 def _read_changelog(daemon: DaemonTarget, advance: Advance) -> Iterator[Row]:
     try:
         head, lines = daemon.connect(TIMEOUT_SECONDS).lines(CHANGELOG.request(streams=["caches"]))
-        advance.expect(int(head.get("Synrepl-Serial", 0)))
+        advance.total = int(head.get("Synrepl-Serial", 0))
         before = 0
         for line in lines:
             fact = msgspec.json.decode(line, type=_Fact)

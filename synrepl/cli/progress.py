@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,19 +21,15 @@ __all__ = ["Advance", "post_and_watch"]
 
 
 class Advance:
-    """A progress bar on a terminal's standard error. `total` is in the unit of `done` in `step`."""
+    """A progress bar on a terminal's standard error. `total` is in the unit of `done`, if it is known."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self.what = what
-        self._total = total
+        self.total = total
         self.done = self._facts = 0
         self._is_shown = sys.stderr.isatty()
         self._began = time.monotonic()
         self._drawn_at = 0.0
-
-    def expect(self, total: int) -> None:
-        """Set the total, once known."""
-        self._total = total
 
     def step(self, done: int, facts: int) -> None:
         """Advance by `done` units and `facts` facts."""
@@ -45,15 +42,15 @@ class Advance:
 
     def reach(self, done: int, total: int) -> None:
         """Advance to `done` of `total` facts; never back."""
-        self._total = total
+        self.total = total
         more = max(0, done - self.done)
         self.step(more, more)
 
     def _text(self, seconds: float) -> str:
         text = f"{self.what}  {self._facts:,} facts, {self._facts / max(seconds, 0.001):,.0f}/s"
-        if not self._total or not self.done:
+        if not self.total or not self.done:
             return text
-        share = min(1.0, self.done / self._total)
+        share = min(1.0, self.done / self.total)
         return f"{text}  {bar(share)}  {span(seconds / share - seconds)} left"
 
     def __enter__(self) -> Self:
@@ -92,14 +89,13 @@ def post_and_watch(
     `format_status` renders the status as a line for standard error, if that is a terminal. Raises the errors
     of `BlockingClient`.
     """
-    response: list[Any] = []
-    failure: list[BaseException] = []
+    response: Future[Any] = Future()
 
     def post() -> None:
         try:
-            response.append(client.json(request, body))
+            response.set_result(client.json(request, body))
         except BaseException as error:
-            failure.append(error)
+            response.set_exception(error)
 
     thread = threading.Thread(target=post, daemon=True)
     thread.start()
@@ -111,7 +107,4 @@ def post_and_watch(
                 _draw(str(error))
             thread.join(LOOK_SECONDS)
         _draw("")
-    thread.join()
-    if failure:
-        raise failure[0]
-    return response[0]
+    return response.result()

@@ -72,12 +72,6 @@ class _Line(msgspec.Struct, frozen=True):
     text: bytes
 
 
-class _Row(msgspec.Struct, frozen=True):
-    number: int
-    at: float | None
-    text: bytes
-
-
 def read(
     data: bytes, table: StreamTable, *, dialect: Dialect | None = None, connection: str | None = None
 ) -> Recording:
@@ -107,7 +101,6 @@ def read_file(path: Path, *, dialect: Dialect | None = None, connection: str | N
 
 
 def _lines_from_master(data: bytes) -> Iterable[_Line]:
-    """Yield the lines that the master sent."""
     for number, line in enumerate(data.split(b"\n"), 1):
         if found := _MARKED.fullmatch(line):
             seconds, connection, mark, text = found.groups()
@@ -139,12 +132,11 @@ class _RecordingReader:
         self._table = table
         self._dialect = dialect
         self._words = 3 if dialect.release in _WITH_INSTANCE else 2
-        self._incomplete: dict[tuple[bytes, ...], list[_Row]] = {}
+        self._incomplete: dict[tuple[bytes, ...], list[_Line]] = {}
         self._facts: list[RecordedFacts] = []
         self._bad: list[BadLine] = []
 
     def all(self, lines: Iterable[_Line]) -> Recording:
-        """Read every line."""
         for line in lines:
             if line.text.startswith(b"RDATA "):
                 self._rdata(line)
@@ -155,7 +147,6 @@ class _RecordingReader:
         return Recording(self._dialect, self._facts, self._bad)
 
     def changelog(self, data: bytes) -> Recording:
-        """Read every line of a changelog."""
         for number, line in enumerate(data.split(b"\n"), 1):
             if not line.strip():
                 continue
@@ -166,7 +157,7 @@ class _RecordingReader:
                 continue
             if entry.stream:
                 at = entry.committed_at_ms / 1000
-                rows = [_Row(number, at, bytes(row)) for row in entry.rows]
+                rows = [_Line(number, at, "", bytes(row)) for row in entry.rows]
                 self._fact(entry.stream.encode(), rows, entry.writer)
         return Recording(self._dialect, self._facts, self._bad)
 
@@ -176,14 +167,14 @@ class _RecordingReader:
             self._leave_out(line.number, words[0], f"not a row of the dialect {self._dialect}")
             return
         *writer, token, text = words
-        row = _Row(line.number, line.at, text)
+        row = msgspec.structs.replace(line, text=text)
         key = tuple(writer)
         if token == b"batch":
             self._incomplete.setdefault(key, []).append(row)
         else:
             self._fact(writer[0], [*self._incomplete.pop(key, []), row])
 
-    def _fact(self, stream: bytes, rows: list[_Row], writer: str | None = None) -> None:
+    def _fact(self, stream: bytes, rows: list[_Line], writer: str | None = None) -> None:
         declared = self._table.get(stream.decode(errors="replace"))
         texts = []
         for row in rows:

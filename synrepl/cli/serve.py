@@ -1,7 +1,7 @@
 """``synrepl serve``: the daemon in the foreground."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -88,30 +88,19 @@ def serve(config: Path | None, log_file: Path | None, log_format: str, log_level
         built = read()
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    _run(built, read, partial(_log_observer, log_file, log_format, log_level))
-
-
-def _log_observer(path: Path | None, form: str, level: str) -> Any:
-    """Make the observer of the log. Raises `click.UsageError` if the file cannot be opened."""
-    from synrepl.daemon.logs import log_observer  # Late: as below.
-
-    try:
-        return log_observer(path, form=form, level=level)
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _run(built: Settings, read: Callable[[], Settings], make_observer: Callable[[], Any]) -> None:
-    """Run the daemon until a signal. Exits if it cannot start."""
     # Late: the import of the reactor installs it, and the daemon imports most of the package.
     from twisted.internet import reactor as installed
     from twisted.logger import globalLogBeginner
 
+    from synrepl.daemon.logs import log_observer
     from synrepl.daemon.process import prepare_process
     from synrepl.daemon.service import Daemon
 
+    try:
+        observer = log_observer(log_file, form=log_format, level=log_level)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
     reactor: Any = installed
-    observer = make_observer()
     is_logging = False
 
     def begin_logging(_: object = None) -> None:

@@ -54,7 +54,6 @@ class Files:
         logger: Logger,
     ) -> None:
         self._refusal = refusal
-        self._log = log
         self._clock = clock
         self._rule: Literal["eager", "lazy"] = rule
         self._fetch = fetch
@@ -100,8 +99,7 @@ class Files:
         context.tasks.cancel_all()
         for waiters in list(self._waiting.values()):
             for waiter in list(waiters):
-                if not waiter.called:
-                    waiter.callback(False)
+                _answer(waiter, is_present=False)
         if self._is_running:
             self._is_running = False
             context.run_later(self._maintenance.close)
@@ -141,7 +139,7 @@ class Files:
         waiter: Deferred[bool] = Deferred()
         waiters = self._waiting.setdefault(sha256, set())
         waiters.add(waiter)
-        timer = Timer(self._clock, partial(_give_up, waiter))
+        timer = Timer(self._clock, partial(_answer, waiter, is_present=False))
         timer.start(timeout)
         try:
             await self._request(sha256)
@@ -296,8 +294,7 @@ class Files:
 
     def _on_arrival(self, sha256: str) -> None:
         for waiter in list(self._waiting.get(sha256, ())):
-            if not waiter.called:
-                waiter.callback(True)
+            _answer(waiter, is_present=True)
         self._summary_wakeup.notify()
 
     def _on_loss(self, sha256: str, why: str) -> None:
@@ -323,6 +320,6 @@ class Files:
         await sleep(self._clock, SUMMARY_SECONDS)
 
 
-def _give_up(waiter: "Deferred[bool]") -> None:
+def _answer(waiter: "Deferred[bool]", *, is_present: bool) -> None:
     if not waiter.called:
-        waiter.callback(False)
+        waiter.callback(is_present)

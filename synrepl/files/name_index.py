@@ -71,11 +71,6 @@ class NameIndex:
             self._wakeup.notify()
             await waiter
 
-    async def save(self) -> None:
-        """Save the progress, so that less is read after a restart."""
-        if self._saved < self.progress.serial:
-            await self._store([], self.progress)
-
     async def step(self) -> None:
         """Read the next facts, or wait for some."""
         if self._is_stale:
@@ -89,7 +84,8 @@ class NameIndex:
             )
             await self._store(facts, LogProgress(upto, await self._log.digest_at(upto) or ""))
         elif self.progress.serial - self._saved > UNSAVED_SERIALS:
-            await self.save()
+            # So that less is read after a restart.
+            await self._store([], self.progress)
         else:
             # There was no await since the check, so that no fact was committed in between.
             self._is_idle = True
