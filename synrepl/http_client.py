@@ -127,7 +127,13 @@ class BlockingClient:
 
         `reader` names a lease: the daemon retains the facts after those of this response.
         """
-        return self._json(self._request(request, body, {} if reader is None else {READER: reader}))
+        response = self._request(request, body, {} if reader is None else {READER: reader})
+        with self._connection_errors():
+            found = response.read()
+        try:
+            return self._clean(json.loads(found))
+        except ValueError as error:
+            raise NotADaemon(f"{self.url} is not a synrepl daemon: its response is not JSON") from error
 
     def lines(self, request: HttpRequest) -> tuple[http.client.HTTPMessage, Iterator[bytes]]:
         """Send a request for lines; return the headers of the response and an iterator of its lines.
@@ -188,14 +194,6 @@ class BlockingClient:
                 yield from filter(None, lines)
         if rest:
             yield rest
-
-    def _json(self, response: Response) -> Any:
-        with self._connection_errors():
-            body = response.read()
-        try:
-            return self._clean(json.loads(body))
-        except ValueError as error:
-            raise NotADaemon(f"{self.url} is not a synrepl daemon: its response is not JSON") from error
 
     @contextmanager
     def _connection_errors(self, *, is_unsent: bool = False) -> Iterator[None]:

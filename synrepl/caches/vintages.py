@@ -18,7 +18,6 @@ _LOCAL_ROOMS = "_get_rooms_for_local_user_where_membership_is_inner"
 
 
 def _each(caches: Iterable[str], key: tuple[str, ...] | None) -> Iterator[Drop]:
-    """The same key of each of these caches."""
     return ((cache, key) for cache in caches)
 
 

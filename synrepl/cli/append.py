@@ -150,7 +150,6 @@ class _AppendRun:
 
     @property
     def stored_text(self) -> str:
-        """The number of stored facts, as a phrase."""
         return f"{self._stored} facts were stored before" if self._stored else "nothing was stored"
 
     def add(self, rows: Sequence[_Row]) -> None:

@@ -66,7 +66,6 @@ def _guards(built: "Settings", kind: str, endpoint: str) -> Iterator[str]:
 
 
 def _lines(built: "Settings", listeners: Iterator[str]) -> Iterator[str]:
-    """Yield the listeners, then what else the daemon would do, then the warnings."""
     yield from listeners
     name = built.server_name if built.is_named else "that of the log or the upstream"
     role = f"replica of {built.upstream}" if built.upstream else "primary"

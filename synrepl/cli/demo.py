@@ -69,10 +69,9 @@ def demo(data: Path | None, port: int, http_port: int, once: bool) -> None:
 class _Process:
     """A command of synrepl as a process, which `stack` ends. Each line of its output goes to `on_line`."""
 
-    def __init__(self, stack: ExitStack, *arguments: str, on_line: Callable[[str], None]) -> None:
-        self._on_line = on_line
+    def __init__(self, stack: ExitStack, *arguments: str) -> None:
         self._lines: Queue[str] = Queue()
-        self._process = subprocess.Popen(  # noqa: S603  # only this program, with its own arguments
+        self.process = subprocess.Popen(  # noqa: S603  # only this program, with its own arguments
             [sys.executable, "-m", "synrepl", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -82,8 +81,8 @@ class _Process:
         stack.callback(self._stop)
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             self._lines.put(line.rstrip("\n"))
 
     def wait_until(self, is_done: Callable[[], bool]) -> bool:
@@ -91,39 +90,37 @@ class _Process:
         until = time.monotonic() + PATIENCE_SECONDS
         while not is_done():
             try:
-                self._on_line(self._lines.get(timeout=0.2))
+                self.on_line(self._lines.get(timeout=0.2))
             except Empty:
-                if self._process.poll() is not None or time.monotonic() > until:
+                if self.process.poll() is not None or time.monotonic() > until:
                     return False
         return True
 
-    def wait(self) -> None:
-        """Wait until the process ends."""
-        self._process.wait()
+    def on_line(self, line: str) -> None:
+        raise NotImplementedError
 
     def _stop(self) -> None:
-        self._process.terminate()
+        self.process.terminate()
         try:
-            self._process.wait(10)
+            self.process.wait(10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
 
-class _Daemon:
+class _Daemon(_Process):
     """A daemon that is ready, with its addresses. Raises `CliError` if it cannot start."""
 
     def __init__(self, stack: ExitStack, data: Path, port: int, http_port: int) -> None:
         self.follow = self.url = self._last = ""
-        self.process = _Process(
+        super().__init__(
             stack, "serve", "--server-name", "example.org", "--database", f"sqlite:{data / 'synrepl.db'}",
             "--listen", f"tcp:{port}:interface=127.0.0.1", "--http", f"tcp:{http_port}:interface=127.0.0.1",
-            on_line=self._on_line,
         )  # fmt: skip
-        if not self.process.wait_until(lambda: "ready: " in self._last):
+        if not self.wait_until(lambda: "ready: " in self._last):
             raise CliError(self._last or "the daemon does not start")
 
-    def _on_line(self, line: str) -> None:
+    def on_line(self, line: str) -> None:
         self._last = line
         address = line.partition("listening at tcp:")[2].partition(",")[0]
         if "followers: listening" in line:
@@ -132,7 +129,7 @@ class _Daemon:
             self.url = f"http://{address}"
 
 
-class _Worker:
+class _Worker(_Process):
     """A follower of one release, which counts the rows that it receives."""
 
     def __init__(self, stack: ExitStack, dialect: str, daemon: _Daemon) -> None:
@@ -141,12 +138,12 @@ class _Worker:
         self.rows: Counter[str] = Counter()
         self.errors: list[str] = []
         self._positions: set[str] = set()
-        self._process = _Process(
+        super().__init__(
             stack, "tail", daemon.follow, "--dialect", dialect, "--http", daemon.url,
-            "--name", f"demo-{dialect}", on_line=self._on_line,
+            "--name", f"demo-{dialect}",
         )  # fmt: skip
 
-    def _on_line(self, line: str) -> None:
+    def on_line(self, line: str) -> None:
         try:
             event = json.loads(line)
         except ValueError:
@@ -162,12 +159,12 @@ class _Worker:
 
     def wait_until_live(self, streams: Iterable[str]) -> None:
         """Wait for the positions of these streams: later rows will be received."""
-        self._process.wait_until(lambda: self._positions.issuperset(self.known.intersection(streams)))
+        self.wait_until(lambda: self._positions.issuperset(self.known.intersection(streams)))
 
     def wait_for(self, wanted: Counter[str]) -> None:
         """Wait for as many rows as these, in the streams that the release knows."""
         known = Counter({stream: rows for stream, rows in wanted.items() if stream in self.known})
-        self._process.wait_until(lambda: self.rows >= known)
+        self.wait_until(lambda: self.rows >= known)
 
 
 def _demonstrate(stack: ExitStack, daemon: _Daemon, data: Path) -> bool:

@@ -89,7 +89,6 @@ def _configured_streams(config: Path, url: str) -> "list[IdStream]":
 
 
 def _lines(diagnosis: "Diagnosis", *, fix: bool) -> Iterator[str]:
-    """Yield the diagnosis: what was examined, the problems, and the conclusion."""
     parts = [WHAT[diagnosis.kind]]
     if diagnosis.streams:
         parts.append(f"{counted(len(diagnosis.streams), 'stream')} examined")

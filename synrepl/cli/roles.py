@@ -74,7 +74,6 @@ def promote(daemon: DaemonTarget, force: bool, yes: bool, output: Output) -> Non
 
 
 def _confirm_if_fenced(daemon: DaemonTarget, *, yes: bool) -> None:
-    """Explain the promotion of a fenced daemon, and ask for confirmation."""
     try:
         status = daemon.ask_status()
     except CliError as error:
@@ -93,7 +92,6 @@ def _confirm_if_fenced(daemon: DaemonTarget, *, yes: bool) -> None:
 
 
 def _format_progress(status: Mapping[str, Any]) -> str:
-    """Return the progress of the promotion, as a line."""
     upstream = status.get("upstream")
     if upstream is None:
         return f"{status.get('role')}, serial {status.get('serial')}"

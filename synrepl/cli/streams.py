@@ -62,7 +62,6 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _from_database(url: str) -> StuckStream:
-    """Return the holds in the writers' database."""
     # Imported on use, as below: they take longer than the rest of the command.
     from synrepl.storage.databases import Database
     from synrepl.storage.doctor.holds import read_holds
@@ -75,7 +74,6 @@ def _from_database(url: str) -> StuckStream:
 
 
 def _from_status(status: dict[str, Any]) -> StuckStream:
-    """Return the holds in the status of a daemon that reads streams from tables."""
     from synrepl.storage.doctor.holds import holds
     from synrepl.storage.ids.writers import WriterState
 

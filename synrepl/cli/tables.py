@@ -109,7 +109,6 @@ def status_lines(found: Mapping[str, Any], now: float, *, is_wide: bool = False)
 
 
 def _about(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield role, state and position."""
     warnings = (click.style(warning, "yellow") for warning in found.get("warnings") or ())
     facts = {"state": "; ".join((styled(str(found.get("state"))), *warnings))}
     for key in ("role", "why", "holds", "name", "server_name", "instance", "epoch", "serial", "digest"):
@@ -126,22 +125,12 @@ def _about(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _upstream(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the upstream and the progress of replication."""
     one = found.get("upstream")
     if one is None:
         return
-    yield from table(
-        ("upstream", "state", "serial there", "serial here", "last received"),
-        [
-            (
-                address(one["address"]),
-                styled(one["state"]),
-                one["serial"],
-                found["serial"],
-                _ago(one["heard_seconds_ago"]),
-            )
-        ],
-    )
+    serials = one["serial"], found["serial"]
+    row = (address(one["address"]), styled(one["state"]), *serials, _ago(one["heard_seconds_ago"]))
+    yield from table(("upstream", "state", "serial there", "serial here", "last received"), [row])
     if one["why"]:
         yield click.style(f"{one['state']}: {one['why']}", "yellow")
     if one["state"] == "stopped":
@@ -152,7 +141,6 @@ def _upstream(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _progress(state: str, join: Mapping[str, Any]) -> str:
-    """Return a progress bar of a daemon that joins or catches up."""
     done, total, eta = join["done"], join["total"], join["eta_seconds"]
     what = "catching up" if state == "catching up" else "joining"
     if state in {"snapshot", "meanwhile", "adopting", "catching up"}:
@@ -235,7 +223,6 @@ def followers_table(found: Sequence[Mapping[str, Any]], *, is_wide: bool = False
 
 
 def _files(found: Mapping[str, Any], now: float) -> Iterator[str]:
-    """Yield the counts of files by checksum and the failing fetches."""
     one = found.get("files")
     if one is None or not any(one[key] for key in ("stored", "wanted", "missing", "failing", "quarantined")):
         return
@@ -251,7 +238,6 @@ def _files(found: Mapping[str, Any], now: float) -> Iterator[str]:
 
 
 def _sources(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the table of the sources of facts."""
     sources = [*filter(None, [found.get("redis")]), *found.get("following", [])]
     if sources:
         rows = [
@@ -272,7 +258,6 @@ def _sources(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _stuck(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the table of stuck writers."""
     if stuck := found.get("stuck"):
         rows = [
             (one["writer"], one["stream"], one["token"], _number(one["behind"]), _number(one["seconds"]))

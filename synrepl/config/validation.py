@@ -84,7 +84,6 @@ def _check_open(built: "Settings") -> None:
 
 
 def _check_upstream(built: "Settings") -> None:
-    """Refuse settings of a replica without an upstream."""
     if built.upstream is None and (built.upstream_streams or built.upstream_writers):
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
 

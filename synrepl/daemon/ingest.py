@@ -89,7 +89,6 @@ class IngestServices:
         return [msgspec.structs.replace(one, only=published.get(one.stream, ())) for one in followed]
 
     def _open_tables(self, log: Log) -> None:
-        """Follow the tables that the settings name."""
         settings = self._settings
         followed = self._followed_tables()
         if not followed:
@@ -125,7 +124,6 @@ class IngestServices:
             self._wakeups.start()
 
     def _open_sources(self, log: Log, publisher: Publisher) -> None:
-        """Connect to Redis and to the servers that the settings name."""
         if self._write_policy is None:
             return
         # Imported on use: a daemon without sources need not load followers.

@@ -162,7 +162,6 @@ def _reachable(port: IListeningPort, host: str | None) -> tuple[str, int] | None
 
 
 def _endpoint_of(port: IListeningPort) -> str:
-    """The endpoint string of a listening port."""
     host = port.getHost()
     number = getattr(host, "port", None)
     if number is None:

@@ -257,7 +257,6 @@ class Daemon(Service):
         )
 
     async def _restore(self, log: Log, location: str) -> None:
-        """Restore the snapshot that the settings name, if the log is empty."""
         try:
             # Imported on use: it needs the pipeline's libraries.
             from synrepl.daemon.restore import restore_snapshot

@@ -59,7 +59,7 @@ class Wakeup:
 class FilesContext:
     """Runs blocking work in the thread, and records failing parts.
 
-    `rule` says which missing files are fetched; ``none`` on a primary. `loops` are background loops, which
+    `rule` says which missing files are fetched: ``none`` on a primary. `loops` are background loops, which
     start `tasks` and are cancelled before them. `troubles` maps each failing part to its error and the time
     at which that began.
     """
@@ -76,11 +76,6 @@ class FilesContext:
         self.loops = Tasks(logger, "files")
         self.tasks = Tasks(logger, "files")
         self.troubles: dict[str, tuple[str, float]] = {}
-
-    @property
-    def is_eager(self) -> bool:
-        """Whether all missing files are fetched without a request for them."""
-        return self.rule == "eager"
 
     def now_ms(self) -> int:
         """The time in milliseconds."""

@@ -298,7 +298,6 @@ class Files:
         self._summary_wakeup.notify()
 
     def _on_loss(self, sha256: str, why: str) -> None:
-        """Handle a file that is missing or damaged."""
         self._context.tasks.start(self._record_loss(sha256, why), "recording a loss")
 
     async def _record_loss(self, sha256: str, why: str) -> None:

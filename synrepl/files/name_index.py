@@ -102,7 +102,7 @@ class NameIndex:
             progress,
             now_ms=context.now_ms(),
             has=context.store.has,
-            fetches=context.is_eager,
+            fetches=context.rule == "eager",
         )
         await context.run(work)
         self._saved = progress.serial

@@ -29,31 +29,25 @@ class Spool:
     """Incoming bytes, on disk but not stored yet. Blocking; one thread at a time.
 
     They are in the file at `path`, which is created if it is missing. `store` takes the complete file.
-
-    Bytes left by an earlier process count once they are hashed (`rehash`).
+    `length` counts the received bytes. Those left by an earlier process count once they are hashed.
     """
 
     def __init__(self, path: Path, store: Store) -> None:
         self._path = path
         self._store = store
         self._hash = hashlib.sha256()
-        self._length = 0
+        self.length = 0
         with map_errors("receive"):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._unread = os.fstat(self._descriptor).st_size
         self._is_finished = False
-
-    @property
-    def length(self) -> int:
-        """The number of bytes received and hashed."""
-        return self._length
 
     def rehash(self, count: int) -> bool:
         """Hash up to `count` of the bytes left by an earlier process. Returns whether all are hashed."""
         self._check()
         with map_errors("receive"):
             while self._unread > 0 and count > 0:
-                data = os.pread(self._descriptor, min(BLOCK, self._unread, count), self._length)
+                data = os.pread(self._descriptor, min(BLOCK, self._unread, count), self.length)
                 if not data:
                     self._unread = 0
                 self._add(data)
@@ -68,7 +62,7 @@ class Spool:
         rest = memoryview(data)
         with map_errors("receive"):
             while rest:
-                written = os.pwrite(self._descriptor, rest, self._length)
+                written = os.pwrite(self._descriptor, rest, self.length)
                 # At once: if the disk is full for the rest, the download can be resumed from here.
                 self._add(rest[:written])
                 rest = rest[written:]
@@ -79,12 +73,12 @@ class Spool:
         found = self._hash.hexdigest()
         if self._unread or found != sha256:
             self.abort()
-            why = f"received {self._length} bytes with checksum {found}, not {sha256}"
+            why = f"received {self.length} bytes with checksum {found}, not {sha256}"
             raise ChecksumMismatch(op="receive", expected=sha256, found=found, why=why)
         try:
             with map_errors("receive"):
                 os.fsync(self._descriptor)
-                is_new = self._store(self._path, sha256, self._length)
+                is_new = self._store(self._path, sha256, self.length)
         except StorageError:
             self.abort()
             raise
@@ -107,7 +101,7 @@ class Spool:
 
     def _add(self, data: bytes | memoryview) -> None:
         self._hash.update(data)
-        self._length += len(data)
+        self.length += len(data)
 
     def _check(self) -> None:
         if self._is_finished:
