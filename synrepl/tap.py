@@ -12,6 +12,7 @@ from twisted.python import usage
 
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError, suggest
+from synrepl.http_api.route import public_url
 from synrepl.ports.settings import Setting
 
 __all__ = ["Options", "makeService"]
@@ -50,8 +51,8 @@ class Options(usage.Options):
         # Twisted keeps the last of several values without a warning.
         if name == "upstream" and (before := self.get(name)) is not None:
             raise usage.UsageError(
-                f"--upstream is given twice, as {_redact(before)} and {_redact(value)}: a replica follows one"
-                " daemon; remove one of the two"
+                f"--upstream is given twice, as {public_url(before)} and {public_url(value)}: a replica"
+                " follows one daemon; remove one of the two"
             )
         super().__setitem__(name, value)
 
@@ -130,12 +131,6 @@ def makeService(options: Options) -> IService:
     daemon = Daemon(options.settings, reactor, on_failure=failed)
     prepare_process(daemon, reactor, options.read)
     return daemon
-
-
-def _redact(url: str) -> str:
-    """Return a URL without user and password."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 def _add_suggestion(message: str) -> str:

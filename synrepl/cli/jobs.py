@@ -102,9 +102,7 @@ def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Command], Comm
     def decorate(job: Command) -> Command:
         def run(output: Output, archive: str = "", **options: Any) -> None:
             spark = {name: options.pop(name) for name in SPARK}
-            name = click.get_current_context().info_name or ""
-            session_of = spark_session(name, options.get("daemon"), **spark)
-            with session_of as session, show_progress() as progress:
+            with spark_session(options.get("daemon"), spark) as session, show_progress() as progress:
                 from synrepl.pipeline.store import Store
 
                 if archive:
@@ -122,22 +120,13 @@ def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Command], Comm
 
 
 @contextmanager
-def spark_session(
-    job: str,
-    daemon: DaemonTarget | None = None,
-    *,
-    master: str | None,
-    remote: str | None,
-    ui: bool,
-    memory: str,
-    conf: tuple[str, ...],
-) -> Iterator["SparkSession"]:
-    """Provide a Spark session for a job. A failure of Spark becomes a one-line `CliError`.
+def spark_session(daemon: DaemonTarget | None, options: dict[str, Any]) -> Iterator["SparkSession"]:
+    """Provide a session with the options of `SPARK` for a job. A failure becomes a one-line `CliError`.
 
     A daemon that does not respond is reported before Spark starts.
     """
     settings = {}
-    for one in conf:
+    for one in options["conf"]:
         name, equals, value = one.partition("=")
         if not equals:
             raise click.UsageError(f"--conf must be KEY=VALUE, not {one!r}")
@@ -148,9 +137,8 @@ def spark_session(
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield start_session(
-            app=f"synrepl {job}", master=master, remote=remote, ui=ui, memory=memory, conf=settings
-        )
+        app = f"synrepl {click.get_current_context().info_name}"
+        yield start_session(app=app, **{**options, "conf": settings})
     except ConnectError as error:
         raise CliError(f"the daemon does not respond: {error}") from error
     except HttpError as error:

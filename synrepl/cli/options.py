@@ -129,22 +129,6 @@ def read_secret(path: Path | None) -> str | None:
     return None if path is None else http_client.read_secret(path)
 
 
-def _locate(url: str | None, context: str | None, secret_file: Path | None) -> tuple[str, Path | None]:
-    """Return address and secret file: of --url, --context, $SYNREPL_URL or the current context; or empty."""
-    from synrepl.cli.context import Contexts
-
-    if url is not None and context is not None:
-        raise click.UsageError("--url and --context exclude each other: use one of them")
-    url = url or (None if context is not None else os.environ.get("SYNREPL_URL"))
-    if url:
-        return url, secret_file
-    contexts = Contexts.load()
-    if name := context or contexts.current:
-        found = contexts.get(name)
-        return found.url, secret_file or found.secret_file
-    return "", secret_file
-
-
 _connection_option: Final = partial(click.option, cls=Option, group=CONNECTION)
 
 secret_option = _connection_option(
@@ -197,27 +181,37 @@ def daemon_options(
     )
 
     def decorate(command: Command) -> Command:
-        def run(
-            *args: Any,
-            url: str | None,
-            context: str | None,
-            secret_file: Path | None,
-            timeout: float | None,
-            retry: bool,
-            **rest: Any,
-        ) -> Any:
+        def run(*args: Any, url: str | None, context: str | None, timeout: float | None, **rest: Any) -> Any:
+            secret_file, retry = rest.pop("secret_file"), rest.pop("retry")
             daemon = None
             if not optional or url or context:
-                where, secret_file = _locate(url, context, secret_file)
-                if not where and required:
-                    raise click.UsageError("Missing option '--url': or use --context or $SYNREPL_URL")
-                where = public_url(where or DEFAULT_URL)
-                daemon = DaemonTarget(url=where, secret_file=secret_file, timeout=timeout, retry=retry)
+                default = "" if required else DEFAULT_URL
+                url, secret_file = _locate(url, context, secret_file, default=default)
+                daemon = DaemonTarget(url=url, secret_file=secret_file, timeout=timeout, retry=retry)
             return command(*args, daemon=daemon, **rest)
 
         return with_options(run, command, options)
 
     return decorate
+
+
+def _locate(
+    url: str | None, context: str | None, secret_file: Path | None, *, default: str
+) -> tuple[str, Path | None]:
+    """Return address and secret file: --url, --context, $SYNREPL_URL, the current context, or `default`."""
+    from synrepl.cli.context import Contexts
+
+    if url is not None and context is not None:
+        raise click.UsageError("--url and --context exclude each other: use one of them")
+    url = url or (None if context is not None else os.environ.get("SYNREPL_URL"))
+    if not url:
+        contexts = Contexts.load()
+        if name := context or contexts.current:
+            found = contexts.get(name)
+            url, secret_file = found.url, secret_file or found.secret_file
+    if not (url or default):
+        raise click.UsageError("Missing option '--url': or use --context or $SYNREPL_URL")
+    return public_url(url or default), secret_file
 
 
 class Output:

@@ -1,20 +1,13 @@
 """The output of synrepl tail: lines, positions, the log level and the end."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from twisted.logger import (
-    FilteringLogObserver,
-    ILogObserver,
-    LogLevel,
-    LogLevelFilterPredicate,
-    globalLogBeginner,
-    textFileLogObserver,
-)
+from twisted.logger import globalLogBeginner
 
 from synrepl.cli.json_lines import JsonLines, OutputClosed
+from synrepl.daemon.logs import log_observer
 from synrepl.errors import StorageError
 from synrepl.ports.time import Timer
 from synrepl.storage.position_files import FilePositions
@@ -135,7 +128,5 @@ class TailOutput:
 
 def quiet() -> None:
     """Log critical events to standard error, and drop all others."""
-    observer: ILogObserver = FilteringLogObserver(
-        textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(LogLevel.critical)]
-    )
+    observer = log_observer(None, form="text", level="critical")
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)

@@ -52,14 +52,6 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
         for one in sorted(self.holds, key=lambda hold: not hold.is_stuck):
             yield one.is_stuck, f"{one.stream}: {one.text}"
 
-    def as_json(self) -> Any:
-        """Return the result as JSON objects."""
-        return {
-            "stuck": self.is_stuck,
-            "holds": msgspec.to_builtins(self.holds),
-            "tables": msgspec.to_builtins(self.tables),
-        }
-
 
 def _from_database(url: str) -> StuckStream:
     # Imported on use, as below: they take longer than the rest of the command.
@@ -174,7 +166,8 @@ def streams(
         raise click.UsageError("--database needs --stuck")
     if stuck:
         found = _from_status(daemon.ask_status()) if database is None else _from_database(database)
-        output.show(found.as_json(), _stuck_lines(found))
+        parts = msgspec.to_builtins({"holds": found.holds, "tables": found.tables})
+        output.show({"stuck": found.is_stuck, **parts}, _stuck_lines(found))
         sys.exit(1 if found.is_stuck else 0)
     known = daemon.ask_status().get("streams", {})
     rows = [

@@ -4,12 +4,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Literal, ParamSpec, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.files.queue import FileQueue
 from synrepl.files.store import FileStore
+from synrepl.ports.gate import Gate
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, doubling, sleep
@@ -26,34 +27,23 @@ STEP: Final = 8 * 1024 * 1024
 second."""
 
 
-class Wakeup:
-    """Wakes one waiting coroutine. A notification without a waiter is kept."""
+class Wakeup(Gate):
+    """Wakes one waiting coroutine when it is opened, and closes behind it."""
 
     def __init__(self, clock: IClock) -> None:
-        self._clock = clock
-        self._is_notified = False
-        self._waiter: Deferred[None] | None = None
-
-    def notify(self) -> None:
-        """Wake the waiter: there is work."""
-        self._is_notified = True
-        waiter = self._waiter
-        if waiter is not None and not waiter.called:
-            waiter.callback(None)
+        super().__init__()
+        self.close()
+        self._timer = Timer(clock, self.open)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Return once notified since the last wait, or after this many seconds."""
-        if not self._is_notified:
-            waiter = self._waiter = Deferred()
-            timer = Timer(self._clock, self.notify)
-            if seconds is not None:
-                timer.start(max(0.0, seconds))
-            try:
-                await waiter
-            finally:
-                self._waiter = None
-                timer.stop()
-        self._is_notified = False
+        """Return once opened since the last wait, or after this many seconds."""
+        if seconds is not None and not self.is_open:
+            self._timer.start(max(0.0, seconds))
+        try:
+            await self.wait_open()
+        finally:
+            self._timer.stop()
+        self.close()
 
 
 class FilesContext:

@@ -69,7 +69,7 @@ class FileFetcher:
         for running in list(self.running.values()):
             if running is not None:
                 running.cancel()
-        self.wakeup.notify()
+        self.wakeup.open()
 
     async def step(self) -> None:
         """Start the fetches that are due, then wait for more."""
@@ -119,7 +119,7 @@ class FileFetcher:
             self._on_arrival(sha256)
         finally:
             self.running.pop(sha256, None)
-            self.wakeup.notify()
+            self.wakeup.open()
 
     async def _record_failure(self, sha256: str, why: str) -> None:
         context = self._context

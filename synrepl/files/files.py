@@ -63,7 +63,7 @@ class Files:
         self._names = NameIndex(log, self._context, self._on_new_names)
         self._verified_reads = VerifiedReads(self._context, self._on_loss)
         self._fetcher = FileFetcher(
-            self._context, fetch, workers, on_arrival=self._on_arrival, on_failure=self._summary_wakeup.notify
+            self._context, fetch, workers, on_arrival=self._on_arrival, on_failure=self._summary_wakeup.open
         )
         self._maintenance = FileMaintenance(
             self._context,
@@ -90,7 +90,7 @@ class Files:
             ("counting", self._update_summary),
         ):
             context.loops.start(context.run_loop(part, step), part)
-        self._summary_wakeup.notify()
+        self._summary_wakeup.open()
 
     async def stop(self) -> None:
         """Stop all work, save the progress, and stop the thread. Idempotent."""
@@ -114,7 +114,7 @@ class Files:
         context.rule = self._rule_now()
         await context.run(context.queue.follow, context.rule)
         self._fetcher.set_source(fetch)
-        self._summary_wakeup.notify()
+        self._summary_wakeup.open()
 
     def rebuild(self) -> None:
         """Read all names again: the log was replaced. The bytes stay."""
@@ -282,20 +282,20 @@ class Files:
         context = self._context
         if self._fetch is not None:
             await context.run(context.queue.demand, sha256, context.now_ms())
-            self._fetcher.wakeup.notify()
+            self._fetcher.wakeup.open()
 
     def _on_new_names(self) -> None:
         """Fetch the files of new names; a reader may be waiting for one of them."""
         if self._context.rule == "lazy":
             for sha256 in list(self._waiting):
                 self._context.tasks.start(self._request(sha256), "requesting a file")
-        self._fetcher.wakeup.notify()
-        self._summary_wakeup.notify()
+        self._fetcher.wakeup.open()
+        self._summary_wakeup.open()
 
     def _on_arrival(self, sha256: str) -> None:
         for waiter in list(self._waiting.get(sha256, ())):
             _answer(waiter, is_present=True)
-        self._summary_wakeup.notify()
+        self._summary_wakeup.open()
 
     def _on_loss(self, sha256: str, why: str) -> None:
         self._context.tasks.start(self._record_loss(sha256, why), "recording a loss")
@@ -310,8 +310,8 @@ class Files:
         level = LogLevel.error if is_primary and name is not None else LogLevel.warn
         text = f"files: {what} is lost: {{why}}; {then}"
         context.logger.emit(level, text, name=name, sha256=sha256, why=why)
-        self._fetcher.wakeup.notify()
-        self._summary_wakeup.notify()
+        self._fetcher.wakeup.open()
+        self._summary_wakeup.open()
 
     async def _update_summary(self) -> None:
         await self._summary_wakeup.wait()

@@ -47,7 +47,7 @@ class FileMaintenance:
     def recount(self) -> None:
         """Count and compare again: the names have changed."""
         self._is_counted = False
-        self._wakeup.notify()
+        self._wakeup.open()
 
     async def step(self) -> None:
         """Do the work that is due, then wait until more is due."""

@@ -60,7 +60,7 @@ class NameIndex:
     def rebuild(self) -> None:
         """Read all names again: the log was replaced."""
         self._is_stale = True
-        self._wakeup.notify()
+        self._wakeup.open()
 
     async def wait_for(self, serial: int) -> None:
         """Return when all names up to this serial, or to the end of the log if lower, are known."""
@@ -68,7 +68,7 @@ class NameIndex:
         if self.progress.serial < serial:
             waiter: Deferred[None] = Deferred()
             self._waiters.append((serial, waiter))
-            self._wakeup.notify()
+            self._wakeup.open()
             await waiter
 
     async def step(self) -> None:
@@ -125,7 +125,7 @@ class NameIndex:
             self._advance(LogProgress(facts[-1].serial, facts[-1].digest))
             if self.progress.serial - self._saved <= UNSAVED_SERIALS:
                 return
-        self._wakeup.notify()
+        self._wakeup.open()
 
 
 def _rows(fact: Fact) -> list[NamedFile]:

@@ -316,10 +316,10 @@ class FileQueue:
         """The counts, and at most this many of the failing files."""
         if not self._tables.exists():
             return QueueSummary()
-        ((missing, wanted, failed, oldest),) = self._tables.read(
+        ((missing, wanted, failed, oldest, first),) = self._tables.read(
             "count",
-            "SELECT count(*), coalesce(sum(is_queued), 0), coalesce(sum(tries > 0), 0), min(since_ms)"
-            " FROM wanted",
+            "SELECT count(*), coalesce(sum(is_queued), 0), coalesce(sum(tries > 0), 0), min(since_ms),"
+            " (SELECT name FROM wanted ORDER BY since_ms, serial LIMIT 1) FROM wanted",
         )
         rows = self._tables.read(
             "count",
@@ -327,14 +327,13 @@ class FileQueue:
             " ORDER BY since_ms, serial LIMIT ?",
             failing,
         )
-        first = self._tables.read("count", "SELECT name FROM wanted ORDER BY since_ms, serial LIMIT 1")
         return QueueSummary(
             missing=missing,
             wanted=wanted,
             failing_count=failed,
             oldest_since_ms=oldest,
             failing=[FailingFile(*row) for row in rows],
-            first_missing=first[0][0] if first else "",
+            first_missing=first or "",
         )
 
 
