@@ -1,6 +1,7 @@
 """Allocation: fails waiters for tokens that were never allocated."""
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from synrepl.errors import NeverAllocated, ReplicationError
@@ -10,6 +11,7 @@ from synrepl.replication.follower.waiters import Waiter, Waiters
 __all__ = ["Allocation"]
 
 
+@dataclass(eq=False, repr=False)
 class Allocation:
     """Asks `source` for the highest token of a stream, and fails waiters for tokens above it.
 
@@ -18,23 +20,19 @@ class Allocation:
     is remembered until a connection is lost or the stream is rewound.
     """
 
-    def __init__(
-        self,
-        waiters: Waiters,
-        start: Callable[[Coroutine[Any, Any, None], str], object],
-        report_error: Callable[[Exception, str, str], None],
-    ) -> None:
+    waiters: Waiters
+    start: Callable[[Coroutine[Any, Any, None], str], object]
+    report_error: Callable[[Exception, str, str], None]
+
+    def __post_init__(self) -> None:
         self.source: IAllocated | None = None
-        self._waiters = waiters
-        self._start = start
-        self._report_error = report_error
         self._highest: dict[str, int] = {}
         self._querying: set[str] = set()
 
     def check(self, stream: str) -> None:
         """Check the unchecked waiters of this stream."""
         if self.source is not None and stream not in self._querying and self._unchecked(stream):
-            self._start(self._query(stream, self.source), f"querying the highest token of {stream}")
+            self.start(self._query(stream, self.source), f"querying the highest token of {stream}")
 
     def forget(self, stream: str | None = None) -> None:
         """Forget the highest token of this stream, or of all streams."""
@@ -52,7 +50,7 @@ class Allocation:
                 except Exception as error:
                     if not isinstance(error, ReplicationError):
                         # A `ReplicationError` means no answer; anything else is a bug of the source.
-                        self._report_error(error, stream, "querying the highest token")
+                        self.report_error(error, stream, "querying the highest token")
                     continue
                 if highest is not None:
                     self._highest[stream] = highest
@@ -64,7 +62,7 @@ class Allocation:
         known = self._highest.get(stream)
         return [
             waiter
-            for waiter in self._waiters.for_stream(stream)
+            for waiter in self.waiters.for_stream(stream)
             if not waiter.is_checked and (known is None or max(waiter.missing.values()) > known)
         ]
 
@@ -73,5 +71,5 @@ class Allocation:
             for writer, want in waiter.missing.items():
                 if want > highest:
                     error = NeverAllocated(stream=waiter.stream, writer=writer, want=want, allocated=highest)
-                    self._waiters.fail(waiter, error)
+                    self.waiters.fail(waiter, error)
                     break

@@ -4,6 +4,7 @@ import random
 import string
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -55,6 +56,7 @@ class Carrier(Protocol):
         """Send this command now or queue it. Returns False if it is dropped."""
 
 
+@dataclass(eq=False, repr=False)
 class FollowerCommands:
     """Handles followers' commands: acts on them here, or forwards them, and calls subscribers.
 
@@ -67,35 +69,28 @@ class FollowerCommands:
     """
 
     _logger = Logger()
+    log: "Log"
+    table: StreamTable
+    clock: IClock
+    _: KW_ONLY
+    instance: str
+    dropped: Callable[[str], None] = lambda name: None
+    unread: Callable[[str], None] = lambda name: None
 
-    def __init__(
-        self,
-        log: "Log",
-        table: StreamTable,
-        clock: IClock,
-        *,
-        instance: str,
-        dropped: Callable[[str], None] = lambda name: None,
-        unread: Callable[[str], None] = lambda name: None,
-    ) -> None:
-        self.syncing = SyncingUsers(clock)
-        self._log = log
-        self._table = table
-        self._clock = clock
-        self._instance = instance
+    def __post_init__(self) -> None:
+        self.syncing = SyncingUsers(self.clock)
         self.forward_append: Callable[[str, Sequence[bytes]], Awaitable[None]] | None = None
         """Sends facts to the daemon that accepts appends, if this one does not; None if it does."""
         self._tasks = Tasks(self._logger)
-        self._limited = LimitedLogger(self._logger, clock)
-        self.acks = FederationAcks(clock)
+        self._limited = LimitedLogger(self._logger, self.clock)
+        self.acks = FederationAcks(self.clock)
         self._trimmed_upto: int | None = None
         self._process_listeners: list[Callable[[Command], None]] = []
         self.carriers: list[Carrier] = []
         """They forward commands, with instance ids as in `on_process_command`. When a connection is lost,
         they also receive CLEAR_USER_SYNC for its workers.
         """
-        self._dropped = dropped
-        self.feed = CommandFeed(clock, unread)
+        self.feed = CommandFeed(self.clock, self.unread)
         self._generated_ids: dict[object, str] = {}
         self._subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
 
@@ -121,7 +116,7 @@ class FollowerCommands:
     def federation_acks(self) -> Iterator[FederationAck]:
         """The last ack of each federation sender that is connected, to this daemon or to a replica."""
         for name, token in self.acks.present():
-            yield FederationAck(instance=name or self._instance, token=token)
+            yield FederationAck(instance=name or self.instance, token=token)
 
     def on_channel_command(self, command: Command) -> None:
         """Handle a command that another process sent to all processes."""
@@ -179,7 +174,7 @@ class FollowerCommands:
         if isinstance(command, FORWARDED) and not isinstance(command, InvalidateCache):
             completed = self._with_instance(connection, command)
             if completed is None:
-                completed = msgspec.structs.replace(command, instance=self._instance)
+                completed = msgspec.structs.replace(command, instance=self.instance)
             self.forward(completed)
 
     def _with_instance(self, connection: object, command: Command) -> Command | None:
@@ -213,7 +208,7 @@ class FollowerCommands:
             self.feed.add(command)
         accepted = [carrier.forward(command) for carrier in carriers]
         if carriers and not any(accepted):
-            self._dropped(command.NAME)
+            self.dropped(command.NAME)
         return any(accepted)
 
     def stop(self) -> None:
@@ -223,9 +218,9 @@ class FollowerCommands:
         self._tasks.cancel_all()
 
     def _invalidate(self, command: InvalidateCache) -> None:
-        row = [command.cache, command.keys, int(self._clock.seconds() * 1000)]
+        row = [command.cache, command.keys, int(self.clock.seconds() * 1000)]
         try:
-            fact = self._table["caches"].canonical_fact([row])
+            fact = self.table["caches"].canonical_fact([row])
         except RowError as error:
             raise RemoteProtocolError(f"cannot parse INVALIDATE_CACHE: {error}") from error
         self._tasks.start(self._append(command, fact), "storing an invalidation")
@@ -235,7 +230,7 @@ class FollowerCommands:
             if self.forward_append is not None:
                 await self.forward_append("caches", [fact])
             else:
-                await self._log.append("caches", self._instance, [fact])
+                await self.log.append("caches", self.instance, [fact])
         except ReplicationError as error:
             if self.forward(command):
                 return  # the upstream appends it
@@ -245,6 +240,6 @@ class FollowerCommands:
         """Trim the federation stream up to the lowest token that any sender has acknowledged."""
         self.acks.acknowledge(connection, command.instance, command.token)
         lowest = self.acks.lowest()
-        if lowest is not None and lowest != self._trimmed_upto and "federation" in self._table:
+        if lowest is not None and lowest != self._trimmed_upto and "federation" in self.table:
             self._trimmed_upto = lowest
-            self._log.forget("federation", lowest)
+            self.log.forget("federation", lowest)

@@ -1,6 +1,7 @@
 """Holdings: the part of the log that a daemon holds, and whether it can be read."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ def held(notes: Mapping[str, str]) -> Filter:
     return ALL if noted is None else msgspec.json.decode(noted, type=Filter)
 
 
+@dataclass(eq=False, repr=False)
 class Holdings:
     """The streams and writers that this daemon can serve. Every transport checks it before serving a reader.
 
@@ -27,31 +29,25 @@ class Holdings:
     returns the primary's address, as far as it is known.
     """
 
-    def __init__(
-        self,
-        notes: Callable[[], Mapping[str, str]] = dict,
-        *,
-        joining: Callable[[], bool] = lambda: False,
-        primary: Callable[[], Address] = Address,
-    ) -> None:
-        self._notes = notes
-        self._joining = joining
-        self._primary = primary
+    notes: Callable[[], Mapping[str, str]] = dict
+    _: KW_ONLY
+    joining: Callable[[], bool] = lambda: False
+    primary: Callable[[], Address] = Address
 
     @property
     def filter(self) -> Filter:
         """The streams and writers whose facts are held."""
-        return held(self._notes())
+        return held(self.notes())
 
     @property
     def primary_address(self) -> str:
         """The primary's address as ``NATIVE HTTP``; empty if unknown."""
-        where = self._primary()
+        where = self.primary()
         return str(where) if where else ""
 
     def unreadable(self) -> str:
         """Why no reader is served, with the address to use instead; empty if readers are served."""
-        if not self._joining():
+        if not self.joining():
             return ""
         return f"this replica has no whole copy yet (joining): {self._ask_instead() or 'try again later'}"
 

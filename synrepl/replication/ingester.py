@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final
 
@@ -74,6 +75,7 @@ class _Rewind(msgspec.Struct):
     answers: list[int] = []
 
 
+@dataclass(eq=False, repr=False)
 class Ingester:
     """Appends the facts of followers (made with `canonical`) to the log, many per commit.
 
@@ -89,21 +91,15 @@ class Ingester:
     """
 
     _logger = Logger()
+    log: Log
+    table: StreamTable
+    clock: IClock
+    _: KW_ONLY
+    lost: Callable[[str], None] = lambda stream: None
 
-    def __init__(
-        self,
-        log: Log,
-        table: StreamTable,
-        clock: IClock,
-        *,
-        lost: Callable[[str], None] = lambda stream: None,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.error = ""
         self.facts = 0
-        self._log = log
-        self._table = table
-        self._clock = clock
-        self._lost = lost
         self._rewound: dict[tuple[str, str], _Rewind] = {}
         """By stream and writer."""
         self._tasks = Tasks(self._logger, "ingest")
@@ -112,7 +108,7 @@ class Ingester:
         self._is_storing = False
         self._blocked: list[Deferred[None]] = []
         self._announced: dict[tuple[str, str], int] = {}
-        self._timer = Timer(clock, self._certify_silence)
+        self._timer = Timer(self.clock, self._certify_silence)
 
     def attach(self, follower: Follower, *, knows_history: bool = True, confirms: bool = False) -> None:
         """Ingest all facts of this follower.
@@ -141,9 +137,9 @@ class Ingester:
 
         -1 if it cannot be used: for streams that can go back, and while a writer's history is checked.
         """
-        if self._table[stream].ephemeral or any(stream == name for name, _ in self._rewound):
+        if self.table[stream].ephemeral or any(stream == name for name, _ in self._rewound):
             return -1
-        return self._log.positions(stream).get(writer, -1)
+        return self.log.positions(stream).get(writer, -1)
 
     def stop(self) -> None:
         """Stop ingesting. Facts that are not stored are received again after the next start."""
@@ -170,16 +166,16 @@ class Ingester:
         rewind = self._rewound.get(key)
         if event.kind == "position" and rewind is not None and rewind.query_follower is not None:
             rewind.answers.append(event.token)
-        if event.kind != "went_back" or event.stream not in self._table:
+        if event.kind != "went_back" or event.stream not in self.table:
             return
-        stream = self._table[event.stream]
+        stream = self.table[event.stream]
         if stream.ordered and not stream.ephemeral:
             if rewind is None:
                 rewind = self._rewound[key] = _Rewind(event.token)
             rewind.token = min(event.token, rewind.token)
             if query_follower is not None:
                 # In the next reactor turn: in this one, the same POSITION is still to be processed.
-                self._clock.callLater(0, self._query_position, query_follower, rewind)
+                self.clock.callLater(0, self._query_position, query_follower, rewind)
             self._store_soon()
 
     def _query_position(self, follower: Follower, rewind: "_Rewind") -> None:
@@ -190,19 +186,19 @@ class Ingester:
     def _on_event(self, event: FollowerEvent) -> None:
         if event.kind == "position":
             self._on_position(event.stream, event.writer, event.token)
-        elif event.kind == "restarted" and event.stream in self._table:
-            if self._table[event.stream].ephemeral:
+        elif event.kind == "restarted" and event.stream in self.table:
+            if self.table[event.stream].ephemeral:
                 # Pending facts from before the restart are void.
                 pending = self._pending.pop(event.stream, [])
                 if left := [fact for fact in pending if fact[0] != event.writer]:
                     self._pending[event.stream] = left
-                self._log.reset_writer(event.stream, event.writer)
+                self.log.reset_writer(event.stream, event.writer)
             self._announced.pop((event.stream, event.writer), None)
 
     def _on_position(self, stream: str, writer: str, token: int) -> None:
         """Record a writer's position without new facts: the first at once, later ones now and then."""
         key = (stream, writer)
-        if key not in self._announced and writer not in self._log.positions(stream):
+        if key not in self._announced and writer not in self.log.positions(stream):
             self._announced[key] = token
             self._add(stream, writer, token, NO_ROWS)
             return
@@ -212,7 +208,7 @@ class Ingester:
     def _certify_silence(self) -> None:
         announced, self._announced = self._announced, {}
         for (stream, writer), token in announced.items():
-            if self._log.positions(stream).get(writer, -1) < token:
+            if self.log.positions(stream).get(writer, -1) < token:
                 self._add(stream, writer, token, NO_ROWS)
 
     # -- commits: one at a time ----------------------------------------------------------------------------
@@ -220,7 +216,7 @@ class Ingester:
     async def _store(self) -> None:
         try:
             # Include everything submitted in this reactor turn.
-            await sleep(self._clock, 0)
+            await sleep(self.clock, 0)
             while self._pending or self._rewound:
                 while self._rewound:
                     key, rewind = next(iter(self._rewound.items()))
@@ -238,14 +234,14 @@ class Ingester:
 
     async def _is_confirmed(self, key: tuple[str, str], rewind: "_Rewind") -> bool:
         """Whether a writer still reports a position lower than before."""
-        await sleep(self._clock, 0)
+        await sleep(self.clock, 0)
         if rewind.query_follower is None:
             return True
         stream, writer = key
         for _ in range(MAX_QUERIES):
-            await sleep(self._clock, QUERY_SECONDS)
+            await sleep(self.clock, QUERY_SECONDS)
             if rewind.answers:
-                return rewind.answers[-1] < self._log.positions(stream).get(writer, 0)
+                return rewind.answers[-1] < self.log.positions(stream).get(writer, 0)
             self._query_position(rewind.query_follower, rewind)
         self._logger.warn(
             "writer {writer} of {stream} reported position {token}, lower than before, but does not"
@@ -259,12 +255,12 @@ class Ingester:
     async def _check_history(self, key: tuple[str, str], token: int) -> None:
         """Start a new epoch if the log holds facts of this writer beyond its new position."""
         stream, writer = key
-        facts, _ = await self._log.read_tokens(
+        facts, _ = await self.log.read_tokens(
             stream=stream,
             writer=writer,
             after=token,
-            upto=self._log.positions(stream).get(writer, 0),
-            serial=self._log.serial,
+            upto=self.log.positions(stream).get(writer, 0),
+            serial=self.log.serial,
             limit=MAX_HISTORY_ROWS,
         )
         if any(fact.rows != NO_ROWS for fact in facts):
@@ -275,16 +271,14 @@ class Ingester:
                 stream=stream,
                 token=token,
             )
-            await self._log.rewind_stream(stream, token)
-            self._lost(stream)
+            await self.log.rewind_stream(stream, token)
+            self.lost(stream)
 
     async def _commit_all(self, pending: dict[str, list[tuple[str, int, bytes]]]) -> None:
         """Commit pending facts, retrying until all are stored: later facts must not overtake them."""
         backoff = Backoff(RETRY_SECONDS)
         while pending:
-            commits = [
-                (stream, self._log.append_assigned(stream, facts)) for stream, facts in pending.items()
-            ]
+            commits = [(stream, self.log.append_assigned(stream, facts)) for stream, facts in pending.items()]
             failed: dict[str, list[tuple[str, int, bytes]]] = {}
             for stream, commit in commits:
                 try:
@@ -296,6 +290,6 @@ class Ingester:
             if pending:
                 if backoff.failures == 0:
                     self._logger.error("cannot store received facts, retrying: {why}", why=self.error)
-                await sleep(self._clock, backoff.next())
+                await sleep(self.clock, backoff.next())
             else:
                 self.error = ""

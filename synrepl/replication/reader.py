@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.logger import Logger
@@ -36,6 +37,7 @@ effort.
 """
 
 
+@dataclass(eq=False, repr=False)
 class Backlog:
     """Streams on which a reader catches up. When their feed reaches the head, they join the live ones.
 
@@ -47,18 +49,11 @@ class Backlog:
     serial.
     """
 
-    def __init__(
-        self,
-        feed: Feed,
-        *,
-        after_token: int | None = None,
-        last_token: int | None = None,
-        announce: bool = False,
-    ) -> None:
-        self.feed = feed
-        self.after_token = after_token
-        self.last_token = last_token
-        self.announce = announce
+    feed: Feed
+    _: KW_ONLY
+    after_token: int | None = None
+    last_token: int | None = None
+    announce: bool = False
 
     @property
     def streams(self) -> frozenset[str]:

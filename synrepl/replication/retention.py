@@ -1,6 +1,7 @@
 """Retention: trims facts that newer facts replaced, a slice at a time."""
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from twisted.logger import Logger
@@ -23,6 +24,7 @@ PAUSE_SECONDS: Final = 0.02
 """Pause between slices, so that appends and reads come first."""
 
 
+@dataclass(eq=False, repr=False)
 class Retention:
     """Trims facts that are older than `retain_seconds` and not held by a lease.
 
@@ -31,23 +33,16 @@ class Retention:
     """
 
     _logger = Logger()
+    log: Log
+    clock: IClock
+    settings: RetentionSettings
+    _: KW_ONLY
+    keys: KeysOf
+    lowest: Callable[[], int | None]
 
-    def __init__(
-        self,
-        log: Log,
-        clock: IClock,
-        settings: RetentionSettings,
-        *,
-        keys: KeysOf,
-        lowest: Callable[[], int | None],
-    ) -> None:
+    def __post_init__(self) -> None:
         self.trimmed = 0
-        self._log = log
-        self._clock = clock
-        self._retain_seconds = settings.retain_seconds
-        self._keys = keys
-        self._lowest = lowest
-        self._check_seconds = min(CHECK_SECONDS, settings.retain_seconds)
+        self._check_seconds = min(CHECK_SECONDS, self.settings.retain_seconds)
         self._tasks = Tasks(self._logger, "retention")
 
     def start(self) -> None:
@@ -60,43 +55,43 @@ class Retention:
 
     async def _run(self) -> None:
         while True:
-            started_at, first = self._clock.seconds(), self._log.trimmed_upto.serial
+            started_at, first = self.clock.seconds(), self.log.trimmed_upto.serial
             try:
                 while await self.trim_some():
-                    await sleep(self._clock, PAUSE_SECONDS)
+                    await sleep(self.clock, PAUSE_SECONDS)
             except ReplicationError as error:
                 self._logger.warn("cannot trim the log, retrying later: {why}", why=str(error))
-            trimmed = self._log.trimmed_upto.serial - first
+            trimmed = self.log.trimmed_upto.serial - first
             if trimmed:
                 self._logger.info(
                     "trimmed {count} serials, up to {upto}, in {seconds:.1f} seconds",
                     count=trimmed,
-                    upto=self._log.trimmed_upto.serial,
-                    seconds=self._clock.seconds() - started_at,
+                    upto=self.log.trimmed_upto.serial,
+                    seconds=self.clock.seconds() - started_at,
                 )
-            await sleep(self._clock, self._check_seconds)
+            await sleep(self.clock, self._check_seconds)
 
     async def trim_some(self) -> bool:
         """Trim one slice. Returns False if there is nothing to trim."""
-        log = self._log
-        lowest = self._lowest()
+        log = self.log
+        lowest = self.lowest()
         upto = log.serial if lowest is None else min(lowest, log.serial)
         trimmed_upto = log.trimmed_upto.serial
         if upto <= trimmed_upto:
             return False
         facts, _ = await log.read(after=trimmed_upto, upto=upto, limit=SLICE_FACTS)
-        before_ms = (self._clock.seconds() - self._retain_seconds) * 1000
+        before_ms = (self.clock.seconds() - self.settings.retain_seconds) * 1000
         old = 0
         for fact in facts:
             if fact.committed_at_ms >= before_ms:
                 break
             old = fact.serial
         # Again: a lease may have been created during the read.
-        lowest = self._lowest()
+        lowest = self.lowest()
         upto = old if lowest is None else min(lowest, old)
         if upto <= trimmed_upto:
             return False
-        position = await log.trim(upto, self._keys, SLICE_FACTS)
+        position = await log.trim(upto, self.keys, SLICE_FACTS)
         self.trimmed += position.serial - trimmed_upto
         return position.serial > trimmed_upto
 

@@ -3,6 +3,7 @@
 import bisect
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Protocol
 
 from synrepl.streams.facts import Fact
@@ -20,6 +21,7 @@ class IEncoder(Protocol):
         """All lines of these facts."""
 
 
+@dataclass(eq=False, repr=False)
 class RingGroup:
     """Facts that were committed together, either durable or ephemeral.
 
@@ -29,26 +31,18 @@ class RingGroup:
     stream up to this group, `resets` how often writers of each were reset (a fact at token 0).
     """
 
-    def __init__(
-        self,
-        number: int,
-        facts: Sequence[Fact],
-        *,
-        serial_before: int,
-        serial: int,
-        digest: str | None,
-        tokens: Mapping[str, int],
-        resets: Mapping[str, int],
-    ) -> None:
-        self.number = number
-        self.facts = facts
-        self.is_durable = bool(facts[0].serial)
-        self.serial_before = serial_before
-        self.serial = serial
-        self.digest = digest
-        self.tokens = tokens
-        self.resets = resets
-        self.size = sum(len(fact.rows) for fact in facts) + 200 * len(facts)
+    number: int
+    facts: Sequence[Fact]
+    _: KW_ONLY
+    serial_before: int
+    serial: int
+    digest: str | None
+    tokens: Mapping[str, int]
+    resets: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        self.is_durable = bool(self.facts[0].serial)
+        self.size = sum(len(fact.rows) for fact in self.facts) + 200 * len(self.facts)
 
 
 class Ring:

@@ -6,6 +6,7 @@ unknown outcome.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain, repeat
 from typing import Any, Final
 from uuid import uuid4
@@ -61,6 +62,7 @@ class PostedFacts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+@dataclass(eq=False, repr=False)
 class WriteForwarder:
     """Forwards facts to the daemon at the URL that `primary_url` returns, with the client
     (`append_client.HttpAppender`) that `make_client` makes.
@@ -70,37 +72,22 @@ class WriteForwarder:
     stored locally. At most `max_pending_bytes` of facts wait for their responses.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        clock: IClock,
-        make_client: Callable[[str], Any],
-        primary_url: Callable[[], str | None],
-        *,
-        is_active: Callable[[], bool] = lambda: True,
-        refusal: Callable[[str], StorageError | None] = lambda stream: None,
-        has_file: Callable[[str, float], Awaitable[bool]] | None = None,
-        max_pending_bytes: int = 64 * MIB,
-        logger: Logger,
-    ) -> None:
-        self._log = log
-        self._clock = clock
-        self._make_client = make_client
-        self._primary_url = primary_url
-        self._is_active = is_active
-        self._refusal = refusal
-        self._has_file = has_file
-        self._max_pending_bytes = max_pending_bytes
+    log: Log
+    clock: IClock
+    make_client: Callable[[str], Any]
+    primary_url: Callable[[], str | None]
+    _: KW_ONLY
+    is_active: Callable[[], bool] = lambda: True
+    refusal: Callable[[str], StorageError | None] = lambda stream: None
+    has_file: Callable[[str, float], Awaitable[bool]] | None = None
+    max_pending_bytes: int = 64 * MIB
+    logger: Logger
+
+    def __post_init__(self) -> None:
         self.pending_bytes = 0
         """Bytes of facts that wait for the primary's response."""
-        self._logger = logger
-        self._tasks = Tasks(logger, "write forwarding")
+        self._tasks = Tasks(self.logger, "write forwarding")
         self._client: tuple[str, Any] | None = None
-
-    @property
-    def is_active(self) -> bool:
-        """Whether facts are forwarded to the primary."""
-        return self._is_active()
 
     async def stop(self) -> None:
         """Cancel pending writes, and close the connections."""
@@ -116,11 +103,11 @@ class WriteForwarder:
         `refusal`.
         """
         self._check(posted.stream)
-        until = self._clock.seconds() + posted.timeout
+        until = self.clock.seconds() + posted.timeout
         query = self._query(posted)
         key = str(uuid4()) if posted.key is None else posted.key
         body = posted.body(key)
-        if waiters.is_full or self.pending_bytes + len(body) > max(self._max_pending_bytes, len(body)):
+        if waiters.is_full or self.pending_bytes + len(body) > max(self.max_pending_bytes, len(body)):
             why = "too many writes are being forwarded to the primary: retry later"
             raise NotForwarded("busy", why)
 
@@ -143,13 +130,13 @@ class WriteForwarder:
         """
         self._check(stream)
         posted, key = PostedFacts(stream=stream, facts=facts), str(uuid4())
-        body, until = posted.body(key), self._clock.seconds() + posted.timeout
+        body, until = posted.body(key), self.clock.seconds() + posted.timeout
         response = await self._post_until_known(stream, body, key, self._query(posted), until)
         if isinstance(response, NotForwarded):
             raise response
 
     def _check(self, stream: str) -> None:
-        if (refused := self._refusal(stream)) is not None:
+        if (refused := self.refusal(stream)) is not None:
             raise refused
 
     # -- request to the primary ----------------------------------------------------------------------------
@@ -169,7 +156,7 @@ class WriteForwarder:
         except CancelledError:
             response = _unknown(key, "this daemon is shutting down")
         except Exception:
-            self._logger.failure("cannot forward facts to the primary")
+            self.logger.failure("cannot forward facts to the primary")
             response = _unknown(key, "internal error; see the log of this daemon")
         finally:
             self.pending_bytes -= len(body)
@@ -187,20 +174,20 @@ class WriteForwarder:
             if result is not None and (not doubt or isinstance(result, Appended) or result.status < 500):
                 return result
             doubt = doubt or why
-            if self._clock.seconds() + pause >= until:
+            if self.clock.seconds() + pause >= until:
                 break
-            await sleep(self._clock, pause)
+            await sleep(self.clock, pause)
         return _unknown(key, doubt)
 
     async def _try(
         self, stream: str, body: bytes, query: Query, until: float
     ) -> "tuple[Appended | NotForwarded | None, str]":
         """Post once. Return the result; or None, and the reason why the outcome is unknown."""
-        url = self._primary_url()
+        url = self.primary_url()
         if url is None:
             why = "no primary is known: retry later"
             return NotForwarded("upstream_away", why), ""
-        left = max(until - self._clock.seconds(), LOWEST_SECONDS)
+        left = max(until - self.clock.seconds(), LOWEST_SECONDS)
         full_query = [*query, (b"timeout", b"%.3f" % left)]
         try:
             return await self._client_for(url).post(stream, body, query=full_query, timeout=left), ""
@@ -213,7 +200,7 @@ class WriteForwarder:
 
     def _client_for(self, url: str) -> Any:
         if self._client is None or self._client[0] != url:
-            before, self._client = self._client, (url, self._make_client(url))
+            before, self._client = self._client, (url, self.make_client(url))
             if before is not None:
                 self._tasks.start(before[1].stop(), "closing connections to a former primary")
         return self._client[1]
@@ -224,10 +211,10 @@ class WriteForwarder:
         Raises `NotForwarded` for a forwarding loop.
         """
         hops = posted.hops
-        if self._log.uuid in hops or len(hops) >= MAX_HOPS:
+        if self.log.uuid in hops or len(hops) >= MAX_HOPS:
             why = "forwarding loop: none of the daemons on the way is the primary"
             raise NotForwarded("upstream_away", why)
-        return [*posted.query, (b"via", ",".join([*hops, self._log.uuid]).encode())]
+        return [*posted.query, (b"via", ",".join([*hops, self.log.uuid]).encode())]
 
     # -- wait until the facts are applied locally -----------------------------------------------------------
 
@@ -242,34 +229,34 @@ class WriteForwarder:
     ) -> None:
         """Wait until the facts are applied, and requested files stored. Raises `NotForwarded` on timeout."""
         more = {"epoch": appended.epoch, "tokens": appended.tokens, "idempotency_key": key}
-        is_here = self._log.serial >= serial or (
+        is_here = self.log.serial >= serial or (
             # At the limit of waiters the facts are stored all the same.
-            not waiters.is_full and await waiters.wait_for(serial, until - self._clock.seconds())
+            not waiters.is_full and await waiters.wait_for(serial, until - self.clock.seconds())
         )
         if not is_here:
             raise self._not_here_yet(serial, **more)
-        if self._log.epoch != appended.epoch and not await self._is_same_append(serial, appended, key):
-            if self._log.epoch < appended.epoch:
+        if self.log.epoch != appended.epoch and not await self._is_same_append(serial, appended, key):
+            if self.log.epoch < appended.epoch:
                 raise self._not_here_yet(serial, **more)
             raise _unknown(key, f"epoch {appended.epoch}, in which these facts were stored, has ended")
-        if files and self._has_file is not None and not await self._has_files(files, until):
+        if files and self.has_file is not None and not await self._has_files(files, until):
             raise self._not_here_yet(serial, files=sorted(files), **more)
 
     def _not_here_yet(self, serial: int, **more: Any) -> NotForwarded:
-        at = self._log.serial
+        at = self.log.serial
         why = f"serial {serial} has not arrived yet; this log is at {at}"
         return NotForwarded("not_here_yet", why, serial=serial, at=at, **more)
 
     async def _is_same_append(self, serial: int, appended: Appended, key: str) -> bool:
         """Whether the facts at these serials are the forwarded ones, not facts of a later epoch."""
         first = serial - len(appended.tokens) + 1
-        receipts = await self._log.receipts_between(first - 1, first)
+        receipts = await self.log.receipts_between(first - 1, first)
         return any(receipt.key == key for receipt in receipts)
 
     async def _has_files(self, files: Collection[str], until: float) -> bool:
-        assert self._has_file is not None
+        assert self.has_file is not None
         for sha256 in sorted(files):
-            if not await self._has_file(sha256, until - self._clock.seconds()):
+            if not await self.has_file(sha256, until - self.clock.seconds()):
                 return False
         return True
 

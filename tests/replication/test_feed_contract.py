@@ -321,7 +321,7 @@ class RelayTests(FeedContract, SiteCase):
 
     def setUp(self) -> None:
         super().setUp()
-        roles: Any = SimpleNamespace(role="primary", is_whole=True, address="", primary="")
+        roles: Any = SimpleNamespace(role="primary", is_whole=True, address=str, primary="")
         self.registry = ReplicaRegistry(
             self.log,
             self.publisher,

@@ -377,7 +377,7 @@ def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str
         known = () if node is not c else ("d",)
         world.done(Deferred.fromCoroutine(node.roles._store.save(replace(record, knows=known))))
         node.roles.unnotified.clear()
-    b.roles._store._local = list
+    b.roles._store.local = list
     parted.part(world)
     world.pass_(10)
     assert ["primary", "primary", "replica"] == roles(b, c, d)
@@ -394,7 +394,7 @@ def test_a_fenced_primary_notifies_its_replicas() -> None:
     b, c = world.node("b", "a"), world.node("c", "a")
     world.pass_(3)
     world.wrote(a, 5)
-    b.roles._store._local = list
+    b.roles._store.local = list
     record = RoleRecord("replica", 1, a.log.uuid, "a -")
     world.done(Deferred.fromCoroutine(b.roles._store.save(record)))
     world.promote(b)
@@ -921,7 +921,7 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
             await world.append(a, 2)
         return []
 
-    b.roles._candidate._missing_files = missing
+    b.roles._candidate.missing_files = missing
     world.promote(b, seconds=30)
 
     assert [5] == forgot
@@ -1040,7 +1040,7 @@ def test_refused_claims_are_counted_and_seldom_logged() -> None:
     world = World()
     a = world.node("a")
     counted: list[str] = []
-    a.roles._count_refused = counted.append
+    a.roles.count_refused = counted.append
     texts: list[str] = []
 
     def observe(event: Any) -> None:
@@ -1216,13 +1216,13 @@ class TestStart:
         a._strangers = {"x": told}
         a._known_daemons = lambda: [Address("x")]  # type: ignore[method-assign]
         world.start(a)
-        asked = a.roles._verifier._peers.describe
+        asked = a.roles._verifier.peers.describe
 
         async def describe(address: Address, *, trusted: bool) -> PeerStatus:
             shown.append((address.native, trusted))
             return await asked(address, trusted=trusted)
 
-        a.roles._verifier._peers.describe = describe  # type: ignore[method-assign]
+        a.roles._verifier.peers.describe = describe  # type: ignore[method-assign]
         world.done(Deferred.fromCoroutine(a.roles._on_inquiry_response(Address("x"), told)))
 
         assert {("stranger", False)} == set(shown)
@@ -1252,8 +1252,8 @@ def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later
     known: list[Address] = []
     whole = [Address("a", "http://a:9093"), Address("c", "http://c:9093")]
     known += [] if is_known_later else whole
-    b.roles._store._local = lambda: known
-    b.roles._notifier._peers = OverHttp(b.roles._notifier._peers)
+    b.roles._store.local = lambda: known
+    b.roles._notifier.peers = OverHttp(b.roles._notifier.peers)
     world.promote(b)
     world.pass_(1)
     known[:] = whole

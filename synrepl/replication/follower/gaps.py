@@ -1,6 +1,7 @@
 """StreamGaps: the facts of one stream that are known to be missing, and their repair."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final
 
@@ -27,6 +28,7 @@ def retry_seconds(attempt: int) -> float:
     return RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
 
 
+@dataclass(eq=False, repr=False)
 class GapRepair:
     """Fetches the facts of `writer` after `after` up to `upto`, page by page.
 
@@ -35,61 +37,51 @@ class GapRepair:
     never does). `descends`: responses descend.
     """
 
-    def __init__(
-        self,
-        stream: str,
-        writer: str,
-        after: int,
-        upto: int,
-        *,
-        is_recheck: bool = False,
-        max_attempts: int | None = None,
-        descends: bool = False,
-    ) -> None:
-        self.writer = writer
-        self.upto = upto
-        self.is_recheck = is_recheck
-        self._stream = stream
-        self._after = after
-        self._max_attempts = max_attempts
-        self._descends = descends
-        self._failures = 0
+    stream: str
+    writer: str
+    after: int
+    upto: int
+    _: KW_ONLY
+    is_recheck: bool = False
+    max_attempts: int | None = None
+    descends: bool = False
+    failures: int = 0
 
     @property
     def is_complete(self) -> bool:
         """Whether all facts were fetched."""
-        return self._after >= self.upto
+        return self.after >= self.upto
 
     def request(self) -> Fetch:
         """The next request."""
-        return Fetch(self.writer, self._after, self._request_end)
+        return Fetch(self.writer, self.after, self._request_end)
 
     @property
     def _request_end(self) -> int:
-        return min(self.upto, self._after + DESCENDING_TOKENS) if self._descends else self.upto
+        return min(self.upto, self.after + DESCENDING_TOKENS) if self.descends else self.upto
 
     def received(self, page: MissedFacts) -> Sequence[tuple[int, list[bytes]]]:
         """Facts in the order to apply them, before the next request.
 
         Raises `ReplicationError` if the page makes no progress.
         """
-        if page.limited and page.upto <= self._after:
-            raise ReplicationError(f"the response makes no progress beyond {self._after}")
-        self._after = page.upto if page.limited else self._request_end
-        self._failures = 0
-        return sorted(page.facts, key=_token) if self._descends else page.facts
+        if page.limited and page.upto <= self.after:
+            raise ReplicationError(f"the response makes no progress beyond {self.after}")
+        self.after = page.upto if page.limited else self._request_end
+        self.failures = 0
+        return sorted(page.facts, key=_token) if self.descends else page.facts
 
     def failed(self, error: Exception) -> float | None:
         """Count a failed request. Returns the seconds until the next; None if the repair ends."""
-        self._failures += 1
-        if self._failures == self._max_attempts or isinstance(error, NowhereToFetch):
+        self.failures += 1
+        if self.failures == self.max_attempts or isinstance(error, NowhereToFetch):
             return None
-        return retry_seconds(self._failures - 1)
+        return retry_seconds(self.failures - 1)
 
     def error(self, error: Exception) -> GapError:
         """The failure of a request, as a gap."""
         why = str(error) if isinstance(error, ReplicationError) else f"{error!r} (a bug in the source)"
-        return GapError(stream=self._stream, writer=self.writer, have=self._after, want=self.upto, why=why)
+        return GapError(stream=self.stream, writer=self.writer, have=self.after, want=self.upto, why=why)
 
 
 class StreamGaps:

@@ -1,6 +1,7 @@
 """PositionSaver: keeps the saved positions, and those in the metrics, up to date."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from synrepl.ports.interfaces import IClock, IPositionStore, SaveablePosition
@@ -19,6 +20,7 @@ RETRY_SECONDS: Final = 1.0
 """The time until a save that failed is repeated."""
 
 
+@dataclass(eq=False, repr=False)
 class PositionSaver:
     """Saves `positions()` to `store` and shows them in `metrics`, if there are any, soon after each change.
 
@@ -26,20 +28,14 @@ class PositionSaver:
     positions of the last run and of the last save, also of streams that are not followed now.
     """
 
-    def __init__(
-        self,
-        store: IPositionStore | None,
-        metrics: Metrics | None,
-        positions: Callable[[], SaveablePosition],
-        clock: Callable[[], IClock],
-        report_failure: Callable[[Exception], None],
-    ) -> None:
-        self.store = store
-        self.saved: SaveablePosition = store.load() if store is not None else {}
-        self._metrics = metrics
-        self._positions = positions
-        self._clock = clock
-        self._report_failure = report_failure
+    store: IPositionStore | None
+    metrics: Metrics | None
+    positions: Callable[[], SaveablePosition]
+    clock: Callable[[], IClock]
+    report_failure: Callable[[Exception], None]
+
+    def __post_init__(self) -> None:
+        self.saved: SaveablePosition = self.store.load() if self.store is not None else {}
         self._is_stopped = False
         self._shown: dict[str, dict[str, int]] = {}
         self.is_due = False
@@ -55,7 +51,7 @@ class PositionSaver:
         """Save within so many seconds."""
         if not self.is_due:
             self.is_due = True
-            self._timer = self._clock().callLater(seconds, self.save)
+            self._timer = self.clock().callLater(seconds, self.save)
 
     def stop(self) -> None:
         """Save for the last time. Raises what the store raises."""
@@ -69,7 +65,7 @@ class PositionSaver:
         self.is_due = False
         if self._timer.active():
             self._timer.cancel()
-        positions = self._positions()
+        positions = self.positions()
         if self.store is not None:
             saved = self.saved | positions
             try:
@@ -77,13 +73,13 @@ class PositionSaver:
             except Exception as error:
                 if self._is_stopped:
                     raise
-                self._report_failure(error)
+                self.report_failure(error)
                 self.save_soon(RETRY_SECONDS)
                 return
             self.saved = saved
-        if self._metrics is not None:
+        if self.metrics is not None:
             for stream, writers in positions.items():
                 if writers != self._shown.get(stream):
                     for writer, token in writers.items():
-                        self._metrics.position.labels(stream, writer).set(token)
+                        self.metrics.position.labels(stream, writer).set(token)
             self._shown = positions

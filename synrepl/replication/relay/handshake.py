@@ -111,7 +111,7 @@ def make_welcome(registry: ReplicaRegistry, *, proof: str) -> Welcome:
         position=log.position,
         trimmed_upto=log.trimmed_upto.serial,
         filter=registry.publisher.holdings.filter,
-        address=str(registry.roles.address),
+        address=str(registry.roles.address()),
         primary=str(registry.roles.primary),
         capabilities=OWN_CAPABILITIES,
     )

@@ -1,6 +1,7 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -63,33 +64,26 @@ REPLICA_STATES: Final = {
 """The states of a replica on the list. Operators see these words."""
 
 
+@dataclass(eq=False, repr=False)
 class ReplicaRegistry:
     """Serves replicas: decides about admission, keeps their leases, and reports their states."""
 
+    log: Log
+    publisher: Publisher
+    clock: IClock
+    settings: RelaySettings
+    roles: RoleManager
+    _: KW_ONLY
+    keys: Keyring = field(default_factory=Keyring)
     _logger = Logger()
 
-    def __init__(
-        self,
-        log: Log,
-        publisher: Publisher,
-        clock: IClock,
-        settings: RelaySettings,
-        roles: RoleManager,
-        *,
-        keys: Keyring | None = None,
-    ) -> None:
-        self.log = log
-        self.publisher = publisher
-        self.clock = clock
-        self.settings = settings
-        self.keys = keys if keys is not None else Keyring()
-        self.roles = roles
+    def __post_init__(self) -> None:
         self.connected: list[Relay] = []
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
-        self.leases = Leases(log, clock, settings, present=self.present)
-        publisher.on_broadcast(self._on_relayed)
-        log.on_replaced(self.leases.reload)
+        self.leases = Leases(self.log, self.clock, self.settings, present=self.present)
+        self.publisher.on_broadcast(self._on_relayed)
+        self.log.on_replaced(self.leases.reload)
 
     # -- connections ---------------------------------------------------------------------------------------
 

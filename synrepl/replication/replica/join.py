@@ -1,6 +1,7 @@
 """JOIN: makes a new copy next to the old one, and replaces it in one step when complete."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from operator import ge
 from typing import Final
 
@@ -70,28 +71,23 @@ class Progress(msgspec.Struct):
         }
 
 
+@dataclass(eq=False, repr=False)
 class JoinAttempt:
     """One attempt to JOIN; `run` returns once the log is the copy."""
 
-    def __init__(
-        self,
-        log: Log,
-        conversation: IConversation,
-        clock: IClock,
-        query: Filter,
-        *,
-        on_progress: Callable[[str, Progress], None],
-    ) -> None:
-        self._log = log
-        self._conversation = conversation
-        self._clock = clock
-        self._query = query
-        self._on_progress = on_progress
+    log: Log
+    conversation: IConversation
+    clock: IClock
+    query: Filter
+    _: KW_ONLY
+    on_progress: Callable[[str, Progress], None]
+
+    def __post_init__(self) -> None:
         self._copy: StagedCopy
         self._trimmed_upto: LogPosition | None = None
         self._announced = 0
         self._unstaged: list[Fact] = []
-        self._progress = Progress(0, 0, clock.seconds(), 0)
+        self._progress = Progress(0, 0, self.clock.seconds(), 0)
 
     @property
     def made_progress(self) -> bool:
@@ -103,21 +99,21 @@ class JoinAttempt:
 
         On an error the old copy is untouched, and the staged facts are kept for the next attempt.
         """
-        self._copy = await self._log.open_staged_copy()
+        self._copy = await self.log.open_staged_copy()
         try:
             record = await self._request_copy()
             await self._receive_copy(record)
-            self._on_progress("adopting", self._progress)
-            is_open = self._query.is_open
+            self.on_progress("adopting", self._progress)
+            is_open = self.query.is_open
             await self._copy.note(
                 history=record.history,
                 joined="yes",
-                filter=None if is_open else msgspec.json.encode(self._query).decode(),
+                filter=None if is_open else msgspec.json.encode(self.query).decode(),
                 joining=None,
             )
-            await self._log.adopt_copy(self._copy)
+            await self.log.adopt_copy(self._copy)
         except UntrueCopy:
-            await self._log.drop_copy(self._copy)
+            await self.log.drop_copy(self._copy)
             # Without progress the backoff grows.
             self._progress.done = self._progress.began_at
             raise
@@ -129,26 +125,26 @@ class JoinAttempt:
         """Request a copy, or the rest of an interrupted one."""
         record = self._resumable()
         if record is None:
-            request = Join(filter=self._query)
+            request = Join(filter=self.query)
         else:
             at, has_meta = self._copy.position, record.has_meta
-            request = Join(filter=self._query, join=record.join, position=at, has_meta=has_meta)
-        self._conversation.join(request)
-        start = await self._conversation.next()
+            request = Join(filter=self.query, join=record.join, position=at, has_meta=has_meta)
+        self.conversation.join(request)
+        start = await self.conversation.next()
         while isinstance(start, Heartbeat):
-            start = await self._conversation.next()
+            start = await self.conversation.next()
         if not isinstance(start, Joining):
             raise RemoteProtocolError(f"unexpected {type(start).__name__} at the start of a copy")
         if not start.resumed or record is None:
-            await self._log.drop_copy(self._copy)
-            self._copy = await self._log.open_staged_copy()
-            record = JoinRecord(start.join, start.history, self._query, has_meta=False)
+            await self.log.drop_copy(self._copy)
+            self._copy = await self.log.open_staged_copy()
+            record = JoinRecord(start.join, start.history, self.query, has_meta=False)
             await self._save_record(record)
-        self._trimmed_upto = start.trimmed_upto if self._query.is_open else None
+        self._trimmed_upto = start.trimmed_upto if self.query.is_open else None
         self._announced = start.position.serial
         at_serial = self._copy.position.serial
         total = max(start.position.serial, at_serial)
-        self._progress = Progress(at_serial, total, self._clock.seconds(), at_serial)
+        self._progress = Progress(at_serial, total, self.clock.seconds(), at_serial)
         return record
 
     def _resumable(self) -> JoinRecord | None:
@@ -159,7 +155,7 @@ class JoinAttempt:
             record = msgspec.json.decode(text, type=JoinRecord)
         except msgspec.DecodeError:
             return None
-        is_same = (record.history, record.filter) == (self._conversation.welcome.history, self._query)
+        is_same = (record.history, record.filter) == (self.conversation.welcome.history, self.query)
         return record if is_same else None
 
     async def _save_record(self, record: JoinRecord) -> None:
@@ -168,12 +164,12 @@ class JoinAttempt:
     async def _receive_copy(self, record: JoinRecord) -> None:
         """Receive the copy until it is complete."""
         if not record.has_meta:
-            self._on_progress("snapshot", self._progress)
+            self.on_progress("snapshot", self._progress)
             await self._receive_snapshot(record)
-        self._on_progress("meanwhile", self._progress)
-        batcher = FactBatcher(self._copy, is_filtered=not self._query.is_open)
+        self.on_progress("meanwhile", self._progress)
+        batcher = FactBatcher(self._copy, is_filtered=not self.query.is_open)
         while True:
-            event = await self._conversation.next()
+            event = await self.conversation.next()
             match event:
                 case Joined(position):
                     await batcher.flush()
@@ -188,7 +184,7 @@ class JoinAttempt:
                     if batcher.pending >= COMMIT_FACTS:
                         await batcher.flush()
                     self._progress.done = self._copy.position.serial
-                    self._on_progress("meanwhile", self._progress)
+                    self.on_progress("meanwhile", self._progress)
                 case Ephemeral() | Peers():
                     pass
                 case _:
@@ -207,7 +203,7 @@ class JoinAttempt:
         position, end = self._copy.position, snapshot.position
         # Compare without the epoch: it may have begun after the last fact.
         is_whole = (position.serial, position.digest) == (end.serial, end.digest)
-        if self._query.is_open and not is_whole and end.serial != snapshot.trimmed_upto.serial:
+        if self.query.is_open and not is_whole and end.serial != snapshot.trimmed_upto.serial:
             raise RemoteProtocolError(
                 f"the snapshot is at serial {end.serial}, its facts end at {position.serial}"
             )
@@ -218,7 +214,7 @@ class JoinAttempt:
         """Receive the facts of the snapshot; the last ones are not staged yet."""
         last_serial = self._copy.position.serial
         while True:
-            event = await self._conversation.next()
+            event = await self.conversation.next()
             match event:
                 case Facts(facts):
                     if facts:
@@ -253,4 +249,4 @@ class JoinAttempt:
         if facts:
             await self._copy.add(facts, facts[-1].position, trimmed_upto=self._trimmed_upto)
             self._progress.done = facts[-1].serial
-            self._on_progress("snapshot", self._progress)
+            self.on_progress("snapshot", self._progress)

@@ -1,6 +1,7 @@
 """Replica: connects to the upstream, joins if needed, follows, and reconnects with backoff."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import msgspec
@@ -94,6 +95,7 @@ DIVERGED: Final = frozenset(WAYS_OUT)
 """Refusals after which only an operator may give up the facts of this copy."""
 
 
+@dataclass(eq=False, repr=False)
 class Replica:
     """Keeps a log a copy of its upstream's log.
 
@@ -106,48 +108,36 @@ class Replica:
     """
 
     _logger = Logger()
+    log: Log
+    upstream: IUpstream
+    clock: IClock
+    settings: CopySettings
+    _: KW_ONLY
+    ephemeral: Collection[str] = ()
+    keep_leftovers: KeepLeftovers | None = None
+    jitter: Callable[[], float] = lambda: 1.0
+    on_primary_moved: Callable[[str], None] = lambda where: None
+    on_change: Callable[[], None] = lambda: None
+    commands: CommandForwarder | None = None
+    on_command: Callable[[Command], None] = lambda command: None
 
-    def __init__(
-        self,
-        log: Log,
-        upstream: IUpstream,
-        clock: IClock,
-        settings: CopySettings,
-        *,
-        ephemeral: Collection[str] = (),
-        keep_leftovers: KeepLeftovers | None = None,
-        jitter: Callable[[], float] = lambda: 1.0,
-        on_primary_moved: Callable[[str], None] = lambda where: None,
-        on_change: Callable[[], None] = lambda: None,
-        commands: CommandForwarder | None = None,
-        on_command: Callable[[Command], None] = lambda command: None,
-    ) -> None:
-        self.upstream = upstream
-        self.name = settings.name_of(log.uuid)
-        self.query = settings.query
+    def __post_init__(self) -> None:
+        self.name = self.settings.name_of(self.log.uuid)
+        self.query = self.settings.query
         self.state = "off"
         self.why = ""
-        self.since = clock.seconds()
+        self.since = self.clock.seconds()
         self.refusal: Refused | None = None
         self.welcome: Welcome | None = None
         self.progress: Progress | None = None
         self.head = 0
         self.leftover_paths: list[str] = []
-        self._log = log
-        self._clock = clock
-        self._ephemeral = ephemeral
-        self._settings = settings
-        self._keep_leftovers = keep_leftovers
-        self._on_primary_moved = on_primary_moved
-        self._on_change = on_change
-        self._commands = commands
-        self._on_command = on_command
         self._tasks = Tasks(self._logger, "replica")
         self._must_join = ""
         self._resync_waiter: Deferred[None] | None = None
         self._is_resync_requested = False
-        self._backoff = Backoff(doubling(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS), jitter=jitter)
-        self._fresh_at = clock.seconds()
+        self._backoff = Backoff(doubling(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS), jitter=self.jitter)
+        self._fresh_at = self.clock.seconds()
         self._contact_at: float | None = None
         self._heartbeat: Heartbeat | None = None
         self._conversation: IConversation | None = None
@@ -156,7 +146,7 @@ class Replica:
 
     def start(self) -> None:
         """Start to follow."""
-        if self._log.notes.get("resync") is not None:
+        if self.log.notes.get("resync") is not None:
             self._is_resync_requested = True
         self._tasks.start(self._reconnect_forever(), "following the upstream")
 
@@ -177,7 +167,7 @@ class Replica:
             return False
         self._must_join = self._must_join or REQUESTED
         # Saved: after a kill the operator need not request it again.
-        self._tasks.start(self._log.note(resync="yes"), "saving the request to join again")
+        self._tasks.start(self.log.note(resync="yes"), "saving the request to join again")
         waiter, self._resync_waiter = self._resync_waiter, None
         if waiter is not None:
             waiter.callback(None)
@@ -187,13 +177,13 @@ class Replica:
         while True:
             try:
                 self._set_state("connecting", self.why)
-                conversation = await self.upstream.connect(self._log.uuid, self.name)
+                conversation = await self.upstream.connect(self.log.uuid, self.name)
                 self._conversation = conversation
                 try:
                     await self._run_conversation(conversation)
                 finally:
-                    if self._commands is not None:
-                        self._commands.disconnected()
+                    if self.commands is not None:
+                        self.commands.disconnected()
                     self._conversation = None
                     conversation.close()
             except RefusedByUpstream as error:
@@ -208,13 +198,13 @@ class Replica:
     async def _wait_before_retry(self) -> None:
         if self._backoff.failures == 0:
             self._logger.info("{why}; will retry", why=self.why)
-        await sleep(self._clock, self._backoff.next())
+        await sleep(self.clock, self._backoff.next())
 
     async def _run_conversation(self, conversation: IConversation) -> None:
         welcome = conversation.welcome
         await self._check_server_name(welcome.server_name)
         self.welcome = welcome
-        self._contact_at = self._clock.seconds()
+        self._contact_at = self.clock.seconds()
         self.head = welcome.position.serial
         self._set_state("ready")
         why = self._must_join or self._why_join(welcome)
@@ -223,7 +213,7 @@ class Replica:
             if why in DIVERGED or why == REQUESTED:
                 await self._save_diverged(conversation)
             join = JoinAttempt(
-                self._log, conversation, self._clock, self.query, on_progress=self._on_join_progress
+                self.log, conversation, self.clock, self.query, on_progress=self._on_join_progress
             )
             try:
                 await join.run()
@@ -233,7 +223,7 @@ class Replica:
             self._must_join = ""
             self.progress = None
             self._backoff.reset()
-            position = self._log.position
+            position = self.log.position
             self._logger.info(
                 "joined at serial {serial} of epoch {epoch}", serial=position.serial, epoch=position.epoch
             )
@@ -243,31 +233,31 @@ class Replica:
         """Refuse the upstream of another homeserver; store the upstream's name in a log without one."""
         if not found.isprintable() or found.split() != [found] or len(found) > MAX_NAME:
             raise RemoteProtocolError(f"the upstream sent an invalid server_name: {printable(found)}")
-        expected = self._settings.expected_name(self._log.notes)
+        expected = self.settings.expected_name(self.log.notes)
         if expected not in (None, found):
             message = f"it belongs to {found}, this daemon to {expected}; correct --upstream or --server-name"
             raise RefusedByUpstream(Refused(code="wrong_server", message=message, retryable=False))
-        if found != UNNAMED and "server_name" not in self._log.notes:
-            await self._log.note(server_name=found)
+        if found != UNNAMED and "server_name" not in self.log.notes:
+            await self.log.note(server_name=found)
 
     def _why_join(self, welcome: Welcome) -> str:
         """Return why this log must become a copy first; empty if it is one."""
-        log = self._log
+        log = self.log
         if log.history == welcome.history:
             return "" if held(log.notes) == self.query else "the filter has changed"
         return "" if log.serial or log.trimmed_upto.serial else "the log is empty"
 
     def _on_join_progress(self, state: str, progress: Progress) -> None:
         self.progress = progress
-        self._contact_at = self._clock.seconds()
+        self._contact_at = self.clock.seconds()
         self._set_state(state)
 
     async def _save_diverged(self, conversation: IConversation) -> None:
-        if self._keep_leftovers is None:
+        if self.keep_leftovers is None:
             return
-        is_ours = self._log.history == conversation.welcome.history
-        common = await last_common(self._log, conversation) if is_ours else 0
-        path = await self._keep_leftovers(facts_after(self._log, common))
+        is_ours = self.log.history == conversation.welcome.history
+        common = await last_common(self.log, conversation) if is_ours else 0
+        path = await self.keep_leftovers(facts_after(self.log, common))
         if path is not None:
             self.leftover_paths.append(str(path))
             self._logger.warn(
@@ -279,11 +269,11 @@ class Replica:
     # -- following -----------------------------------------------------------------------------------------
 
     async def _follow(self, conversation: IConversation) -> None:
-        log = self._log
+        log = self.log
         position = log.position
         epoch_start = log.epoch_starts[-1] if log.epoch_starts else None
         clock = log.positions_by_stream()
-        for name in self._ephemeral:
+        for name in self.ephemeral:
             clock.pop(name, None)
         conversation.subscribe(
             Subscribe(
@@ -300,7 +290,7 @@ class Replica:
         batcher = FactBatcher(log, is_filtered=not self.query.is_open)
         while True:
             event = await conversation.next()
-            self._contact_at = self._clock.seconds()
+            self._contact_at = self.clock.seconds()
             while True:
                 match event:
                     case Facts() | SnapshotMeta() | Heartbeat():
@@ -312,23 +302,23 @@ class Replica:
                     case Peers(addresses):
                         self._tasks.start(self._save_peers(addresses), "saving peers")
                     case Taken(origin, number, since):
-                        if self._commands is not None:
-                            self._commands.acknowledged(origin, number, since)
+                        if self.commands is not None:
+                            self.commands.acknowledged(origin, number, since)
                     case Down(line):
-                        self._on_command(command_of(line.encode()))
+                        self.on_command(command_of(line.encode()))
                     case Subscribed(at):
                         self._backoff.reset()
                         self._is_resync_requested = False
                         self.refusal = None
                         # A former primary need not join: its log is a copy already, even an empty one.
-                        if self._log.notes.get("resync") is not None or not self.is_whole:
-                            await self._log.note(resync=None, joined="yes")
+                        if self.log.notes.get("resync") is not None or not self.is_whole:
+                            await self.log.note(resync=None, joined="yes")
                         self.head = at.serial
                         serial = log.serial
-                        self.progress = Progress(serial, self.head, self._clock.seconds(), serial)
+                        self.progress = Progress(serial, self.head, self.clock.seconds(), serial)
                         self._set_state("catching up")
-                        if self._commands is not None and COMMANDS in conversation.welcome.capabilities:
-                            self._commands.connected(conversation)
+                        if self.commands is not None and COMMANDS in conversation.welcome.capabilities:
+                            self.commands.connected(conversation)
                     case _:
                         raise RemoteProtocolError(
                             f"unexpected {type(event).__name__} after subscribing to the upstream"
@@ -345,7 +335,7 @@ class Replica:
 
     def _check_progress(self, heartbeat: Heartbeat | None) -> None:
         """Update the state after all received facts are durable."""
-        position = self._log.position
+        position = self.log.position
         if heartbeat is not None and heartbeat is not self._heartbeat:
             self._heartbeat = heartbeat
             self.head = heartbeat.head
@@ -355,7 +345,7 @@ class Replica:
         if self.progress is not None:
             self.progress.done, self.progress.total = position.serial, self.head
         if position.serial >= self.head:
-            self._fresh_at = self._clock.seconds()
+            self._fresh_at = self.clock.seconds()
             if self.state == "catching up":
                 self.progress = None
                 self._set_state("live")
@@ -363,29 +353,29 @@ class Replica:
     async def _save_peers(self, addresses: Sequence[str]) -> None:
         known = [address for address in addresses[:MAX_PEERS] if is_address(address)]
         encoded = msgspec.json.encode(known).decode()
-        if encoded != self._log.notes.get("peers"):
-            await self._log.note(peers=encoded)
+        if encoded != self.log.notes.get("peers"):
+            await self.log.note(peers=encoded)
 
     def _add_ephemeral(self, facts: Sequence[Fact], *, is_all: bool) -> None:
         """Add ephemeral facts to memory, and reset writers that restarted at the upstream."""
-        facts = [fact for fact in facts if fact.stream in self._ephemeral]
+        facts = [fact for fact in facts if fact.stream in self.ephemeral]
         if is_all:
             # A writer's position comes last; it shows whether the writer restarted before the held facts.
             for fact in facts:
                 self._reset_if_lower(fact)
             listed = {(fact.stream, fact.writer) for fact in facts}
-            for stream in sorted(self._ephemeral):
-                for writer, token in self._log.positions(stream).items():
+            for stream in sorted(self.ephemeral):
+                for writer, token in self.log.positions(stream).items():
                     if token and (stream, writer) not in listed:
-                        self._log.reset_writer(stream, writer)
+                        self.log.reset_writer(stream, writer)
         for fact in facts:
             self._reset_if_lower(fact)
             if fact.token:
-                self._log.append_assigned(fact.stream, [(fact.writer, fact.token, fact.rows)])
+                self.log.append_assigned(fact.stream, [(fact.writer, fact.token, fact.rows)])
 
     def _reset_if_lower(self, fact: Fact) -> None:
-        if fact.rows == NO_ROWS and fact.token < self._log.positions(fact.stream).get(fact.writer, 0):
-            self._log.reset_writer(fact.stream, fact.writer)
+        if fact.rows == NO_ROWS and fact.token < self.log.positions(fact.stream).get(fact.writer, 0):
+            self.log.reset_writer(fact.stream, fact.writer)
 
     # -- refused -------------------------------------------------------------------------------------------
 
@@ -394,12 +384,12 @@ class Replica:
         self._logger.warn("the upstream refuses: {code}: {why}", code=refusal.code, why=refusal.message)
         self._set_state("refused", f"{refusal.code}: {refusal.message}")
         if refusal.moved_to:
-            self._on_primary_moved(refusal.moved_to)
+            self.on_primary_moved(refusal.moved_to)
         if refusal.code == "trimmed":
             self._must_join = refusal.code
         elif refusal.code in DIVERGED:
             self._must_join = refusal.code
-            if not self._settings.resync_on_fork and not self._is_resync_requested:
+            if not self.settings.resync_on_fork and not self._is_resync_requested:
                 self._set_state("stopped", f"{self.why}; {WAYS_OUT[refusal.code]}")
                 self._logger.error("this replica has stopped: {why}", why=self.why)
                 self._resync_waiter = Deferred()
@@ -412,23 +402,23 @@ class Replica:
 
     def lag_rows(self) -> int:
         """How many serials the upstream is known to be ahead."""
-        return max(0, self.head - self._log.serial)
+        return max(0, self.head - self.log.serial)
 
     def lag_seconds(self) -> float:
         """Seconds since this copy was last known to be up to date; 0.0 while it is."""
-        now = self._clock.seconds()
+        now = self.clock.seconds()
         if self.state == "live" and not self.lag_rows():
             return 0.0
         return max(0.0, now - self._fresh_at)
 
     def silence(self) -> float:
         """Seconds since the last message of the upstream; since the start without any."""
-        return self._clock.seconds() - (self._fresh_at if self._contact_at is None else self._contact_at)
+        return self.clock.seconds() - (self._fresh_at if self._contact_at is None else self._contact_at)
 
     @property
     def is_whole(self) -> bool:
         """Whether there is a complete copy to serve, even a stale one."""
-        return bool(self._log.serial) or self._log.notes.get("joined") is not None
+        return bool(self.log.serial) or self.log.notes.get("joined") is not None
 
     @property
     def rejoin_reason(self) -> str:
@@ -458,7 +448,7 @@ class Replica:
 
     def status(self) -> dict[str, Any]:
         """The replica's part of the status."""
-        now = self._clock.seconds()
+        now = self.clock.seconds()
         welcome = self.welcome
         return {
             "address": str(self.upstream.where),
@@ -482,6 +472,6 @@ class Replica:
 
     def _set_state(self, state: str, why: str = "") -> None:
         if state != self.state:
-            self.since = self._clock.seconds()
+            self.since = self.clock.seconds()
         self.state, self.why = state, why
-        self._on_change()
+        self.on_change()

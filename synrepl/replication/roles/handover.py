@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from twisted.logger import Logger
@@ -46,6 +47,7 @@ REST_SHARE: Final = 3.0
 """After a hand-over no other one begins for this many times its length: 15 seconds of each minute."""
 
 
+@dataclass(eq=False, repr=False)
 class HandOverHandler:
     """The primary's side: handles requests of replicas, and lets facts be refused while one runs.
 
@@ -55,46 +57,38 @@ class HandOverHandler:
     """
 
     _logger = Logger()
+    log: Log
+    clock: IClock
+    verifier: ClaimVerifier
+    _: KW_ONLY
+    role: Callable[[], str]
+    is_leased: Callable[[str], bool]
+    on_change: Callable[[], None]
 
-    def __init__(
-        self,
-        log: Log,
-        clock: IClock,
-        verifier: ClaimVerifier,
-        *,
-        role: Callable[[], str],
-        is_leased: Callable[[str], bool],
-        on_change: Callable[[], None],
-    ) -> None:
-        self._log = log
-        self._clock = clock
-        self._verifier = verifier
-        self._role = role
-        self._is_leased = is_leased
-        self._on_change = on_change
+    def __post_init__(self) -> None:
         self._began: float | None = None
         """When the hand-over of an unauthenticated peer began."""
         self._not_before = 0.0
-        self._timer = Timer(clock, self._end)
+        self._timer = Timer(self.clock, self._end)
         self._candidate = ""
 
     @property
     def is_active(self) -> bool:
         """Whether this primary refuses facts because another daemon may take over."""
-        return self._role() == PRIMARY and self._timer.is_active
+        return self.role() == PRIMARY and self._timer.is_active
 
     def resume(self) -> None:
         """Continue the hand-over that ran when this daemon was stopped: its candidate may be primary now."""
-        until, _, uuid = self._log.notes.get("handover", "0").partition(" ")
-        left = float(until) - self._clock.seconds()
-        if self._role() == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
+        until, _, uuid = self.log.notes.get("handover", "0").partition(" ")
+        left = float(until) - self.clock.seconds()
+        if self.role() == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
             self._begin(left, uuid)
 
     def stop(self) -> None:
         """End the hand-over without accepting facts: another daemon is primary, or this one stops."""
         self._timer.stop()
         if self._began is not None:
-            now = self._clock.seconds()
+            now = self.clock.seconds()
             self._not_before = now + REST_SHARE * (now - self._began)
             self._began = None
 
@@ -113,23 +107,23 @@ class HandOverHandler:
                 self._check_budget(request.seconds)
             self._begin(request.seconds, request.uuid)
             # Saved, as after a restart facts stay refused: the candidate may have started its epoch.
-            await self._log.note(handover=f"{self._clock.seconds() + request.seconds:.3f} {request.uuid}")
+            await self.log.note(handover=f"{self.clock.seconds() + request.seconds:.3f} {request.uuid}")
         elif self.is_active:
             self._end()
-            await self._log.note(handover=None)
-        await self._log.flush()
-        return self._log.position
+            await self.log.note(handover=None)
+        await self.log.flush()
+        return self.log.position
 
     def _check(self, request: HandOver) -> None:
-        if self._role() != PRIMARY:
-            raise CannotPromote("not_primary", f"this daemon is {self._role()}")
+        if self.role() != PRIMARY:
+            raise CannotPromote("not_primary", f"this daemon is {self.role()}")
         if self.is_active and self._candidate and request.uuid and self._candidate != request.uuid:
             why = f"this daemon is already handing over to {printable(self._candidate)}"
             raise CannotPromote("handing_over", why)
 
     def _check_budget(self, seconds: float) -> None:
         """Let an unauthenticated peer stop writes for this long. Raises `CannotPromote` above the limit."""
-        now = self._clock.seconds()
+        now = self.clock.seconds()
         if self._began is None:
             if now < self._not_before:
                 left = self._not_before - now
@@ -154,7 +148,7 @@ class HandOverHandler:
         address = parse_peer_address(request.address)
         if not request.uuid or not address:
             raise ClaimRefused("bad_request", "a hand-over needs the uuid and the address of the replica")
-        status = await self._verifier.describe(address, trusted=False)
+        status = await self.verifier.describe(address, trusted=False)
         where = printable(request.address)
         if status.uuid != request.uuid:
             why = f"{where} is the daemon {printable(status.uuid)}, not {printable(request.uuid)}"
@@ -162,7 +156,7 @@ class HandOverHandler:
             why = f"{where} is {printable(status.role)}, not a replica"
         elif status.promoting != (request.seconds > 0):
             why = f"{where} is {'still' if status.promoting else 'not'} being promoted"
-        elif self._is_leased(request.uuid) or await self._is_in_this_log(status.position):
+        elif self.is_leased(request.uuid) or await self._is_in_this_log(status.position):
             return
         else:
             # A replica of a replica has no lease at this daemon.
@@ -171,43 +165,36 @@ class HandOverHandler:
 
     async def _is_in_this_log(self, position: LogPosition) -> bool:
         """Whether a daemon at this position has a copy of this log."""
-        mine = self._log.position
-        digest = mine.digest if position.serial == mine.serial else await self._log.digest_at(position.serial)
+        mine = self.log.position
+        digest = mine.digest if position.serial == mine.serial else await self.log.digest_at(position.serial)
         return position.epoch <= mine.epoch and digest is not None and digest == position.digest
 
     def _begin(self, seconds: float, candidate: str) -> None:
         self._candidate = candidate
         self._timer.restart(seconds)
-        self._on_change()
+        self.on_change()
 
     def _end(self) -> None:
         self.stop()
-        if self._role() == PRIMARY:
+        if self.role() == PRIMARY:
             self._logger.warn("hand-over ended: no daemon took over; this primary accepts facts again")
-            self._on_change()
+            self.on_change()
 
 
+@dataclass(eq=False, repr=False)
 class HandOverCandidate:
     """The replica's side: requests a hand-over, and catches up with the primary while it refuses facts.
 
     `missing_files` returns the files that this daemon lacks up to a serial.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        clock: IClock,
-        peers: IPeerClient,
-        *,
-        address: Callable[[], Address],
-        missing_files: Callable[[int], Awaitable[Sequence[Any]]] | None,
-    ) -> None:
-        self.is_requesting = False
-        self._log = log
-        self._clock = clock
-        self._peers = peers
-        self._address = address
-        self._missing_files = missing_files
+    log: Log
+    clock: IClock
+    peers: IPeerClient
+    _: KW_ONLY
+    address: Callable[[], Address]
+    missing_files: Callable[[int], Awaitable[Sequence[Any]]] | None
+    is_requesting: bool = False
 
     async def catch_up(self, primary: Address) -> None:
         """Return once this log equals the primary's, which refuses facts. Raises `CannotPromote`."""
@@ -217,7 +204,7 @@ class HandOverCandidate:
                 "the primary's address is unknown; use force to promote without it",
                 retryable=True,
             )
-        until = self._clock.seconds() + CATCH_UP_SECONDS
+        until = self.clock.seconds() + CATCH_UP_SECONDS
         self.is_requesting = True
         try:
             while not await self._has_caught_up(primary, until):
@@ -235,30 +222,30 @@ class HandOverCandidate:
             ) from error
 
     async def _request(self, primary: Address, seconds: float) -> LogPosition:
-        request = HandOver(seconds=seconds, uuid=self._log.uuid, address=str(self._address()))
-        return await self._peers.hand_over(primary, request)
+        request = HandOver(seconds=seconds, uuid=self.log.uuid, address=str(self.address()))
+        return await self.peers.hand_over(primary, request)
 
     async def _has_caught_up(self, primary: Address, until: float) -> bool:
         """Whether this log equals the primary's, which refuses facts long enough for that to stay true.
 
         If not, the hand-over request must be renewed.
         """
-        requested_at = self._clock.seconds()
+        requested_at = self.clock.seconds()
         position = await self._request(primary, HANDOVER_SECONDS)
-        while self._log.position != position:
-            now = self._clock.seconds()
+        while self.log.position != position:
+            now = self.clock.seconds()
             if now >= until:
-                why = f"the primary is at serial {position.serial}, this copy at {self._log.serial}"
+                why = f"the primary is at serial {position.serial}, this copy at {self.log.serial}"
                 raise CannotPromote("behind", why)
             if now - requested_at >= RENEW_SECONDS:
                 return False
-            await sleep(self._clock, 0.05)
-        missing = [] if self._missing_files is None else await self._missing_files(self._log.serial)
+            await sleep(self.clock, 0.05)
+        missing = [] if self.missing_files is None else await self.missing_files(self.log.serial)
         if missing:
             why = f"{len(missing)} files are missing from this copy; use force to leave them behind"
             raise CannotPromote("files_missing", why, missing=missing)
-        now = self._clock.seconds()
+        now = self.clock.seconds()
         if now >= until:
             raise CannotPromote("behind", "checking the files took too long")
         # The hand-over may have ended meanwhile, and the primary accepted facts: compare again.
-        return await self._request(primary, HANDOVER_SECONDS) == self._log.position
+        return await self._request(primary, HANDOVER_SECONDS) == self.log.position

@@ -1,6 +1,7 @@
 """Inquiry of a primary: does another daemon know a primary besides this one?"""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from twisted.internet.defer import Deferred
@@ -26,6 +27,7 @@ MAX_ASKED: Final = 20
 """How many daemons are asked."""
 
 
+@dataclass(eq=False, repr=False)
 class Inquiry:
     """Asks daemons for their status, all at once, and hands each response to `on_response`.
 
@@ -33,22 +35,17 @@ class Inquiry:
     `on_end`. Later responses are handled all the same.
     """
 
-    def __init__(
-        self,
-        clock: IClock,
-        peers: IPeerClient,
-        tasks: Tasks,
-        *,
-        on_response: Callable[[Address, PeerStatus], Awaitable[None]],
-        on_end: Callable[[], None],
-    ) -> None:
+    clock: IClock
+    peers: IPeerClient
+    tasks: Tasks
+    _: KW_ONLY
+    on_response: Callable[[Address, PeerStatus], Awaitable[None]]
+    on_end: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self.is_running = False
-        self._peers = peers
-        self._tasks = tasks
-        self._on_response = on_response
-        self._on_end = on_end
         self._pending: set[Address] = set()
-        self._timer = Timer(clock, self._end)
+        self._timer = Timer(self.clock, self._end)
         self._waiting: list[Deferred[None]] = []
 
     def start(self, addresses: Sequence[Address]) -> None:
@@ -63,7 +60,7 @@ class Inquiry:
         fresh = [address for address in addresses[:MAX_ASKED] if address not in self._pending]
         self._pending.update(fresh)
         for address in fresh:
-            question = self._tasks.start(self._ask(address), "asking for the primary")
+            question = self.tasks.start(self._ask(address), "asking for the primary")
             question.addBoth(self._on_response_handled, address)
 
     def stop(self) -> None:
@@ -80,10 +77,10 @@ class Inquiry:
 
     async def _ask(self, address: Address) -> None:
         try:
-            status = await self._peers.describe(address, trusted=True)
+            status = await self.peers.describe(address, trusted=True)
         except ReplicationError:
             return  # unreachable
-        await self._on_response(address, status)
+        await self.on_response(address, status)
 
     def _on_response_handled(self, _: object, address: Address) -> None:
         self._pending.discard(address)
@@ -94,7 +91,7 @@ class Inquiry:
         if not self.is_running:
             return
         self.stop()
-        self._on_end()
+        self.on_end()
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             waiter.callback(None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -58,6 +59,7 @@ WAYS_OUT: Final = (
 """What an operator can do with a fenced daemon."""
 
 
+@dataclass(eq=False, repr=False)
 class RoleManager:
     """The role of this daemon, and its transitions: promotion, hand-over, fencing.
 
@@ -69,45 +71,33 @@ class RoleManager:
     """
 
     _logger = Logger()
+    log: Log
+    clock: IClock
+    _: KW_ONLY
+    name: str
+    has_upstream: bool
+    address: Callable[[], Address]
+    follow: Callable[[Address | None], "Replica"]
+    peers: IPeerClient
+    known_daemons: Callable[[], Sequence[Address]] = lambda: ()
+    is_leased: Callable[[str], bool] = lambda uuid: False
+    missing_files: Callable[[int], Awaitable[Sequence[Any]]] | None = None
+    on_change: Callable[[], None] = lambda: None
+    count_refused: Callable[[str], None] = lambda code: None
+    count_later_epoch: Callable[[], None] = lambda: None
 
-    def __init__(
-        self,
-        log: Log,
-        clock: IClock,
-        *,
-        name: str,
-        has_upstream: bool,
-        address: Callable[[], Address],
-        follow: Callable[[Address | None], "Replica"],
-        peers: IPeerClient,
-        known_daemons: Callable[[], Sequence[Address]] = lambda: (),
-        is_leased: Callable[[str], bool] = lambda uuid: False,
-        missing_files: Callable[[int], Awaitable[Sequence[Any]]] | None = None,
-        on_change: Callable[[], None] = lambda: None,
-        count_refused: Callable[[str], None] = lambda code: None,
-        count_later_epoch: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.role = PRIMARY
         self.why = ""
-        self.since = clock.seconds()
+        self.since = self.clock.seconds()
         self.replica: Replica | None = None
         self._primary = Address()
-        self._log = log
-        self._clock = clock
-        self._name = name
-        self._has_upstream = has_upstream
-        self._address = address
-        self._follow = follow
-        self._is_leased = is_leased
-        self._on_change = on_change
-        self._count_refused = count_refused
-        self._count_later_epoch = count_later_epoch
-        self._store = RoleStore(log, own=address, local=known_daemons)
-        self._verifier = ClaimVerifier(log, clock, peers, is_known=self._is_known)
+        self._store = RoleStore(self.log, own=self.address, local=self.known_daemons)
+        self._verifier = ClaimVerifier(self.log, self.clock, self.peers, is_known=self._is_known)
         self._tasks = Tasks(self._logger, "roles")
         self._notifier = PrimaryNotifier(
-            clock,
-            peers,
+            self.clock,
+            self.peers,
             self._tasks,
             claim=self._current_claim,
             complete=self._store.complete,
@@ -115,19 +105,25 @@ class RoleManager:
             on_superseded=self._on_superseded,
         )
         self._handover = HandOverHandler(
-            log,
-            clock,
+            self.log,
+            self.clock,
             self._verifier,
             role=lambda: self.role,
-            is_leased=is_leased,
+            is_leased=self.is_leased,
             on_change=self._on_primary_changed,
         )
-        self._candidate = HandOverCandidate(log, clock, peers, address=address, missing_files=missing_files)
-        self._inquiry = Inquiry(
-            clock, peers, self._tasks, on_response=self._on_inquiry_response, on_end=self._on_primary_changed
+        self._candidate = HandOverCandidate(
+            self.log, self.clock, self.peers, address=self.address, missing_files=self.missing_files
         )
-        self._inquiry_timer = Timer(clock, self._inquire)
-        self._later_epochs = LaterEpochs(clock)
+        self._inquiry = Inquiry(
+            self.clock,
+            self.peers,
+            self._tasks,
+            on_response=self._on_inquiry_response,
+            on_end=self._on_primary_changed,
+        )
+        self._inquiry_timer = Timer(self.clock, self._inquire)
+        self._later_epochs = LaterEpochs(self.clock)
         self._logged: dict[str, float] = {}
         self._epoch_questions: set[bool] = set()
         self._is_stopped = False
@@ -138,14 +134,9 @@ class RoleManager:
     def primary(self) -> Address:
         """The primary's address, as far as this daemon knows it."""
         if self.role == PRIMARY:
-            return self._address()
+            return self.address()
         upstream_primary = self.replica.primary if self.replica is not None else None
         return upstream_primary or self._primary
-
-    @property
-    def address(self) -> Address:
-        """This daemon's own address."""
-        return self._address()
 
     @property
     def is_whole(self) -> bool:
@@ -181,20 +172,18 @@ class RoleManager:
         (`started`).
         """
         record = self._store.load()
-        epoch = self._log.epoch
-        if self._has_upstream and record is not None and record.role == PRIMARY:
+        epoch = self.log.epoch
+        if self.has_upstream and record is not None and record.role == PRIMARY:
             self._logger.warn(
                 "this daemon was promoted in epoch {epoch}, and stays primary: the upstream in its settings"
                 " is not followed",
                 epoch=record.epoch,
             )
             self._become_primary()
-        elif (
-            record is not None and record.role == FENCED and record.epoch >= epoch and not self._has_upstream
-        ):
+        elif record is not None and record.role == FENCED and record.epoch >= epoch and not self.has_upstream:
             # Also in the same epoch: of two primaries the one with the higher uuid stayed primary.
             self._become_fenced(record)
-        elif self._has_upstream or (record is not None and record.role == REPLICA and record.address):
+        elif self.has_upstream or (record is not None and record.role == REPLICA and record.address):
             self._become_replica(self._store.primary)
         else:
             self._become_primary()
@@ -239,18 +228,18 @@ class RoleManager:
         if self.role != PRIMARY:
             return
         is_open = not (self.is_handing_over or self._inquiry.is_running)
-        self._log.write_barrier = None if is_open else self._write_refusal
-        self._on_change()
+        self.log.write_barrier = None if is_open else self._write_refusal
+        self.on_change()
 
     def _become_replica(self, where: Address | None) -> "Replica":
         self._stop_replica()
         self.role, self.why = REPLICA, ""
         self._primary = where or Address()
-        self._log.write_barrier = self._write_refusal
-        replica = self.replica = self._follow(where)
+        self.log.write_barrier = self._write_refusal
+        replica = self.replica = self.follow(where)
         if not self._is_stopped:
             replica.start()
-        self._on_change()
+        self.on_change()
         return replica
 
     def _become_fenced(self, record: RoleRecord) -> None:
@@ -258,12 +247,12 @@ class RoleManager:
         self._handover.stop()
         self.role = FENCED
         self._primary = Address.parse(record.address)
-        self.since = self._clock.seconds()
+        self.since = self.clock.seconds()
         where = str(self.primary) if self.primary else "its address is unknown"
         self.why = f"another daemon is primary since epoch {record.epoch}: {where}"
-        self._log.write_barrier = self._write_refusal
+        self.log.write_barrier = self._write_refusal
         self._logger.warn("fenced: {why}; {ways_out}", why=self.why, ways_out=WAYS_OUT)
-        self._on_change()
+        self.on_change()
 
     def forwarding_refusal(self, stream: str) -> ReadOnlyHere | None:
         """Return why this replica forwards no facts of this stream to its primary; None if it does.
@@ -327,7 +316,7 @@ class RoleManager:
             )
         if self._is_promoting:
             raise CannotPromote("promoting", "a promotion is in progress")
-        if self._log.notes.get("filter") is not None:
+        if self.log.notes.get("filter") is not None:
             raise CannotPromote("filtered", "this copy has only some streams or writers")
         if not replica.is_whole:
             raise CannotPromote("not_whole", "this copy was never complete")
@@ -357,11 +346,11 @@ class RoleManager:
             others = self._store.all(*before, *self.unnotified)
             unnotified = tuple(map(str, others))
             knows = self._store.to_remember(others)
-            new_record = RoleRecord(PRIMARY, epoch, self._log.uuid, "", unnotified, knows)
-            at_ms = int(self._clock.seconds() * 1000)
+            new_record = RoleRecord(PRIMARY, epoch, self.log.uuid, "", unnotified, knows)
+            at_ms = int(self.clock.seconds() * 1000)
             # First: a kill between the two steps would leave an epoch without a primary.
             await self._store.save_promotion(new_record, at_ms)
-            epoch_start = await self._log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
+            epoch_start = await self.log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
             await self._store.save(new_record)
         except Exception:
             if not was_fenced:
@@ -382,7 +371,7 @@ class RoleManager:
         except StorageError as error:
             # After a restart peers that were notified are notified again.
             self._logger.warn("cannot save which peers were notified: {why}", why=str(error))
-        self._on_change()
+        self.on_change()
 
     def _on_superseded(self, address: Address, why: str) -> bool:
         """Handle a daemon that knows a later primary; return whether to notify it again."""
@@ -397,7 +386,7 @@ class RoleManager:
     def _current_claim(self) -> Claim | None:
         """The claim of the primary that this daemon knows; None if its address is unknown."""
         if self.role == PRIMARY:
-            epoch, uuid, address = self._log.epoch, self._log.uuid, str(self._address())
+            epoch, uuid, address = self.log.epoch, self.log.uuid, str(self.address())
         elif (
             (record := self._store.load()) is not None
             and record.role != PRIMARY
@@ -407,7 +396,7 @@ class RoleManager:
             epoch, uuid, address = record.epoch, record.uuid, record.address
         else:
             return None
-        return Claim(epoch=epoch, uuid=uuid, address=address, history=self._log.history, name=self._name)
+        return Claim(epoch=epoch, uuid=uuid, address=address, history=self.log.history, name=self.name)
 
     # -- requests and claims of peers ----------------------------------------------------------------------
 
@@ -438,9 +427,9 @@ class RoleManager:
             raise ClaimRefused("bad_request", "a claim needs the history of its log")
         if not (0 < len(claim.uuid) <= MAX_UUID and claim.uuid.isprintable()):
             raise ClaimRefused("bad_request", f"a uuid has 1 to {MAX_UUID} printable characters")
-        if claim.uuid == self._log.uuid:
+        if claim.uuid == self.log.uuid:
             return
-        if claim.history != self._log.history:
+        if claim.history != self.log.history:
             if self.replica is not None and not self.replica.is_whole:
                 # The claimant retries: this log may be a copy of that history by then.
                 raise ClaimRefused("not_whole", "this daemon has no complete copy yet")
@@ -450,7 +439,7 @@ class RoleManager:
             raise ClaimRefused("epoch_too_far", "an epoch must be from 1 to 2**53")
         address = parse_peer_address(claim.address)
         is_far = claim.epoch > self._store.seen_epoch + 1
-        is_known = self._is_leased(claim.uuid) or self._is_known(address)
+        is_known = self.is_leased(claim.uuid) or self._is_known(address)
         if is_far or not (trusted and is_known):
             if not address:
                 why = "cannot verify the claim: it has no address of the primary"
@@ -469,21 +458,21 @@ class RoleManager:
         return self._store.includes(address, *self.unnotified, self.primary)
 
     def _report_refused(self, uuid: str, error: ClaimRefused) -> None:
-        self._count_refused(error.code)
+        self.count_refused(error.code)
         if error.code == "digest_differs" and self.role == PRIMARY:
             self._later_epochs.add(uuid, f"two daemons are primary: {error}")
         self._warn_rate_limited(error.code, f"claim refused: {error.code}: {error}")
 
     def _warn_rate_limited(self, reason: str, text: str) -> None:
         """Log this at most once a minute for each reason: unauthenticated peers can cause it at will."""
-        now = self._clock.seconds()
+        now = self.clock.seconds()
         if now - self._logged.get(reason, -LOG_SECONDS) >= LOG_SECONDS:
             self._logged[reason] = now
             self._logger.warn("{text}", text=text)
 
     async def _apply_claim(self, claim: Claim) -> None:
         """Change the role as the claim requires. Raises `ClaimRefused` if a later primary is known."""
-        own = RoleState(self.role, self._log.epoch, self._log.uuid, self.primary, self._store.load())
+        own = RoleState(self.role, self.log.epoch, self.log.uuid, self.primary, self._store.load())
         match judge(claim, own):
             case ClaimVerdict.OWN | ClaimVerdict.KNOWN:
                 pass
@@ -552,13 +541,13 @@ class RoleManager:
         That proves nothing: it is reported, and the replica is asked for the primary. The replica is shown
         this daemon's secret only if it is `trusted`: it proved a key that may administer.
         """
-        if self.role != PRIMARY or epoch <= self._log.epoch:
+        if self.role != PRIMARY or epoch <= self.log.epoch:
             return
-        self._count_later_epoch()
+        self.count_later_epoch()
         if epoch > MAX_EPOCH:
             return
         self._warn_rate_limited(
-            "later_epoch", self._later_epochs.add_replica(name, address, epoch, self._log.epoch)
+            "later_epoch", self._later_epochs.add_replica(name, address, epoch, self.log.epoch)
         )
         with suppress(ClaimRefused):
             self._start_epoch_question(parse_peer_address(address), trusted=trusted)
@@ -588,17 +577,17 @@ class RoleManager:
         fenced: this daemon, or the other one when it is notified. Raises `ClaimRefused` if the daemon that
         was named is not primary, or has another history.
         """
-        if self.role != PRIMARY or status.uuid == self._log.uuid:
+        if self.role != PRIMARY or status.uuid == self.log.uuid:
             return
         where = address if status.role == PRIMARY else parse_peer_address(status.primary)
-        if not where or where.is_same(self._address()):
+        if not where or where.is_same(self.address()):
             return
         rival = await self._verifier.verify(
             where, trusted=trusted, uuid=status.uuid if status.role == PRIMARY else ""
         )
         claim = Claim(epoch=rival.position.epoch, uuid=rival.uuid, address=str(where), history=rival.history)
         async with self._changing:
-            if self.role == PRIMARY and claim.uuid != self._log.uuid:
+            if self.role == PRIMARY and claim.uuid != self.log.uuid:
                 await self._apply_claim(claim)
 
     def _inquire(self) -> None:
@@ -609,8 +598,8 @@ class RoleManager:
 
     async def _on_inquiry_response(self, address: Address, status: PeerStatus) -> None:
         """Handle the status of a known daemon: verify the primary that it names."""
-        ours = self._log.epoch
-        if status.history != self._log.history or self.role != PRIMARY:
+        ours = self.log.epoch
+        if status.history != self.log.history or self.role != PRIMARY:
             return
         knows_later = plausible_epoch(status.position.epoch) > ours
         if knows_later:
@@ -626,9 +615,9 @@ class RoleManager:
                 return
         if (
             self.role == PRIMARY
-            and self._address()
+            and self.address()
             and status.position.epoch < ours
-            and not named.is_same(self._address())
+            and not named.is_same(self.address())
         ):
             # The daemon lost the notification of this epoch, as with its disk, or follows one that did.
             self._notifier.add(address)
@@ -636,11 +625,11 @@ class RoleManager:
     def on_primary_moved(self, address: str) -> None:
         """Follow the primary to this address, which an upstream sent."""
         where = Address.parse(address)
-        if self.role == REPLICA and where and not where.is_same(self._address()):
+        if self.role == REPLICA and where and not where.is_same(self.address()):
             self._tasks.start(self._follow_primary(where), "following the primary")
 
     async def _follow_primary(self, where: Address) -> None:
-        await sleep(self._clock, 0)
+        await sleep(self.clock, 0)
         replica = self.replica
         if self.role == REPLICA and replica is not None and not where.is_same(replica.upstream.where):
             self._logger.info("the upstream reports that the primary is {where}", where=str(where))
@@ -662,12 +651,12 @@ class RoleManager:
     async def _follow_again(self) -> None:
         """Make this fenced daemon a replica of the primary that it knows. Raises `CannotPromote`."""
         where = self.primary
-        if not where and not self._has_upstream:
+        if not where and not self.has_upstream:
             raise CannotPromote(
                 "primary_unknown", "the primary's address is unknown; restart with --upstream"
             )
         # Facts accepted before the fencing may exist only in this copy.
-        await self._log.flush()
+        await self.log.flush()
         if (record := self._store.load()) is not None:
             await self._store.save(msgspec.structs.replace(record, role=REPLICA))
         self._become_replica(where or None).resync()

@@ -1,6 +1,7 @@
 """Notification of other daemons: which daemon is primary, with retries until each has acknowledged it."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from twisted.internet.defer import Deferred
@@ -20,6 +21,7 @@ NOTIFY_RETRY_SECONDS: Final = 5.0
 MAX_NOTIFY_RETRY_SECONDS: Final = 60.0
 
 
+@dataclass(eq=False, repr=False)
 class PrimaryNotifier:
     """Sends the current claim to daemons until each has acknowledged it.
 
@@ -30,26 +32,17 @@ class PrimaryNotifier:
     """
 
     _logger = Logger()
+    clock: IClock
+    peers: IPeerClient
+    tasks: Tasks
+    _: KW_ONLY
+    claim: Callable[[], Claim | None]
+    complete: Callable[[Sequence[Address]], list[Address]]
+    save: Callable[[Sequence[Address]], Awaitable[None]]
+    on_superseded: Callable[[Address, str], bool]
 
-    def __init__(
-        self,
-        clock: IClock,
-        peers: IPeerClient,
-        tasks: Tasks,
-        *,
-        claim: Callable[[], Claim | None],
-        complete: Callable[[Sequence[Address]], list[Address]],
-        save: Callable[[Sequence[Address]], Awaitable[None]],
-        on_superseded: Callable[[Address, str], bool],
-    ) -> None:
+    def __post_init__(self) -> None:
         self.unnotified: list[Address] = []
-        self._clock = clock
-        self._peers = peers
-        self._tasks = tasks
-        self._claim = claim
-        self._complete = complete
-        self._save = save
-        self._on_superseded = on_superseded
         self._is_running = False
         self._retry_seconds = NOTIFY_RETRY_SECONDS
         self._retry_waiter: Deferred[None] | None = None
@@ -63,7 +56,7 @@ class PrimaryNotifier:
             self._retry_waiter.callback(None)
         if self.unnotified and not self._is_running:
             self._is_running = True
-            self._tasks.start(self._notify_all(), "notifying of the new epoch").addBoth(self._on_end)
+            self.tasks.start(self._notify_all(), "notifying of the new epoch").addBoth(self._on_end)
 
     def add(self, address: Address) -> None:
         """Notify this daemon as well."""
@@ -74,25 +67,25 @@ class PrimaryNotifier:
         self._is_running = False
 
     async def _notify_all(self) -> None:
-        while self.unnotified and (claim := self._claim()) is not None:
+        while self.unnotified and (claim := self.claim()) is not None:
             # A peer of which only half of the address was known may have connected and sent the other half.
-            self.unnotified = self._complete(self.unnotified)
+            self.unnotified = self.complete(self.unnotified)
             for address in list(self.unnotified):
                 if await self._is_settled(address, claim) and address in self.unnotified:
                     self.unnotified.remove(address)
-            await self._save(self.unnotified)
+            await self.save(self.unnotified)
             if self.unnotified:
                 await self._wait_before_retry()
 
     async def _is_settled(self, address: Address, claim: Claim) -> bool:
         """Notify one daemon; return whether it need not be notified again."""
         try:
-            await self._peers.claim(address, claim)
+            await self.peers.claim(address, claim)
         except ReplicationError as error:
             code = getattr(error, "code", "")
             # With another log it cannot be primary of this one.
             is_settled = code == "other_history" or (
-                code == "superseded" and not self._on_superseded(address, str(error))
+                code == "superseded" and not self.on_superseded(address, str(error))
             )
             self._logger.info(
                 "cannot notify {address} of epoch {epoch}: {why}; {what_next}",
@@ -102,7 +95,7 @@ class PrimaryNotifier:
                 what_next="not repeated" if is_settled else "will be repeated",
             )
             return is_settled
-        return claim == self._claim()
+        return claim == self.claim()
 
     async def _wait_before_retry(self) -> None:
         """Wait for the retry delay, or until there is a new claim to send."""
@@ -110,6 +103,6 @@ class PrimaryNotifier:
         seconds = self._retry_seconds
         self._retry_seconds = min(seconds * 1.5, MAX_NOTIFY_RETRY_SECONDS)
         try:
-            await waiter.addTimeout(seconds, self._clock, lambda *_: None)  # type: ignore[arg-type]
+            await waiter.addTimeout(seconds, self.clock, lambda *_: None)  # type: ignore[arg-type]
         finally:
             self._retry_waiter = None

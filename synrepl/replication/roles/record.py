@@ -1,6 +1,7 @@
 """What a daemon remembers of roles: its own, stored on disk, and the daemons that it knows."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 import msgspec
@@ -36,6 +37,7 @@ class PromotionRecord(msgspec.Struct, frozen=True):
     noted: RoleRecord
 
 
+@dataclass(eq=False, repr=False)
 class RoleStore:
     """The role record in the notes of a log, and the known daemons.
 
@@ -43,40 +45,38 @@ class RoleStore:
     returns this daemon's address.
     """
 
-    def __init__(
-        self, log: Log, *, own: Callable[[], Address], local: Callable[[], Sequence[Address]]
-    ) -> None:
-        self._log = log
-        self._own = own
-        self._local = local
+    log: Log
+    _: KW_ONLY
+    own: Callable[[], Address]
+    local: Callable[[], Sequence[Address]]
 
     def load(self) -> RoleRecord | None:
         """The saved record; that of a promotion which a kill interrupted after its epoch began."""
         unfinished = self._unfinished_promotion()
         if unfinished is not None:
             return unfinished
-        text = self._log.notes.get("role")
+        text = self.log.notes.get("role")
         return None if text is None else msgspec.json.decode(text, type=RoleRecord)
 
     async def save(self, record: RoleRecord) -> None:
         """Save this record. A promotion is finished by it."""
-        await self._log.note(role=msgspec.json.encode(record).decode(), promoting=None)
+        await self.log.note(role=msgspec.json.encode(record).decode(), promoting=None)
 
     async def save_unnotified(self, addresses: Sequence[Address]) -> None:
         """Save the addresses still to be notified of the primary in the record."""
-        record = self.load() or RoleRecord(PRIMARY, self._log.epoch, self._log.uuid)
+        record = self.load() or RoleRecord(PRIMARY, self.log.epoch, self.log.uuid)
         await self.save(msgspec.structs.replace(record, told=tuple(map(str, addresses))))
 
     async def save_promotion(self, record: RoleRecord, at_ms: int) -> None:
         """Save that an epoch is about to begin at this time, with this record once it has begun."""
         promoting = msgspec.json.encode(PromotionRecord(at_ms, record)).decode()
-        await self._log.note(promoting=promoting, handover=None)
+        await self.log.note(promoting=promoting, handover=None)
 
     @property
     def seen_epoch(self) -> int:
         """The highest plausible epoch that this daemon has seen."""
         record = self.load()
-        return max(self._log.epoch, 0 if record is None else plausible_epoch(record.epoch))
+        return max(self.log.epoch, 0 if record is None else plausible_epoch(record.epoch))
 
     @property
     def primary(self) -> Address | None:
@@ -86,12 +86,12 @@ class RoleStore:
         return (Address.parse(record.address) or None) if record is not None and known else None
 
     def _unfinished_promotion(self) -> RoleRecord | None:
-        text = self._log.notes.get("promoting")
-        if text is None or not self._log.epoch_starts:
+        text = self.log.notes.get("promoting")
+        if text is None or not self.log.epoch_starts:
             return None
-        promotion, epoch_start = msgspec.json.decode(text, type=PromotionRecord), self._log.epoch_starts[-1]
+        promotion, epoch_start = msgspec.json.decode(text, type=PromotionRecord), self.log.epoch_starts[-1]
         is_ours = (epoch_start.epoch, epoch_start.at_ms) == (promotion.noted.epoch, promotion.at_ms)
-        return promotion.noted if is_ours and self._log.epoch == epoch_start.epoch else None
+        return promotion.noted if is_ours and self.log.epoch == epoch_start.epoch else None
 
     def remembered(self) -> list[Address]:
         """The addresses in the role record, newest first."""
@@ -100,17 +100,17 @@ class RoleStore:
 
     def all(self, *newest: Address, primary: Address | None = None) -> list[Address]:
         """These addresses and all known ones, without this daemon's and the primary's."""
-        return self.others([*newest, *self.remembered(), *self._local()], primary=primary)
+        return self.others([*newest, *self.remembered(), *self.local()], primary=primary)
 
     def others(self, addresses: Sequence[Address], *, primary: Address | None = None) -> list[Address]:
         """These addresses, without this daemon's and the primary's."""
-        excluded = [self._own(), *([primary] if primary is not None else [])]
+        excluded = [self.own(), *([primary] if primary is not None else [])]
         fresh = dict.fromkeys(_with_http(address, addresses) for address in addresses if address)
         return [address for address in fresh if not any(address.is_same(one) for one in excluded)]
 
     def complete(self, addresses: Sequence[Address]) -> list[Address]:
         """These addresses, each with the HTTP part that is known by now."""
-        known = [*addresses, *self.remembered(), *self._local()]
+        known = [*addresses, *self.remembered(), *self.local()]
         return list(dict.fromkeys(_with_http(address, known) for address in addresses))
 
     def to_remember(self, addresses: Sequence[Address]) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class RoleStore:
     def includes(self, address: Address, *more: Address) -> bool:
         """Whether this is a known address, or one of `more`."""
         # Compare the part that would be connected to: in a forged address the other part may be genuine.
-        known = [*self.remembered(), *more, *self._local()]
+        known = [*self.remembered(), *more, *self.local()]
         if address.http:
             return any(address.http == one.http for one in known)
         return bool(address) and any(address.native == one.native for one in known)

@@ -1,6 +1,7 @@
 """Verification of claims: is the daemon at an address the primary that a peer claims it is?"""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -77,6 +78,7 @@ def common_serial(
     return min(upto, their_upto, *parted)
 
 
+@dataclass(eq=False, repr=False)
 class ClaimVerifier:
     """Requests the status of the daemon at an address, and compares its history with `log`.
 
@@ -84,14 +86,15 @@ class ClaimVerifier:
     of their own, so that unknown peers cannot delay daemons of this deployment.
     """
 
-    def __init__(
-        self, log: Log, clock: IClock, peers: IPeerClient, *, is_known: Callable[[Address], bool]
-    ) -> None:
-        self._log = log
-        self._peers = peers
-        self._is_known = is_known
-        self._known = _Queue(clock, rest_seconds=0)
-        self._unknown = _Queue(clock, rest_seconds=REST_SECONDS)
+    log: Log
+    clock: IClock
+    peers: IPeerClient
+    _: KW_ONLY
+    is_known: Callable[[Address], bool]
+
+    def __post_init__(self) -> None:
+        self._known = _Queue(self.clock, rest_seconds=0)
+        self._unknown = _Queue(self.clock, rest_seconds=REST_SECONDS)
 
     def stop(self) -> None:
         """Cancel the timers."""
@@ -126,12 +129,12 @@ class ClaimVerifier:
         return await self._queue(address).run(address, work)
 
     def _queue(self, address: Address) -> "_Queue":
-        return self._known if self._is_known(address) else self._unknown
+        return self._known if self.is_known(address) else self._unknown
 
     async def _describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        status = await self._peers.describe(address, trusted=trusted)
+        status = await self.peers.describe(address, trusted=trusted)
         where = printable(str(address))
-        if status.history != self._log.history:
+        if status.history != self.log.history:
             raise ClaimRefused(
                 "other_history", f"{where} has another log, {printable(status.history)}, than this daemon"
             )
@@ -141,20 +144,20 @@ class ClaimVerifier:
 
     async def _compare_histories(self, address: Address, status: PeerStatus, *, trusted: bool) -> None:
         """Raise `ClaimRefused` if both histories are known to differ where they should be equal."""
-        where, position, ours = printable(str(address)), status.position, self._log.position
+        where, position, ours = printable(str(address)), status.position, self.log.position
         if position.epoch != (status.epoch_starts[-1].epoch if status.epoch_starts else 1):
             raise _unverified(f"{where} does not report the start of epoch {position.epoch}")
         if not _is_coherent(status):
             raise _unverified(f"the epochs that {where} reports do not fit the end of its log")
-        serial = common_serial(self._log.epoch_starts, ours.serial, status.epoch_starts, position.serial)
+        serial = common_serial(self.log.epoch_starts, ours.serial, status.epoch_starts, position.serial)
         known = {epoch_start.serial: epoch_start.digest for epoch_start in status.epoch_starts} | {
             position.serial: position.digest,
             0: EMPTY,
         }
         theirs = known.get(serial)
         if theirs is None and serial >= status.trimmed_upto:
-            theirs = await self._peers.digest(address, serial, trusted=trusted)
-        digest = ours.digest if serial == ours.serial else await self._log.digest_at(serial)
+            theirs = await self.peers.digest(address, serial, trusted=trusted)
+        digest = ours.digest if serial == ours.serial else await self.log.digest_at(serial)
         if digest is not None and theirs is not None and digest != theirs:
             raise ClaimRefused(
                 "digest_differs",

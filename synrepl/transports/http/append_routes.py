@@ -77,7 +77,7 @@ async def append(call: Call, body: AppendBody) -> Appended:
     services, name = call.services, call.path["stream"]
     _ = services.table[name]  # an unknown stream is refused first
     forwarder = services.write_forwarder
-    if forwarder is not None and not forwarder.is_active:
+    if forwarder is not None and not forwarder.is_active():
         forwarder = None
     writer, key = _checked_names(body.writer, body.idempotency_key)
     if forwarder is None:
@@ -108,7 +108,7 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     derived from the request's: a retry stores only the missing appends. A replica refuses.
     """
     services, log = call.services, call.services.log
-    if services.write_forwarder is not None and services.write_forwarder.is_active:
+    if services.write_forwarder is not None and services.write_forwarder.is_active():
         if services.roles is not None and (stopped := services.roles.forwarding_refusal("")) is not None:
             raise stopped
         why = "this daemon is a replica: post the batch to the primary, or post each stream by itself"
