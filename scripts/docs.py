@@ -105,7 +105,7 @@ advances over facts that were not applied, everything that they could invalidate
 * **Pull**, since 1.13: the server announces the position of each writer; the follower fetches what it missed.
 * **Shared**, on Redis: as pull, but every writer announces its own position, which may fall at any time.
 
-The order of the facts (`order.py`) decides which ones are repetitions. A fact of an **ordered** stream is a
+The order of the facts (`history.py`) decides which ones are repetitions. A fact of an **ordered** stream is a
 repetition if its token is not above the position. Where rows name no writer, or facts are **unordered**, the
 follower remembers the last facts and drops those that come again. On Redis, a burst that **descends** is
 sorted before it is applied."""

@@ -1,10 +1,10 @@
 """BrokerPeer: this process as a peer on a shared Redis channel, like every process of current Synapse.
 
 There is no server: each process receives all commands of the others, publishes the streams that it writes,
-and answers REPLICATE with their positions (docs/reference/peers.md#redis-channels, #redis-position).
-"""
+and answers REPLICATE with their positions (docs/reference/peers.md#redis-channels, #redis-position)."""
 
 import random
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
@@ -15,17 +15,17 @@ from synrepl.errors import LocalProtocolError, NotConnected
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.replication.connection import Connection
-from synrepl.replication.echoes import Echoes
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.strategy import SHARED
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.reader import Reader
+from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import Position, Rdata, Replicate
 from synrepl.wire.dialect import NEWEST, Dialect
-from synrepl.wire.grammar import Command
+from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["PROBE_SECONDS", "BrokerPeer", "NameConflict"]
+__all__ = ["PROBE_SECONDS", "BrokerPeer", "NameConflict", "Echoes"]
 
 PROBE_SECONDS: Final = 1.0
 """How long to listen for another process with our name before publishing under it."""
@@ -385,3 +385,60 @@ class BrokerPeer:
             self._probe_timer.restart(self._probe_seconds)
         else:
             self._conflict_timer.restart(CONFLICT_SECONDS)
+
+
+EXPIRY_SECONDS: Final = 600.0
+"""A message that has not come back by then was lost with a connection. Redis may stall for a while."""
+
+MAX_RECORDED: Final = 100_000
+
+
+class Echoes:
+    """Records the messages sent on a shared channel until they come back.
+
+    Each sent message matches one received message, so equal messages of other processes are told apart by
+    count.
+    """
+
+    def __init__(self, clock: IClock) -> None:
+        self._clock = clock
+        self._codec = codec_of(NEWEST, ours=BROKER, theirs=BROKER)
+        self._sent_at: dict[bytes, deque[float]] = {}
+        self._order: deque[tuple[float, bytes]] = deque()
+
+    def record(self, command: Command) -> None:
+        """Record a command that was sent on the channel."""
+        self.record_line(self._codec.format(command))
+
+    def record_line(self, line: bytes) -> None:
+        """Record a command's line that was sent on the channel."""
+        now = self._clock.seconds()
+        while self._order and (self._order[0][0] < now - EXPIRY_SECONDS or len(self._order) >= MAX_RECORDED):
+            at, expired = self._order.popleft()
+            if self._sent_at.get(expired, (None,))[0] == at:
+                self._forget(expired)
+        self._sent_at.setdefault(line, deque()).append(now)
+        self._order.append((now, line))
+
+    def match_and_remove(self, command: Command) -> bool:
+        """Whether this received command is our own; removes it from the record."""
+        if not self._sent_at:
+            self._order.clear()
+            return False
+        line = self._codec.format(command)
+        if line not in self._sent_at:
+            return False
+        self._forget(line)
+        return True
+
+    def clear(self) -> None:
+        """Clear the record: nothing more will come back."""
+        self._sent_at.clear()
+        self._order.clear()
+
+    def _forget(self, line: bytes) -> None:
+        """Remove the oldest record of this line."""
+        times = self._sent_at[line]
+        times.popleft()
+        if not times:
+            del self._sent_at[line]

@@ -8,15 +8,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.command_forwarder import REMIND_SECONDS, CommandOrigin
 
-__all__ = [
-    "MAX_NAME",
-    "MAX_SENDERS",
-    "MAX_DETACHED",
-    "PRESENT_SECONDS",
-    "RECONNECT_SECONDS",
-    "REMINDED_SECONDS",
-    "FederationAcks",
-]
+__all__ = ["FederationAcks"]
 
 RECONNECT_SECONDS: Final = 300.0
 """How long the ack of a lost connection still counts. A sender that reconnects requests the facts after its

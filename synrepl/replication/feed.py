@@ -39,7 +39,6 @@ __all__ = [
     "EphemeralStep",
     "Feed",
     "FeedPosition",
-    "LogPage",
     "PageStep",
     "Step",
     "Stop",

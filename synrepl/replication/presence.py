@@ -10,15 +10,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.wire.commands import ClearUserSync, UserSync
 
-__all__ = [
-    "EXPIRY_SECONDS",
-    "MAX_INSTANCES",
-    "MAX_NAME",
-    "MAX_USERS",
-    "MAX_DETACHED_USERS",
-    "SyncingUser",
-    "SyncingUsers",
-]
+__all__ = ["SyncingUser", "SyncingUsers"]
 
 EXPIRY_SECONDS: Final = 300.0
 """A worker that is silent for this long is removed together with its users."""

@@ -10,9 +10,9 @@ from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import ReplicationError
 from synrepl.ports.tasks import resume, step_eagerly
 from synrepl.ports.time import sleep
-from synrepl.replication.follower import events
-from synrepl.replication.follower.events import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
+from synrepl.replication.follower import states
 from synrepl.replication.follower.gaps import retry_seconds
+from synrepl.replication.follower.states import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import Subscriber, Updates
 
@@ -61,7 +61,7 @@ class StreamExecutor:
 
     def feed(self, event: StreamEvent) -> None:
         """Feed an event to the machine and perform its actions."""
-        if self._timer is not None and event in (events.DISCONNECTED, events.STOPPED):
+        if self._timer is not None and event in (states.DISCONNECTED, states.STOPPED):
             self._timer.cancel()
             self._timer = None
         actions = self.machine.feed(event)
@@ -104,16 +104,16 @@ class StreamExecutor:
         match action:
             case Report():
                 self._engine.report(self.machine.name, action)
-            case events.Invalidate():
+            case states.Invalidate():
                 return self._invalidate()
-            case events.Fetch():
+            case states.Fetch():
                 return self._fetch(action)
-            case events.Pause(seconds):
+            case states.Pause(seconds):
                 return self._pause(seconds)
-            case events.Wake(seconds):
+            case states.Wake(seconds):
                 if self._timer is None:
                     self._timer = self._engine.clock.callLater(seconds, self._tick)
-            case events.Cancel():
+            case states.Cancel():
                 self._turn += 1
                 current, self._current = self._current, None
                 if current is not None:
@@ -200,7 +200,7 @@ class StreamExecutor:
             self._invalidate_stream()
         except Exception as error:
             return self._invalidate_later(error)
-        return events.INVALIDATED
+        return states.INVALIDATED
 
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
         attempt = 0
@@ -213,25 +213,25 @@ class StreamExecutor:
             except Exception as again:
                 error = again
             else:
-                return events.INVALIDATED
+                return states.INVALIDATED
 
-    async def _fetch(self, action: events.Fetch) -> StreamEvent:
+    async def _fetch(self, action: states.Fetch) -> StreamEvent:
         turn = self._turn
         try:
             return await self._engine.fetch(
                 stream=self.machine.name, writer=action.writer, after=action.after, upto=action.upto
             )
         except ReplicationError as error:
-            return events.FetchFailed(error)
+            return states.FetchFailed(error)
         except Exception as error:
             if turn != self._turn:
                 raise CancelledError from error
-            return events.FetchFailed(ReplicationError(f"the source of missing facts failed: {error!r}"))
+            return states.FetchFailed(ReplicationError(f"the source of missing facts failed: {error!r}"))
 
     async def _pause(self, seconds: float) -> StreamEvent:
         await sleep(self._engine.clock, seconds)
-        return events.PAUSE_OVER
+        return states.PAUSE_OVER
 
     def _tick(self) -> None:
         self._timer = None
-        self.feed(events.TICK)
+        self.feed(states.TICK)

@@ -7,8 +7,8 @@ from typing import Final
 
 from synrepl.errors import GapError, ReplicationError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.replication.follower.events import Fetch, Report, Reported
 from synrepl.replication.follower.history import AppliedPositions, PositionStep
+from synrepl.replication.follower.states import Fetch, Report, Reported
 
 __all__ = ["MAX_ATTEMPTS", "GapRepair", "StreamGaps", "retry_seconds"]
 

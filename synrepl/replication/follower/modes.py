@@ -6,14 +6,14 @@ from typing import Final
 
 import msgspec
 
-from synrepl.replication.follower.history import StreamHistory
-from synrepl.replication.follower.order import (
+from synrepl.replication.follower.history import (
     ORDERED,
     OVERTAKING,
     RESTARTING,
     UNORDERED,
     Order,
     ReorderBuffer,
+    StreamHistory,
 )
 from synrepl.replication.follower.strategy import FollowStrategy
 from synrepl.replication.follower.updates import RawFact

@@ -1,24 +1,185 @@
-"""The states in which a stream is followed, and the transitions between them."""
+"""The states of a stream's machine and their transitions, the events it is fed, and the actions it orders.
+
+Rows and positions are fed as the commands `Rdata` (or `RdataRun`) and `Position`, a page of missing facts as
+`MissedFacts`.
+"""
 
 import enum
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
 
 from synrepl.replication.follower.catchup import MissedFacts
-from synrepl.replication.follower.events import (
-    Applied,
-    Connected,
-    Disconnected,
-    FetchFailed,
-    Invalidated,
-    PauseOver,
-    Stopped,
-    Tick,
-)
+from synrepl.replication.follower.strategy import FollowStrategy
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["TRANSITIONS", "StreamState"]
+__all__ = [
+    "ADVANCED",
+    "APPLIED",
+    "APPLY",
+    "CANCEL",
+    "DISCONNECTED",
+    "INVALIDATE",
+    "INVALIDATED",
+    "PAUSE_OVER",
+    "STOPPED",
+    "TICK",
+    "TRANSITIONS",
+    "Action",
+    "Applied",
+    "Cancel",
+    "Connected",
+    "Disconnected",
+    "Fetch",
+    "FetchFailed",
+    "Invalidate",
+    "Invalidated",
+    "Pause",
+    "PauseOver",
+    "Report",
+    "Reported",
+    "Stopped",
+    "StreamEvent",
+    "StreamState",
+    "Tick",
+    "Wake",
+]
+
+
+# -- events ------------------------------------------------------------------------------------------------
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """A connection was opened. `decode_many` decodes rows as its release writes them; raises `RowError`."""
+
+    strategy: FollowStrategy
+    decode_many: Callable[[list[bytes]], list[Any]]
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    """The connection was lost. A busy subscriber may finish."""
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """The follower is stopped: subscribers and fetches are cancelled."""
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """`Apply` is done."""
+
+
+class Invalidated(msgspec.Struct, frozen=True):
+    """`Invalidate` is done."""
+
+
+class FetchFailed(msgspec.Struct, frozen=True):
+    """`Fetch` failed."""
+
+    error: Exception
+
+
+class PauseOver(msgspec.Struct, frozen=True):
+    """`Pause` is over."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """The time of `Wake` has come."""
+
+
+DISCONNECTED: Final = Disconnected()
+STOPPED: Final = Stopped()
+APPLIED: Final = Applied()
+INVALIDATED: Final = Invalidated()
+PAUSE_OVER: Final = PauseOver()
+TICK: Final = Tick()
+
+StreamEvent = (
+    Rdata
+    | RdataRun
+    | Position
+    | MissedFacts
+    | Connected
+    | Disconnected
+    | Stopped
+    | Applied
+    | Invalidated
+    | FetchFailed
+    | PauseOver
+    | Tick
+)
+
+
+# -- actions -----------------------------------------------------------------------------------------------
+
+
+class Apply(msgspec.Struct, frozen=True):
+    """Apply the facts of `PendingFacts.take`. Then: `Applied`. Also if one had to be waited for."""
+
+
+class Invalidate(msgspec.Struct, frozen=True):
+    """Drop everything that the stream can invalidate. Then: `Invalidated`."""
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Fetch the facts with ``after < token <= upto``. Then: `MissedFacts` or `FetchFailed`."""
+
+    writer: str
+    after: int
+    upto: int
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Wait for some seconds. Then: `PauseOver`."""
+
+    seconds: float
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """Cancel what was ordered last; its event must not come."""
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """Feed a `Tick` after some seconds, unless the connection is lost before. Nothing waits for it."""
+
+    seconds: float
+
+
+class Reported(enum.Enum):
+    """What a `Report` is about; the value says it in words."""
+
+    ADVANCED = "positions moved"
+    POSITION = "a POSITION was processed: the writer is at the token"
+    REWOUND = "the writer's position is lower than before: its facts beyond the token are lost"
+    RESTARTED = "the writer restarted the stream: its earlier facts are void"
+    GAP_DETECTED = "facts are missing"
+    GAP_REPAIRED = "the missing facts were fetched"
+    GAP_LOST = "the missing facts cannot be fetched; the stream continues without them"
+    ERROR = "the operator must know the error"
+    FULL = "the queue is full: stop reading from the server"
+    EMPTY = "the queue is empty again: read from the server"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Report something to the follower."""
+
+    about: Reported
+    writer: str = ""
+    token: int = 0
+    error: Exception | None = None
+
+
+ADVANCED: Final = Report(Reported.ADVANCED)
+APPLY: Final = Apply()
+INVALIDATE: Final = Invalidate()
+CANCEL: Final = Cancel()
+
+Action = Apply | Invalidate | Fetch | Pause | Cancel | Wake | Report
+"""At most one action of a list is followed by an event: the last one."""
+
+
+# -- states -----------------------------------------------------------------------------------------------
 
 
 class StreamState(enum.Enum):

@@ -10,16 +10,21 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from synrepl.errors import LocalProtocolError, ReplicationError
-from synrepl.replication.follower import events
+from synrepl.replication.follower import states
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.replication.follower.events import APPLY, Action, Report, Reported, StreamEvent
-from synrepl.replication.follower.facts import PendingFacts
+from synrepl.replication.follower.facts import PendingFacts, StreamIntake
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS, GapRepair, StreamGaps
-from synrepl.replication.follower.history import PositionStep, StreamHistory
-from synrepl.replication.follower.intake import StreamIntake
+from synrepl.replication.follower.history import QUIET_SECONDS, PositionStep, StreamHistory
 from synrepl.replication.follower.modes import Mode, Verdict, mode_for
-from synrepl.replication.follower.order import QUIET_SECONDS
-from synrepl.replication.follower.states import TRANSITIONS, StreamState
+from synrepl.replication.follower.states import (
+    APPLY,
+    TRANSITIONS,
+    Action,
+    Report,
+    Reported,
+    StreamEvent,
+    StreamState,
+)
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
@@ -88,14 +93,14 @@ class StreamMachine:
 
     # -- events --------------------------------------------------------------------------------------------
 
-    def _connected(self, event: events.Connected) -> None:
+    def _connected(self, event: states.Connected) -> None:
         self._mode = mode_for(self.name, event.strategy, self.history, seconds=self._seconds)
         self.facts.decode_many = event.decode_many
         self.facts.mode = self._mode
         if self.state is _DISCONNECTED:
             self.state = _LIVE
 
-    def _disconnected(self, event: events.Disconnected) -> None:
+    def _disconnected(self, event: states.Disconnected) -> None:
         """Drop everything that was partly received. The next POSITION repeats what is not applied."""
         self.history.was_disconnected = True
         self._awaits_quiet = False
@@ -112,13 +117,13 @@ class StreamMachine:
         elif self.state is not StreamState.INVALIDATING:
             self._cancel()
 
-    def _stopped(self, event: events.Stopped) -> None:
-        self._disconnected(events.Disconnected())
+    def _stopped(self, event: states.Stopped) -> None:
+        self._disconnected(states.Disconnected())
         self._cancel()
 
     def _cancel(self) -> None:
         if self.state is not _LIVE and self.state is not _DISCONNECTED:
-            self._actions.append(events.CANCEL)
+            self._actions.append(states.CANCEL)
         self.facts.finish()
         self.state = _DISCONNECTED
 
@@ -167,9 +172,9 @@ class StreamMachine:
     def _await_quiet(self) -> None:
         if not self._awaits_quiet:
             self._awaits_quiet = True
-            self._actions.append(events.Wake(QUIET_SECONDS))
+            self._actions.append(states.Wake(QUIET_SECONDS))
 
-    def _tick(self, event: events.Tick) -> None:
+    def _tick(self, event: states.Tick) -> None:
         self._awaits_quiet = False
         if self._mode is not None:
             if self.state is _LIVE:
@@ -177,7 +182,7 @@ class StreamMachine:
             if self._mode.collects:
                 self._await_quiet()
 
-    def _applied(self, event: events.Applied) -> None:
+    def _applied(self, event: states.Applied) -> None:
         self.state = _DISCONNECTED if self._mode is None else _LIVE
         facts = self.facts
         step = None if facts.token is None else facts.finish()
@@ -188,7 +193,7 @@ class StreamMachine:
         elif step is not None:
             self._finish(step)
 
-    def _invalidated(self, event: events.Invalidated) -> None:
+    def _invalidated(self, event: states.Invalidated) -> None:
         step, self._step = self._step, None
         self._unblock()
         if step is not None:
@@ -201,23 +206,23 @@ class StreamMachine:
         try:
             facts = repair.received(page)
         except ReplicationError as error:
-            self._fetch_failed(events.FetchFailed(error))
+            self._fetch_failed(states.FetchFailed(error))
         else:
             self.facts.extend((repair.writer, token, rows) for token, rows in facts)
 
-    def _fetch_failed(self, event: events.FetchFailed) -> None:
+    def _fetch_failed(self, event: states.FetchFailed) -> None:
         self._unblock()
         reports, seconds = self.gaps.failed(event.error)
         self._actions += reports
         if seconds is not None:
-            self._block(StreamState.BACKING_OFF, events.Pause(seconds))
+            self._block(StreamState.BACKING_OFF, states.Pause(seconds))
         else:
             step = self.gaps.finish()  # the facts cannot be fetched: continue without them
             if not isinstance(event.error, NowhereToFetch):
                 self.history.position_unchecked(step.writer)
             self._skip(step)
 
-    def _pause_over(self, event: events.PauseOver) -> None:
+    def _pause_over(self, event: states.PauseOver) -> None:
         self._unblock()
 
     # -- what to do next -----------------------------------------------------------------------------------
@@ -261,7 +266,7 @@ class StreamMachine:
         """Drop everything that skipped facts could invalidate, before the position advances over them."""
         if self.history.has_caches:
             self._step = step
-            self._block(StreamState.INVALIDATING, events.INVALIDATE)
+            self._block(StreamState.INVALIDATING, states.INVALIDATE)
         elif step is not None:
             self._finish(step)
 
@@ -271,7 +276,7 @@ class StreamMachine:
             self.history.position_done(step.writer)
             self.positions.release()
             self._report(Reported.POSITION, step.writer, step.token)
-        self._actions.append(events.ADVANCED)
+        self._actions.append(states.ADVANCED)
 
     def _judge(self, command: Position, *, is_first: bool) -> None:
         """Process a POSITION after the facts before it."""
@@ -315,18 +320,18 @@ class StreamMachine:
 
 
 _HANDLERS: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {
-    events.Connected: StreamMachine._connected,
-    events.Disconnected: StreamMachine._disconnected,
-    events.Stopped: StreamMachine._stopped,
+    states.Connected: StreamMachine._connected,
+    states.Disconnected: StreamMachine._disconnected,
+    states.Stopped: StreamMachine._stopped,
     Rdata: StreamMachine._take_row,
     RdataRun: StreamMachine._take_run,
     Position: StreamMachine._take_position,
-    events.Tick: StreamMachine._tick,
-    events.Applied: StreamMachine._applied,
-    events.Invalidated: StreamMachine._invalidated,
+    states.Tick: StreamMachine._tick,
+    states.Applied: StreamMachine._applied,
+    states.Invalidated: StreamMachine._invalidated,
     MissedFacts: StreamMachine._page,
-    events.FetchFailed: StreamMachine._fetch_failed,
-    events.PauseOver: StreamMachine._pause_over,
+    states.FetchFailed: StreamMachine._fetch_failed,
+    states.PauseOver: StreamMachine._pause_over,
 }
 
 _QUEUING: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {

@@ -1,6 +1,8 @@
-"""JOIN: makes a new copy next to the old one, and replaces it in one step when complete."""
+"""JOIN: makes a new copy next to the old one, and replaces it in one step when complete.
 
-from collections.abc import Callable, Sequence
+Also the last serial that two histories share, for what only the old copy has."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from operator import ge
 from typing import Final
@@ -30,7 +32,7 @@ from synrepl.wire.native import (
     Peers,
 )
 
-__all__ = ["JoinAttempt", "Progress", "UntrueCopy"]
+__all__ = ["JoinAttempt", "Progress", "UntrueCopy", "facts_after", "last_common"]
 
 COMMIT_FACTS: Final = 8_000
 """How many facts of a snapshot are committed together: few commits are fast, more lose less to a
@@ -250,3 +252,37 @@ class JoinAttempt:
             await self._copy.add(facts, facts[-1].position, trimmed_upto=self._trimmed_upto)
             self._progress.done = facts[-1].serial
             self.on_progress("snapshot", self._progress)
+
+
+DIGESTS_PER_REQUEST: Final = 64
+PAGE_ROWS: Final = 1_000
+
+
+async def last_common(log: Log, conversation: IConversation) -> int:
+    """Return the last serial at which this log and the upstream's are equal; 0 if there is none.
+
+    Facts that cannot be compared, since they were trimmed, count as different: the result may be too low, but
+    never too high.
+    """
+    # All facts up to `low` are equal or unknown; the fact at `high` differs.
+    low, high = 0, min(log.serial, conversation.welcome.position.serial) + 1
+    while high - low > 1:
+        step = max(1, (high - low) // (DIGESTS_PER_REQUEST + 1))
+        serials = list(range(low + step, high, step))[:DIGESTS_PER_REQUEST]
+        theirs = await conversation.digests(serials)
+        for serial in serials:
+            ours = await log.digest_at(serial)
+            if ours is not None and ours == theirs.get(serial):
+                low = serial
+            else:
+                high = serial
+                break
+    return low
+
+
+async def facts_after(log: Log, serial: int) -> AsyncIterator[Sequence[Fact]]:
+    """Yield all facts of this log after a serial, page by page."""
+    upto = log.serial
+    while serial < upto:
+        facts, serial = await log.read(after=serial, upto=upto, limit=PAGE_ROWS)
+        yield facts

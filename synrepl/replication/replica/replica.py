@@ -25,8 +25,7 @@ from synrepl.replication.replica.conversation import (
     RefusedByUpstream,
     SnapshotMeta,
 )
-from synrepl.replication.replica.forks import facts_after, last_common
-from synrepl.replication.replica.join import JoinAttempt, Progress
+from synrepl.replication.replica.join import JoinAttempt, Progress, facts_after, last_common
 from synrepl.replication.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact

@@ -1,4 +1,4 @@
-"""Inquiry of a primary: does another daemon know a primary besides this one?"""
+"""Inquiry of a primary, and the signs that another daemon is primary besides this one."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -12,8 +12,9 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import IPeerClient, PeerStatus
+from synrepl.wire.text import printable
 
-__all__ = ["INQUIRY_INTERVAL", "INQUIRY_SECONDS", "MAX_ASKED", "Inquiry"]
+__all__ = ["INQUIRY_INTERVAL", "INQUIRY_SECONDS", "MAX_ASKED", "Inquiry", "LaterEpochs"]
 
 INQUIRY_SECONDS: Final = 3.0
 """How long a starting primary refuses facts while daemons that it knows have not responded."""
@@ -95,3 +96,50 @@ class Inquiry:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             waiter.callback(None)
+
+
+REPORTED_SECONDS: Final = 300.0
+"""How long a sighting is reported."""
+
+MAX_REPORTED: Final = 20
+"""How many daemons are reported; the oldest reports are dropped first."""
+
+
+class LaterEpochs:
+    """The daemons that know a later epoch than this primary, for its status."""
+
+    def __init__(self, clock: IClock) -> None:
+        self._clock = clock
+        self._seen: dict[str, tuple[float, float, str]] = {}
+
+    def add(self, name: str, text: str) -> None:
+        """Report this text for a daemon, for `REPORTED_SECONDS`."""
+        self._forget()
+        before = self._seen.pop(name, None)
+        now = self._clock.seconds()
+        self._seen[name] = (now if before is None else before[0], now, text)
+        while len(self._seen) > MAX_REPORTED:
+            del self._seen[next(iter(self._seen))]
+
+    def add_replica(self, name: str, address: str, epoch: int, ours: int) -> str:
+        """Report that a replica knows `epoch` while this primary is in epoch `ours`. Returns the text."""
+        at = f" at {printable(address)}" if address else ""
+        text = (
+            f"replica {printable(name)}{at} knows epoch {epoch}, this daemon is primary in epoch {ours}: if"
+            " another daemon was promoted, this one must not accept facts; run synrepl status at that replica"
+        )
+        self.add(name, text)
+        return text
+
+    def clear(self) -> None:
+        """Drop all reports: this daemon is no longer primary in the epoch that they exceeded."""
+        self._seen.clear()
+
+    def problems(self) -> list[tuple[str, float]]:
+        """The reports, each with the time at which it began."""
+        self._forget()
+        return [(text, began) for began, _, text in self._seen.values()]
+
+    def _forget(self) -> None:
+        oldest = self._clock.seconds() - REPORTED_SECONDS
+        self._seen = {name: one for name, one in self._seen.items() if one[1] >= oldest}

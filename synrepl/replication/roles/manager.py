@@ -16,9 +16,8 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.handover import HandOverCandidate, HandOverHandler
-from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL, INQUIRY_SECONDS, Inquiry
+from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL, INQUIRY_SECONDS, Inquiry, LaterEpochs
 from synrepl.replication.roles.judgement import ClaimVerdict, RoleState, judge
-from synrepl.replication.roles.later_epochs import LaterEpochs
 from synrepl.replication.roles.messages import (
     FENCED,
     PRIMARY,

@@ -6,12 +6,20 @@ import pytest
 
 from synrepl.errors import ReplicationError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.replication.follower.events import Fetch, Report, Reported
 from synrepl.replication.follower.facts import PendingFacts
 from synrepl.replication.follower.gaps import DESCENDING_TOKENS, GapRepair, StreamGaps
-from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
+from synrepl.replication.follower.history import (
+    ORDERED,
+    OVERTAKING,
+    RESTARTING,
+    UNORDERED,
+    AppliedPositions,
+    ApplyPolicy,
+    Order,
+    StreamHistory,
+)
 from synrepl.replication.follower.modes import Mode, Push, Verdict, mode_for
-from synrepl.replication.follower.order import ORDERED, OVERTAKING, RESTARTING, UNORDERED, Order
+from synrepl.replication.follower.states import Fetch, Report, Reported
 from synrepl.replication.follower.strategy import SHARED, FollowStrategy
 from synrepl.wire.commands import Position
 

@@ -2,7 +2,7 @@
 
 from twisted.internet.task import Clock
 
-from synrepl.replication.follower.order import MAX_HELD, QUIET_SECONDS, ReorderBuffer
+from synrepl.replication.follower.history import MAX_HELD, QUIET_SECONDS, ReorderBuffer
 
 A, B = "a", "b"
 

@@ -8,7 +8,10 @@ import pytest
 
 from synrepl.errors import GapError, LocalProtocolError, NotConnected, ReplicationError, RowError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.replication.follower.events import (
+from synrepl.replication.follower.facts import MAX_WAITING_BYTES
+from synrepl.replication.follower.gaps import MAX_ATTEMPTS
+from synrepl.replication.follower.history import QUIET_SECONDS, AppliedPositions, ApplyPolicy, StreamHistory
+from synrepl.replication.follower.states import (
     ADVANCED,
     APPLIED,
     APPLY,
@@ -19,6 +22,7 @@ from synrepl.replication.follower.events import (
     PAUSE_OVER,
     STOPPED,
     TICK,
+    TRANSITIONS,
     Action,
     Applied,
     Connected,
@@ -28,13 +32,9 @@ from synrepl.replication.follower.events import (
     Report,
     Reported,
     StreamEvent,
+    StreamState,
     Wake,
 )
-from synrepl.replication.follower.gaps import MAX_ATTEMPTS
-from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
-from synrepl.replication.follower.intake import MAX_WAITING_BYTES
-from synrepl.replication.follower.order import QUIET_SECONDS
-from synrepl.replication.follower.states import TRANSITIONS, StreamState
 from synrepl.replication.follower.strategy import SHARED, FollowStrategy
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.streams.batches import Batches
