@@ -54,11 +54,7 @@ class CopySettings(NameSettings):
 class RelaySettings(NameSettings):
     """How replicas are served, and how much of the log a disconnected reader retains."""
 
-    heartbeat_seconds: float = setting(
-        "1s",
-        "The time between two heartbeats to replicas.",
-        parse=duration,
-    )
+    heartbeat_seconds: float = setting("1s", "The time between two heartbeats to replicas.", parse=duration)
     lease_seconds: float | None = setting(
         None,
         "How long the lease of a disconnected reader keeps the log from being trimmed."
@@ -66,11 +62,7 @@ class RelaySettings(NameSettings):
         parse=duration,
         example="1h",
     )
-    lease_bytes: int = setting(
-        "1GiB",
-        "How much of the log a lease may retain.",
-        parse=size,
-    )
+    lease_bytes: int = setting("1GiB", "How much of the log a lease may retain.", parse=size)
 
     def allowed_seconds(self, *, registered: bool) -> float:
         """Return the longest absence of a reader with a lease, in seconds."""
@@ -82,7 +74,5 @@ class RetentionSettings:
     """How long the log keeps facts."""
 
     retain_seconds: float = setting(
-        "7d",
-        "How long the log retains facts that no lease needs.",
-        parse=duration,
+        "7d", "How long the log retains facts that no lease needs.", parse=duration
     )

@@ -66,13 +66,7 @@ class StatusSource(StatusPart, Protocol):
         """The number of facts that are known to be missing."""
 
 
-NO_INGEST: Final[dict[str, Any]] = {
-    "tables": [],
-    "writers": [],
-    "redis": None,
-    "following": [],
-    "stuck": [],
-}
+NO_INGEST: Final[dict[str, Any]] = {"tables": [], "writers": [], "redis": None, "following": [], "stuck": []}
 NO_REPLICATION: Final[dict[str, Any]] = {
     "role": "primary",
     "state": "",

@@ -220,24 +220,9 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[type, frozenset[StreamState]]]] 
         Stopped: frozenset({_D}),
     },
     # A busy subscriber may finish after a disconnect, and during the next connection.
-    _A: _queued(_A)
-    | {
-        Applied: _READY | {_D},
-        Connected: frozenset({_A}),
-        Disconnected: frozenset({_A}),
-    },
-    _I: _queued(_I)
-    | {
-        Invalidated: _READY | {_D},
-        Connected: frozenset({_I}),
-        Disconnected: frozenset({_I}),
-    },
-    _F: _queued(_F)
-    | {
-        MissedFacts: _READY | {_B},
-        FetchFailed: _READY | {_B},
-        Disconnected: frozenset({_D}),
-    },
+    _A: _queued(_A) | {Applied: _READY | {_D}, Connected: frozenset({_A}), Disconnected: frozenset({_A})},
+    _I: _queued(_I) | {Invalidated: _READY | {_D}, Connected: frozenset({_I}), Disconnected: frozenset({_I})},
+    _F: _queued(_F) | {MissedFacts: _READY | {_B}, FetchFailed: _READY | {_B}, Disconnected: frozenset({_D})},
     _B: _queued(_B) | {PauseOver: frozenset({_F}), Disconnected: frozenset({_D})},
 }
 """The events that are possible in each state, and the states that may follow. Any other event is an error.

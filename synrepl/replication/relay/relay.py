@@ -13,14 +13,7 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.time import Timer
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import OPEN, BlockEncoder, facts_block
-from synrepl.replication.feed import (
-    EphemeralMode,
-    EphemeralStep,
-    Feed,
-    PageStep,
-    Stop,
-    read_page,
-)
+from synrepl.replication.feed import EphemeralMode, EphemeralStep, Feed, PageStep, Stop, read_page
 from synrepl.replication.relay.handshake import (
     PRIMARY,
     REPLICA,
@@ -179,7 +172,6 @@ class Relay:
                 self.connection.resume_reading()
 
     def _resume_processing(self) -> None:
-        """Process the commands that had to wait."""
         if self._commands:
             try:
                 self._process_commands()
@@ -445,10 +437,7 @@ class Relay:
         if not self.is_known:
             raise RemoteProtocolError("UP is not valid before WELCOME")
         number, since = self._registry.publisher.command_receiver.receive(
-            command.origin,
-            [(command.number, command.line.encode())],
-            source=self,
-            access=self._access,
+            command.origin, [(command.number, command.line.encode())], source=self, access=self._access
         )
         self._forward_ack = Taken(origin=command.origin, number=number, since=since)
 
@@ -539,7 +528,6 @@ class Relay:
     # -- peers and commands --------------------------------------------------------------------------------
 
     def _supports(self, capability: str) -> bool:
-        """Whether the replica announced this capability."""
         return capability in self._greeting.capabilities
 
     def send_peers(self) -> None:

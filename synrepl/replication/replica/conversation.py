@@ -11,12 +11,7 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
 from synrepl.streams.facts import Fact
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import (
-    Join,
-    Refused,
-    Subscribe,
-    Welcome,
-)
+from synrepl.wire.native import Join, Refused, Subscribe, Welcome
 from synrepl.wire.text import is_address, printable
 
 __all__ = [

@@ -24,13 +24,7 @@ from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import StagedCopy
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import (
-    Heartbeat,
-    Join,
-    Joined,
-    Joining,
-    Peers,
-)
+from synrepl.wire.native import Heartbeat, Join, Joined, Joining, Peers
 
 __all__ = ["JoinAttempt", "Progress", "UntrueCopy", "facts_after", "last_common"]
 
@@ -164,7 +158,6 @@ class JoinAttempt:
         await self._copy.note(joining=msgspec.json.encode(record).decode())
 
     async def _receive_copy(self, record: JoinRecord) -> None:
-        """Receive the copy until it is complete."""
         if not record.has_meta:
             self.on_progress("snapshot", self._progress)
             await self._receive_snapshot(record)
