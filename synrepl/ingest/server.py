@@ -125,7 +125,7 @@ class ServerCommands:
         self._timer = Timer(clock, self._connected)
         self._upstream.carriers.append(self)
         if not self._names_workers:
-            self._upstream.syncing.watch(self._changed)
+            self._upstream.syncing.watchers.append(self._changed)
         follower.on_event(self._on_event)
         for command in FROM_ALL_PROCESSES:
             follower.on_command(command)(self._on_server_command)

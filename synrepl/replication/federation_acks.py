@@ -1,6 +1,7 @@
 """FederationAcks: how far all federation senders have received the federation stream."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -37,19 +38,17 @@ MAX_NAME: Final = 512
 """Characters in the name of a sender."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class _Ack:
     """The last ack of one sender, and its connection.
 
     `seen_at` is when that connection was lost, or when the replica last named the sender.
     """
 
-    __slots__ = ("connection", "name", "seen_at", "token")
-
-    def __init__(self, name: str, connection: object) -> None:
-        self.name = name
-        self.token = 0
-        self.connection = connection
-        self.seen_at = 0.0
+    name: str
+    connection: object
+    token: int = 0
+    seen_at: float = 0.0
 
 
 class FederationAcks:
@@ -80,7 +79,8 @@ class FederationAcks:
         ack = self._acks.get(name)
         if ack is None or ack.connection is not connection:
             if why := self._limit_exceeded(connection, name):
-                self._drop_all(connection)
+                for each in list(self._senders.get(connection, ())):
+                    self._drop(each)
                 raise RemoteProtocolError(why)
             if ack is not None:
                 self._detach(ack)
@@ -143,11 +143,6 @@ class FederationAcks:
         if len(self._senders.get(connection, ())) >= MAX_SENDERS:
             return f"FEDERATION_ACK names more than {MAX_SENDERS} senders on one connection"
         return ""
-
-    def _drop_all(self, connection: object) -> None:
-        """Drop all acks of this connection."""
-        for name in list(self._senders.get(connection, ())):
-            self._drop(name)
 
     def _expire(self) -> None:
         now = self._clock.seconds()

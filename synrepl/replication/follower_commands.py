@@ -5,7 +5,7 @@ import string
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from twisted.logger import Logger
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FollowerCommands"]
 
-C = TypeVar("C", bound=Command)
-
 
 class Carrier(Protocol):
     """Forwards commands to the process that this daemon follows."""
@@ -62,7 +60,7 @@ class FollowerCommands:
 
     INVALIDATE_CACHE becomes a fact of ``caches``. FEDERATION_ACK trims the federation stream. USER_SYNC
     updates `syncing`. The publisher broadcasts REMOTE_SERVER_UP. On a shared channel, commands for all
-    processes go to the listeners of `on_process_command`. A primary or a server that this daemon follows
+    processes go to the `process_listeners`. A primary or a server that this daemon follows
     receives all commands through the `carriers`; `dropped` is called with the name of a command
     that none of them accepted. Without listeners and carriers, the homeserver can read the commands from
     `feed`.
@@ -85,26 +83,18 @@ class FollowerCommands:
         self._limited = LimitedLogger(self._logger, self.clock)
         self.acks = FederationAcks(self.clock)
         self._trimmed_upto: int | None = None
-        self._process_listeners: list[Callable[[Command], None]] = []
+        self.process_listeners: list[Callable[[Command], None]] = []
+        """They are called with each command for all processes, in the newest release's form. A connection
+        whose release does not name its worker is given an instance id, which ends with the connection.
+        """
         self.carriers: list[Carrier] = []
-        """They forward commands, with instance ids as in `on_process_command`. When a connection is lost,
+        """They forward commands, with instance ids as in `process_listeners`. When a connection is lost,
         they also receive CLEAR_USER_SYNC for its workers.
         """
         self.feed = CommandFeed(self.clock, self.unread)
         self._generated_ids: dict[object, str] = {}
-        self._subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
-
-    def on_command(self, command: type[C], subscriber: Callable[[C], None]) -> None:
-        """Call `subscriber` with every command of this type from a follower."""
-        self._subscribers[command].append(subscriber)
-
-    def on_process_command(self, subscriber: Callable[[Command], None]) -> None:
-        """Call `subscriber` with each command for all processes, in the newest release's form.
-
-        A connection whose release does not name the worker it speaks for is given an instance id, which ends
-        with the connection.
-        """
-        self._process_listeners.append(subscriber)
+        self.subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
+        """They are called with every command of their type from a follower."""
 
     def syncing_commands(self) -> Iterator[Command]:
         """USER_SYNC for every user that is syncing at a follower of this daemon."""
@@ -162,12 +152,12 @@ class FollowerCommands:
                 pass
             case _:
                 raise AssertionError(f"no handler for {command.NAME}")
-        for subscriber in self._subscribers[type(command)]:
+        for subscriber in self.subscribers[type(command)]:
             try:
                 subscriber(command)
             except Exception:
                 self._logger.failure("a subscriber to the command {name} failed", name=command.NAME)
-        if self._process_listeners and isinstance(command, FOR_ALL_PROCESSES):
+        if self.process_listeners and isinstance(command, FOR_ALL_PROCESSES):
             completed = self._with_instance(connection, command)
             if completed is not None:
                 self._send_to_processes(completed)
@@ -194,7 +184,7 @@ class FollowerCommands:
         return command
 
     def _send_to_processes(self, command: Command) -> None:
-        for subscriber in self._process_listeners:
+        for subscriber in self.process_listeners:
             subscriber(command)
 
     def forward(self, command: Command) -> bool:
@@ -204,7 +194,7 @@ class FollowerCommands:
         to, the homeserver can read it from `feed`.
         """
         carriers = [carrier for carrier in self.carriers if carrier.is_active]
-        if not carriers and not (self._process_listeners and isinstance(command, FOR_ALL_PROCESSES)):
+        if not carriers and not (self.process_listeners and isinstance(command, FOR_ALL_PROCESSES)):
             self.feed.add(command)
         accepted = [carrier.forward(command) for carrier in carriers]
         if carriers and not any(accepted):

@@ -1,6 +1,7 @@
 """SyncingUsers: the users that are syncing on each worker."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -44,15 +45,13 @@ class SyncingUser(msgspec.Struct, frozen=True):
 _User = tuple[str, str | None]
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class _Connection:
     """A connection and the workers it speaks for. `user_count` is the sum of their users."""
 
-    __slots__ = ("last_active_at", "user_count", "workers")
-
-    def __init__(self, last_active_at: float) -> None:
-        self.last_active_at = last_active_at
-        self.workers: dict[str, _Worker] = {}
-        self.user_count = 0
+    last_active_at: float
+    user_count: int = 0
+    workers: dict[str, "_Worker"] = field(default_factory=dict)
 
 
 class _Worker:
@@ -85,12 +84,9 @@ class SyncingUsers:
         self._detached: dict[str, _Worker] = {}
         """Workers whose connection is closed, in the order in which they lost it."""
         self._detached_users = 0
-        self._watchers: list[Callable[[SyncingUser], None]] = []
+        self.watchers: list[Callable[[SyncingUser], None]] = []
+        """They are called for each user that starts or stops."""
         self._timer = Timer(clock, self._expire)
-
-    def watch(self, watcher: Callable[[SyncingUser], None]) -> None:
-        """Call `watcher` for each user that starts or stops."""
-        self._watchers.append(watcher)
 
     def users(self) -> set[str]:
         """The ids of all users that are syncing now."""
@@ -123,13 +119,19 @@ class SyncingUsers:
         if owner is None:
             owner = self._connections[connection] = _Connection(now)
         if connection is not None and (why := _limit_exceeded(owner, worker, command)):
-            self._drop_all(connection)
+            del self._connections[connection]
+            for each in list(owner.workers):
+                self._drop(each)
             raise RemoteProtocolError(why)
         if worker is None:
             worker = self._workers[name] = _Worker(name, owner)
             owner.workers[name] = worker
         elif worker.owner is not owner:
-            self._take_over(worker, owner)
+            # Another connection speaks for this worker now.
+            self._detach(worker)
+            worker.owner = owner
+            owner.workers[name] = worker
+            owner.user_count += len(worker.users)
         worker.last_active_at = now
         if command.is_syncing:
             self._start_user(worker, owner, user, command.last_sync_ms)
@@ -199,12 +201,6 @@ class SyncingUsers:
         """Stop the expiry timer."""
         self._timer.stop()
 
-    def _drop_all(self, connection: object) -> None:
-        """Drop all workers of this connection."""
-        owner = self._connections.pop(connection, None)
-        for name in list(owner.workers) if owner is not None else ():
-            self._drop(name)
-
     def _start_user(self, worker: _Worker, owner: _Connection, user: _User, last_sync_ms: int) -> None:
         is_new = user not in worker.users
         worker.users[user] = last_sync_ms
@@ -232,13 +228,6 @@ class SyncingUsers:
             del self._counts[user]
             self._notify(user, last_sync_ms, is_syncing=False)
 
-    def _take_over(self, worker: _Worker, owner: _Connection) -> None:
-        """Another connection speaks for this worker now."""
-        self._detach(worker)
-        worker.owner = owner
-        owner.workers[worker.name] = worker
-        owner.user_count += len(worker.users)
-
     def _detach(self, worker: _Worker) -> None:
         if worker.owner is not None:
             worker.owner.user_count -= len(worker.users)
@@ -258,7 +247,7 @@ class SyncingUsers:
         change = SyncingUser(
             user_id=user[0], device_id=user[1], is_syncing=is_syncing, last_sync_ms=last_sync_ms
         )
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             watcher(change)
 
     def _arm(self) -> None:

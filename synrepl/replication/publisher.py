@@ -1,6 +1,7 @@
 """Publisher: sends committed facts from the log to followers."""
 
 import bisect
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -245,7 +246,8 @@ class Publisher:
             unread=lambda name: metrics.commands_unread.labels(name).inc(),
         )
         self.command_receiver = CommandReceiver(self, clock)
-        self._broadcast_watchers: list[Callable[[Command, object], None]] = []
+        self.broadcast_watchers: list[Callable[[Command, object], None]] = []
+        """They are called with each broadcast command and the connection it came from."""
         self.followers: list[FollowerSession] = []
         self.broker_readers: list[Reader] = []
         self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
@@ -271,10 +273,7 @@ class Publisher:
             self.followers.remove(follower)
 
     def make_reader(
-        self,
-        connection: Connection,
-        dialect: Dialect,
-        streams: frozenset[str] | None = None,
+        self, connection: Connection, dialect: Dialect, streams: frozenset[str] | None = None
     ) -> Reader:
         """Make a reader for a follower with this dialect that may read these streams (None: all).
 
@@ -342,16 +341,12 @@ class Publisher:
         if SERVER in command.SENT_BY and not isinstance(command, Error):
             self.broadcast(command)
 
-    def on_broadcast(self, watcher: Callable[[Command, object], None]) -> None:
-        """Call `watcher` with each broadcast command and the connection it came from."""
-        self._broadcast_watchers.append(watcher)
-
     def broadcast(self, command: Command, *, but: object = None) -> None:
         """Send a command to all followers whose release knows it, and to replicas for their followers.
 
         `but` is the connection that the command came from: it is skipped.
         """
-        for watcher in self._broadcast_watchers:
+        for watcher in self.broadcast_watchers:
             watcher(command, but)
         for follower in list(self.followers):
             dialect = follower.dialect
@@ -473,8 +468,7 @@ def _intersection(one: frozenset[str] | None, other: frozenset[str] | None) -> f
 
 
 def _rows_by_stream(facts: Sequence[Fact]) -> dict[str, int]:
-    """The number of rows of each stream in these facts."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for fact in facts:
-        counts[fact.stream] = counts.get(fact.stream, 0) + jsontext.count_rows(fact.rows)
+        counts[fact.stream] += jsontext.count_rows(fact.rows)
     return counts

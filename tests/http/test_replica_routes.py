@@ -452,7 +452,7 @@ class FollowingOverHttpTests(CopiesCase):
     def test_what_followers_send_up_reaches_the_primary_once(self) -> None:
         """In order, through proxies; a request that failed is made again."""
         heard: list[Any] = []
-        self.publisher.follower_commands.on_command(FederationAck, heard.append)
+        self.publisher.follower_commands.subscribers[FederationAck].append(heard.append)
         upstream = FollowerCommands(self.log, self.table, self.clock, instance="copy")
         self.addCleanup(upstream.stop)
         dropped: list[str] = []
@@ -549,7 +549,7 @@ class CommandsTests(CopiesCase):
     def test_a_command_is_taken_once(self) -> None:
         """Whoever lost the answer may ask again."""
         heard: list[Any] = []
-        self.publisher.follower_commands.on_command(FederationAck, heard.append)
+        self.publisher.follower_commands.subscribers[FederationAck].append(heard.append)
         said = [[7, "FEDERATION_ACK sender1 17"], [8, "FEDERATION_ACK sender1 18"]]
         answers = [self.say("POST", "/v1/commands", origin="copy-1", commands=said) for _ in range(2)]
 

@@ -28,7 +28,7 @@ def heard_at(node: FakeNode) -> list[Any]:
     """Every command that a follower, or a replica for one, says there from now on."""
     heard: list[Any] = []
     for kind in KINDS:
-        node.publisher.follower_commands.on_command(kind, heard.append)
+        node.publisher.follower_commands.subscribers[kind].append(heard.append)
     return heard
 
 

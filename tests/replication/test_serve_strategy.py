@@ -310,8 +310,8 @@ class TestUpstream:
         """The homeserver's own code hangs here."""
         one = cluster()
         got: list[Any] = []
-        one.daemon.publisher.follower_commands.on_command(UserIp, got.append)
-        one.daemon.publisher.follower_commands.on_command(LockReleased, got.append)
+        one.daemon.publisher.follower_commands.subscribers[UserIp].append(got.append)
+        one.daemon.publisher.follower_commands.subscribers[LockReleased].append(got.append)
 
         client(one, 'USER_IP @a:hs ["t","ip","ua",null,1]', 'LOCK_RELEASED ["i","n","k"]')
 
@@ -323,7 +323,7 @@ class TestUpstream:
     def test_a_subscriber_that_fails_costs_the_connection_nothing(self) -> None:
         """A bug in one place must not cut off workers."""
         one = cluster()
-        one.daemon.publisher.follower_commands.on_command(UserIp, lambda command: 1 / 0)  # type: ignore[arg-type]
+        one.daemon.publisher.follower_commands.subscribers[UserIp].append(lambda command: 1 / 0)  # type: ignore[arg-type]
 
         peer = client(one, 'USER_IP @a:hs ["t","ip","ua",null,1]', "REPLICATE")
 
@@ -431,7 +431,7 @@ class TestSyncing:
         def note(change: SyncingUser) -> None:
             seen.append((change.user_id, change.is_syncing))
 
-        one.daemon.publisher.follower_commands.syncing.watch(note)
+        one.daemon.publisher.follower_commands.syncing.watchers.append(note)
         return one, seen
 
     def test_a_user_on_two_workers_stops_with_the_last(self) -> None:

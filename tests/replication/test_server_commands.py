@@ -129,7 +129,7 @@ def test_an_invalidation_goes_to_the_server_whose_stream_it_is() -> None:
     """Facts of ``caches`` are not added here: they come from the server, this one too."""
     pair = Pair(LEGACY)
     invalidations: list[InvalidateCache] = []
-    pair.server.publisher.follower_commands.on_command(InvalidateCache, invalidations.append)
+    pair.server.publisher.follower_commands.subscribers[InvalidateCache].append(invalidations.append)
 
     async def refuse(stream: str, facts: Any) -> None:
         raise NotConnected("its facts are heard from others")

@@ -82,7 +82,7 @@ class ReplicaRegistry:
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
         self.leases = Leases(self.log, self.clock, self.settings, present=self.present)
-        self.publisher.on_broadcast(self._on_relayed)
+        self.publisher.broadcast_watchers.append(self._on_relayed)
         self.log.on_replaced(self.leases.reload)
 
     # -- connections ---------------------------------------------------------------------------------------

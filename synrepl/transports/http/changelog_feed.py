@@ -34,7 +34,7 @@ class ChangelogFeed:
         self.clock = clock
         self.publisher = publisher
         self._streams: set[_ChangelogStream] = set()
-        publisher.on_broadcast(self._on_command)
+        publisher.broadcast_watchers.append(self._on_command)
 
     async def serve(self, request: Any, query: ChangelogQuery, valve: Valve) -> None:
         """Write to this request, whose headers were sent, until the query ends or the client disconnects."""
