@@ -69,11 +69,8 @@ class DeclaredStreams:
         Raises `ConfigError` if the stream is declared otherwise or there are too many, and `StorageError`.
         """
         # One by one: equal declarations at the same time are stored once too.
-        await self._lock.acquire()
-        try:
+        async with self._lock:
             return await self._declare(wanted)
-        finally:
-            self._lock.release()
 
     async def _declare(self, wanted: Declaration) -> bool:
         name, known = wanted.name, self.declared

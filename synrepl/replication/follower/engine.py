@@ -7,14 +7,7 @@ from typing import Any, Final
 from twisted.logger import Logger
 
 from synrepl.caches.registry import CacheRegistry
-from synrepl.errors import (
-    ConfigError,
-    GapError,
-    NeverAllocated,
-    NotConnected,
-    ReplicationError,
-    RowError,
-)
+from synrepl.errors import ConfigError, GapError, NeverAllocated, NotConnected, ReplicationError, RowError
 from synrepl.ports.interfaces import IAllocated, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
@@ -256,7 +249,6 @@ class FollowerEngine:
         self._request(connection, [stream.name for stream in known], everything=bool(self._subscribers))
 
     def _request(self, connection: Connection, streams: list[str], *, everything: bool) -> None:
-        """Request these streams."""
         assert self._strategy is not None
         catalog = StreamTable.default()
         for command in self._strategy.requests(

@@ -9,9 +9,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import ReplicationError
 from synrepl.ports.tasks import resume, step_eagerly
-from synrepl.ports.time import sleep
+from synrepl.ports.time import Backoff, sleep
 from synrepl.replication.follower import states
-from synrepl.replication.follower.gaps import retry_seconds
+from synrepl.replication.follower.gaps import RETRY_SECONDS
 from synrepl.replication.follower.states import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import Subscriber, Updates
@@ -148,14 +148,10 @@ class StreamExecutor:
         return APPLIED
 
     async def _finish(
-        self,
-        updates: Updates[Any],
-        index: int,
-        waiting: Awaitable[None] | None,
-        failure: Exception | None,
+        self, updates: Updates[Any], index: int, waiting: Awaitable[None] | None, failure: Exception | None
     ) -> StreamEvent:
         """Continue a fact at the step that waits or failed."""
-        turn, attempt, steps = self._turn, 0, self._steps
+        turn, backoff, steps = self._turn, Backoff(RETRY_SECONDS), self._steps
         while index < len(steps):
             try:
                 if failure is not None:
@@ -172,8 +168,7 @@ class StreamExecutor:
                 owner = "a cache" if steps[index][1] == self._invalidate_rows else "a subscriber"
                 self._engine.report_failure(error, self.machine.name, owner)
                 failure = None
-                await sleep(self._engine.clock, retry_seconds(attempt))
-                attempt += 1
+                await sleep(self._engine.clock, backoff.next())
             waiting = None
         return APPLIED
 
@@ -191,7 +186,6 @@ class StreamExecutor:
             self._caches.invalidate_stream(name)
 
     def _invalidate_stream(self) -> None:
-        """Drop everything that the stream can invalidate."""
         if self._caches is not None:
             self._caches.invalidate_stream(self.machine.name)
 
@@ -203,11 +197,10 @@ class StreamExecutor:
         return states.INVALIDATED
 
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
-        attempt = 0
+        backoff = Backoff(RETRY_SECONDS)
         while True:
             self._engine.report_failure(error, self.machine.name, "a cache")
-            await sleep(self._engine.clock, retry_seconds(attempt))
-            attempt += 1
+            await sleep(self._engine.clock, backoff.next())
             try:
                 self._invalidate_stream()
             except Exception as again:

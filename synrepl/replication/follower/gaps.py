@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Final
 
 from synrepl.errors import GapError, ReplicationError
@@ -10,7 +11,7 @@ from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.history import AppliedPositions, PositionStep
 from synrepl.replication.follower.states import Fetch, Report, Reported
 
-__all__ = ["MAX_ATTEMPTS", "GapRepair", "StreamGaps", "retry_seconds"]
+__all__ = ["MAX_ATTEMPTS", "GapRepair", "StreamGaps", "RETRY_SECONDS"]
 
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -21,11 +22,6 @@ DESCENDING_TOKENS: Final = 50
 """Tokens per request of a stream whose responses descend. Real masters limit these responses to the highest
 100 facts and name the lowest of them as the next position: earlier facts would never be requested.
 """
-
-
-def retry_seconds(attempt: int) -> float:
-    """The delay after this failed attempt; the first is 0."""
-    return RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
 
 
 @dataclass(eq=False, repr=False)
@@ -69,14 +65,14 @@ class GapRepair:
             raise ReplicationError(f"the response makes no progress beyond {self.after}")
         self.after = page.upto if page.limited else self._request_end
         self.failures = 0
-        return sorted(page.facts, key=_token) if self.descends else page.facts
+        return sorted(page.facts, key=itemgetter(0)) if self.descends else page.facts
 
     def failed(self, error: Exception) -> float | None:
         """Count a failed request. Returns the seconds until the next; None if the repair ends."""
         self.failures += 1
         if self.failures == self.max_attempts or isinstance(error, NowhereToFetch):
             return None
-        return retry_seconds(self.failures - 1)
+        return RETRY_SECONDS[min(self.failures, len(RETRY_SECONDS)) - 1]
 
     def error(self, error: Exception) -> GapError:
         """The failure of a request, as a gap."""
@@ -142,7 +138,3 @@ class StreamGaps:
             self.close(repair.writer)
             reports.append(Report(Reported.GAP_LOST, error=gap))
         return reports, seconds
-
-
-def _token(fact: tuple[int, list[bytes]]) -> int:
-    return fact[0]

@@ -208,10 +208,6 @@ class StreamHistory:
         # The POSITION being processed. If it is not completed, the next one covers it.
         self.announcing: dict[str, int] = {}
 
-    def position_unchecked(self, writer: str) -> None:
-        """Late facts before the writer's POSITION could not be fetched: the next POSITION covers them."""
-        self.announcing.pop(writer, None)
-
     def position_done(self, writer: str) -> None:
         """A POSITION of the writer was processed."""
         self.has_started = True

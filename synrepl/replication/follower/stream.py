@@ -219,15 +219,13 @@ class StreamMachine:
         else:
             step = self.gaps.finish()  # the facts cannot be fetched: continue without them
             if not isinstance(event.error, NowhereToFetch):
-                self.history.position_unchecked(step.writer)
+                # Late facts before the writer's POSITION are missing: the next POSITION covers them.
+                self.history.announcing.pop(step.writer, None)
             self._skip(step)
-
-    def _pause_over(self, event: states.PauseOver) -> None:
-        self._unblock()
 
     # -- what to do next -----------------------------------------------------------------------------------
 
-    def _unblock(self) -> None:
+    def _unblock(self, event: states.PauseOver | None = None) -> None:
         self.state = _DISCONNECTED if self._mode is None else _LIVE
 
     def _block(self, state: StreamState, action: Action) -> None:
@@ -279,7 +277,6 @@ class StreamMachine:
         self._actions.append(states.ADVANCED)
 
     def _judge(self, command: Position, *, is_first: bool) -> None:
-        """Process a POSITION after the facts before it."""
         assert self._mode is not None
         writer = command.instance
         judgement = self._mode.judge(command, is_first=is_first)
@@ -331,7 +328,7 @@ _HANDLERS: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {
     states.Invalidated: StreamMachine._invalidated,
     MissedFacts: StreamMachine._page,
     states.FetchFailed: StreamMachine._fetch_failed,
-    states.PauseOver: StreamMachine._pause_over,
+    states.PauseOver: StreamMachine._unblock,
 }
 
 _QUEUING: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {

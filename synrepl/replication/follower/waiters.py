@@ -1,9 +1,10 @@
 """Waiters: callers that wait until a stream reaches a position, and the check that the position exists."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort_left
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 
@@ -12,24 +13,25 @@ from synrepl.ports.interfaces import IAllocated
 
 __all__ = ["Waiter", "Waiters", "Allocation"]
 
+_SORT_KEY: Final = itemgetter(0, 1)
+"""Waiters of a writer are sorted by token, then by number."""
 
+
+@dataclass(eq=False, repr=False, slots=True)
 class Waiter:
     """Waits until each writer of `targets` has reached its token in `stream`; then `done` fires.
 
     `missing` are the targets not reached yet. `connection` is the number of connections made before the wait.
     """
 
-    __slots__ = ("stream", "targets", "missing", "done", "connection", "timer", "is_checked", "number")
-
-    def __init__(self, stream: str, targets: dict[str, int], connection: int, number: int) -> None:
-        self.stream = stream
-        self.targets = targets
-        self.missing = dict(targets)
-        self.connection = connection
-        self.number = number
-        self.timer: Any = None
-        self.is_checked = False
-        self.done: Deferred[None]
+    stream: str
+    targets: dict[str, int]
+    missing: dict[str, int]
+    connection: int
+    number: int
+    timer: Any = None
+    is_checked: bool = False
+    done: "Deferred[None]" = field(init=False)
 
 
 class Waiters:
@@ -53,15 +55,16 @@ class Waiters:
     ) -> Waiter:
         """Add a waiter; it is done at once if `positions` include all its targets."""
         self._count += 1
-        waiter = Waiter(stream, dict(targets), connection, self._count)
+        missing = {
+            writer: token
+            for writer, token in targets.items()
+            if writer not in positions or positions[writer] < token
+        }
+        waiter = Waiter(stream, dict(targets), missing, connection, self._count)
         waiter.done = Deferred(lambda _: self.remove(waiter))
-        for writer, token in targets.items():
-            if writer in positions and positions[writer] >= token:
-                del waiter.missing[writer]
-            else:
-                queue = self.queues.setdefault(stream, {}).setdefault(writer, [])
-                entry = (token, waiter.number, waiter)
-                queue.insert(bisect_left(queue, entry[:2], key=_sort_key), entry)
+        for writer, token in missing.items():
+            queue = self.queues.setdefault(stream, {}).setdefault(writer, [])
+            insort_left(queue, (token, waiter.number, waiter), key=_SORT_KEY)
         if not waiter.missing:
             waiter.done.callback(None)
         return waiter
@@ -71,7 +74,7 @@ class Waiters:
         queues = self.queues.get(waiter.stream, {})
         for writer, token in waiter.missing.items():
             queue = queues[writer]
-            del queue[bisect_left(queue, (token, waiter.number), key=_sort_key)]
+            del queue[bisect_left(queue, (token, waiter.number), key=_SORT_KEY)]
             self._tidy(waiter.stream, writer)
         waiter.missing = {}
         self._stop(waiter)
@@ -95,7 +98,7 @@ class Waiters:
             at = positions.get(writer)
             if at is None or queue[0][0] > at:
                 continue
-            count = bisect_right(queue, at, key=_token)
+            count = bisect_right(queue, at, key=itemgetter(0))
             for _, _, waiter in queue[:count]:
                 del waiter.missing[writer]
                 if not waiter.missing:
@@ -117,14 +120,6 @@ class Waiters:
             del self.queues[stream][writer]
             if not self.queues[stream]:
                 del self.queues[stream]
-
-
-def _sort_key(entry: tuple[int, int, Waiter]) -> tuple[int, int]:
-    return entry[:2]
-
-
-def _token(entry: tuple[int, int, Waiter]) -> int:
-    return entry[0]
 
 
 @dataclass(eq=False, repr=False)

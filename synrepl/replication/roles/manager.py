@@ -562,7 +562,6 @@ class RoleManager:
             question.addBoth(lambda _: self._epoch_questions.discard(is_known))
 
     async def _ask_for_primary(self, address: Address, *, trusted: bool) -> None:
-        """Ask a replica that knows a later epoch for the primary."""
         try:
             status = await self._verifier.describe(address, trusted=trusted)
             await self._verify_rival(address, status, trusted=trusted)
