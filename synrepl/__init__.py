@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from synrepl.ports.interfaces import IPositionStore
     from synrepl.ports.metrics import Metrics
     from synrepl.replication.follower.follower import Follower
-    from synrepl.replication.follower.follower_event import FollowerEvent
-    from synrepl.replication.follower.updates import Updates
+    from synrepl.replication.follower.updates import FollowerEvent, Updates
     from synrepl.replication.publisher import Publisher
     from synrepl.services import connect, serve
     from synrepl.storage.id_tables import IdStream, IdTable
@@ -62,8 +61,7 @@ _NAMES = {
     "synrepl.ports.interfaces": "IPositionStore",
     "synrepl.ports.metrics": "Metrics",
     "synrepl.replication.follower.follower": "Follower",
-    "synrepl.replication.follower.follower_event": "FollowerEvent",
-    "synrepl.replication.follower.updates": "Updates",
+    "synrepl.replication.follower.updates": "FollowerEvent Updates",
     "synrepl.replication.publisher": "Publisher",
     "synrepl.services": "connect serve",
     "synrepl.storage.id_tables": "IdStream IdTable",

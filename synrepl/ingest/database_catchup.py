@@ -6,7 +6,7 @@ from typing import Final
 
 from synrepl.errors import NotConnected, RowError
 from synrepl.ports.interfaces import IThread
-from synrepl.replication.follower.catchup import ICatchUp, MissedFacts
+from synrepl.replication.follower.updates import ICatchUp, MissedFacts
 from synrepl.storage.databases import Database
 from synrepl.storage.tables.layout import TableStream
 from synrepl.storage.tables.reader import TablePage, TableReader

@@ -10,7 +10,7 @@ from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.follower_event import FollowerEvent
+from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.transports.redis.link import RedisLink

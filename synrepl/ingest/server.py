@@ -12,7 +12,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.follower_event import FollowerEvent
+from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.presence import SyncingUser
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.endpoints import client_endpoint

@@ -1,21 +1,23 @@
-"""FollowerCommands: handles the commands that followers send to the server."""
+"""FollowerCommands: handles the commands that followers send, or keeps them for the homeserver to read."""
 
 import random
+import secrets
 import string
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.errors import RemoteProtocolError, ReplicationError, RowError
+from synrepl.errors import LocalProtocolError, RemoteProtocolError, ReplicationError, RowError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.command_feed import CommandFeed
-from synrepl.replication.command_forwarder import CommandOrigin
+from synrepl.replication.command_forwarder import CommandOrigin, line_of
 from synrepl.replication.federation_acks import FederationAcks
 from synrepl.replication.presence import SyncingUsers
 from synrepl.streams.table import StreamTable
@@ -40,7 +42,7 @@ from synrepl.wire.grammar import Command
 if TYPE_CHECKING:
     from synrepl.storage.log import Log
 
-__all__ = ["FollowerCommands"]
+__all__ = ["FollowerCommands", "MAX_BYTES", "MAX_COMMANDS", "CommandFeed", "FeedEntry"]
 
 
 class Carrier(Protocol):
@@ -233,3 +235,87 @@ class FollowerCommands:
         if lowest is not None and lowest != self._trimmed_upto and "federation" in self.table:
             self._trimmed_upto = lowest
             self.log.forget("federation", lowest)
+
+
+MAX_COMMANDS: Final = 10_000
+MAX_BYTES: Final = 16 * 1024 * 1024
+"""Of lines. Beyond either limit the oldest command is dropped and counted."""
+
+
+class FeedEntry(msgspec.Struct, frozen=True):
+    """A command: its number in this life of the daemon (without gaps), its name, line and arrival time."""
+
+    number: int
+    command: str
+    line: str
+    at_ms: int
+
+
+class CommandFeed:
+    """A bounded buffer of the newest commands, kept in memory until the homeserver acknowledges them.
+
+    `life` identifies this run of the daemon: numbers start at 1 in each run. `on_dropped` is called with the
+    name of each command that is dropped unacknowledged; `fallen` is the number of the last such command.
+    """
+
+    def __init__(self, clock: IClock, on_dropped: Callable[[str], None] = lambda name: None) -> None:
+        self.life = secrets.token_hex(4)
+        self.head = 0
+        self.trimmed_upto = 0
+        self.fallen = 0
+        self._clock = clock
+        self._on_dropped = on_dropped
+        self._entries: deque[FeedEntry] = deque()
+        self._bytes = 0
+        self._waiters: list[Deferred[None]] = []
+
+    def add(self, command: Command) -> None:
+        """Append this command."""
+        try:
+            line = line_of(command).decode()
+        except LocalProtocolError:
+            self._on_dropped(command.NAME)
+            return
+        self.head += 1
+        at_ms = int(self._clock.seconds() * 1000)
+        self._entries.append(FeedEntry(self.head, command.NAME, line, at_ms))
+        self._bytes += len(line)
+        while len(self._entries) > MAX_COMMANDS or self._bytes > MAX_BYTES:
+            lost = self._drop()
+            self.fallen = lost.number
+            self._on_dropped(lost.command)
+        waiting, self._waiters = self._waiters, []
+        for waiter in waiting:
+            if not waiter.called:
+                waiter.callback(None)
+
+    def after(self, number: int, limit: int) -> list[FeedEntry]:
+        """The first commands after this number, at most `limit`."""
+        start = max(0, number - self.trimmed_upto)
+        return list(islice(self._entries, start, start + limit))
+
+    def acknowledge(self, number: int) -> None:
+        """Remove every command up to this number: the reader has handled them."""
+        while self._entries and self._entries[0].number <= number:
+            self._drop()
+
+    async def wait(self, timeout: float) -> None:
+        """Return when a new command arrives, or after `timeout` seconds."""
+        waiter: Deferred[None] = Deferred()
+        self._waiters.append(waiter)
+        try:
+            await waiter.addTimeout(timeout, self._clock, lambda *_: None)  # type: ignore[arg-type]
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    @property
+    def waiting(self) -> int:
+        """How many readers wait for a command."""
+        return len(self._waiters)
+
+    def _drop(self) -> FeedEntry:
+        entry = self._entries.popleft()
+        self._bytes -= len(entry.line)
+        self.trimmed_upto = entry.number
+        return entry

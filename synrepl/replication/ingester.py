@@ -15,8 +15,7 @@ from synrepl.ports.interfaces import IClock, SaveablePosition
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.follower_event import FollowerEvent
-from synrepl.replication.follower.updates import Updates
+from synrepl.replication.follower.updates import FollowerEvent, Updates
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable

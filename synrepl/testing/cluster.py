@@ -15,10 +15,8 @@ from synrepl.ports.history import Appended
 from synrepl.ports.interfaces import IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import sleep
-from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.follower_event import FollowerEvent
-from synrepl.replication.follower.updates import Updates
+from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.stream import Stream

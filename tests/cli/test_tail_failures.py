@@ -10,7 +10,7 @@ from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost,
 from twisted.internet.task import Clock
 
 from synrepl.cli.tail_lines import SILENT_SECONDS, STREAMS_SECONDS, TargetCheck
-from synrepl.replication.follower.follower_event import FollowerEvent, code_of
+from synrepl.replication.follower.updates import FollowerEvent, code_of
 from synrepl.transports.connection import failure_code
 from synrepl.transports.tls import is_permanent
 from synrepl.transports.tls_endpoints import TlsFailed, TlsLost

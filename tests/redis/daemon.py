@@ -12,9 +12,8 @@ from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import NotConnected
 from synrepl.replication.broker import BrokerPeer
-from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NowhereToFetch
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.follower_event import FollowerEvent
+from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, MissedFacts, NowhereToFetch
 from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.replication.write_policy import StreamWrite, WritePolicy
 from synrepl.streams.table import StreamTable

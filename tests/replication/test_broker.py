@@ -14,9 +14,8 @@ from twisted.logger import Logger
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import CONFLICT_SECONDS, PROBE_SECONDS, BrokerPeer
-from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.updates import Updates
+from synrepl.replication.follower.updates import MissedFacts, Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread

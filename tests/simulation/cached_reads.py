@@ -15,7 +15,7 @@ from synrepl.caches.vintages import LEGACY
 from synrepl.ports.caches import Caches
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.follower_event import FollowerEvent
+from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.streams.catalog import Receipt, Typing
 from synrepl.streams.facts import Fact
 from synrepl.wire import jsontext

@@ -14,7 +14,7 @@ from twisted.internet.task import deferLater
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.catchup import MissedFacts
+from synrepl.replication.follower.updates import MissedFacts
 from synrepl.streams.catalog import TYPING
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import Position, Rdata, Replicate

@@ -12,7 +12,7 @@ from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 from synrepl.replication.addresses import Address
-from synrepl.replication.follower.follower_event import FollowerEvent
+from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.replica.conversation import IUpstream
 from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositions, Network
 from synrepl.testing.cluster import DirectCatchUp

@@ -14,8 +14,7 @@ from twisted.trial.unittest import TestCase
 
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.follower_event import FollowerEvent
-from synrepl.replication.follower.updates import Updates
+from synrepl.replication.follower.updates import FollowerEvent, Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.services import PublisherService, connect, serve
 from synrepl.storage.engine import SQLEngine

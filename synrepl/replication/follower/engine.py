@@ -12,16 +12,14 @@ from synrepl.ports.interfaces import IAllocated, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.connection import Connection
-from synrepl.replication.follower.catchup import ICatchUp, MissedFacts
 from synrepl.replication.follower.executor import StreamExecutor
 from synrepl.replication.follower.facts import decoder, untyped
-from synrepl.replication.follower.follower_event import FollowerEvent, code_of
 from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
 from synrepl.replication.follower.position_saver import PositionSaver
 from synrepl.replication.follower.states import ADVANCED, DISCONNECTED, STOPPED, Connected, Report, Reported
 from synrepl.replication.follower.strategy import FollowStrategy, following
 from synrepl.replication.follower.stream import StreamMachine
-from synrepl.replication.follower.updates import Subscriber
+from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, MissedFacts, Subscriber, code_of
 from synrepl.replication.follower.waiters import Allocation, Waiters
 from synrepl.streams.batches import Batches
 from synrepl.streams.stream import Stream

@@ -10,10 +10,8 @@ from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import GapError, NotConnected, WaitTimeout
 from synrepl.ports.interfaces import IAllocated, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.catchup import ICatchUp
 from synrepl.replication.follower.engine import FollowerEngine
-from synrepl.replication.follower.follower_event import FollowerEvent
-from synrepl.replication.follower.updates import Updates
+from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, Updates
 from synrepl.replication.follower.waiters import Waiter
 from synrepl.streams.positions import VClock
 from synrepl.streams.stream import Stream

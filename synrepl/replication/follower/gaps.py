@@ -7,9 +7,9 @@ from operator import itemgetter
 from typing import Final
 
 from synrepl.errors import GapError, ReplicationError
-from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.history import AppliedPositions, PositionStep
 from synrepl.replication.follower.states import Fetch, Report, Reported
+from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 
 __all__ = ["MAX_ATTEMPTS", "GapRepair", "StreamGaps", "RETRY_SECONDS"]
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from synrepl.errors import LocalProtocolError, ReplicationError
 from synrepl.replication.follower import states
-from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.facts import PendingFacts, StreamIntake
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS, GapRepair, StreamGaps
 from synrepl.replication.follower.history import QUIET_SECONDS, PositionStep, StreamHistory
@@ -25,6 +24,7 @@ from synrepl.replication.follower.states import (
     StreamEvent,
     StreamState,
 )
+from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun

@@ -1,11 +1,25 @@
-"""Updates: the facts that subscribers receive."""
+"""What a follower's subscribers and listeners receive, and where it fetches missing facts."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-__all__ = ["RawFact", "Subscriber", "Updates"]
+from synrepl.errors import NotConnected
+
+__all__ = [
+    "RawFact",
+    "Subscriber",
+    "Updates",
+    "ICatchUp",
+    "MissedFacts",
+    "NowhereToFetch",
+    "FollowerEvent",
+    "code_of",
+]
 
 R = TypeVar("R")
 
@@ -32,3 +46,73 @@ Subscriber = Callable[[Updates[Any]], Awaitable[None] | None]
 
 RawFact = tuple[str, int, list[bytes]]
 """A fact as it arrived: writer, token, and rows as JSON texts."""
+
+
+class NowhereToFetch(NotConnected):
+    """No source for the missing facts of this writer is known; a retry cannot help."""
+
+    retryable = False
+
+
+class MissedFacts(msgspec.Struct, frozen=True):
+    """A page of missing facts: ``(token, rows as JSON texts)``, in the order to apply them.
+
+    `upto` is the token up to which the page is complete. `limited`: more facts follow.
+    """
+
+    facts: list[tuple[int, list[bytes]]]
+    upto: int
+    limited: bool
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[int, bytes]], upto: int, *, limited: bool) -> "MissedFacts":
+        """Make a page of rows with their tokens. Adjacent rows of one token are a fact."""
+        facts = [(token, [row for _, row in group]) for token, group in groupby(rows, key=itemgetter(0))]
+        return cls(facts, upto, limited)
+
+
+class ICatchUp(Protocol):
+    """A source of missing facts."""
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
+        """Fetch the facts with ``after < token <= upto``, or the first of them.
+
+        Raises `ReplicationError`, and `NowhereToFetch` if a retry cannot help.
+        """
+
+
+class FollowerEvent(msgspec.Struct, frozen=True):
+    """An event of a follower other than a fact. `kind` is one of:
+
+    * ``connected``, ``disconnected`` (`text` is the reason);
+    * ``server``: the server's name, in `text`;
+    * ``position``: a POSITION was processed; `writer` of `stream` is at `token`;
+    * ``restarted``: `writer` restarted `stream`, and its tokens begin again;
+    * ``went_back``: the position of `writer` in `stream` fell to `token`: its later facts are lost;
+    * ``error``: `text` is the message, `error` the exception, if any.
+
+    `code` is set if no retry can succeed until somebody changes a configuration: ``wrong_server``,
+    ``unknown_stream``, ``forbidden``, ``tls`` or ``bad_port``. All other reasons are temporary.
+    """
+
+    kind: Literal["connected", "disconnected", "server", "position", "restarted", "went_back", "error"]
+    text: str = ""
+    stream: str = ""
+    writer: str = ""
+    token: int = 0
+    error: Exception | None = None
+    code: str = ""
+
+
+REFUSALS: Final = {
+    "unknown_stream": re.compile(r"unknown stream "),
+    "forbidden": re.compile(
+        r"lacks the right |this takes the right |the certificate of .* is not in keys_file"
+    ),
+}
+"""The permanent reasons in ERROR lines, which have no code of their own."""
+
+
+def code_of(error: str) -> str:
+    """Return the code of the text of an ERROR line; empty if a retry may succeed."""
+    return next((code for code, text in REFUSALS.items() if text.search(error)), "")

@@ -16,7 +16,13 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.handover import HandOverCandidate, HandOverHandler
-from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL, INQUIRY_SECONDS, Inquiry, LaterEpochs
+from synrepl.replication.roles.inquiry import (
+    INQUIRY_INTERVAL,
+    INQUIRY_SECONDS,
+    Inquiry,
+    LaterEpochs,
+    PrimaryNotifier,
+)
 from synrepl.replication.roles.judgement import ClaimVerdict, RoleState, judge
 from synrepl.replication.roles.messages import (
     FENCED,
@@ -30,7 +36,6 @@ from synrepl.replication.roles.messages import (
     PeerStatus,
     ReadOnlyHere,
 )
-from synrepl.replication.roles.notifier import PrimaryNotifier
 from synrepl.replication.roles.record import RoleRecord, RoleStore
 from synrepl.replication.roles.verification import (
     MAX_EPOCH,

@@ -13,7 +13,7 @@ from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import ALLOCATED, APPEND, CATCH_UP
 from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import ApiResponseError
-from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
+from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.streams.stream import row_values
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import HttpClient, decode_json

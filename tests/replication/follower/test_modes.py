@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from synrepl.errors import ReplicationError
-from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.facts import PendingFacts
 from synrepl.replication.follower.gaps import DESCENDING_TOKENS, GapRepair, StreamGaps
 from synrepl.replication.follower.history import (
@@ -21,6 +20,7 @@ from synrepl.replication.follower.history import (
 from synrepl.replication.follower.modes import Mode, Push, Verdict, mode_for
 from synrepl.replication.follower.states import Fetch, Report, Reported
 from synrepl.replication.follower.strategy import SHARED, FollowStrategy
+from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.wire.commands import Position
 
 W = "w1"

@@ -12,11 +12,9 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.replication.follower.facts import MAX_WAITING_BYTES
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.follower_event import FollowerEvent
-from synrepl.replication.follower.updates import Updates
+from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
 from synrepl.streams.catalog import RECEIPTS, Receipt
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, MemoryEndpoint, MemoryPositions, Network

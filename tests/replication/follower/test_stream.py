@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from synrepl.errors import GapError, LocalProtocolError, NotConnected, ReplicationError, RowError
-from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.facts import MAX_WAITING_BYTES
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS
 from synrepl.replication.follower.history import QUIET_SECONDS, AppliedPositions, ApplyPolicy, StreamHistory
@@ -37,6 +36,7 @@ from synrepl.replication.follower.states import (
 )
 from synrepl.replication.follower.strategy import SHARED, FollowStrategy
 from synrepl.replication.follower.stream import StreamMachine
+from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
