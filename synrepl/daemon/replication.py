@@ -300,7 +300,7 @@ class ReplicationServices:
         """The state (`status.STATES`) that the reasons put this daemon in; empty if there is none."""
         if self.roles.role == "fenced":
             return "fenced"
-        if self.roles.is_handing_over:
+        if self.roles.handover.is_active:
             return "handing over"
         reasons = self.not_ready_reasons()
         return reasons[0][0].partition(":")[0] if reasons else ""

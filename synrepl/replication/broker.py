@@ -21,7 +21,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.replication.reader import Reader
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import Position, Rdata, Replicate
-from synrepl.wire.dialect import NEWEST, Dialect
+from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.rdata_runs import RdataRun
 
@@ -79,7 +79,6 @@ class BrokerPeer:
         follower: Follower | None = None,
         publisher: Publisher | None = None,
         writes: Collection[tuple[str, str]] = (),
-        dialect: Dialect = NEWEST,
         probe_seconds: float = PROBE_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
@@ -91,7 +90,6 @@ class BrokerPeer:
         self._follower = follower
         self._publisher = publisher
         self._writes = frozenset(writes)
-        self._dialect = dialect
         self._probe_seconds = probe_seconds
         self._rng = rng or random.Random()
         self._has_probed = False
@@ -226,7 +224,7 @@ class BrokerPeer:
 
         Best effort: without a connection the command is lost, as it is between Synapse's processes.
         """
-        if self.is_publisher_up and self._dialect.release in command.SPAN:
+        if self.is_publisher_up and NEWEST.release in command.SPAN:
             try:
                 self.send(command)
             except LocalProtocolError as error:
@@ -266,7 +264,7 @@ class BrokerPeer:
             positions = self._follower.positions()
             self._unanswered = {(stream, writer) for stream in positions for writer in positions[stream]}
             self._unanswered -= self._writes
-            self._follower.engine.connected(self, self._dialect, SHARED)
+            self._follower.engine.connected(self, NEWEST, SHARED)
             self._query_delays = iter(REQUERY_SECONDS)
             self._query_later()
         else:
@@ -312,7 +310,7 @@ class BrokerPeer:
             or not (self.is_publisher_up and self._has_probed)
         ):
             return
-        self._reader = self._publisher.join_broker(self, self._writes, self._dialect)
+        self._reader = self._publisher.join_broker(self, self._writes)
         if self._is_paused:
             self._reader.pause()
         unpublished, self._unpublished_start = self._unpublished_start, None

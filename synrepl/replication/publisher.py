@@ -85,7 +85,8 @@ class FollowerSession:
     def dialect_known(self, dialect: Dialect) -> None:
         """Start serving: the dialect decides what the follower can be sent."""
         self.dialect = dialect
-        self.reader = self._publisher.make_reader(self._connection, dialect, self.access.streams)
+        encoder, scope = self._publisher.encoder_for(dialect, self.access.streams)
+        self.reader = Reader(self._publisher, self._connection, encoder, scope=scope)
         if self._paused:
             self.reader.pause()
         if serving(dialect).pulls:
@@ -272,23 +273,14 @@ class Publisher:
         if follower in self.followers:
             self.followers.remove(follower)
 
-    def make_reader(
-        self, connection: Connection, dialect: Dialect, streams: frozenset[str] | None = None
-    ) -> Reader:
-        """Make a reader for a follower with this dialect that may read these streams (None: all).
-
-        The reader announces only streams that this daemon holds. A daemon that lacks some writers announces
-        nothing to a release that cannot tell writers apart.
-        """
-        encoder, scope = self.encoder_for(dialect, streams)
-        return Reader(self, connection, encoder, scope=scope)
-
     def encoder_for(
         self, dialect: Dialect, streams: frozenset[str] | None, named: frozenset[str] = frozenset()
     ) -> tuple[Encoder, str]:
-        """The encoder for such a follower, shared by all that are alike, and what this daemon holds.
+        """The encoder for a follower that may read these streams (None: all), and what this daemon holds.
 
-        `named` are the requested ones of the streams that are sent on request.
+        All followers that are alike share it. `named` are the requested ones of the streams that are sent on
+        request. Only streams that this daemon holds are announced; if it lacks some writers, none are to a
+        release that cannot tell writers apart.
         """
         strategy = serving(dialect)
         held, scope = self.holdings.filter, self.holdings.describe(streams)
@@ -315,13 +307,11 @@ class Publisher:
         for follower in list(self.followers):
             follower.stream_added(stream)
 
-    def join_broker(
-        self, connection: Connection, writes: Collection[tuple[str, str]], dialect: Dialect
-    ) -> Reader:
+    def join_broker(self, connection: Connection, writes: Collection[tuple[str, str]]) -> Reader:
         """Make a reader that publishes only these streams and writers on a shared channel."""
         encoder = Encoder(
             self.table,
-            codec_of(dialect, ours=BROKER, theirs=BROKER),
+            codec_of(NEWEST, ours=BROKER, theirs=BROKER),
             serving(NEWEST),
             withheld=self._note_withheld,
             writes=writes,
@@ -421,10 +411,6 @@ class Publisher:
     def lag_rows(self, reader: Reader) -> int:
         """Facts not yet sent to this reader."""
         return max(0, self.log.serial - reader.serial)
-
-    def lag_seconds(self, reader: Reader) -> float:
-        """Seconds since this reader was up to date, rounded; 0.0 if it is."""
-        return self.lag_seconds_at(reader.serial)
 
     def lag_seconds_at(self, serial: int) -> float:
         """Seconds since this serial was the log's head, rounded; 0.0 if it still is."""

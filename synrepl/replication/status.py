@@ -104,8 +104,10 @@ def build_status(
     state = replicated.pop("state")
     if errors:
         state = "failing"
-    for what, since in _troubles(ingest, replication, files):
-        errors.append({"what": what, "since": round(since, 3)})
+    troubles = [] if replication is None else [*replication.not_ready_reasons(), *replication.problems()]
+    for part in (ingest, files):
+        troubles += [] if part is None else part.problems()
+    errors += [{"what": what, "since": round(since, 3)} for what, since in troubles]
     followers = _followers(publisher, now)
     lagging = [part for part in (ingest, replication) if part is not None]
     section = files.status() if files is not None else None
@@ -169,18 +171,6 @@ def _warnings(
         yield f"{counted(files['quarantined'], 'file')} quarantined"
 
 
-def _troubles(
-    ingest: StatusSource | None, replication: StatusSource | None, files: StatusPart | None
-) -> list[tuple[str, float]]:
-    """All problems except the log's, the most severe first."""
-    found = [] if replication is None else [*replication.not_ready_reasons(), *replication.problems()]
-    if ingest is not None:
-        found += ingest.problems()
-    if files is not None:
-        found += files.problems()
-    return found
-
-
 def _recent(publisher: Publisher) -> list[dict[str, Any]]:
     """The newest facts, newest first, without their rows."""
     return [
@@ -208,7 +198,7 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
                 "connected_seconds": round(now - follower.connected_at, 3),
                 "behind": reader is not None and reader.is_behind,
                 "lag_rows": 0 if reader is None else publisher.lag_rows(reader),
-                "lag_seconds": 0.0 if reader is None else round(publisher.lag_seconds(reader), 3),
+                "lag_seconds": 0.0 if reader is None else round(publisher.lag_seconds_at(reader.serial), 3),
                 "serial": None if reader is None else reader.serial,
             }
         )

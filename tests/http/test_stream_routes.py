@@ -266,7 +266,7 @@ class SendingTests(StreamCase):
         self.declare()
         follower = Follower(self, CURRENT)
         writes = {("packages", "master"), ("declarations", "master"), ("receipts", "master")}
-        reader = self.publisher.join_broker(follower, writes, NEWEST)
+        reader = self.publisher.join_broker(follower, writes)
         reader.push_since(0)
         reader.send_positions()
         self.put("24.3")

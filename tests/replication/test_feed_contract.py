@@ -12,7 +12,6 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.settings import RelaySettings
 from synrepl.wire.blocks import BlockReader
-from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
     Auth,
@@ -82,7 +81,7 @@ class LinesPeer(Peer):
         super().__init__(at, is_slow=is_slow)
         self.publisher = case.publisher
         writes = [("receipts", "master"), ("typing", "master")]
-        self.reader = case.publisher.join_broker(self, writes, CURRENT)  # type: ignore[arg-type]
+        self.reader = case.publisher.join_broker(self, writes)  # type: ignore[arg-type]
         self.reader.push_since(at.serial)
 
     def write(self, data: bytes) -> None:

@@ -193,12 +193,12 @@ def test_a_handover_that_nobody_takes_ends() -> None:
     world = World()
     a = world.node("a")
     world.done(a.roles.hand_over(HandOver(seconds=HANDOVER_SECONDS), trusted=True))
-    assert a.roles.is_handing_over
+    assert a.roles.handover.is_active
     with pytest.raises(StorageError, match="about to become primary"):
         world.wrote(a)
     world.pass_(HANDOVER_SECONDS + 1, step=0.5)
 
-    assert not a.roles.is_handing_over
+    assert not a.roles.handover.is_active
     world.wrote(a)
 
 
@@ -857,7 +857,7 @@ def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
             hand_over(world, a, node, 15)
         assert "not_verified" == caught.value.code
         world.wrote(a)
-    b.roles._candidate.is_requesting = True
+    b.roles.candidate.is_requesting = True
     assert a.log.position == hand_over(world, a, b, 15)
     with pytest.raises(StorageError, match="about to become primary"):
         world.wrote(a)
@@ -916,12 +916,12 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
     async def missing(serial: int) -> list[Any]:
         if not forgot:
             forgot.append(serial)
-            a.roles._handover._end()
-            a.roles._handover._not_before = 0.0  # as after a restart
+            a.roles.handover._end()
+            a.roles.handover._not_before = 0.0  # as after a restart
             await world.append(a, 2)
         return []
 
-    b.roles._candidate.missing_files = missing
+    b.roles.candidate.missing_files = missing
     world.promote(b, seconds=30)
 
     assert [5] == forgot
@@ -945,7 +945,7 @@ def test_only_the_replica_itself_ends_a_hand_over() -> None:
     """To take facts while it begins its epoch would lose them. One that was killed may end it later."""
     world = World()
     a, b, _ = world.chain()
-    b.roles._candidate.is_requesting = True
+    b.roles.candidate.is_requesting = True
     hand_over(world, a, b, 15)
     with pytest.raises(ClaimRefused, match="still being promoted"):
         hand_over(world, a, b, 0)
@@ -954,14 +954,14 @@ def test_only_the_replica_itself_ends_a_hand_over() -> None:
         world.done(a.roles.hand_over(stranger))
     assert "handing_over" == caught.value.code
     restarted(world, a)
-    assert a.roles.is_handing_over
+    assert a.roles.handover.is_active
     with pytest.raises(CannotPromote):
         world.done(a.roles.hand_over(stranger))
     restarted(world, b)
     world.pass_(2)
     hand_over(world, a, b, 0)
 
-    assert not a.roles.is_handing_over
+    assert not a.roles.handover.is_active
     world.wrote(a)
 
 
@@ -984,23 +984,23 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
     world.promote(b)
 
     assert ["b - is still being promoted"] == seen
-    assert not b.roles.is_promoting
+    assert not b.roles.candidate.is_requesting
 
 
 def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
     """A replica that is promoted for ever must not stop the writes for ever."""
     world = World()
     a, b, _ = world.chain()
-    b.roles._candidate.is_requesting = True
+    b.roles.candidate.is_requesting = True
     sealed = 0
     for _ in range(300):
         with suppress(CannotPromote):
             hand_over(world, a, b, 15)
         world.pass_(1, step=0.1)
-        sealed += a.roles.is_handing_over
+        sealed += a.roles.handover.is_active
 
     assert 60 <= sealed <= 150
-    b.roles._candidate.is_requesting = False
+    b.roles.candidate.is_requesting = False
     world.pass_(200, step=0.5)
     world.promote(b)
     assert "primary" == b.roles.role
@@ -1012,7 +1012,7 @@ def test_a_second_promotion_waits_for_the_first() -> None:
     a = world.node("a")
     b, d = world.node("b", "a"), world.node("d", "a")
     world.pass_(3)
-    b.roles._candidate.is_requesting = True
+    b.roles.candidate.is_requesting = True
     hand_over(world, a, b, 15)
 
     with pytest.raises(CannotPromote) as caught:

@@ -161,13 +161,12 @@ class Leases:
 
     def add(self, uuid: str, name: str) -> Lease:
         """Make a lease for a replica that an operator expects: facts from now on are retained for it."""
-        serial = self._log.serial
         known = self._leases.get(uuid)
         lease = Lease(
             uuid=uuid,
             name=name,
             registered=True,
-            serial=serial,
+            serial=self._log.serial,
             made_ms=self._now_ms(),
             address=known.address if known is not None else "",
         )

@@ -361,7 +361,7 @@ class Relay:
                 return
             self.connection.write(snapshot_block(start.snapshot))
             self.sent = start.snapshot.position
-        self._make_feed(after=self.sent.serial, epoch=self.sent.epoch, is_subscribed=False)
+        self._make_feed(is_subscribed=False)
         self.state = "meanwhile"
         await self._send_log(upto_head=True)
         if not self.is_serving:
@@ -412,7 +412,7 @@ class Relay:
         self._set_filter(request.filter)
         self.sent = request.position
         self.acknowledged = request.position.serial
-        self._make_feed(after=self.sent.serial, epoch=self.sent.epoch, is_subscribed=True)
+        self._make_feed(is_subscribed=True)
         self.connection.send(Subscribed(position=self._log.position))
         self._start_heartbeats()
         self._send_heartbeat()
@@ -447,13 +447,13 @@ class Relay:
         self._filter = query
         self._encoder = OPEN if query.is_open else BlockEncoder(query)
 
-    def _make_feed(self, *, after: int, epoch: int, is_subscribed: bool) -> None:
+    def _make_feed(self, *, is_subscribed: bool) -> None:
         sends_ephemeral = is_subscribed and self._supports("ephemeral")
         self._feed = Feed(
             self._log,
             self._registry.publisher.ring,
-            after=after,
-            epoch=epoch,
+            after=self.sent.serial,
+            epoch=self.sent.epoch,
             filter=self._filter,
             epochs=True,
             receipts=True,

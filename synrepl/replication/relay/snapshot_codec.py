@@ -119,15 +119,10 @@ def _snapshot(lines: Sequence[_Line]) -> LogSnapshot:
 
 
 def _receipt(receipt: AppendReceipt) -> _Line:
-    appended = receipt.appended
+    result = receipt.appended
     return _Line(
         receipt=_Receipt(
-            receipt.key,
-            receipt.request,
-            appended.epoch,
-            appended.first_serial,
-            appended.tokens,
-            receipt.at_ms,
+            receipt.key, receipt.request, result.epoch, result.first_serial, result.tokens, receipt.at_ms
         )
     )
 

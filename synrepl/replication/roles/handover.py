@@ -185,7 +185,8 @@ class HandOverHandler:
 class HandOverCandidate:
     """The replica's side: requests a hand-over, and catches up with the primary while it refuses facts.
 
-    `missing_files` returns the files that this daemon lacks up to a serial.
+    `missing_files` returns the files that this daemon lacks up to a serial. `is_requesting`: it requests a
+    hand-over, and needs it to continue.
     """
 
     log: Log

@@ -108,7 +108,7 @@ class RoleManager:
             save=self._save_unnotified,
             on_superseded=self._on_superseded,
         )
-        self._handover = HandOverHandler(
+        self.handover = HandOverHandler(
             self.log,
             self.clock,
             self._verifier,
@@ -116,7 +116,7 @@ class RoleManager:
             is_leased=self.is_leased,
             on_change=self._on_primary_changed,
         )
-        self._candidate = HandOverCandidate(
+        self.candidate = HandOverCandidate(
             self.log, self.clock, self.peers, address=self.address, missing_files=self.missing_files
         )
         self._inquiry = Inquiry(
@@ -146,16 +146,6 @@ class RoleManager:
     def is_whole(self) -> bool:
         """Whether the copy of this daemon is complete, as a primary's is."""
         return self.replica is None or self.replica.is_whole
-
-    @property
-    def is_promoting(self) -> bool:
-        """Whether this daemon is requesting a hand-over from its primary, and needs it to continue."""
-        return self._candidate.is_requesting
-
-    @property
-    def is_handing_over(self) -> bool:
-        """Whether this primary refuses facts because another daemon may take over."""
-        return self._handover.is_active
 
     @property
     def unnotified(self) -> list[Address]:
@@ -191,7 +181,7 @@ class RoleManager:
             self._become_replica(self._store.primary)
         else:
             self._become_primary()
-        self._handover.resume()
+        self.handover.resume()
         unnotified = [Address.parse(text) for text in record.told] if record is not None else []
         if self.role == PRIMARY:
             known = self._store.all(*unnotified)
@@ -213,7 +203,7 @@ class RoleManager:
         self._inquiry_timer.stop()
         self._tasks.cancel_all()
         self._verifier.stop()
-        self._handover.stop()
+        self.handover.stop()
         self._stop_replica()
 
     def _stop_replica(self) -> None:
@@ -231,7 +221,7 @@ class RoleManager:
         """Accept facts as a primary, unless another daemon may be one."""
         if self.role != PRIMARY:
             return
-        is_open = not (self.is_handing_over or self._inquiry.is_running)
+        is_open = not (self.handover.is_active or self._inquiry.is_running)
         self.log.write_barrier = None if is_open else self._write_refusal
         self.on_change()
 
@@ -248,7 +238,7 @@ class RoleManager:
 
     def _become_fenced(self, record: RoleRecord) -> None:
         self._stop_replica()
-        self._handover.stop()
+        self.handover.stop()
         self.role = FENCED
         self._primary = Address.parse(record.address)
         self.since = self.clock.seconds()
@@ -279,7 +269,7 @@ class RoleManager:
     def _write_refusal(self, stream: str) -> ReadOnlyHere:
         """Return why this daemon accepts no facts now."""
         if self.role == PRIMARY:
-            if self.is_handing_over:
+            if self.handover.is_active:
                 return ReadOnlyHere(
                     "handing_over", "another daemon is about to become primary", stream=stream
                 )
@@ -328,14 +318,14 @@ class RoleManager:
         try:
             old, followed = replica.primary, replica.upstream.where
             if not force:
-                await self._candidate.catch_up(old)
+                await self.candidate.catch_up(old)
             async with self._changing:
                 if self.replica is not replica and not force:
                     raise CannotPromote("moved", "another daemon became primary")
                 return await self._begin_as_primary([old, followed])
         finally:
             # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
-            self._is_promoting = self._candidate.is_requesting = False
+            self._is_promoting = self.candidate.is_requesting = False
 
     async def _begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
         # From here on no fact of the old history is accepted.
@@ -411,7 +401,7 @@ class RoleManager:
         `trusted`, the replica itself must confirm that it is being promoted. Raises `CannotPromote` and
         `ClaimRefused`.
         """
-        return Deferred.fromCoroutine(self._handover.handle(request, trusted=trusted))
+        return Deferred.fromCoroutine(self.handover.handle(request, trusted=trusted))
 
     async def on_claim(self, claim: Claim, *, trusted: bool = False) -> None:
         """Handle a peer's claim that a daemon is primary.

@@ -37,7 +37,7 @@ async def about(call: Call) -> bytes:
 def describe_log(registry: ReplicaRegistry) -> bytes:
     """Encode the fields that replicas need (`Welcome`), and those that verify claims (`PeerStatus`)."""
     welcome = msgspec.to_builtins(make_welcome(registry, proof=""))
-    more = {"epoch_starts": registry.log.epoch_starts, "promoting": registry.roles.is_promoting}
+    more = {"epoch_starts": registry.log.epoch_starts, "promoting": registry.roles.candidate.is_requesting}
     return msgspec.json.encode(welcome | more)
 
 

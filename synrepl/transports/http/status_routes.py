@@ -112,7 +112,9 @@ def _collect(services: Services) -> None:
     readers = [follower.reader for follower in publisher.followers if follower.reader is not None]
     parts = [part for part in (services.ingest, services.replication) if part is not None]
     rows = [part.lag_rows() for part in parts] + [publisher.lag_rows(reader) for reader in readers]
-    seconds = [part.lag_seconds() for part in parts] + [publisher.lag_seconds(reader) for reader in readers]
+    seconds = [part.lag_seconds() for part in parts] + [
+        publisher.lag_seconds_at(reader.serial) for reader in readers
+    ]
     metrics.lag_rows.set(max(rows, default=0))
     metrics.lag_seconds.set(max(seconds, default=0.0))
     metrics.readers_behind.set(sum(reader.is_behind for reader in readers))
