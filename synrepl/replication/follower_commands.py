@@ -21,22 +21,7 @@ from synrepl.replication.command_forwarder import CommandOrigin, line_of
 from synrepl.replication.federation_acks import FederationAcks
 from synrepl.replication.presence import SyncingUsers
 from synrepl.streams.table import StreamTable
-from synrepl.wire.commands import (
-    FOR_ALL_PROCESSES,
-    FORWARDED,
-    ClearUserSync,
-    Error,
-    FederationAck,
-    InvalidateCache,
-    LockReleased,
-    Name,
-    Ping,
-    RemoteServerUp,
-    RemovePusher,
-    Sync,
-    UserIp,
-    UserSync,
-)
+from synrepl.wire import commands
 from synrepl.wire.grammar import Command
 
 if TYPE_CHECKING:
@@ -105,17 +90,17 @@ class FollowerCommands:
             if connection is not None and completed is not None:
                 yield completed
 
-    def federation_acks(self) -> Iterator[FederationAck]:
+    def federation_acks(self) -> Iterator[commands.FederationAck]:
         """The last ack of each federation sender that is connected, to this daemon or to a replica."""
         for name, token in self.acks.present():
-            yield FederationAck(instance=name or self.instance, token=token)
+            yield commands.FederationAck(instance=name or self.instance, token=token)
 
     def on_channel_command(self, command: Command) -> None:
         """Handle a command that another process sent to all processes."""
         match command:
-            case UserSync():
+            case commands.UserSync():
                 self.syncing.user_sync(None, command)
-            case ClearUserSync():
+            case commands.ClearUserSync():
                 self.syncing.clear(command)
             case _:
                 pass
@@ -123,13 +108,13 @@ class FollowerCommands:
     def connection_lost(self, connection: object) -> None:
         """Remove a follower's users and acks."""
         for instance in self.syncing.instances_of(connection):
-            self.forward(ClearUserSync(instance_id=instance))
+            self.forward(commands.ClearUserSync(instance_id=instance))
         self.syncing.connection_lost(connection)
         self.acks.connection_lost(connection)
         instance_id = self._generated_ids.pop(connection, None)
         if instance_id is not None:
-            self._send_to_processes(ClearUserSync(instance_id=instance_id))
-            self.forward(ClearUserSync(instance_id=instance_id))
+            self._send_to_processes(commands.ClearUserSync(instance_id=instance_id))
+            self.forward(commands.ClearUserSync(instance_id=instance_id))
 
     def received(self, connection: object, command: Command) -> None:
         """Handle a follower's command.
@@ -137,20 +122,28 @@ class FollowerCommands:
         Raises RemoteProtocolError if it is not valid or exceeds what one connection may claim.
         """
         match command:
-            case UserSync():
+            case commands.UserSync():
                 self.syncing.user_sync(connection, command)
-            case ClearUserSync():
+            case commands.ClearUserSync():
                 if not self.syncing.clear(
                     command, connection if isinstance(connection, CommandOrigin) else None
                 ):
                     return
-            case InvalidateCache():
+            case commands.InvalidateCache():
                 self._invalidate(command)
-            case FederationAck():
+            case commands.FederationAck():
                 self._acknowledge(connection, command)
-            case Error():
+            case commands.Error():
                 self._limited.warn("follower reports: {text}", text=command.text)
-            case Name() | Ping() | Sync() | UserIp() | RemovePusher() | RemoteServerUp() | LockReleased():
+            case (
+                commands.Name()
+                | commands.Ping()
+                | commands.Sync()
+                | commands.UserIp()
+                | commands.RemovePusher()
+                | commands.RemoteServerUp()
+                | commands.LockReleased()
+            ):
                 pass
             case _:
                 raise AssertionError(f"no handler for {command.NAME}")
@@ -159,11 +152,11 @@ class FollowerCommands:
                 subscriber(command)
             except Exception:
                 self._logger.failure("a subscriber to the command {name} failed", name=command.NAME)
-        if self.process_listeners and isinstance(command, FOR_ALL_PROCESSES):
+        if self.process_listeners and isinstance(command, commands.FOR_ALL_PROCESSES):
             completed = self._with_instance(connection, command)
             if completed is not None:
                 self._send_to_processes(completed)
-        if isinstance(command, FORWARDED) and not isinstance(command, InvalidateCache):
+        if isinstance(command, commands.FORWARDED) and not isinstance(command, commands.InvalidateCache):
             completed = self._with_instance(connection, command)
             if completed is None:
                 completed = msgspec.structs.replace(command, instance=self.instance)
@@ -174,14 +167,14 @@ class FollowerCommands:
 
         None if other processes could not use the command.
         """
-        if isinstance(command, UserSync) and not command.instance_id:
+        if isinstance(command, commands.UserSync) and not command.instance_id:
             instance_id = self._generated_ids.get(connection)
             if instance_id is None:
                 instance_id = self._generated_ids[connection] = "".join(
                     random.choices(string.ascii_letters, k=10)
                 )
             return msgspec.structs.replace(command, instance_id=instance_id)
-        if isinstance(command, FederationAck) and not command.instance:
+        if isinstance(command, commands.FederationAck) and not command.instance:
             return None
         return command
 
@@ -196,7 +189,7 @@ class FollowerCommands:
         to, the homeserver can read it from `feed`.
         """
         carriers = [carrier for carrier in self.carriers if carrier.is_active]
-        if not carriers and not (self.process_listeners and isinstance(command, FOR_ALL_PROCESSES)):
+        if not carriers and not (self.process_listeners and isinstance(command, commands.FOR_ALL_PROCESSES)):
             self.feed.add(command)
         accepted = [carrier.forward(command) for carrier in carriers]
         if carriers and not any(accepted):
@@ -209,7 +202,7 @@ class FollowerCommands:
         self._limited.stop()
         self._tasks.cancel_all()
 
-    def _invalidate(self, command: InvalidateCache) -> None:
+    def _invalidate(self, command: commands.InvalidateCache) -> None:
         row = [command.cache, command.keys, int(self.clock.seconds() * 1000)]
         try:
             fact = self.table["caches"].canonical_fact([row])
@@ -217,7 +210,7 @@ class FollowerCommands:
             raise RemoteProtocolError(f"cannot parse INVALIDATE_CACHE: {error}") from error
         self._tasks.start(self._append(command, fact), "storing an invalidation")
 
-    async def _append(self, command: InvalidateCache, fact: bytes) -> None:
+    async def _append(self, command: commands.InvalidateCache, fact: bytes) -> None:
         try:
             if self.forward_append is not None:
                 await self.forward_append("caches", [fact])
@@ -228,7 +221,7 @@ class FollowerCommands:
                 return  # the upstream appends it
             self._limited.warn("cannot store a follower's INVALIDATE_CACHE: {why}", why=str(error))
 
-    def _acknowledge(self, connection: object, command: FederationAck) -> None:
+    def _acknowledge(self, connection: object, command: commands.FederationAck) -> None:
         """Trim the federation stream up to the lowest token that any sender has acknowledged."""
         self.acks.acknowledge(connection, command.instance, command.token)
         lowest = self.acks.lowest()

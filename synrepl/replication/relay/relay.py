@@ -27,31 +27,11 @@ from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
 from synrepl.replication.ring import RingGroup
 from synrepl.streams.facts import encode_fact
+from synrepl.wire import native
 from synrepl.wire.blocks import encode_block
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import (
-    COMMANDS,
-    Ack,
-    Auth,
-    Challenge,
-    Digests,
-    DigestsAre,
-    Down,
-    Heartbeat,
-    Hello,
-    Join,
-    Joined,
-    Peers,
-    Refused,
-    Subscribe,
-    Subscribed,
-    Taken,
-    Up,
-    heartbeat_check,
-    refusal,
-)
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import identity_error, printable
 
@@ -64,7 +44,7 @@ MAX_DIGESTS: Final = 200
 """The most digests in one request; more do not fit in a line."""
 
 
-REQUESTS: Final = (Hello, Auth, Join, Subscribe, Digests)
+REQUESTS: Final = (native.Hello, native.Auth, native.Join, native.Subscribe, native.Digests)
 """Commands with a response: they wait while the transport has no room for it."""
 
 
@@ -107,7 +87,7 @@ class Relay:
         self.acknowledged = 0
         self._registry = registry
         self._log = registry.log
-        self._greeting = Hello(uuid="", name="", nonce="")
+        self._greeting = native.Hello(uuid="", name="", nonce="")
         self._nonce = nonce()
         self._access = REMOTE
         self._key: Key | None = None
@@ -123,7 +103,7 @@ class Relay:
         self._commands: deque[Command | RdataRun] = deque()
         """Received, and not processed yet."""
         self._is_processing = False
-        self._forward_ack: Taken | None = None
+        self._forward_ack: native.Taken | None = None
         """The acknowledgement of forwarded commands, sent once all received commands are processed."""
         self._is_sending_digests = False
         self._has_paused_reading = False
@@ -186,23 +166,23 @@ class Relay:
         if self._is_gone or self.state == "refused":
             return
         match command:
-            case Hello():
+            case native.Hello():
                 self._on_hello(command)
-            case Auth():
+            case native.Auth():
                 self._on_auth(command)
                 if self.is_known:
                     self.connection.authenticated()
-            case Join():
+            case native.Join():
                 self._must_be("ready", "joined")
                 self._start_work(self._join(command))
-            case Subscribe():
+            case native.Subscribe():
                 self._must_be("ready", "joined")
                 self._start_work(self._subscribe(command))
-            case Ack():
+            case native.Ack():
                 self._on_ack(command)
-            case Up():
+            case native.Up():
                 self._on_forwarded(command)
-            case Digests():
+            case native.Digests():
                 self._must_be("ready", "joined")
                 self._is_sending_digests = True
                 self._registry.tasks.start(
@@ -241,19 +221,19 @@ class Relay:
 
     # -- handshake -----------------------------------------------------------------------------------------
 
-    def _on_hello(self, greeting: Hello) -> None:
+    def _on_hello(self, greeting: native.Hello) -> None:
         self._must_be("greeting")
         self.name = printable(greeting.listed_name)
         if greeting.version < 1 or not greeting.uuid or not greeting.nonce:
-            self._refuse(refusal("version", "its handshake lacks a version, a uuid or a nonce"))
+            self._refuse(native.refusal("version", "its handshake lacks a version, a uuid or a nonce"))
             return
         if why := identity_error(greeting.uuid, greeting.name, greeting.address):
-            self._refuse(refusal("bad_name", why))
+            self._refuse(native.refusal("bad_name", why))
             return
         self._greeting = greeting
         self.uuid, self.name = greeting.uuid, greeting.listed_name
         self.state = "authenticating"
-        challenge = Challenge(
+        challenge = native.Challenge(
             nonce=self._nonce, proof=self._certificate_access is None and self._registry.keys.is_required
         )
         self.connection.send(challenge)
@@ -272,7 +252,7 @@ class Relay:
         name = self.connection.certified_name
         return None if name is None else self._registry.keys.access_by_certificate(name)
 
-    def _on_auth(self, message: Auth) -> None:
+    def _on_auth(self, message: native.Auth) -> None:
         self._must_be("authenticating")
         greeting, keys = self._greeting, self._registry.keys
         key = keys.for_name(greeting.name)
@@ -284,22 +264,22 @@ class Relay:
             self._access = LOCAL if self.connection.is_local else REMOTE
         elif key is None:
             why = f"this daemon has no key {printable(greeting.name)}, or it was revoked"
-            self._refuse(refusal("no_rights", why))
+            self._refuse(native.refusal("no_rights", why))
             return
         elif not proves(message.proof, secret, REPLICA, nonces, greeting.uuid, greeting.name):
-            self._refuse(refusal("no_rights", "the proof is wrong: this daemon has another secret"))
+            self._refuse(native.refusal("no_rights", "the proof is wrong: this daemon has another secret"))
             return
         else:
             self._access, self._key = access_of(key), key
         if why := self._access.lacks(Right.REPLICATE):
-            self._refuse(refusal("no_rights", why))
+            self._refuse(native.refusal("no_rights", why))
             return
         self.state = "ready"
         own_proof = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
         welcome = make_welcome(self._registry, proof=own_proof)
         self.connection.send(welcome)
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: native.Refused) -> None:
         self.state, self.why = "refused", f"{refused.code}: {refused.message}"
         self._logger.info("{name} is refused: {why}", name=self.name, why=self.why)
         self.connection.send(refused)
@@ -334,14 +314,14 @@ class Relay:
                 found[str(serial)] = await self._log.digest_at(serial)
                 if self._is_gone:
                     return
-            self.connection.send(DigestsAre(found))
+            self.connection.send(native.DigestsAre(found))
         finally:
             self._is_sending_digests = False
             self._resume_processing()
 
     # -- joining -------------------------------------------------------------------------------------------
 
-    async def _join(self, request: Join) -> None:
+    async def _join(self, request: native.Join) -> None:
         registry = self._registry
         refused = registry.join_refusal(self._greeting, request.filter, self._access, relay=self)
         if refused is not None:
@@ -368,7 +348,7 @@ class Relay:
             return
         self.state = "joined"
         registry.leases.advance(self.uuid, self.sent.serial)
-        self.connection.send(Joined(self.sent))
+        self.connection.send(native.Joined(self.sent))
 
     async def _send_snapshot_facts(self, snapshot: LogSnapshot) -> bool:
         """Send the facts of a snapshot. False if some were trimmed, or the log was replaced, meanwhile."""
@@ -392,11 +372,11 @@ class Relay:
         """Refuse a replica whose lease ended while it was being served: the facts read now may have gaps."""
         trimmed_upto = self._log.trimmed_upto.serial
         why = f"its lease has ended, and this log now begins after serial {trimmed_upto}"
-        self._refuse(refusal("trimmed", why, serial=trimmed_upto))
+        self._refuse(native.refusal("trimmed", why, serial=trimmed_upto))
 
     # -- subscription --------------------------------------------------------------------------------------
 
-    async def _subscribe(self, request: Subscribe) -> None:
+    async def _subscribe(self, request: native.Subscribe) -> None:
         registry = self._registry
         self.state = "catching up"
         refused = await registry.admission(self._greeting, request, self._access, relay=self)
@@ -413,33 +393,33 @@ class Relay:
         self.sent = request.position
         self.acknowledged = request.position.serial
         self._make_feed(is_subscribed=True)
-        self.connection.send(Subscribed(position=self._log.position))
+        self.connection.send(native.Subscribed(position=self._log.position))
         self._start_heartbeats()
         self._send_heartbeat()
         for relay in registry.connected:
             relay.send_peers()
         await self._send_log(upto_head=False)
 
-    def _on_ack(self, command: Ack) -> None:
+    def _on_ack(self, command: native.Ack) -> None:
         if self.state not in ("catching up", "live"):
             return
         if not self.acknowledged <= command.serial <= self.sent.serial:
             before, sent = self.acknowledged, self.sent.serial
             why = f"it acknowledged serial {command.serial} after {before}; it was sent up to {sent}"
-            self._refuse(refusal("bad_ack", why))
+            self._refuse(native.refusal("bad_ack", why))
             self._work.cancel()
             return
         self.acknowledged = command.serial
         self._registry.leases.advance(self.uuid, command.serial)
 
-    def _on_forwarded(self, command: Up) -> None:
+    def _on_forwarded(self, command: native.Up) -> None:
         """Pass on a command that a follower of the replica sent up."""
         if not self.is_known:
             raise RemoteProtocolError("UP is not valid before WELCOME")
         number, since = self._registry.publisher.command_receiver.receive(
             command.origin, [(command.number, command.line.encode())], source=self, access=self._access
         )
-        self._forward_ack = Taken(origin=command.origin, number=number, since=since)
+        self._forward_ack = native.Taken(origin=command.origin, number=number, since=since)
 
     # -- sending -------------------------------------------------------------------------------------------
 
@@ -536,18 +516,18 @@ class Relay:
             peers = self._registry.peers(excluding=self.uuid)
             if peers != self._sent_peers:
                 self._sent_peers = peers
-                self.connection.send(Peers(addresses=peers))
+                self.connection.send(native.Peers(addresses=peers))
 
     def send_down(self, line: bytes) -> bool:
         """Send a command for all processes. False if there is no room for it.
 
         The replica then misses the command, as a disconnected follower would.
         """
-        if self.state not in ("catching up", "live") or not self._supports(COMMANDS):
+        if self.state not in ("catching up", "live") or not self._supports(native.COMMANDS):
             return True
         if self._is_paused:
             return False
-        self.connection.send(Down(line=line.decode()))
+        self.connection.send(native.Down(line=line.decode()))
         return True
 
     # -- heartbeats ----------------------------------------------------------------------------------------
@@ -565,9 +545,9 @@ class Relay:
         sent = self.sent
         at_ms = int(self._registry.clock.seconds() * 1000)
         head = self._log.serial
-        check = heartbeat_check(sent.epoch, sent.serial, sent.digest, head, at_ms)
+        check = native.heartbeat_check(sent.epoch, sent.serial, sent.digest, head, at_ms)
         self.connection.send(
-            Heartbeat(
+            native.Heartbeat(
                 epoch=sent.epoch, serial=sent.serial, digest=sent.digest, head=head, at_ms=at_ms, check=check
             )
         )

@@ -29,18 +29,8 @@ from synrepl.replication.replica.join import JoinAttempt, Progress, facts_after,
 from synrepl.replication.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.wire import native
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import (
-    COMMANDS,
-    Down,
-    Heartbeat,
-    Peers,
-    Refused,
-    Subscribe,
-    Subscribed,
-    Taken,
-    Welcome,
-)
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable
 
 __all__ = ["RESYNC", "STATES", "WAYS_OUT", "Replica"]
@@ -126,8 +116,8 @@ class Replica:
         self.state = "off"
         self.why = ""
         self.since = self.clock.seconds()
-        self.refusal: Refused | None = None
-        self.welcome: Welcome | None = None
+        self.refusal: native.Refused | None = None
+        self.welcome: native.Welcome | None = None
         self.progress: Progress | None = None
         self.head = 0
         self.leftover_paths: list[str] = []
@@ -138,7 +128,7 @@ class Replica:
         self._backoff = Backoff(doubling(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS), jitter=self.jitter)
         self._fresh_at = self.clock.seconds()
         self._contact_at: float | None = None
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeat: native.Heartbeat | None = None
         self._conversation: IConversation | None = None
 
     # -- start and stop ------------------------------------------------------------------------------------
@@ -235,11 +225,11 @@ class Replica:
         expected = self.settings.expected_name(self.log.notes)
         if expected not in (None, found):
             message = f"it belongs to {found}, this daemon to {expected}; correct --upstream or --server-name"
-            raise RefusedByUpstream(Refused(code="wrong_server", message=message, retryable=False))
+            raise RefusedByUpstream(native.Refused(code="wrong_server", message=message, retryable=False))
         if found != UNNAMED and "server_name" not in self.log.notes:
             await self.log.note(server_name=found)
 
-    def _why_join(self, welcome: Welcome) -> str:
+    def _why_join(self, welcome: native.Welcome) -> str:
         """Return why this log must become a copy first; empty if it is one."""
         log = self.log
         if log.history == welcome.history:
@@ -275,7 +265,7 @@ class Replica:
         for name in self.ephemeral:
             clock.pop(name, None)
         conversation.subscribe(
-            Subscribe(
+            native.Subscribe(
                 history=log.history,
                 position=position,
                 filter=self.query,
@@ -292,20 +282,20 @@ class Replica:
             self._contact_at = self.clock.seconds()
             while True:
                 match event:
-                    case Facts() | SnapshotMeta() | Heartbeat():
+                    case Facts() | SnapshotMeta() | native.Heartbeat():
                         await batcher.add(event)
                         if batcher.pending >= FLUSH_FACTS:
                             await batcher.flush()
                     case Ephemeral(facts, is_all):
                         self._add_ephemeral(facts, is_all=is_all)
-                    case Peers(addresses):
+                    case native.Peers(addresses):
                         self._tasks.start(self._save_peers(addresses), "saving peers")
-                    case Taken(origin, number, since):
+                    case native.Taken(origin, number, since):
                         if self.commands is not None:
                             self.commands.acknowledged(origin, number, since)
-                    case Down(line):
+                    case native.Down(line):
                         self.on_command(command_of(line.encode()))
-                    case Subscribed(at):
+                    case native.Subscribed(at):
                         self._backoff.reset()
                         self._is_resync_requested = False
                         self.refusal = None
@@ -316,7 +306,7 @@ class Replica:
                         serial = log.serial
                         self.progress = Progress(serial, self.head, self.clock.seconds(), serial)
                         self._set_state("catching up")
-                        if self.commands is not None and COMMANDS in conversation.welcome.capabilities:
+                        if self.commands is not None and native.COMMANDS in conversation.welcome.capabilities:
                             self.commands.connected(conversation)
                     case _:
                         raise RemoteProtocolError(
@@ -332,7 +322,7 @@ class Replica:
                 log.position, self._heartbeat.at_ms if self._heartbeat is not None else 0
             )
 
-    def _check_progress(self, heartbeat: Heartbeat | None) -> None:
+    def _check_progress(self, heartbeat: native.Heartbeat | None) -> None:
         """Update the state after all received facts are durable."""
         position = self.log.position
         if heartbeat is not None and heartbeat is not self._heartbeat:
@@ -378,7 +368,7 @@ class Replica:
 
     # -- refused -------------------------------------------------------------------------------------------
 
-    async def _on_refused(self, refusal: Refused) -> None:
+    async def _on_refused(self, refusal: native.Refused) -> None:
         self.refusal = refusal
         self._logger.warn("the upstream refuses: {code}: {why}", code=refusal.code, why=refusal.message)
         self._set_state("refused", f"{refusal.code}: {refusal.message}")
