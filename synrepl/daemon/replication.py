@@ -193,7 +193,7 @@ class ReplicationServices:
             self._upstream(where),
             self._reactor,
             self._settings,
-            ephemeral=self._log.ephemeral_streams,
+            ephemeral=self._log.ephemeral.names,
             keep_leftovers=self._diverged_facts.keep,
             jitter=partial(random.uniform, 0.7, 1.3),
             on_primary_moved=self.roles.on_primary_moved,

@@ -131,6 +131,6 @@ class DeclaredStreams:
             return
         self.declared[declared.name] = declared
         if stream.ephemeral:
-            self._log.add_ephemeral(stream.name)
+            self._log.ephemeral.add(stream.name)
         for watcher in self.watchers:
             watcher(stream)

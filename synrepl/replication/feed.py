@@ -253,7 +253,7 @@ class Feed:
         ring, log, passes = self._ring, self._log, self.filter.passes
         assert ring is not None
         if self._ephemeral is EphemeralMode.HELD:
-            held = log.ephemeral_snapshot()
+            held = log.ephemeral.snapshot()
             return EphemeralStep([fact for fact in held if passes(fact.stream, fact.writer)])
         names = self.filter.streams
         streams = sorted(ring.tokens if names is None else names & ring.tokens.keys())

@@ -9,7 +9,7 @@ from hashlib import sha256
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart
+from synrepl.ports.history import Appended, AppendReceipt
 from synrepl.ports.interfaces import Head
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import NO_ROWS, Fact
@@ -28,47 +28,32 @@ def checksum(stream: str, writer: str, facts: Sequence[bytes]) -> str:
     return hashed.hexdigest()
 
 
-class AppendRequest:
+class AppendRequest(msgspec.Struct, eq=False):
     """One queued append, with the Deferreds to fire.
 
-    `coalesced` are retries of the same request with the same key, which get the same response.
+    `assigned` has the writer and token of each fact, when they are assigned already. `coalesced` are retries
+    of the same request with the same key, which get the same response.
     """
 
-    __slots__ = ("response", "checksum", "facts", "key", "assigned", "coalesced", "size", "stream", "writer")
+    stream: str
+    writer: str
+    facts: Sequence[bytes]
+    key: str | None
+    checksum: str
+    assigned: Sequence[tuple[str, int]] | None = None
+    response: Deferred[Appended] = msgspec.field(default_factory=Deferred)
+    coalesced: list[Deferred[Appended]] = []
+    size: int = 0
 
-    def __init__(
-        self,
-        stream: str,
-        writer: str,
-        facts: Sequence[bytes],
-        key: str | None,
-        checksum: str,
-        assigned: Sequence[tuple[str, int]] | None = None,
-    ) -> None:
-        self.assigned = assigned
-        """The writer and token of each fact, when they are assigned already."""
-        self.stream = stream
-        self.writer = writer
-        self.facts = facts
-        self.key = key
-        self.checksum = checksum
-        self.size = sum(map(len, facts)) + FACT_BYTES * len(facts)
-        self.response: Deferred[Appended] = Deferred()
-        self.coalesced: list[Deferred[Appended]] = []
+    def __post_init__(self) -> None:
+        self.size = sum(map(len, self.facts)) + FACT_BYTES * len(self.facts)
 
 
 class LogHead:
     """The end of the log after the last commit of known outcome."""
 
     def __init__(self) -> None:
-        self.epoch = 0
-        self.serial = 0
-        self.digest = EMPTY
-        self.receipts_upto = 0
-        self.trimmed_upto = BEGINNING
-        self.epoch_starts: Sequence[EpochStart] = ()
-        self.positions: dict[str, dict[str, int]] = {}
-        self.allocated: dict[str, int] = {}
+        self.load(Head(epoch=0, serial=0, digest=EMPTY, boots=0, positions={}, allocated={}))
 
     def load(self, head: Head) -> None:
         """Take over the engine's head."""
@@ -79,7 +64,7 @@ class LogHead:
         self.trimmed_upto = head.trimmed_upto
         self.epoch_starts = head.epoch_starts
         self.allocated = dict(head.allocated)
-        self.positions = {}
+        self.positions: dict[str, dict[str, int]] = {}
         for (stream, writer), token in head.positions.items():
             self.positions.setdefault(stream, {})[writer] = token
 

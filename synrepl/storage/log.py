@@ -105,7 +105,8 @@ class Log:
             logger=logger,
         )
         self._reads = CheckedReads(engine, reading, clock, on_lost=self._committer.set_lost, logger=logger)
-        self._ephemeral = EphemeralStore(ephemeral, key_of=key_of, max_bytes=max_ephemeral_bytes)
+        self.ephemeral = EphemeralStore(ephemeral, key_of=key_of, max_bytes=max_ephemeral_bytes)
+        """The ephemeral streams."""
         self._assigned = assigned if isinstance(assigned, Mapping) else dict.fromkeys(assigned, FROM_TABLE)
         self._append_refusal = append_refusal
         self._server_name = server_name
@@ -113,9 +114,12 @@ class Log:
         self._watchers: list[Callable[[Sequence[Fact]], None]] = []
         self._replaced_watchers: list[Callable[[], None]] = []
         self._epoch_watchers: list[Callable[[], None]] = []
-        self._notes: dict[str, str] = {}
-        self._leases: dict[str, Lease] = {}
-        self._boots = 0
+        self.notes: dict[str, str] = {}
+        """Short texts stored with the log, by name."""
+        self.leases: dict[str, Lease] = {}
+        """All leases, by uuid."""
+        self.boots = 0
+        """How often this log was opened; also the epoch of ephemeral facts."""
         self._forget_timer = Timer(clock, self._forget_receipts)
 
     # -- life cycle ----------------------------------------------------------------------------------------
@@ -149,16 +153,16 @@ class Log:
         def work() -> tuple[Head, dict[str, str], list[Lease]]:
             return open_engine(), self._engine.notes(), self._engine.leases()
 
-        head, self._notes, leases = await self._writing.run(work)
-        self._leases = {lease.uuid: lease for lease in leases}
+        head, self.notes, leases = await self._writing.run(work)
+        self.leases = {lease.uuid: lease for lease in leases}
         return head
 
     async def _check_server_name(self, head: Head) -> None:
         """Refuse the log of another homeserver; store the name in a log that is empty or has no name."""
-        mine, known = self._server_name, self._notes.get("server_name")
+        mine, known = self._server_name, self.notes.get("server_name")
         if mine in ("", known):
             return
-        is_empty = not head.serial and "joined" not in self._notes
+        is_empty = not head.serial and "joined" not in self.notes
         if known is None or is_empty:
             stored_name = None if mine == UNNAMED else mine
             if stored_name != known:
@@ -176,8 +180,8 @@ class Log:
         self._committer.reset()
         self._reads.health.clear()
         self._head.load(head)
-        self._boots = head.boots
-        self._ephemeral.restart(head.boots)
+        self.boots = head.boots
+        self.ephemeral.restart(head.boots)
 
     async def stop(self) -> None:
         """Refuse new appends, commit the queued ones, then close the engine and stop both threads."""
@@ -247,22 +251,17 @@ class Log:
     @property
     def uuid(self) -> str:
         """The uuid of this copy of the log."""
-        return self._notes.get("uuid", "")
+        return self.notes.get("uuid", "")
 
     @property
     def history(self) -> str:
         """The uuid of the log, the same for all its copies."""
-        return self._notes.get("history", "")
+        return self.notes.get("history", "")
 
     @property
     def receipts_upto(self) -> int:
         """A serial beyond which no append has a receipt."""
         return self._head.receipts_upto
-
-    @property
-    def boots(self) -> int:
-        """How often this log was opened; also the epoch of ephemeral facts."""
-        return self._boots
 
     @property
     def healthy(self) -> tuple[bool, str]:
@@ -286,19 +285,19 @@ class Log:
 
     def positions(self, stream: str) -> dict[str, int]:
         """The committed position of each writer of this stream."""
-        ephemeral = self._ephemeral.streams.get(stream)
+        ephemeral = self.ephemeral.streams.get(stream)
         return dict(self._head.positions.get(stream, {}) if ephemeral is None else ephemeral.positions)
 
     def linear_position(self, stream: str) -> int:
         """The highest committed token of the stream over all writers; 0 if there is none."""
-        ephemeral = self._ephemeral.streams.get(stream)
+        ephemeral = self.ephemeral.streams.get(stream)
         return self._head.allocated.get(stream, 0) if ephemeral is None else ephemeral.token
 
     def positions_by_stream(self) -> dict[str, dict[str, int]]:
         """The positions of every stream that has facts, ephemeral streams included."""
         return {
             stream: positions
-            for stream in [*self._head.positions, *self._ephemeral.streams]
+            for stream in [*self._head.positions, *self.ephemeral.streams]
             if (positions := self.positions(stream))
         }
 
@@ -338,11 +337,6 @@ class Log:
 
     # -- notes and leases ----------------------------------------------------------------------------------
 
-    @property
-    def notes(self) -> Mapping[str, str]:
-        """Short texts stored with the log, by name."""
-        return self._notes
-
     async def note(self, **notes: str | None) -> None:
         """Store these notes; None deletes a note. The work continues if the caller is cancelled."""
         await detached(self._note(notes), Deferred())
@@ -351,21 +345,16 @@ class Log:
         await self._writing.run(partial(self._engine.note, notes))
         for name, text in notes.items():
             if text is None:
-                self._notes.pop(name, None)
+                self.notes.pop(name, None)
             else:
-                self._notes[name] = text
-
-    @property
-    def leases(self) -> Mapping[str, Lease]:
-        """All leases, by uuid."""
-        return self._leases
+                self.notes[name] = text
 
     async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
         """Store these leases, and delete the dropped uuids."""
         await self._writing.run(partial(self._engine.keep_leases, changed, dropped))
-        self._leases.update((lease.uuid, lease) for lease in changed)
+        self.leases.update((lease.uuid, lease) for lease in changed)
         for uuid in dropped:
-            self._leases.pop(uuid, None)
+            self.leases.pop(uuid, None)
 
     # -- appending -----------------------------------------------------------------------------------------
 
@@ -394,9 +383,9 @@ class Log:
                 append_error(stream, f"{key[:100]!r} is not a valid idempotency key: too long, or not text")
             )
         fingerprint = "" if key is None else checksum(stream, writer, facts)
-        if stream in self._ephemeral.streams:
+        if stream in self.ephemeral.streams:
             try:
-                appended, added = self._ephemeral.append(
+                appended, added = self.ephemeral.append(
                     stream, writer, facts, self._now_ms(), key=key, checksum=fingerprint
                 )
             except KeyReused as error:
@@ -422,8 +411,8 @@ class Log:
             refusal = self._check_request(stream, writer)
             if refusal is not None:
                 return fail(refusal)
-        if stream in self._ephemeral.streams:
-            appended, added = self._ephemeral.append_assigned(stream, facts, self._now_ms())
+        if stream in self.ephemeral.streams:
+            appended, added = self.ephemeral.append_assigned(stream, facts, self._now_ms())
             if added:
                 self._notify(added)
             return succeed(appended)
@@ -440,12 +429,12 @@ class Log:
         positions never go back.
         """
         refusal = self._check_request(stream, writer)
-        if refusal is None and stream not in self._ephemeral.streams:
+        if refusal is None and stream not in self.ephemeral.streams:
             why = "its facts are durable, and its position never goes back"
             refusal = StorageError(op="reset_writer", why=why, stream=stream)
         if refusal is not None:
             raise refusal
-        self._notify([self._ephemeral.streams[stream].reset_writer(writer, self._now_ms())])
+        self._notify([self.ephemeral.streams[stream].reset_writer(writer, self._now_ms())])
 
     async def rewind_stream(self, stream: str, upto: int) -> None:
         """Discard the stream's facts beyond token `upto`, which their source has lost, and start a new epoch.
@@ -456,7 +445,7 @@ class Log:
 
     def forget(self, stream: str, upto: int) -> None:
         """Drop an ephemeral stream's facts up to this token: every reader has them."""
-        ephemeral = self._ephemeral.streams.get(stream)
+        ephemeral = self.ephemeral.streams.get(stream)
         if ephemeral is not None:
             ephemeral.forget(upto)
 
@@ -503,21 +492,12 @@ class Log:
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
     ) -> Awaitable[tuple[list[Fact], bool]]:
         """Run `SQLEngine.read_tokens` in the reading thread; ephemeral streams are read from memory."""
-        ephemeral = self._ephemeral.streams.get(stream)
+        ephemeral = self.ephemeral.streams.get(stream)
         if ephemeral is not None:
             return succeed(ephemeral.read_tokens(writer=writer, after=after, upto=upto, limit=limit))
-        return self._reads.run(
-            "read_tokens",
-            partial(
-                self._engine.read_tokens,
-                stream=stream,
-                writer=writer,
-                after=after,
-                upto=upto,
-                serial=min(serial, self.serial),
-                limit=limit,
-            ),
-        )
+        last = min(serial, self.serial)
+        read = partial(self._engine.read_tokens, stream=stream, writer=writer, after=after, upto=upto)
+        return self._reads.run("read_tokens", partial(read, serial=last, limit=limit))
 
     def digest_at(self, serial: int) -> Awaitable[str | None]:
         """The digest at this serial; None if it is unknown."""
@@ -537,23 +517,10 @@ class Log:
             partial(self._reads.run, "snapshot", self._engine.snapshot, thread=self._writing)
         )
 
-    @property
-    def ephemeral_streams(self) -> Collection[str]:
-        """The names of the ephemeral streams, those included that are added later."""
-        return self._ephemeral.names
-
-    def add_ephemeral(self, stream: str) -> None:
-        """Hold the facts of this stream in memory from now on. It must have no facts yet."""
-        self._ephemeral.add(stream)
-
     def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
         """The facts of an ephemeral stream beyond token `after` that are in memory, in order of token."""
-        ephemeral = self._ephemeral.streams.get(stream)
+        ephemeral = self.ephemeral.streams.get(stream)
         return [] if ephemeral is None else ephemeral.after(after)
-
-    def ephemeral_snapshot(self) -> list[Fact]:
-        """The ephemeral facts in memory and the positions of their writers (`EphemeralStore.snapshot`)."""
-        return self._ephemeral.snapshot()
 
     # -- exclusive writes: epochs, trimming, following another log -------------------------------------------
 
@@ -673,8 +640,8 @@ class Log:
         """Replace this log by a staged copy in one step; this daemon's own uuid, notes and leases stay."""
 
         async def work() -> None:
-            own = {name: text for name, text in self._notes.items() if name not in COPY_NOTES}
-            await copy.finish(own, list(self._leases.values()))
+            own = {name: text for name, text in self.notes.items() if name not in COPY_NOTES}
+            await copy.finish(own, list(self.leases.values()))
             with self._reads.paused():
                 await self._wait_for_reads()
                 self._load_state(await self._load(self._engine.adopt_staged))

@@ -229,7 +229,7 @@ class FakeNode:
             self.make_upstream(where),
             self.clock,
             self.settings,
-            ephemeral=self.log.ephemeral_streams,
+            ephemeral=self.log.ephemeral.names,
             keep_leftovers=self._keep_leftovers,
             jitter=self._jitter,
             on_primary_moved=self.roles.on_primary_moved,

@@ -1,6 +1,7 @@
 """What a reader is sent next, decided without I/O: each test is a table of events and steps."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,6 +39,7 @@ class FakeLog:
         self.receipts_upto = 0
         self.typing: list[Fact] = []
         self.token = 0
+        self.ephemeral = SimpleNamespace(snapshot=lambda: list(self.typing))
         self.ring = Ring(ring_bytes, serial=0, tokens={"typing": 0})
 
     @property
@@ -46,9 +48,6 @@ class FakeLog:
 
     def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
         return [one for one in self.typing if one.token > after]
-
-    def ephemeral_snapshot(self) -> list[Fact]:
-        return list(self.typing)
 
     def commit(self, count: int = 1, *, size: int = 2, hidden: bool = False) -> None:
         """Commit a group of facts; a `hidden` one is not shown to the ring."""

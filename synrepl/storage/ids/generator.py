@@ -1,5 +1,6 @@
 """Id generators: they reserve the ids of a stream, and track up to which id the stream is complete."""
 
+import dataclasses
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -67,45 +68,18 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     age_seconds: float
 
 
-class Reservation:
-    """Ids that are reserved until they are completed or rolled back.
+Owner = str | tuple[CodeType, int]
+"""The user of reserved ids: a text, or a calling line."""
 
-    `owner` is a text that names the user of the ids, by default the calling line.
-    """
 
-    __slots__ = ("_generator", "ids", "mark", "_owner", "since", "tokens")
+class Reservation(msgspec.Struct, eq=False):
+    """Ids that are reserved until they are completed or rolled back."""
 
-    def __init__(
-        self,
-        generator: "MultiWriterIdGenerator",
-        ids: Sequence[int],
-        tokens: Sequence[int],
-        mark: int,
-        owner: "str | tuple[CodeType, int]",
-        since: float,
-    ) -> None:
-        self._generator = generator
-        self.ids = ids
-        self.mark = mark
-        self.tokens = tokens
-        self._owner = owner
-        self.since = since
-
-    @property
-    def owner(self) -> str:
-        """The user of the ids, for warnings."""
-        if isinstance(self._owner, str):
-            return self._owner
-        code, line = self._owner
-        return f"{code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{line})"
-
-    def complete(self) -> None:
-        """Finish the ids: their facts are committed. Called in the reactor's thread."""
-        self._generator.complete(self)
-
-    def roll_back(self) -> None:
-        """Finish the ids: their transaction was rolled back. Called in the reactor's thread."""
-        self._generator.roll_back(self)
+    ids: Sequence[int]
+    tokens: Sequence[int]
+    mark: int
+    owner: Owner
+    since: float
 
 
 class MultiWriterIdGenerator:
@@ -238,11 +212,11 @@ class MultiWriterIdGenerator:
             await synrepl.transact(pool, insert)
         """
         reservation = self._reserve(transaction, count, owner or _call_site(2))
-        transaction.call_after(reservation.complete)
-        transaction.call_on_exception(reservation.roll_back)
+        transaction.call_after(self.complete, reservation)
+        transaction.call_on_exception(self.roll_back, reservation)
         yield reservation.tokens
 
-    def _reserve(self, cursor: ICursor, count: int, owner: "str | tuple[CodeType, int]") -> Reservation:
+    def _reserve(self, cursor: ICursor, count: int, owner: Owner) -> Reservation:
         """Reserve ids in the database, in a transaction's thread."""
         if count < 1:
             raise ValueError(f"the count of ids must be at least 1, not {count}")
@@ -258,7 +232,7 @@ class MultiWriterIdGenerator:
             raise
         sign = self.stream.sign
         tokens = ids if sign > 0 else [-id_ for id_ in ids]
-        reservation = Reservation(self, ids, tokens, mark, owner, self._clock.seconds())
+        reservation = Reservation(ids, tokens, mark, owner, self._clock.seconds())
         with self._lock:
             self._tracker.end_reservation(floor, ids)
             self._reservations.add(reservation)
@@ -281,14 +255,14 @@ class MultiWriterIdGenerator:
     # -- finishing -----------------------------------------------------------------------------------------
 
     def complete(self, reservation: Reservation) -> None:
-        """Finish ids whose facts are committed; called by `Reservation.complete`."""
+        """Finish ids whose facts are committed. Called in the reactor's thread."""
         if self._finish(reservation):
             self._save_soon()
 
     def roll_back(self, reservation: Reservation) -> None:
         """Finish ids that were reserved in a transaction that was to be rolled back.
 
-        SQLite's rollback undoes the allocation as well.
+        Called in the reactor's thread. SQLite's rollback undoes the allocation as well.
         """
         mark, highest = reservation.mark, reservation.ids[-1]
 
@@ -401,7 +375,7 @@ class MultiWriterIdGenerator:
                 stream=self.stream.name,
                 writer=self.instance,
                 tokens=tuple(one.tokens),
-                owner=one.owner,
+                owner=_describe(one.owner),
                 age_seconds=max(0.0, now - one.since),
             )
             for one in reservations
@@ -483,35 +457,29 @@ class StreamIdGenerator(MultiWriterIdGenerator):
         super().__init__(pool, stream, instance=instance, flavor=flavor, clock=clock, channel=channel)
 
 
+@dataclasses.dataclass
 class _ReservationContext(Generic[T]):
     """The ``async with`` of `next` and `next_many`."""
 
-    def __init__(
-        self,
-        generator: MultiWriterIdGenerator,
-        count: int,
-        owner: "str | tuple[CodeType, int]",
-        select: Callable[[Sequence[int]], T],
-    ) -> None:
-        self._generator = generator
-        self._count = count
-        self._owner = owner
-        self._select = select
-        self._reservation: Reservation | None = None
+    generator: MultiWriterIdGenerator
+    count: int
+    owner: Owner
+    select: Callable[[Sequence[int]], T]
+    reservation: Reservation | None = None
 
     async def __aenter__(self) -> T:
-        generator = self._generator
+        generator = self.generator
         with generator._lock:
             generator._check()
 
         def reserve(transaction: ITransaction) -> Reservation:
-            reservation = generator._reserve(transaction, self._count, self._owner)
+            reservation = generator._reserve(transaction, self.count, self.owner)
             transaction.call_on_exception(generator._finish, reservation)
             return reservation
 
         # If the caller is cancelled meanwhile, the ids are reserved all the same: finish them at once.
-        self._reservation = await transact(generator.pool, reserve, on_abandoned=generator._finish)
-        return self._select(self._reservation.tokens)
+        self.reservation = await transact(generator.pool, reserve, on_abandoned=generator._finish)
+        return self.select(self.reservation.tokens)
 
     async def __aexit__(
         self,
@@ -519,14 +487,14 @@ class _ReservationContext(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._reservation is not None
+        assert self.reservation is not None
         if kind is None:
-            self._reservation.complete()
+            self.generator.complete(self.reservation)
         elif _is_outcome_unknown(error):
-            self._generator._finish_later(self._reservation)
+            self.generator._finish_later(self.reservation)
         else:
             # The ids were reserved in an earlier transaction: no rollback undoes the allocation.
-            self._generator._finish(self._reservation)
+            self.generator._finish(self.reservation)
 
 
 def _is_outcome_unknown(error: BaseException | None) -> bool:
@@ -537,6 +505,13 @@ def _is_outcome_unknown(error: BaseException | None) -> bool:
         return True
     # DB-API's names for connection errors; the driver's own classes are unknown.
     return any(kind.__name__ in ("OperationalError", "InterfaceError") for kind in type(error).__mro__)
+
+
+def _describe(owner: Owner) -> str:
+    if isinstance(owner, str):
+        return owner
+    code, line = owner
+    return f"{code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{line})"
 
 
 def _call_site(above: int = 0) -> tuple[CodeType, int]:
