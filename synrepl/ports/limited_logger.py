@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+import msgspec
 from twisted.logger import Logger, LogLevel
 
 from synrepl.ports.interfaces import IClock
@@ -13,17 +14,14 @@ MAX_LINES: Final = 10
 WINDOW_SECONDS: Final = 60.0
 
 
-class _Window:
+class _Window(msgspec.Struct):
     """The lines of one kind since `started`, in seconds; `last` has the fields of the last dropped line."""
 
-    __slots__ = ("last", "left_out", "level", "started", "written")
-
-    def __init__(self, started: float, level: Any) -> None:
-        self.started = started
-        self.level = level
-        self.written = 0
-        self.left_out = 0
-        self.last: dict[str, Any] = {}
+    started: float
+    level: Any
+    written: int = 0
+    left_out: int = 0
+    last: dict[str, Any] = {}
 
 
 class LimitedLogger:

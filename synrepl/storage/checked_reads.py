@@ -125,7 +125,7 @@ class CheckedReads:
     def open(self) -> None:
         """Check the log from now on."""
         self._is_open = True
-        self._check_later(self.health.next_check_seconds)
+        self._check_soon(self.health.next_check_seconds)
 
     def close(self) -> None:
         """Stop the checks."""
@@ -193,10 +193,6 @@ class CheckedReads:
         if self._is_open and not self._is_checking:
             self._timer.start_within(seconds)
 
-    def _check_later(self, seconds: float) -> None:
-        if self._is_open:
-            self._timer.start(seconds)
-
     def _start_check(self) -> None:
         self._tasks.start(self._check_log(), "checking the log")
 
@@ -214,7 +210,7 @@ class CheckedReads:
             self._is_checking = False
             if not was_readable and not self.health.why:
                 self._logger.info("the log is readable again")
-            self._check_later(self.health.next_check_seconds)
+            self._check_soon(self.health.next_check_seconds)
 
     async def _retry(self, kind: str, probe: Probe) -> None:
         try:

@@ -35,7 +35,8 @@ def seal(path: Path) -> None:
             hint="stop the program that reads it",
             retryable=True,
         )
-    _sync(path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def replace(fresh: Path, path: Path) -> None:
@@ -55,11 +56,3 @@ def remove(path: Path) -> None:
 
 def _beside(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

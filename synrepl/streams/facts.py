@@ -46,16 +46,8 @@ class Fact(msgspec.Struct, frozen=True):
         return LogPosition(self.epoch, self.serial, self.digest)
 
 
-class _Line(msgspec.Struct):
-    serial: int
-    epoch: int
-    stream: str
-    writer: str
-    prev_token: int
-    token: int
+class _Line(Fact, frozen=True):
     rows: msgspec.Raw
-    committed_at_ms: int
-    digest: str
 
 
 _decoder: Final = msgspec.json.Decoder(_Line)

@@ -1,6 +1,6 @@
 """Table readers: read whole facts from tables, in order of their ids, up to the last complete one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -62,10 +62,8 @@ class TableReader:
         limit = max(after, complete)
         upto = self._end(cursor, after, limit, rows)
         found: dict[int, tuple[str, list[bytes | list[object]]]] = {}
-        for table, make in self._tables:
-            for token, writer, values in self._values(cursor, table, after, upto):
-                if not only or writer in only:
-                    found.setdefault(token, (writer, []))[1].append(make(values))
+        for token, writer, row in self._rows(cursor, after, upto, only):
+            found.setdefault(token, (writer, []))[1].append(row)
         writers = dict.fromkeys(only or [*start.positions, *(writer for writer, _ in found.values())])
         return TablePage(
             facts=[(writer, token, rows) for token, (writer, rows) in sorted(found.items())],
@@ -81,10 +79,8 @@ class TableReader:
         """
         end = self._end(cursor, after, upto, rows)
         found: dict[int, list[bytes | list[object]]] = {}
-        for table, make in self._tables:
-            for token, wrote, values in self._values(cursor, table, after, end):
-                if wrote == writer:
-                    found.setdefault(token, []).append(make(values))
+        for token, _, row in self._rows(cursor, after, end, (writer,)):
+            found.setdefault(token, []).append(row)
         facts = [(writer, token, rows) for token, rows in sorted(found.items())]
         return TablePage(facts=facts, upto=end, limit=upto, writers=[writer])
 
@@ -92,53 +88,38 @@ class TableReader:
         """Return the last id of the page: at most `rows` rows of each table, but at least one fact."""
         ends = [limit]
         for table in self.stream.tables:
-            order = "DESC" if self.stream.ids.negative else "ASC"
-            self._execute(
-                cursor,
-                f"SELECT {table.ids.id_column} FROM {table.ids.name} WHERE {self._between(table)}"
-                f" ORDER BY {table.ids.id_column} {order} LIMIT 1 OFFSET ?",
-                *self._bounds(after, limit),
-                rows,
-            )
-            first_beyond = cursor.fetchone()
-            if first_beyond is not None:
-                self._execute(
-                    cursor,
-                    f"SELECT {table.ids.id_column} FROM {table.ids.name} WHERE {self._between(table)}"
-                    f" ORDER BY {table.ids.id_column} {order} LIMIT 1",
-                    *self._bounds(after, limit),
-                )
-                first = abs(cursor.fetchone()[0])
-                ends.append(max(first, abs(first_beyond[0]) - 1))
+            column = table.ids.id_column
+            nth = f" ORDER BY {column} {'DESC' if self.stream.ids.negative else 'ASC'} LIMIT 1 OFFSET ?"
+            if beyond := self._select(cursor, table, column, after, limit, nth, rows):
+                first = self._select(cursor, table, column, after, limit, nth, 0)
+                ends.append(max(abs(first[0][0]), abs(beyond[0][0]) - 1))
         return min(ends)
 
-    def _values(
-        self, cursor: ICursor, table: SourceTable, after: int, upto: int
-    ) -> Iterator[tuple[int, str, Iterator[Any]]]:
-        writer_column = table.ids.writer_column or "NULL"
-        columns = ", ".join([table.ids.id_column, writer_column, *columns_of(list(table.row))])
-        self._execute(
+    def _rows(
+        self, cursor: ICursor, after: int, upto: int, only: Collection[str]
+    ) -> Iterator[tuple[int, str, list[Any]]]:
+        """The id, writer and JSON items of the rows with ``after < id <= upto``, `only` of these writers."""
+        for table, make in self._tables:
+            writer_column = table.ids.writer_column or "NULL"
+            columns = ", ".join([table.ids.id_column, writer_column, *columns_of(list(table.row))])
+            for token, wrote, *values in self._select(cursor, table, columns, after, upto):
+                writer = wrote or self.stream.default_writer
+                if not only or writer in only:
+                    yield abs(token), writer, make(iter(values))
+
+    def _select(
+        self, cursor: ICursor, table: SourceTable, what: str, after: int, upto: int, end: str = "", *more: int
+    ) -> list[Any]:
+        """Select from the rows with ``after < id <= upto``."""
+        column, sign = table.ids.id_column, self.stream.ids.sign
+        above, most = ("<", ">=") if self.stream.ids.negative else (">", "<=")
+        execute(
             cursor,
-            f"SELECT {columns} FROM {table.ids.name} WHERE {self._between(table)}",
-            *self._bounds(after, upto),
+            self._flavor,
+            f"SELECT {what} FROM {table.ids.name} WHERE {column} {above} ? AND {column} {most} ?{end}",
+            (after * sign, upto * sign, *more),
         )
-        for token, writer, *values in cursor.fetchall():
-            yield abs(token), writer or self.stream.default_writer, iter(values)
-
-    def _between(self, table: SourceTable) -> str:
-        column = table.ids.id_column
-        return (
-            f"{column} < ? AND {column} >= ?"
-            if self.stream.ids.negative
-            else f"{column} > ? AND {column} <= ?"
-        )
-
-    def _bounds(self, after: int, upto: int) -> tuple[int, int]:
-        sign = self.stream.ids.sign
-        return after * sign, upto * sign
-
-    def _execute(self, cursor: ICursor, statement: str, *values: object) -> None:
-        execute(cursor, self._flavor, statement, values)
+        return cursor.fetchall()
 
 
 def _maker(table: SourceTable) -> Callable[[Iterator[Any]], list[Any]]:
