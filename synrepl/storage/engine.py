@@ -23,7 +23,6 @@ from synrepl.storage.continuity import (
     discarded_rows,
     find_inconsistency,
 )
-from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.storage.schema import (
     COLUMNS,
     EPOCH_START_COLUMNS,
@@ -41,7 +40,7 @@ from synrepl.storage.schema import (
 )
 from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection
 from synrepl.streams.digest import verify
-from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.streams.facts import NO_ROWS, Fact, take_rows, take_tokens
 from synrepl.wire.filter import ALL, Filter
 
 __all__ = ["SQLEngine"]

@@ -9,8 +9,7 @@ import msgspec
 
 from synrepl.ports.history import Appended
 from synrepl.storage.append_errors import KeyReused
-from synrepl.storage.paging import take_tokens
-from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.streams.facts import NO_ROWS, Fact, take_tokens
 
 __all__ = ["EphemeralStore", "EphemeralStream", "KeyOf"]
 

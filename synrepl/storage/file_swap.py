@@ -35,8 +35,7 @@ def seal(path: Path) -> None:
             hint="stop the program that reads it",
             retryable=True,
         )
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    _sync(path)
 
 
 def replace(fresh: Path, path: Path) -> None:
@@ -56,3 +55,8 @@ def remove(path: Path) -> None:
 
 def _beside(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

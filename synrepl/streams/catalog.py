@@ -65,6 +65,9 @@ __all__ = [
     "UserSignature",
 ]
 
+RECENT: Final = "1.67"
+"""The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes)."""
+
 
 # Events of rooms, and changes of their current state.
 @row(tag="ev", flat_until="0.99.4")
@@ -92,8 +95,7 @@ class State:
     event_id: str | None
 
 
-# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
-@row(tag="state-all", since="1.67")
+@row(tag="state-all", since=RECENT)
 class StateAll:
     """Much of a room's current state changed: read all of it again."""
 
@@ -196,8 +198,7 @@ class Receipt:
     receipt_type: str
     user_id: str
     event_id: str
-    # The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
-    thread_id: Annotated[str | None, Since("1.67", default=None)]
+    thread_id: Annotated[str | None, Since(RECENT, default=None)]
     data: dict[str, Any]
 
 
@@ -289,10 +290,8 @@ class DeviceList:
     """
 
     user_id: str
-    # The exact release of both is unknown: after 1.66, and not after 1.163
-    # (docs/reference/peers.md#row-shapes).
-    is_signature: Annotated[Bool, Since("1.67", default=False)]
-    hosts_calculated: Annotated[Bool, Since("1.67", default=False)]
+    is_signature: Annotated[Bool, Since(RECENT, default=False)]
+    hosts_calculated: Annotated[Bool, Since(RECENT, default=False)]
 
 
 DEVICE_LISTS = Stream(
@@ -401,8 +400,7 @@ def _profile_key(row: ProfileUpdate) -> tuple[Hashable, ...]:
     return (row.user_id, row.action, jsontext.dumps(row.affected_fields).decode("ascii"))
 
 
-# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
-PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_profile_key, any_writer=True, since="1.67")
+PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_profile_key, any_writer=True, since=RECENT)
 
 
 # Sticky events of rooms.
@@ -414,9 +412,8 @@ class StickyEvent:
     event_id: str
 
 
-# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 STICKY_EVENTS = Stream(
-    "sticky_events", StickyEvent, key=("room_id", "event_id"), any_writer=True, since="1.67"
+    "sticky_events", StickyEvent, key=("room_id", "event_id"), any_writer=True, since=RECENT
 )
 
 
@@ -430,13 +427,12 @@ class ThreadSubscription:
     event_id: str
 
 
-# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 THREAD_SUBSCRIPTIONS = Stream(
     "thread_subscriptions",
     ThreadSubscription,
     key=("user_id", "room_id", "event_id"),
     any_writer=True,
-    since="1.67",
+    since=RECENT,
 )
 
 
@@ -448,8 +444,7 @@ class UnPartialStatedRoom:
     room_id: str
 
 
-# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
-UN_PARTIAL_STATED_ROOM = Stream("un_partial_stated_room", UnPartialStatedRoom, key="room_id", since="1.67")
+UN_PARTIAL_STATED_ROOM = Stream("un_partial_stated_room", UnPartialStatedRoom, key="room_id", since=RECENT)
 
 
 # Events whose state became complete.
@@ -461,9 +456,8 @@ class UnPartialStatedEvent:
     rejection_status_changed: Bool
 
 
-# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 UN_PARTIAL_STATED_EVENT = Stream(
-    "un_partial_stated_event", UnPartialStatedEvent, key="event_id", since="1.67"
+    "un_partial_stated_event", UnPartialStatedEvent, key="event_id", since=RECENT
 )
 
 
@@ -477,9 +471,8 @@ class QuarantinedMedia:
     quarantined: Bool
 
 
-# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 QUARANTINED_MEDIA = Stream(
-    "quarantined_media", QuarantinedMedia, key=("origin", "media_id"), any_writer=True, since="1.67"
+    "quarantined_media", QuarantinedMedia, key=("origin", "media_id"), any_writer=True, since=RECENT
 )
 
 

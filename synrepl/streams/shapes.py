@@ -14,7 +14,8 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -29,6 +30,9 @@ undecodable = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 
 _FLOAT = re.compile(rb"[0-9][.eE]")
 _NO_DEFAULT: Any = object()
+
+array_struct: Final = partial(msgspec.defstruct, array_like=True, frozen=True, forbid_unknown_fields=True)
+"""Make a class of rows: written as JSON arrays."""
 
 
 class BoolSpelling(msgspec.Struct, frozen=True):
@@ -117,15 +121,12 @@ class _Reader:
         )
         struct: Any = newest
         if not self.is_newest:
-            struct = msgspec.defstruct(
+            struct = array_struct(
                 newest.__name__,
                 [
                     (field.name, field.spelling.accepts if strict and field.spelling else field.type)
                     for field in shape
                 ],
-                array_like=True,
-                frozen=True,
-                forbid_unknown_fields=True,
             )
         self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(struct).decode
 
@@ -150,14 +151,11 @@ class KeptFields:
 
     def __init__(self, newest: type[Any], fields: Shape) -> None:
         self.fields = fields
-        self.row: Any = msgspec.defstruct(
+        self.row: Any = array_struct(
             newest.__name__,
             [(field.name, field.type) for field in fields],
             bases=(newest,),
             module=newest.__module__,
-            array_like=True,
-            frozen=True,
-            forbid_unknown_fields=True,
         )
 
 

@@ -28,6 +28,7 @@ from synrepl.streams.shapes import (
     Shape,
     ShapeField,
     Shapes,
+    array_struct,
     may_hold_float,
     undecodable,
 )
@@ -128,14 +129,11 @@ def _row(declared: type[T], tag: str, since: str, flat_until: str) -> type[T]:
         for name, value in vars(declared).items()
         if name not in ("__annotations__", "__dict__", "__weakref__", "__module__", "__qualname__")
     }
-    struct = msgspec.defstruct(
+    struct = array_struct(
         declared.__name__,
         [(field.name, field.type) for field in fields],
         module=declared.__module__,
         namespace={**body, "_declared": _Declared(fields, tag, since, flat_until)},
-        array_like=True,
-        frozen=True,
-        forbid_unknown_fields=True,
     )
     struct.__qualname__ = declared.__qualname__
     return typing.cast(type[T], struct)

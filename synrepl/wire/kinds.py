@@ -194,42 +194,6 @@ class MiddleText(Rest):
     grammar = "<{name}>"
 
 
-class RawJson(FieldKind):
-    """JSON to the end of the line, left undecoded: the stream's row decoder reads it, once."""
-
-    takes_rest = True
-    grammar = "<{name}: JSON>"
-
-    def parse(self, data: bytes) -> Any:
-        if not data:
-            raise ValueError("must be JSON, not nothing")
-        return data
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        if b"\n" in value:
-            raise ValueError("must not contain a line break")
-        return typing.cast("bytes", value)
-
-
-class Body(FieldKind):
-    """JSON to the end of the line, decoded as the type `shape` and checked."""
-
-    takes_rest = True
-    grammar = "<{name}: JSON>"
-
-    def __init__(self, shape: Any) -> None:
-        self._decoder = msgspec.json.Decoder(shape)
-
-    def parse(self, data: bytes) -> Any:
-        try:
-            return self._decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ValueError(f"is invalid: {printable(str(error))}") from error
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        return msgspec.json.encode(value, order="deterministic")
-
-
 class JsonValue(FieldKind):
     """JSON to the end of the line, decoded."""
 
@@ -244,6 +208,36 @@ class JsonValue(FieldKind):
 
     def format(self, value: Any, dialect: Dialect) -> bytes:
         return jsontext.dumps(value, spaced=jsontext.is_spaced(dialect))
+
+
+class RawJson(JsonValue):
+    """JSON to the end of the line, left undecoded: the stream's row decoder reads it, once."""
+
+    def parse(self, data: bytes) -> Any:
+        if not data:
+            raise ValueError("must be JSON, not nothing")
+        return data
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        if b"\n" in value:
+            raise ValueError("must not contain a line break")
+        return typing.cast("bytes", value)
+
+
+class Body(JsonValue):
+    """JSON to the end of the line, decoded as the type `shape` and checked."""
+
+    def __init__(self, shape: Any) -> None:
+        self._decoder = msgspec.json.Decoder(shape)
+
+    def parse(self, data: bytes) -> Any:
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"is invalid: {printable(str(error))}") from error
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        return msgspec.json.encode(value, order="deterministic")
 
 
 class JsonArray(JsonValue):

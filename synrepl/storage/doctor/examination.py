@@ -9,13 +9,12 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor.complaints import Complaint, Diagnosis
-from synrepl.storage.doctor.holds import Hold, holds, read_positions
+from synrepl.storage.doctor.holds import Hold, holds_in
 from synrepl.storage.doctor.log_check import check_log, repair_positions
 from synrepl.storage.doctor.synapse import MARKS, STREAMS, Catalog, read_catalog
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair
-from synrepl.storage.ids.writers import read_writers
 
 __all__ = ["Doctor"]
 
@@ -174,8 +173,6 @@ class Doctor:
         )
 
     def _check_writers(self, catalog: Catalog, cursor: Any) -> list[Complaint]:
-        states = read_writers(cursor) if "synrepl_writers" in catalog.tables else []
-        positions = read_positions(cursor) if "stream_positions" in catalog.tables else {}
         return [
             Complaint(
                 severity="warning" if hold.is_stuck else "note",
@@ -184,7 +181,7 @@ class Doctor:
                 text=hold.text,
                 remedy=_remedy(hold),
             )
-            for hold in holds(states, positions, self._now())
+            for hold in holds_in(cursor, catalog.tables, self._now())
             if hold.is_stuck or hold.why != "unfinished"
         ]
 

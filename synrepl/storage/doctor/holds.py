@@ -1,6 +1,6 @@
 """Holds: writers that keep a stream from advancing, because they are stuck, silent or behind."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -12,7 +12,7 @@ from synrepl.storage.doctor.synapse import read_catalog
 from synrepl.storage.ids.writer_session import STUCK_SECONDS
 from synrepl.storage.ids.writers import WriterState, read_writers
 
-__all__ = ["Hold", "Positions", "holds", "read_holds", "read_positions"]
+__all__ = ["Hold", "Positions", "holds", "holds_in", "read_holds"]
 
 SILENT_SECONDS: Final = 15.0
 """A writer without a status update for so long is gone, or cannot reach its database."""
@@ -67,13 +67,18 @@ def read_holds(database: Database, now: float) -> list[Hold]:
                 why=f"{database.name} has neither synrepl_writers nor stream_positions",
                 hint="choose the database with the writers' tables",
             )
-        states = read_writers(cursor) if "synrepl_writers" in tables else []
-        return holds(states, read_positions(cursor) if "stream_positions" in tables else {}, now)
+        return holds_in(cursor, tables, now)
 
     return database.read_transaction("examine", work)
 
 
-def read_positions(cursor: Any) -> dict[str, dict[str, int]]:
+def holds_in(cursor: Any, tables: Container[str], now: float) -> list[Hold]:
+    """The holds in a database with these tables."""
+    states = read_writers(cursor) if "synrepl_writers" in tables else []
+    return holds(states, _read_positions(cursor) if "stream_positions" in tables else {}, now)
+
+
+def _read_positions(cursor: Any) -> dict[str, dict[str, int]]:
     """The stored positions of every stream, in ascending numbers even if ids descend."""
     cursor.execute("SELECT stream_name, instance_name, stream_id FROM stream_positions")
     found: dict[str, dict[str, int]] = {}

@@ -264,12 +264,8 @@ class MultiWriterIdGenerator:
 
         Called in the reactor's thread. SQLite's rollback undoes the allocation as well.
         """
-        mark, highest = reservation.mark, reservation.ids[-1]
-
-        async def has_ended() -> bool:
-            return await transact(self.pool, lambda cursor: self.database.has_ended(cursor, mark, highest))
-
-        ensureDeferred(self._finish_when(reservation, has_ended))
+        has_ended = partial(self.database.has_ended, mark=reservation.mark, highest=reservation.ids[-1])
+        ensureDeferred(self._finish_when(reservation, partial(transact, self.pool, has_ended)))
 
     def _finish_later(self, reservation: Reservation) -> None:
         """Finish ids when every transaction that may use them has ended: one that began after the reservation

@@ -4,9 +4,6 @@ A name is a lock that the database (PostgreSQL: of a session) or the system (SQL
 its holder dies for any reason. No clock is involved, and nothing that a process stored about itself.
 """
 
-# ruff: noqa: B027  # names of SQLite need no marks, and locks of PostgreSQL no release
-
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,49 +11,17 @@ from synrepl.errors import StorageError
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.lock import FileLock
 
-__all__ = ["FileNames", "WriterNames", "SessionNames"]
+__all__ = ["FileNames", "SessionNames"]
 
 NAMES: Final = 0x5359_4E57
 """The class of the advisory locks for writers' names."""
 
 
-class WriterNames(ABC):
-    """Writers' names in one database. Used in one thread, inside a transaction of the session."""
-
-    @abstractmethod
-    def acquire(self, cursor: ICursor, name: str) -> str:
-        """Acquire the name for the life of this session. Returns its holder if it is taken, or ""."""
-
-    @abstractmethod
-    def is_free(self, cursor: ICursor, name: str) -> bool:
-        """Whether no process holds the name; then none can acquire it before this transaction ends."""
-
-    def mark(self, cursor: ICursor) -> int:
-        """A mark that separates transactions that have begun to write from those that have not.
-
-        None is needed on SQLite: the caller holds the only write lock.
-        """
-        return 0
-
-    def have_ended(self, cursor: ICursor, mark: int) -> bool:
-        """Whether every transaction that was running at the `mark` has ended.
-
-        True on SQLite: only the caller can write now, and what a dead process had written is rolled back.
-        """
-        return True
-
-    def end_transaction(self) -> None:
-        """Called when the transaction of the previous calls has ended."""
-
-    def release_all(self) -> None:
-        """Release the names held by this session."""
-
-
-class SessionNames(WriterNames):
-    """Advisory locks of PostgreSQL, which go with the connection."""
+class SessionNames:
+    """Advisory locks of PostgreSQL, which go with the connection. Used in one thread, in its transactions."""
 
     def acquire(self, cursor: ICursor, name: str) -> str:
-        """Acquire the name, or give the backend that holds it."""
+        """Acquire the name for the life of this session. Returns the backend that holds it, or ""."""
         cursor.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", (NAMES, name))
         if cursor.fetchone()[0]:
             return ""
@@ -74,7 +39,7 @@ class SessionNames(WriterNames):
         return f"backend {pid} ({application or 'unnamed'}{f' at {address}' if address else ''})"
 
     def is_free(self, cursor: ICursor, name: str) -> bool:
-        """Holds the name until the transaction ends, so that a new process with it has to wait."""
+        """Whether no process holds the name; then none can acquire it before this transaction ends."""
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s, hashtext(%s))", (NAMES, name))
         return bool(cursor.fetchone()[0])
 
@@ -84,20 +49,29 @@ class SessionNames(WriterNames):
         return int(cursor.fetchone()[0])
 
     def have_ended(self, cursor: ICursor, mark: int) -> bool:
-        """A killed process leaves backends behind, which may still finish its last commands."""
+        """Whether every transaction that was running at the `mark` has ended.
+
+        A killed process leaves backends behind, which may still finish its last commands.
+        """
         cursor.execute("SELECT txid_snapshot_xmin(txid_current_snapshot())", ())
         return bool(cursor.fetchone()[0] >= mark)
 
+    def end_transaction(self) -> None:
+        """Do nothing: the names that `is_free` has locked go with the transaction."""
 
-class FileNames(WriterNames):
-    """Locks on files next to an SQLite database."""
+    def release_all(self) -> None:
+        """Do nothing: the names go with the connection."""
+
+
+class FileNames:
+    """Locks on files next to an SQLite database, with the methods of `SessionNames`."""
 
     def __init__(self) -> None:
         self._own: dict[str, FileLock] = {}
         self._probed: list[FileLock] = []
 
     def acquire(self, cursor: ICursor, name: str) -> str:
-        """Acquire the name, or give the process that holds it."""
+        """Acquire the name for the life of this session. Returns the process that holds it, or ""."""
         if name in self._own:
             return ""
         lock = FileLock(_path_of(cursor, name))
@@ -109,13 +83,21 @@ class FileNames(WriterNames):
         return ""
 
     def is_free(self, cursor: ICursor, name: str) -> bool:
-        """Holds the name until `end_transaction`."""
+        """Whether no process holds the name; then none can acquire it before `end_transaction`."""
         lock = FileLock(_path_of(cursor, name))
         try:
             lock.acquire()
         except StorageError:
             return False
         self._probed.append(lock)
+        return True
+
+    def mark(self, cursor: ICursor) -> int:
+        """Nothing to tell apart: the caller holds the only write lock."""
+        return 0
+
+    def have_ended(self, cursor: ICursor, mark: int) -> bool:
+        """True: only the caller can write now, and what a dead process had written is rolled back."""
         return True
 
     def end_transaction(self) -> None:

@@ -22,7 +22,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator, NotAWriter, Unfinished
-from synrepl.storage.ids.names import FileNames, SessionNames, WriterNames
+from synrepl.storage.ids.names import FileNames, SessionNames
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.ids.writers import create_writers, last_process, store_status
 from synrepl.storage.threads import ReactorThread
@@ -86,7 +86,7 @@ class WriterSession:
         self._metrics = metrics
         self._heartbeat_seconds = heartbeat_seconds
         self._acquire_seconds = acquire_seconds
-        self._names: WriterNames = SessionNames() if flavor == "postgresql" else FileNames()
+        self._names: SessionNames | FileNames = SessionNames() if flavor == "postgresql" else FileNames()
         self._connection: Any = None
         self._tasks = Tasks(self._logger, "writer session")
         self._gone: dict[str, tuple[float, int]] = {}
