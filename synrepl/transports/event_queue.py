@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.defer import Deferred
-
+from synrepl.ports.gate import Gate
 from synrepl.replication.replica.conversation import Event
 
 __all__ = ["EventQueue"]
@@ -27,7 +26,7 @@ class EventQueue:
         self._on_full = on_full
         self._on_room = on_room
         self._events: deque[tuple[int, Any]] = deque()
-        self._waiter: Deferred[None] | None = None
+        self._news = Gate()
 
     def put(self, event: object, size: int = 1) -> None:
         """Add an event, or an exception, of this size."""
@@ -36,7 +35,7 @@ class EventQueue:
         if self.size > self._limit and not self.is_full:
             self.is_full = True
             self._on_full()
-        self._wake()
+        self._news.open()
 
     def end(self, error: Exception) -> None:
         """Let no more events come: `error` is raised after the last one. The first call counts."""
@@ -44,15 +43,15 @@ class EventQueue:
             self.error = error
             # They refer to the connection, which would be part of a cycle.
             self._on_full = self._on_room = _nothing
-        self._wake()
+        self._news.open()
 
     async def next(self) -> Event:
         """Wait for the next event."""
         while not self._events:
             if self.error is not None:
                 raise self.error
-            self._waiter = Deferred()
-            await self._waiter
+            self._news.close()
+            await self._news.wait_open()
         return self._take()
 
     def ready(self) -> Event | None:
@@ -71,11 +70,6 @@ class EventQueue:
             raise event
         taken: Event = event
         return taken
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.called:
-            waiter.callback(None)
 
 
 def _nothing() -> None:

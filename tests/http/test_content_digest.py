@@ -45,8 +45,10 @@ class IntactTests(SiteCase):
 
     def test_an_answer_that_was_changed_is_no_answer(self) -> None:
         """What became of the request nobody knows then."""
-        http = HttpClient(None, client=_Client(b'{"first_serial":7}', content_digest(b'{"first_serial":3}')))
-        asked = ensureDeferred(http._read("POST", "http://h/", b"{}", 100, None))
+        http = HttpClient(
+            self.clock, client=_Client(b'{"first_serial":7}', content_digest(b'{"first_serial":3}'))
+        )
+        asked = ensureDeferred(http.read("POST", "http://h/", b"{}", 100))
         self.failureResultOf(asked, NotConnected)
 
     def test_of_other_digests_nothing_is_known(self) -> None:

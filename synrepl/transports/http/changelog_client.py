@@ -9,10 +9,7 @@ import msgspec
 
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import CHANGELOG, DIGESTS
-from synrepl.transports.http.http_client import (
-    HttpClient,
-    decode_json,
-)
+from synrepl.transports.http.http_client import HttpClient, decode_json
 from synrepl.transports.http.messages import DigestsAnswer
 from synrepl.transports.http.response_body import BodyLines
 
@@ -43,8 +40,7 @@ class ChangelogClient(HttpClient):
 
         The server waits up to `wait` seconds for a first fact. An awaitable that `on_line` returns is
         awaited; meanwhile reading pauses. Returns the serial up to which all selected facts were delivered:
-        continue from there. Raises `ReplicationError`; lines delivered before it are
-        valid.
+        continue from there. Raises `ReplicationError`; lines delivered before it are valid.
         """
         request = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit)
         count = 0
@@ -100,7 +96,7 @@ class ChangelogClient(HttpClient):
     ) -> AsyncIterator[tuple[FirstAnswer, BodyLines]]:
         """Yield the head of a response, and its lines. `wait` adds to the timeout, in seconds."""
         url = request.url(self._base_url)
-        response = await self.open(request.method, url, None, extra_seconds=wait)
+        response = await self._within(self._timeout + wait, self._open(request.method, url), url)
         lines = BodyLines.of(response, public_url(url), clock=self._reactor, silence=silence)
         try:
             yield _response_head(response), lines

@@ -1,13 +1,12 @@
 """HTTP client of a daemon."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectError, ConnectingCancelledError, DNSLookupError
-from twisted.python.failure import Failure
 from twisted.python.url import URL
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
@@ -16,18 +15,14 @@ from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.headers import CONTENT_DIGEST, WANT_DIGEST, content_digest, matches_digest
-from synrepl.transports.http.response_body import collect_body, describe_error
+from synrepl.transports.http.response_body import collect_body, describe_error, root_cause
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     # Imported for types only: a daemon without TLS should not load OpenSSL.
     from OpenSSL import SSL
 
-__all__ = [
-    "MAX_ERROR_BYTES",
-    "HttpClient",
-    "decode_json",
-]
+__all__ = ["MAX_ERROR_BYTES", "HttpClient", "decode_json"]
 
 T = TypeVar("T")
 
@@ -106,25 +101,21 @@ class HttpClient:
         timeout: float | None = None,
     ) -> bytes:
         """Return the body of a response with status 200. `host` replaces the URL's host in the header."""
-        coroutine = self._read(method, url, body, max_bytes, host)
-        content: bytes = await self._within(self._timeout if timeout is None else timeout, coroutine, url)
-        return content
 
-    async def open(self, method: str, url: str, body: bytes | None, *, extra_seconds: float) -> Any:
-        """Return a response with status 200 whose body is not read yet."""
-        return await self._within(self._timeout + extra_seconds, self._open(method, url, body), url)
+        async def read() -> bytes:
+            response = await self._open(method, url, body, host)
+            return await _verified_body(response, max_bytes, public_url(url))
+
+        content: bytes = await self._within(self._timeout if timeout is None else timeout, read(), url)
+        return content
 
     async def stop(self) -> None:
         """Close the idle connections."""
         if self._pool is not None:
             await self._pool.closeCachedConnections()
 
-    async def _read(
-        self, method: str, url: str, body: bytes | None, max_bytes: int, host: str | None
-    ) -> bytes:
-        return await _verified_body(await self._open(method, url, body, host), max_bytes, public_url(url))
-
-    async def _open(self, method: str, url: str, body: bytes | None, host: str | None = None) -> Any:
+    async def _open(self, method: str, url: str, body: bytes | None = None, host: str | None = None) -> Any:
+        """Return a response with status 200 whose body is not read yet."""
         headers: dict[str, list[str]] = {WANT_DIGEST: ["sha-256=1"]}
         if host is not None:
             headers["host"] = [host]
@@ -178,19 +169,13 @@ class HttpClient:
                 raise
             raise NotConnected(f"{public_url(url)} has not answered within {seconds:g} seconds") from None
         except Exception as error:
+            why, cause = describe_error(error), root_cause(error)
+            if url.startswith("https:") and _is_tls_error(cause):
+                why = self._credentials.explain(urlsplit(url).hostname or "", cause)
             kind = NeverSent if _is_never_sent(error) else NotConnected
-            raise kind(self._describe(url, error)) from error
+            raise kind(f"{public_url(url)} cannot be reached: {why}") from error
         finally:
             timer.stop()
-
-    def _describe(self, url: str, error: Exception) -> str:
-        """Describe a failed request in one line."""
-        why = describe_error(error)
-        if url.startswith("https:"):
-            tls_error = _tls_error(error)
-            if tls_error is not None:
-                why = self._credentials.explain(urlsplit(url).hostname or "", tls_error)
-        return f"{public_url(url)} cannot be reached: {why}"
 
 
 def _is_never_sent(error: Exception) -> bool:
@@ -201,12 +186,12 @@ def _is_never_sent(error: Exception) -> bool:
     never = ConnectError | ConnectingCancelledError | DNSLookupError | RequestNotSent | UnicodeError
     if isinstance(error, never):
         return True
-    tls_error = _tls_error(error)
-    if tls_error is None:
+    cause = root_cause(error)
+    if not _is_tls_error(cause):
         return False
     from synrepl.transports.tls import is_handshake_refused
 
-    return is_handshake_refused(tls_error)
+    return is_handshake_refused(cause)
 
 
 def _make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
@@ -225,16 +210,9 @@ def _make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
     return HTTPClient(Agent(reactor, credentials, connectTimeout=10.0, pool=pool)), pool
 
 
-def _tls_error(error: Exception) -> "SSL.Error | None":
-    """Return the OpenSSL error that Twisted has wrapped; None for another failure."""
-    tls_error: BaseException | None = error
-    while (reasons := getattr(tls_error, "reasons", None)) and isinstance(reasons[0], Failure):
-        tls_error = reasons[0].value
-    if tls_error is None or not type(tls_error).__module__.startswith("OpenSSL"):
-        return None
-    from OpenSSL import SSL
-
-    return tls_error if isinstance(tls_error, SSL.Error) else None
+def _is_tls_error(error: BaseException) -> "TypeGuard[SSL.Error]":
+    # By its module: the process of another error may not have OpenSSL.
+    return type(error).__module__ == "OpenSSL.SSL"
 
 
 async def _verified_body(response: Any, max_bytes: int, url: str) -> bytes:

@@ -13,7 +13,7 @@ from synrepl.wire.blocks import MAX_HELD
 from synrepl.wire.codec import LineBuffer
 from synrepl.wire.text import printable
 
-__all__ = ["BodyChunks", "BodyLines", "collect_body", "describe_error"]
+__all__ = ["BodyChunks", "BodyLines", "collect_body", "describe_error", "root_cause"]
 
 MAX_BUFFERED_BYTES: Final = 1024 * 1024
 """Queued bytes at which reading from the connection pauses."""
@@ -188,13 +188,16 @@ async def collect_body(response: Any, max_bytes: int, url: str) -> bytes:
     return b"".join(parts)
 
 
-def describe_error(error: BaseException | None) -> str:
-    """Describe an error in one line; unwraps Twisted's lists of reasons."""
-    reasons = getattr(error, "reasons", None)
-    if reasons and isinstance(reasons[0], Failure):
-        return (
-            describe_error(reasons[0].value) if isinstance(reasons[0].value, Exception) else str(reasons[0])
-        )
+def root_cause(error: BaseException) -> BaseException:
+    """Return the error that Twisted has wrapped in lists of reasons."""
+    while (reasons := getattr(error, "reasons", None)) and isinstance(reasons[0], Failure):
+        error = reasons[0].value
+    return error
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe the cause of an error in one line."""
+    error = root_cause(error)
     return printable(" ".join(str(error).split()), limit=1_000) or type(error).__name__
 
 
