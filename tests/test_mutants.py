@@ -21,7 +21,6 @@ FEWEST_OF_A_PACKAGE: Final = 3
 LEFT_OUT: Final = {
     "synrepl/testing",
     "synrepl/pipeline/report",
-    "synrepl/transports/http/status_page",
 }
 """What keeps no data: fakes for tests, pictures, tables of names, and flags that are handed on."""
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from synrepl.replication.relay.registry import REPLICA_STATES
 from synrepl.replication.status import STATES
-from synrepl.transports.http.status_page import POLICY, page
-from synrepl.transports.http.status_page.page import KINDS
+from synrepl.transports.http.status_page import KINDS, POLICY, page
 from tests.http.builders import NOW, SiteCase
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"

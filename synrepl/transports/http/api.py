@@ -17,7 +17,7 @@ from synrepl.http_api.route import Route, RouteTable
 from synrepl.http_api.routes import ROUTES
 from synrepl.ports.access import Right
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body
-from synrepl.transports.http.authorization import AccessCheck, check_right, check_streams
+from synrepl.transports.http.authorization import AccessCheck, check_content_type, check_right, check_streams
 from synrepl.transports.http.call import ApiState, Call
 from synrepl.transports.http.headers import (
     CONTENT_DIGEST,
@@ -26,7 +26,6 @@ from synrepl.transports.http.headers import (
     is_digest_wanted,
     matches_digest,
 )
-from synrepl.transports.http.origin_check import check_content_type
 from synrepl.transports.http.server import Services
 from synrepl.wire import jsontext
 

@@ -1,24 +1,35 @@
-"""Authentication of HTTP requests, and checks of rights."""
+"""Authentication of HTTP requests, and checks of rights.
+
+Requests from web pages of other sites, and requests under another site's host name, are refused. A browser on
+the same machine can reach a daemon that listens on loopback only, and without a secret nothing proves who
+sent a request. The daemon therefore checks headers that a browser must send and a page cannot change:
+``Host`` (against DNS rebinding), ``Origin`` and ``Sec-Fetch-Site`` (against cross-site requests) and
+``Content-Type`` (a page can only send JSON after a preflight, which is refused).
+"""
 
 from collections.abc import Callable, Collection
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right, access_of
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.origin_check import check_origin, check_rebinding
 from synrepl.wire.text import printable
 
-__all__ = ["AccessCheck", "check_right", "check_streams"]
+__all__ = ["AccessCheck", "check_content_type", "check_right", "check_streams"]
 
 SCHEME: Final = b"bearer "
+JSON_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
+DEFAULT_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded"})
 
 
 class AccessCheck:
     """Determines a request's rights from its headers, certificate and address.
 
     With keys configured, the request needs one of them. Without keys, requests from other sites' pages and
-    for foreign host names are refused (`origin_check`), and peers on other machines may only read and write.
+    for foreign host names are refused, and peers on other machines may only read and write.
     `hosts` returns the names under which clients may reach this daemon, in lower case, besides addresses and
     names without dots. A replica learns its name after the start.
     """
@@ -62,3 +73,106 @@ def check_streams(access: Access, *streams: str) -> None:
     """Raises `ApiError` if the peer must not see one of these streams."""
     if why := access.hides(streams):
         raise ApiError("no_rights", why)
+
+
+def check_rebinding(request: Any, hosts: Callable[[], Collection[str]]) -> None:
+    """Raises `ApiError` unless ``Host`` is an address, a name without dots, or one of `hosts`.
+
+    A page of evil.example can make that name resolve to 127.0.0.1 and then read every response, but the
+    browser still sends ``Host: evil.example``. That is impossible with an address, or with a name that only
+    the local network resolves (``localhost``, a container's name, the instance names that Synapse workers
+    send).
+    """
+    values = request.requestHeaders.getRawHeaders(b"host")
+    if not values:
+        return  # HTTP/1.0; browsers always send it
+    host = _host(values[0])
+    if len(values) == 1 and host is not None and ("." not in host or _is_address(host) or host in hosts()):
+        return
+    if host is not None and host.endswith(".localhost"):
+        return
+    raise ApiError(
+        "foreign_host",
+        f"Host {printable(', '.join(value.decode('latin-1') for value in values))} is not a name of this"
+        " daemon: use an address, localhost, or add the name to allowed_hosts",
+    )
+
+
+def check_origin(request: Any) -> None:
+    """Raises `ApiError` if a page of another origin caused this request.
+
+    Links to this site's pages are allowed from any site: GET changes nothing, and the linking page cannot
+    read the response.
+    """
+    headers = request.requestHeaders
+    sites, origins = headers.getRawHeaders(b"sec-fetch-site"), headers.getRawHeaders(b"origin")
+    if sites is None and origins is None:
+        return
+    is_link = (
+        request.method in (b"GET", b"HEAD")
+        and headers.getRawHeaders(b"sec-fetch-mode") == [b"navigate"]
+        and headers.getRawHeaders(b"sec-fetch-dest") == [b"document"]
+    )
+    if any(site not in (b"same-origin", b"none") for site in sites or ()) and not is_link:
+        raise ApiError("foreign_origin", "a page of another site made this request")
+    host = _host((headers.getRawHeaders(b"host") or [b""])[0], with_port=True)
+    for origin in origins or ():
+        source = _origin(origin)
+        if not source or source != host:
+            raise ApiError(
+                "foreign_origin",
+                f"a page of {printable(origin.decode('latin-1'))} made this request; requests of other"
+                " origins are refused",
+            )
+
+
+def check_content_type(request: Any) -> None:
+    """Raises `ApiError` if a JSON body has another content type.
+
+    The default types of curl and urllib are accepted, unless a browser sent the request: browsers send an
+    origin with every POST.
+    """
+    headers = request.requestHeaders
+    values = headers.getRawHeaders(b"content-type") or [b""]
+    if values == [b"application/json"]:
+        return
+    if request.content.read(1) == b"":
+        return
+    request.content.seek(0)
+    kind = values[0].decode("latin-1").partition(";")[0].strip().lower()
+    is_browser = any(map(headers.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
+    if len(values) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | DEFAULT_TYPES):
+        raise ApiError(
+            "content_type",
+            f"the body must be JSON: send Content-Type: application/json, not {printable(kind) or 'nothing'}",
+        )
+
+
+def _origin(value: bytes) -> str:
+    """Return host and port of an origin; empty if it is invalid."""
+    try:
+        return urlsplit(value.decode("latin-1")).netloc.lower()
+    except ValueError:
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _host(value: bytes, *, with_port: bool = False) -> str | None:
+    try:
+        parts = urlsplit(f"//{value.decode('latin-1').strip()}")
+        name = parts.hostname
+        _ = parts.port
+    except ValueError:
+        return None
+    if name is None or parts.path or parts.username is not None:
+        return None
+    return parts.netloc.lower() if with_port else name.rstrip(".")
+
+
+@lru_cache(maxsize=256)
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -21,7 +21,7 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.server import Services
 
 if TYPE_CHECKING:
-    from synrepl.transports.http.changelog_feed import ChangelogFeed  # loaded with the first reader
+    from synrepl.transports.http.changelog_routes import ChangelogFeed  # loaded with the first reader
 
 __all__ = ["ApiState", "Call", "Valve", "check_checksum"]
 

@@ -16,20 +16,17 @@ from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.wire.filter import Filter
 
-__all__ = [
-    "checked_line",
-    "command_line",
-    "ephemeral_line",
-    "heartbeat_line",
-    "held_line",
-    "decode_line",
-    "encode_fact",
-    "receipt_line",
-    "epoch_start_line",
-    "encode_page",
-    "line_encoder",
-    "LineEncoder",
-]
+__all__ = ["HeartbeatLine", "decode_line", "encode_line", "encode_page", "held_line", "line_encoder"]
+
+
+class HeartbeatLine(msgspec.Struct, frozen=True):
+    """All matching facts up to `serial` were sent; the log is at `head`."""
+
+    epoch: int
+    serial: int
+    digest: str | None
+    now_ms: int
+    head: int = 0
 
 
 def checked_line(fact: Fact) -> bytes:
@@ -47,14 +44,9 @@ def held_line(facts: Iterable[Fact]) -> bytes:
     return _line("held", b"[%b]" % b",".join(encode_fact(fact)[:-1] for fact in facts))
 
 
-def command_line(text: bytes) -> bytes:
-    """Encode a command for all processes, in the newest release's syntax."""
-    return _line("command", msgspec.json.encode(text.decode(errors="replace")))
-
-
-def epoch_start_line(epoch_start: EpochStart) -> bytes:
-    """Encode the start of an epoch."""
-    return _line("epoch_start", msgspec.json.encode(epoch_start))
+def encode_line(kind: str, content: HeartbeatLine | EpochStart | str) -> bytes:
+    """Encode a heartbeat, the start of an epoch, or a command in the newest release's syntax."""
+    return _line(kind, msgspec.json.encode(content))
 
 
 def receipt_line(receipt: AppendReceipt) -> bytes:
@@ -71,12 +63,6 @@ def receipt_line(receipt: AppendReceipt) -> bytes:
     return _line("receipt", msgspec.json.encode(content))
 
 
-def heartbeat_line(epoch: int, serial: int, digest: str | None, *, now_ms: int, head: int) -> bytes:
-    """Encode a heartbeat: all matching facts up to `serial` were sent; the log is at `head`."""
-    content = {"epoch": epoch, "serial": serial, "digest": digest, "now_ms": now_ms, "head": head}
-    return _line("heartbeat", msgspec.json.encode(content))
-
-
 def encode_page(facts: Iterable[Fact], receipts: Iterable[AppendReceipt] = (), *, checked: bool) -> bytes:
     """Encode a page: receipts before their facts, so that no reader stores facts without their receipt."""
     return b"".join(map(receipt_line, receipts)) + b"".join(
@@ -84,7 +70,7 @@ def encode_page(facts: Iterable[Fact], receipts: Iterable[AppendReceipt] = (), *
     )
 
 
-class LineEncoder:
+class _LineEncoder:
     """Encodes the facts that pass a filter, each with a checksum if `checked` (`Ring.lines`)."""
 
     def __init__(self, facts_filter: Filter, *, checked: bool) -> None:
@@ -102,9 +88,9 @@ class LineEncoder:
 
 
 @lru_cache(maxsize=256)
-def line_encoder(facts_filter: Filter, *, checked: bool) -> LineEncoder:
+def line_encoder(facts_filter: Filter, *, checked: bool) -> _LineEncoder:
     """Return the encoder that all readers with this filter share."""
-    return LineEncoder(facts_filter, checked=checked)
+    return _LineEncoder(facts_filter, checked=checked)
 
 
 def decode_line(text: bytes) -> tuple[str, bytes]:

@@ -31,7 +31,7 @@ from synrepl.streams.facts import Fact, decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
 from synrepl.transports.http.changelog_client import ChangelogClient
-from synrepl.transports.http.changelog_lines import decode_line
+from synrepl.transports.http.changelog_lines import HeartbeatLine, decode_line
 from synrepl.transports.http.http_client import decode_json
 from synrepl.transports.http.messages import (
     AcceptedForwards,
@@ -264,7 +264,7 @@ class HttpConversation(EventQueue):
             self.put(Facts(facts))
 
     def _enqueue_heartbeat(self, content: bytes) -> None:
-        beat = decode_json(_HeartbeatLine, content, self._url)
+        beat = decode_json(HeartbeatLine, content, self._url)
         self._head = max(self._head, beat.serial, beat.head)
         if beat.digest is not None:
             self.put(
@@ -358,14 +358,6 @@ class _Checksum(msgspec.Struct):
 
 
 _checksums: Final = msgspec.json.Decoder(_Checksum)
-
-
-class _HeartbeatLine(msgspec.Struct):
-    epoch: int
-    serial: int
-    digest: str | None
-    now_ms: int
-    head: int = 0
 
 
 def _convert_error(error: ApiResponseError) -> ReplicationError:

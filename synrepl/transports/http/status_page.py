@@ -24,7 +24,7 @@ KINDS: Final = {
 """The color of each state; the word is always shown, too."""
 
 TEMPLATE: Final = load_template(
-    "synrepl.transports.http.status_page",
+    "synrepl.transports.http",
     "status.html.j2",
     KINDS=KINDS,
     STATES=STATES,
