@@ -28,7 +28,7 @@ from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint
-from synrepl.transports.http.peer_client import PeerClient
+from synrepl.transports.http.peer_clients import HttpFiles, PeerClient
 
 if TYPE_CHECKING:
     from synrepl.daemon.service import Daemon
@@ -65,7 +65,7 @@ class ReplicationServices:
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
         )
         publisher.follower_commands.carriers.append(self.commands)
-        self._files_client: Any = None
+        self._files_client: HttpFiles | None = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
         self._peer_client = PeerClient(reactor, daemon.credentials, self._secret_of)
@@ -174,9 +174,6 @@ class ReplicationServices:
         self._files_url = url
         former, self._files_client = self._files_client, None
         if url:
-            # Imported on use: only a replica fetches.
-            from synrepl.transports.http.files_client import HttpFiles
-
             self._files_client = HttpFiles(self._reactor, url, secret=self._daemon.credentials)
         await self.files.set_source(self._files_client)
         if former is not None:

@@ -21,47 +21,6 @@ from synrepl.http_api.kinds import (
 )
 from synrepl.http_api.route import Example, Parameter, Route
 
-__all__ = [
-    "ACKNOWLEDGE",
-    "ACKNOWLEDGE_COMMANDS",
-    "ADD_LEASE",
-    "ALLOCATED",
-    "APPEND",
-    "APPEND_BATCH",
-    "ARROW",
-    "CATCH_UP",
-    "CHANGELOG",
-    "CLAIM",
-    "COMMANDS",
-    "DECLARE",
-    "DECLARED",
-    "DIGESTS",
-    "DROP_LEASE",
-    "EXTENT",
-    "FORWARD_COMMANDS",
-    "GET_FILE",
-    "HANDOVER",
-    "JOIN",
-    "LEASES",
-    "LIVEZ",
-    "METRICS",
-    "NDJSON",
-    "OPENAPI",
-    "PROMOTE",
-    "PUT_FILE",
-    "READER",
-    "READYZ",
-    "REPLICATION",
-    "RESYNC",
-    "ROOT",
-    "ROUTES",
-    "ROWS",
-    "STATUS",
-    "STATUS_PAGE",
-    "SUBSCRIBE",
-    "SYNCING",
-]
-
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
@@ -633,3 +592,6 @@ OPENAPI: Final = Route(
 )
 
 ROUTES: Final = tuple(value for value in globals().values() if isinstance(value, Route))
+
+__all__ = ["ARROW", "NDJSON", "READER", "ROUTES"]
+__all__ += [name for name, value in globals().items() if isinstance(value, Route)]

@@ -1,17 +1,19 @@
 """All sources of a daemon, and the ingester through which they write to its log."""
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.errors import ConfigError
-from synrepl.ingest.database_catchup import DatabaseCatchUp
+from synrepl.errors import ConfigError, NotConnected, RowError
 from synrepl.ingest.server import ServerSource
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import Problem
+from synrepl.ports.interfaces import IThread
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.follower.updates import ICatchUp, MissedFacts
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.replication.publisher import Publisher
@@ -19,16 +21,22 @@ from synrepl.replication.stalled_writers import StalledWriters
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.databases import Database
 from synrepl.storage.log import Log
+from synrepl.storage.tables.layout import TableStream
+from synrepl.storage.tables.reader import TablePage, TableReader
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.client import HttpCatchUp
+from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
     from synrepl.ingest.redis import RedisSource
 
 __all__ = ["SourceManager"]
+
+PAGE_ROWS: Final = 1_000
+"""Rows of a page that is read from a table."""
 
 
 class SourceManager:
@@ -152,12 +160,12 @@ class SourceManager:
     def _all(self) -> "list[RedisSource | ServerSource]":
         return [*([self.redis] if self.redis is not None else []), *self.servers]
 
-    def _database_catch_up(self) -> DatabaseCatchUp | None:
+    def _database_catch_up(self) -> "_DatabaseCatchUp | None":
         streams = [one for one in self._settings.table_streams if one.for_catch_up]
         if not streams:
             return None
         url = self._settings.tables_database or self._settings.database
-        return DatabaseCatchUp(
+        return _DatabaseCatchUp(
             Database(url, what="synrepl-catch-up"),
             streams,
             table=self._table,
@@ -206,3 +214,44 @@ class SourceManager:
         on_redis = is_first and self._settings.redis is not None
         self.ingester.attach(follower, knows_history=is_first, confirms=on_redis)
         return follower
+
+
+class _DatabaseCatchUp:
+    """An `ICatchUp` that reads the tables of `streams` in `thread`. Other streams go to `others`."""
+
+    def __init__(
+        self,
+        database: Database,
+        streams: Sequence[TableStream],
+        *,
+        table: StreamTable,
+        thread: IThread,
+        others: ICatchUp,
+    ) -> None:
+        self._database = database
+        self._readers = {stream.stream: TableReader(stream, database.flavor) for stream in streams}
+        self._table = table
+        self._thread = thread
+        self._others = others
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
+        """The facts with ``after < token <= upto``, or the first page of them. Raises `ReplicationError`."""
+        reader = self._readers.get(stream)
+        if reader is None:
+            return await self._others.fetch(stream=stream, writer=writer, after=after, upto=upto)
+        work = partial(reader.missed, writer=writer, after=after, upto=upto, rows=PAGE_ROWS)
+        try:
+            page: TablePage = await self._thread.run(
+                partial(self._database.read_transaction, "read missing facts", work)
+            )
+            facts = [
+                (token, jsontext.split(self._table[stream].canonical_fact(rows)))
+                for _, token, rows in page.facts
+            ]
+        except RowError as error:
+            raise NotConnected(f"the table of {stream} has rows of another shape: {error}") from error
+        return MissedFacts(facts=facts, upto=page.upto, limited=page.upto < upto)
+
+    async def stop(self) -> None:
+        """End the thread."""
+        await self._thread.stop()

@@ -1,7 +1,8 @@
 """Replication over TCP or any other Twisted endpoint."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IAddress, IStreamClientEndpoint
@@ -41,16 +42,10 @@ leave file descriptors and memory (some 3 kB each) for the rest of the daemon.
 class _ServerSide(ConnectionOwner):
     """Server side of a connection: a follower's session, or a relay once the peer identifies as a replica."""
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        relays: Callable[[], "ReplicaRegistry"] | None,
-        protocol: ReplicationProtocol,
-    ) -> None:
-        self._publisher = publisher
-        self._relays = relays
+    def __init__(self, factory: "PublisherFactory", protocol: ReplicationProtocol) -> None:
+        self._factory = factory
         self._protocol = protocol
-        self._owner: FollowerSession | Relay = publisher.attach(protocol, protocol.access or LOCAL)
+        self._owner: FollowerSession | Relay = factory.publisher.attach(protocol, protocol.access or LOCAL)
 
     def dialect_known(self, dialect: Dialect) -> None:
         if not serving(dialect).is_replica:
@@ -59,17 +54,17 @@ class _ServerSide(ConnectionOwner):
                 self._protocol.fail(why)
             else:
                 self._owner.dialect_known(dialect)
-        elif self._relays is None:
+        elif self._factory.relays is None:
             self._protocol.fail("this daemon serves no replicas")
         else:
             self._owner.lost("the peer is a replica")
-            self._owner = self._relays().attach(self._protocol)
+            self._owner = self._factory.relays().attach(self._protocol)
 
     def _refusal(self) -> str:
         """The reason to refuse this follower; empty if there is none."""
         protocol = self._protocol
         if protocol.access is not None:
-            return protocol.access.lacks(Right.READ) or self._publisher.holdings.unreadable()
+            return protocol.access.lacks(Right.READ) or self._factory.publisher.holdings.unreadable()
         name = printable(protocol.certified_name or "")
         return f"the certificate of {name} is not in keys_file, or was revoked"
 
@@ -97,6 +92,7 @@ class _ServerSide(ConnectionOwner):
         self._owner.lost(why)
 
 
+@dataclass(eq=False, repr=False)
 class PublisherFactory(Factory):
     """Serves followers, and replicas if there is a registry (`relays`) for them.
 
@@ -104,50 +100,39 @@ class PublisherFactory(Factory):
     ERROR line and is closed. `server_name` is the name to greet with; a function gives the current one.
     """
 
-    noisy = False
-    protocol: type[ReplicationProtocol] = ReplicationProtocol
-    _logger = Logger()
+    publisher: Publisher
+    _: KW_ONLY
+    server_name: str | Callable[[], str]
+    dialect: Dialect | None
+    clock: IClock
+    metrics: Metrics
+    keepalive: Keepalive = KEEPALIVE
+    relays: "Callable[[], ReplicaRegistry] | None" = None
+    max_connections: int = MAX_CONNECTIONS
+    keys: Keyring = field(default_factory=Keyring)
+    noisy: ClassVar = False
+    protocol: ClassVar[type[ReplicationProtocol]] = ReplicationProtocol
+    _logger: ClassVar = Logger()
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        *,
-        server_name: str | Callable[[], str],
-        dialect: Dialect | None,
-        clock: IClock,
-        metrics: Metrics,
-        keepalive: Keepalive = KEEPALIVE,
-        relays: Callable[[], "ReplicaRegistry"] | None = None,
-        max_connections: int = MAX_CONNECTIONS,
-        keys: Keyring | None = None,
-    ) -> None:
-        self._relays = relays
-        self._keys = keys if keys is not None else Keyring()
-        self._max_connections = max_connections
-        self._limited_logger = LimitedLogger(self._logger, clock)
-        self._publisher = publisher
-        self._server_name = server_name
-        self._dialect = dialect
-        self._clock = clock
-        self._metrics = metrics
-        self._keepalive = keepalive
+    def __post_init__(self) -> None:
+        self._limited_logger = LimitedLogger(self._logger, self.clock)
         self.protocols: set[ReplicationProtocol] = set()
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol:
-        if len(self.protocols) >= self._max_connections:
+        if len(self.protocols) >= self.max_connections:
             return self._reject(addr)
         session = Session(
             SERVER,
-            self._dialect,
-            name=self._server_name if isinstance(self._server_name, str) else self._server_name(),
-            seconds=self._clock.seconds,
-            keepalive=self._keepalive,
+            self.dialect,
+            name=self.server_name if isinstance(self.server_name, str) else self.server_name(),
+            seconds=self.clock.seconds,
+            keepalive=self.keepalive,
         )
         protocol = self.protocol(
             session,
             self._attach,
-            self._clock,
-            self._metrics,
+            self.clock,
+            self.metrics,
             logger=self._limited_logger,
             on_lost=lambda lost, reason: self.protocols.discard(lost),
         )
@@ -155,8 +140,8 @@ class PublisherFactory(Factory):
         return protocol
 
     def _reject(self, addr: IAddress | None) -> RejectedConnection:
-        why = f"this listener has {self._max_connections} connections, its limit: try again later"
-        self._metrics.errors_sent.inc()
+        why = f"this listener has {self.max_connections} connections, its limit: try again later"
+        self.metrics.errors_sent.inc()
         self._limited_logger.warn("rejecting {peer}: {why}", peer=str(addr), why=why)
         rejected = RejectedConnection(f"ERROR {why}\n".encode())
         rejected.factory = self
@@ -168,14 +153,14 @@ class PublisherFactory(Factory):
     def _attach(self, protocol: ReplicationProtocol) -> ConnectionOwner:
         self.protocols.add(protocol)
         protocol.access = self._access(protocol)
-        return _ServerSide(self._publisher, self._relays, protocol)
+        return _ServerSide(self, protocol)
 
     def _access(self, protocol: ReplicationProtocol) -> Access | None:
         """The rights of a follower: all, unless its listener requires client certificates. None if its
         certificate is not registered as a key.
         """
         name = protocol.certified_name
-        return LOCAL if name is None else self._keys.access_by_certificate(name)
+        return LOCAL if name is None else self.keys.access_by_certificate(name)
 
     def recheck(self) -> None:
         """Close connections whose certificate was revoked or has other rights now."""
@@ -210,6 +195,7 @@ class _ClientSide(ConnectionOwner):
         self._follower.engine.disconnected(why, self._protocol.failure_code)
 
 
+@dataclass(eq=False, repr=False)
 class FollowerFactory(ReconnectingClientFactory):
     """Keeps one follower connected; retries with backoff until `stop`.
 
@@ -225,27 +211,20 @@ class FollowerFactory(ReconnectingClientFactory):
     # negative delay: the reactor raises for it, and the follower would never reconnect.
     jitter = 0.1
     noisy = False
-    protocol: type[ReplicationProtocol] = ReplicationProtocol
     _logger = Logger()
 
-    def __init__(
-        self,
-        follower: "Follower",
-        *,
-        dialect: Dialect,
-        expected_server: str | None,
-        clock: IClock,
-        metrics: Metrics,
-        keepalive: Keepalive = KEEPALIVE,
-    ) -> None:
-        self.clock: Any = clock
+    follower: "Follower"
+    _: KW_ONLY
+    dialect: Dialect
+    expected_server: str | None
+    clock: Any
+    metrics: Metrics
+    keepalive: Keepalive = KEEPALIVE
+    protocol: ClassVar[type[ReplicationProtocol]] = ReplicationProtocol
+
+    def __post_init__(self) -> None:
         self.delay = self.initialDelay
-        self._follower = follower
-        self._dialect = dialect
-        self._expected_server = expected_server
-        self._metrics = metrics
-        self._keepalive = keepalive
-        self._limited_logger = LimitedLogger(self._logger, clock)
+        self._limited_logger = LimitedLogger(self._logger, self.clock)
         self._connector: EndpointConnector | None = None
         self.current: ReplicationProtocol | None = None
 
@@ -257,17 +236,17 @@ class FollowerFactory(ReconnectingClientFactory):
     def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:
         session = Session(
             CLIENT,
-            self._dialect,
-            name=self._follower.instance,
+            self.dialect,
+            name=self.follower.instance,
             seconds=self.clock.seconds,
-            expected_server=self._expected_server,
-            keepalive=self._keepalive,
+            expected_server=self.expected_server,
+            keepalive=self.keepalive,
         )
         protocol = self.current = self.protocol(
             session,
-            lambda made: _ClientSide(self._follower, made),
+            lambda made: _ClientSide(self.follower, made),
             self.clock,
-            self._metrics,
+            self.metrics,
             logger=self._limited_logger,
             on_established=self.resetDelay,
             on_lost=self._lost,
@@ -290,11 +269,11 @@ class FollowerFactory(ReconnectingClientFactory):
         self._limited_logger.stop()
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
-        self._follower.engine.unreachable(reason.getErrorMessage(), failure_code(reason.value))
+        self.follower.engine.unreachable(reason.getErrorMessage(), failure_code(reason.value))
         super().clientConnectionFailed(connector, reason)
 
     def retry(self, connector: Any = None) -> None:
-        self._metrics.reconnects.inc()
+        self.metrics.reconnects.inc()
         super().retry(connector)
 
     def _lost(self, protocol: ReplicationProtocol, reason: Failure) -> None:

@@ -210,7 +210,7 @@ def _make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
     return HTTPClient(Agent(reactor, credentials, connectTimeout=10.0, pool=pool)), pool
 
 
-def _is_tls_error(error: BaseException) -> "TypeGuard[SSL.Error]":
+def _is_tls_error(error: BaseException | None) -> "TypeGuard[SSL.Error]":
     # By its module: the process of another error may not have OpenSSL.
     return type(error).__module__ == "OpenSSL.SSL"
 

@@ -188,14 +188,14 @@ async def collect_body(response: Any, max_bytes: int, url: str) -> bytes:
     return b"".join(parts)
 
 
-def root_cause(error: BaseException) -> BaseException:
+def root_cause(error: BaseException | None) -> BaseException | None:
     """Return the error that Twisted has wrapped in lists of reasons."""
     while (reasons := getattr(error, "reasons", None)) and isinstance(reasons[0], Failure):
         error = reasons[0].value
     return error
 
 
-def describe_error(error: BaseException) -> str:
+def describe_error(error: BaseException | None) -> str:
     """Describe the cause of an error in one line."""
     error = root_cause(error)
     return printable(" ".join(str(error).split()), limit=1_000) or type(error).__name__
