@@ -110,8 +110,8 @@ class PublisherFactory(Factory):
     relays: "Callable[[], ReplicaRegistry] | None" = None
     max_connections: int = MAX_CONNECTIONS
     keys: Keyring = field(default_factory=Keyring)
-    noisy: ClassVar = False
-    protocol: ClassVar[type[ReplicationProtocol]] = ReplicationProtocol
+    noisy = False
+    protocol: type[ReplicationProtocol] = field(default=ReplicationProtocol, init=False)
     _logger: ClassVar = Logger()
 
     def __post_init__(self) -> None:
@@ -220,7 +220,7 @@ class FollowerFactory(ReconnectingClientFactory):
     clock: Any
     metrics: Metrics
     keepalive: Keepalive = KEEPALIVE
-    protocol: ClassVar[type[ReplicationProtocol]] = ReplicationProtocol
+    protocol: type[ReplicationProtocol] = field(default=ReplicationProtocol, init=False)
 
     def __post_init__(self) -> None:
         self.delay = self.initialDelay
