@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import NotConnected, ReplicationError
@@ -21,8 +22,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.testing.delayed_thread import DelayedThread
-from synrepl.testing.memory_engine import MemoryEngine
+from synrepl.testing.memory_engine import DelayedThread, MemoryEngine
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.http.row_routes import read_page
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
@@ -338,8 +338,6 @@ class Cluster:
             self.clock.advance(0.001)
         if not results:
             raise ReplicationError("nothing came of it within a second")
-        if isinstance(results[0], Exception):
-            raise results[0]
-        if hasattr(results[0], "raiseException"):
+        if isinstance(results[0], Failure):
             results[0].raiseException()
         return results[0]

@@ -1,14 +1,18 @@
-"""A log in memory, with the contract of the real engines: for tests and for the simulator."""
+"""A log in memory, with the contract of the real engines, and a simulated thread."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Final
+from typing import Any, Final, TypeVar
+
+from twisted.internet.defer import Deferred, fail
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import AppendReceipt, LogPosition
-from synrepl.ports.interfaces import Head
+from synrepl.ports.interfaces import Head, IClock
+from synrepl.ports.time import Timer
 from synrepl.storage.engine import UPSERT_NOTE, SQLEngine
 from synrepl.storage.schema import (
     COLUMNS,
@@ -22,9 +26,12 @@ from synrepl.storage.schema import (
 )
 from synrepl.storage.sql import LogDatabase
 from synrepl.storage.sqlite import SQLiteConnection, SQLiteDatabase, map_sqlite_errors
+from synrepl.storage.threads import ImmediateThread, stopped_error
 from synrepl.streams.facts import Fact
 
-__all__ = ["MemoryDatabase", "MemoryEngine"]
+__all__ = ["DelayedThread", "MemoryDatabase", "MemoryEngine"]
+
+T = TypeVar("T")
 
 SELECT_NOTE: Final = "SELECT value FROM notes WHERE name = ?"
 
@@ -200,3 +207,39 @@ class MemoryEngine(SQLEngine):
         """Delete the staged log."""
         super().drop_staged()
         self.staged = None
+
+
+class DelayedThread(ImmediateThread):
+    """A simulated thread on a fake clock: runs work in order, each piece `delay()` seconds after the last.
+
+    For simulations of a kill: work that has not run at `stop` never runs, and its Deferred never fires.
+    """
+
+    def __init__(self, clock: IClock, delay: Callable[[], float]) -> None:
+        super().__init__()
+        self._delay = delay
+        self._waiting: deque[tuple[Callable[[], Any], Deferred[Any]]] = deque()
+        self._timer = Timer(clock, self._step)
+
+    def run(self, work: Callable[[], T]) -> "Deferred[T]":
+        """Run `work` after all earlier work and a further delay."""
+        if self._is_stopped:
+            return fail(stopped_error())
+        done: Deferred[T] = Deferred()
+        self._waiting.append((work, done))
+        if not self._timer.is_active:
+            self._timer.start(self._delay())
+        return done
+
+    async def stop(self) -> None:
+        """Drop the queued work."""
+        await super().stop()
+        self._waiting.clear()
+        self._timer.stop()
+
+    def _step(self) -> None:
+        work, done = self._waiting.popleft()
+        ran = super().run(work)
+        if self._waiting:
+            self._timer.start(self._delay())
+        ran.chainDeferred(done)

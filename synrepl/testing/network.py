@@ -26,12 +26,12 @@ class MemoryTransport:
 
     disconnecting = False
 
-    def __init__(self, link: "MemoryLink", clock: IClock, name: str) -> None:
+    def __init__(self, link: "MemoryLink", name: str) -> None:
         self.peer: MemoryTransport
         self.protocol: Any = None
         self.most_buffered = 0
         self._link = link
-        self._clock = clock
+        self._network = link.network
         self._name = name
         self._outgoing: deque[bytes] = deque()
         self._buffered = 0
@@ -49,11 +49,8 @@ class MemoryTransport:
         self._outgoing.append(data)
         self._buffered += len(data)
         self.most_buffered = max(self.most_buffered, self._buffered)
-        if (
-            self._buffered > self._link.buffer_bytes
-            and self._producer is not None
-            and not self._producer_paused
-        ):
+        is_full = self._buffered > self._network.buffer_bytes
+        if is_full and self._producer is not None and not self._producer_paused:
             self._producer_paused = True
             self._producer.pauseProducing()
         self.carry()
@@ -93,7 +90,7 @@ class MemoryTransport:
     def carry(self) -> None:
         """Schedule the delivery of written data."""
         if self._timer is None and self.is_open and (self._outgoing or self.disconnecting):
-            self._timer = self._clock.callLater(self._link.delay(), self._arrive)
+            self._timer = self._network.clock.callLater(self._network.delay(), self._arrive)
 
     def _arrive(self) -> None:
         self._timer = None
@@ -102,11 +99,11 @@ class MemoryTransport:
         if self._outgoing:
             # Chunks of any size: protocols must not rely on their boundaries.
             data = self._outgoing.popleft()
-            size = self._link.piece(len(data))
+            size = self._network.piece(len(data))
             if size < len(data):
                 self._outgoing.appendleft(data[size:])
             self._buffered -= size
-            self.peer.protocol.dataReceived(self._link.corrupt(data[:size]))
+            self.peer.protocol.dataReceived(self._network.corrupt(data[:size]))
         elif self.disconnecting:
             self._link.close()
             return
@@ -127,24 +124,11 @@ class MemoryTransport:
 class MemoryLink:
     """A connection: a pair of transports."""
 
-    def __init__(
-        self,
-        clock: IClock,
-        client: str,
-        server: str,
-        *,
-        delay: Callable[[], float],
-        piece: Callable[[int], int],
-        corrupt: Callable[[bytes], bytes] = lambda data: data,
-        buffer_bytes: int = BUFFER_BYTES,
-    ) -> None:
-        self.delay = delay
-        self.piece = piece
-        self.corrupt = corrupt
-        self.buffer_bytes = buffer_bytes
+    def __init__(self, network: "Network", client: str, server: str) -> None:
+        self.network = network
         self.is_stalled = False
-        self.client = MemoryTransport(self, clock, client)
-        self.server = MemoryTransport(self, clock, server)
+        self.client = MemoryTransport(self, client)
+        self.server = MemoryTransport(self, server)
         self.client.peer, self.server.peer = self.server, self.client
 
     def start(self, client: Any, server: Any) -> None:
@@ -202,9 +186,9 @@ class Network:
         self.clock = clock
         self.buffer_bytes = buffer_bytes
         self.links: list[MemoryLink] = []
-        self._delay = delay
-        self._piece = piece
-        self._corrupt = corrupt
+        self.delay = delay
+        self.piece = piece
+        self.corrupt = corrupt
         self._reaches = reaches
         self._listeners: dict[str, IProtocolFactory] = {}
 
@@ -219,7 +203,7 @@ class Network:
     def connect(self, client: str, address: str, factory: IProtocolFactory) -> "Deferred[IProtocol]":
         """Connect `client` to `address`. Fails with Twisted's ConnectionRefusedError."""
         connected: Deferred[IProtocol] = Deferred()
-        timer = self.clock.callLater(self._delay(), self._connect, client, address, factory, connected)
+        timer = self.clock.callLater(self.delay(), self._connect, client, address, factory, connected)
         connected._canceller = lambda _: timer.cancel() if timer.active() else None
         return connected
 
@@ -235,15 +219,7 @@ class Network:
         if listener is None or not self._reaches(client, address):
             connected.errback(error.ConnectionRefusedError())
             return
-        link = MemoryLink(
-            self.clock,
-            client,
-            address,
-            delay=self._delay,
-            piece=self._piece,
-            corrupt=self._corrupt,
-            buffer_bytes=self.buffer_bytes,
-        )
+        link = MemoryLink(self, client, address)
         self.links.append(link)
         ours = factory.buildProtocol(link.client.getPeer())
         theirs = listener.buildProtocol(link.server.getPeer())

@@ -10,7 +10,7 @@ from twisted.logger import Logger
 
 from synrepl.files.files import Files
 from synrepl.files.queue import FileQueue
-from synrepl.testing.delayed_thread import DelayedThread
+from synrepl.testing.memory_engine import DelayedThread
 from tests.files.builders import checksum
 from tests.files.story import FilesCase
 

@@ -33,8 +33,7 @@ from synrepl.storage.log import Log
 from synrepl.streams.declared import DeclaredTable
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
-from synrepl.testing.delayed_thread import DelayedThread
-from synrepl.testing.memory_engine import MemoryEngine
+from synrepl.testing.memory_engine import DelayedThread, MemoryEngine
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.http.replica_routes import describe_log
 from synrepl.transports.native import NativeUpstream

@@ -12,8 +12,7 @@ from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.storage.log import Log
 from synrepl.streams.declared import Declaration, DeclaredTable, StreamBody
 from synrepl.streams.table import StreamTable
-from synrepl.testing.delayed_thread import DelayedThread
-from synrepl.testing.memory_engine import MemoryEngine
+from synrepl.testing.memory_engine import DelayedThread, MemoryEngine
 
 
 class SimultaneousTests(SynchronousTestCase):

@@ -16,8 +16,7 @@ from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
-from synrepl.testing.delayed_thread import DelayedThread
-from synrepl.testing.memory_engine import MemoryEngine
+from synrepl.testing.memory_engine import DelayedThread, MemoryEngine
 from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import Command

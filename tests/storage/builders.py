@@ -18,7 +18,7 @@ from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
-from synrepl.testing.delayed_thread import DelayedThread
+from synrepl.testing.memory_engine import DelayedThread
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""

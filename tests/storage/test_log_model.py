@@ -22,8 +22,7 @@ from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import NO_ROWS, Fact
-from synrepl.testing.delayed_thread import DelayedThread
-from synrepl.testing.memory_engine import MemoryEngine
+from synrepl.testing.memory_engine import DelayedThread, MemoryEngine
 from tests.postgres import new_database
 from tests.storage.builders import DISK_FULL, NOW, rows
 

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synrepl.errors import StorageError
 from synrepl.storage.threads import ImmediateThread
-from synrepl.testing.delayed_thread import DelayedThread
+from synrepl.testing.memory_engine import DelayedThread
 
 FORGETFUL = """
 from twisted.internet import task

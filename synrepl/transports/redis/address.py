@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ipaddress import IPv6Address
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -83,16 +83,23 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"must be a URL without spaces and #, such as {FORMS}")
         position, _, query = rest[2:].partition("?")
         parameters = _read_query(scheme, query)
-        username, password_file = parameters.get("username", ""), _path(parameters, "password_file")
-        if username and password_file is None:
+        fields: dict[str, Any] = {
+            name: Path(value) if name.endswith("_file") else value
+            for name, value in parameters.items()
+            if name != "tls"
+        }
+        if "username" in fields and "password_file" not in fields:
             raise ConfigError("has a username without a password: add &password_file=/path")
         if is_socket:
             path = unquote(position)
             if not path.startswith("/") or path.endswith("/"):
                 raise ConfigError(f"needs the absolute path of a socket, as {scheme}:///run/redis/redis.sock")
-            return cls(scheme=scheme, path=path, username=username, password_file=password_file)
+            return cls(scheme=scheme, path=path, **fields)
         authority, _, path_part = position.partition("/")
-        tls = scheme == "rediss" or _flag(parameters, "tls")
+        wants_tls = parameters.get("tls", "false").lower()
+        if wants_tls not in ("true", "false"):
+            raise ConfigError("has tls, which must be true or false")
+        tls = scheme == "rediss" or wants_tls == "true"
         service = ""
         if scheme == "redis+sentinel":
             service = unquote(path_part)
@@ -115,19 +122,7 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"has {useless[0]}, which needs TLS: add &tls=true")
         if ("cert_file" in parameters) != ("key_file" in parameters):
             raise ConfigError("needs both cert_file and key_file for a client certificate")
-        return cls(
-            scheme=scheme,
-            hosts=hosts,
-            service=service,
-            tls=tls,
-            username=username,
-            password_file=password_file,
-            sentinel_password_file=_path(parameters, "sentinel_password_file"),
-            ca_file=_path(parameters, "ca_file"),
-            cert_file=_path(parameters, "cert_file"),
-            key_file=_path(parameters, "key_file"),
-            server_name=parameters.get("server_name", ""),
-        )
+        return cls(scheme=scheme, hosts=hosts, service=service, tls=tls, **fields)
 
     @property
     def public(self) -> str:
@@ -172,17 +167,6 @@ def _read_query(scheme: str, query: str) -> dict[str, str]:
             raise ConfigError(f"has an empty {name}")
         parameters[name] = value
     return parameters
-
-
-def _path(parameters: Mapping[str, str], name: str) -> Path | None:
-    return Path(parameters[name]) if name in parameters else None
-
-
-def _flag(parameters: Mapping[str, str], name: str) -> bool:
-    value = parameters.get(name, "false").lower()
-    if value not in ("true", "false"):
-        raise ConfigError(f"has {name}, which must be true or false")
-    return value == "true"
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:
