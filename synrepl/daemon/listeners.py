@@ -15,12 +15,11 @@ from synrepl.ports.time import sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.transports.endpoints import server_endpoint
-from synrepl.transports.http.server import Services, make_site
+from synrepl.transports.http.server import ApiSite, Services, make_site
 from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 
 if TYPE_CHECKING:
-    from synrepl.transports.http.request import ApiSite
     from synrepl.transports.tls import ServerTls
 
 __all__ = ["Listeners"]

@@ -68,17 +68,14 @@ class RedisSource(Source):
             )
 
     def start(self) -> None:
-        """Connect, and reconnect until `stop`."""
         self.link.start()
 
     async def stop(self) -> None:
-        """Disconnect."""
         self.peer.stop()
         await self.link.stop()
         self.follower.stop()
 
     def silence(self) -> Problem | None:
-        """Why this daemon cannot receive from Redis, or cannot publish; None if it can."""
         state = self.link.state()
         if self.clock.seconds() - max(state.since, self.began) < PATIENCE_SECONDS:
             return None
@@ -92,7 +89,6 @@ class RedisSource(Source):
         return None
 
     def problems(self) -> list[Problem]:
-        """Problems that are not among `not_ready_reasons`."""
         conflict = self.peer.name_conflict
         return ([(str(conflict), self.clock.seconds())] if conflict is not None else []) + super().problems()
 
@@ -105,7 +101,6 @@ class RedisSource(Source):
         return super().lag_seconds()
 
     def status(self) -> dict[str, Any]:
-        """This source's part of the status."""
         own = sorted(self._write_policy.own)
         return {
             **msgspec.to_builtins(self.link.state()),

@@ -66,24 +66,20 @@ class ServerSource(Source):
             )
 
     def start(self) -> None:
-        """Connect, and reconnect until `stop`."""
         self._factory.connect(self._target)
 
     async def stop(self) -> None:
-        """Disconnect."""
         if self._commands is not None:
             self._commands.stop()
         self._factory.stop()
         self.follower.stop()
 
     def silence(self) -> Problem | None:
-        """Why the server cannot be reached; None if it can."""
         if self.follower.is_connected or self.clock.seconds() - self._since < PATIENCE_SECONDS:
             return None
         return f"cannot receive from server {self.endpoint}: {self._why}", self._since
 
     def status(self) -> dict[str, Any]:
-        """This source's part of the status."""
         return {
             "endpoint": self.endpoint,
             "connected": self.follower.is_connected,
@@ -157,7 +153,6 @@ class ServerCommands:
         return True
 
     def _on_server_command(self, command: Command) -> None:
-        """Relay a command that the server sends to all processes."""
         if self.is_active:
             self._publisher.broadcast(command)
 

@@ -28,7 +28,6 @@ def parse_instance_map(value: Any) -> Mapping[str, str]:
 
 
 def _instance_url(name: str, where: Any) -> str:
-    """Parse the HTTP address of an instance."""
     if isinstance(where, Mapping):
         return _synapse_url(name, where)
     if not isinstance(where, str) or not re.match(r"https?://[^/\s]", where):

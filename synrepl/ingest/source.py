@@ -30,8 +30,16 @@ class Source:
         self.clock = clock
         self.began = clock.seconds()
 
+    def start(self) -> None:
+        """Connect, and reconnect until `stop`."""
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        raise NotImplementedError
+
     def silence(self) -> Problem | None:
-        """Why this source is disconnected, if that lasts longer than a restart takes; None otherwise."""
+        """Why this source cannot receive or publish, if that lasts longer than a restart takes; else None."""
         raise NotImplementedError
 
     def problems(self) -> list[Problem]:

@@ -235,7 +235,6 @@ class _DatabaseCatchUp:
         self._others = others
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """The facts with ``after < token <= upto``, or the first page of them. Raises `ReplicationError`."""
         reader = self._readers.get(stream)
         if reader is None:
             return await self._others.fetch(stream=stream, writer=writer, after=after, upto=upto)
@@ -253,5 +252,4 @@ class _DatabaseCatchUp:
         return MissedFacts(facts=facts, upto=page.upto, limited=page.upto < upto)
 
     async def stop(self) -> None:
-        """End the thread."""
         await self._thread.stop()

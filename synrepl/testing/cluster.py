@@ -118,7 +118,6 @@ class FakeDaemon:
         self.is_running = True
 
     def _log_options(self) -> dict[str, Any]:
-        """Further arguments of the log."""
         return {}
 
     def kill(self) -> None:

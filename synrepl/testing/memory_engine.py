@@ -65,36 +65,29 @@ class MemoryDatabase(LogDatabase):
         """Do nothing: the log stays."""
 
     def writer(self, op: str) -> SQLiteConnection:
-        """The connection."""
         return self.connection
 
     def reader(self, op: str) -> SQLiteConnection:
-        """The connection."""
         return self.connection
 
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
-        """Raise SQLite's errors as `StorageError`, with a hint."""
         return map_sqlite_errors(op, self.name, stream)
 
     def create_meta(self, connection: SQLiteConnection) -> None:
         """Do nothing: the table `meta` is there from the start."""
 
     def staging(self) -> "MemoryDatabase":
-        """The database in which a copy is staged."""
         if self.staged is None:
             self.staged = MemoryDatabase()
         return self.staged
 
     def is_staged(self) -> bool:
-        """Whether there is one."""
         return self.staged is not None
 
     def drop_staged(self) -> None:
-        """Drop it."""
         self.staged = None
 
     def replace(self, staged: "MemoryDatabase", boots: int) -> None:
-        """Take the contents of the staged database."""
         self.connection, self.staged = staged.connection, None
         self.ownership.boots, self.ownership.committed = boots, (0, "")
 
@@ -170,7 +163,6 @@ class MemoryEngine(SQLEngine):
             self.staged.crash()
 
     def head(self) -> Head:
-        """The end of the log now."""
         self._check_open("head")
         if self._head_failures:
             raise self._head_failures.pop()
@@ -179,7 +171,6 @@ class MemoryEngine(SQLEngine):
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        """Store all of these or none."""
         self._check_open("commit")
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -192,19 +183,16 @@ class MemoryEngine(SQLEngine):
             raise failure[0]
 
     def staging(self) -> "MemoryEngine":
-        """The log in which a copy is staged."""
         if self.staged is None:
             self.staged = MemoryEngine(self.database.staging())
         return self.staged
 
     def adopt_staged(self) -> Head:
-        """Replace this log by the staged one."""
         head = super().adopt_staged()
         self.staged = None
         return head
 
     def drop_staged(self) -> None:
-        """Delete the staged log."""
         super().drop_staged()
         self.staged = None
 
@@ -232,7 +220,6 @@ class DelayedThread(ImmediateThread):
         return done
 
     async def stop(self) -> None:
-        """Drop the queued work."""
         await super().stop()
         self._waiting.clear()
         self._timer.stop()

@@ -1,7 +1,7 @@
 """Connections: bytes between a transport and a session, on both sides of every line protocol."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import connectionDone
@@ -17,14 +17,14 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.transports.credentials import certified_name, is_local
-from synrepl.wire.blocks import Payload
+from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.codec import MAX_LENGTH, LineBuffer
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import Action, Close, Deliver, Send, Session
 
-__all__ = ["ConnectionOwner", "Framing", "ReplicationProtocol", "failure_code"]
+__all__ = ["ConnectionOwner", "ReplicationProtocol", "failure_code"]
 
 ABORT_SECONDS: Final = 25.0
 """Time between our close and the abort of the connection, for a peer that does not read the rest."""
@@ -70,16 +70,12 @@ class ConnectionOwner:
         """The connection is closed."""
 
 
-class Framing(Protocol):
-    """Splits received bytes: `LineBuffer`, or `BlockReader` where blocks come between the lines."""
-
-    def runs(self, data: bytes) -> Iterable[list[bytes] | Payload]:
-        """Return what is complete now: runs of lines, and blocks. Raises `RemoteProtocolError`."""
-
-
 @implementer(IPushProducer)
 class ReplicationProtocol(LineOnlyReceiver):
-    """Passes lines and blocks between a transport and a `Session`, which implements the protocol."""
+    """Passes lines and blocks between a transport and a `Session`, which implements the protocol.
+
+    `framing` splits received bytes: a `BlockReader` where blocks come between the lines.
+    """
 
     delimiter = b"\n"
     MAX_LENGTH = MAX_LENGTH
@@ -94,7 +90,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         metrics: Metrics,
         *,
         logger: LimitedLogger,
-        framing: Callable[[], Framing] = LineBuffer,
+        framing: Callable[[], LineBuffer | BlockReader] = LineBuffer,
         on_established: Callable[[], None] | None = None,
         on_lost: Callable[["ReplicationProtocol", Failure], None] | None = None,
     ) -> None:
@@ -112,7 +108,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._metrics = metrics
         self._on_established = on_established
         self._on_lost = on_lost
-        self._framing = framing()
+        self._framing: LineBuffer | BlockReader = framing()
         self._is_dialect_reported = False
         self._is_reading = True
         self._paused_at = 0.0

@@ -52,7 +52,6 @@ class LimitedFactory(WrappingFactory):
         self._limited_logger = LimitedLogger(self._logger, clock)
 
     def logPrefix(self) -> str:
-        """The wrapped factory's name in the log."""
         prefix: str = self.wrappedFactory.logPrefix()
         return prefix
 

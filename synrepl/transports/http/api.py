@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
@@ -18,7 +18,7 @@ from synrepl.http_api.routes import ROUTES
 from synrepl.ports.access import Right
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body
 from synrepl.transports.http.authorization import AccessCheck, check_content_type, check_right, check_streams
-from synrepl.transports.http.call import ApiState, Call
+from synrepl.transports.http.call import Call
 from synrepl.transports.http.headers import (
     CONTENT_DIGEST,
     content_digest,
@@ -28,6 +28,9 @@ from synrepl.transports.http.headers import (
 )
 from synrepl.transports.http.server import Services
 from synrepl.wire import jsontext
+
+if TYPE_CHECKING:
+    from synrepl.transports.http.changelog_routes import ChangelogFeed  # loaded with the first reader
 
 __all__ = ["Api", "Handler", "decode_body", "handler_of"]
 
@@ -80,7 +83,10 @@ class Api(Resource):
 
     def __init__(self, services: Services, guard: AccessCheck) -> None:
         super().__init__()
-        self._state = ApiState(services)
+        self.services = services
+        self.started_at = services.clock.seconds()
+        self.feed: ChangelogFeed | None = None
+        """Feeds the endless readers of the changelog; made for the first of them."""
         self._guard = guard
 
     def render(self, request: Any) -> int:
@@ -102,34 +108,40 @@ class Api(Resource):
         return NOT_DONE_YET
 
     async def _serve(self, request: Any) -> bytes | None:
+        """Return the body of the response; None if the handler wrote the response itself."""
         method = request.method.decode("ascii")
         routes, variables = self._routes.find([part.decode("utf-8") for part in request.postpath])
         route = routes.get("GET" if method == "HEAD" else method)
-        if route is None:
-            return _refuse_url(request, method, routes)
         try:
-            return await self._answer(Call(self._state, route, request, variables))
+            if route is None:
+                raise _url_refusal(request, method, routes)
+            content = await self._answer(Call(self, route, request, variables))
+            if content is None:
+                return None
+            body = _encode(content)
+            if not request.responseHeaders.hasHeader(b"content-type"):
+                request.setHeader(b"content-type", route.content_type.encode())
         except CancelledError:
             raise
         except Exception as error:
-            return _refuse(request, self._as_refusal(request, error))
+            refused = self._as_refusal(request, error)
+            request.setResponseCode(refused.status)
+            for name, value in refused.headers.items():
+                request.setHeader(name, value)
+            body = synapse_body(refused) if request.path.startswith(SYNAPSE) else api_body(refused)
+            request.setHeader(b"content-type", b"application/json")
+        request.setHeader(b"content-length", b"%d" % len(body))
+        if is_digest_wanted(request.requestHeaders):
+            request.setHeader(CONTENT_DIGEST.encode(), content_digest(body).encode())
+        return body
 
-    async def _answer(self, call: Call) -> bytes | None:
-        """Return the body of the response; None if the handler wrote the response itself."""
-        route, request = call.route, call.request
+    async def _answer(self, call: Call) -> Any:
+        """Return what the handler answers; None if it wrote the response itself."""
         self._check_access(call)
-        _check_digest(request)
-        call.query = _read_parameters(request, route)
-        handler = handler_of(route.name)
-        content = await handler.function(call, *_read_body(call, handler))
-        if content is None:
-            return None
-        answer = _encode(content)
-        if not request.responseHeaders.hasHeader(b"content-type"):
-            request.setHeader(b"content-type", route.content_type.encode())
-        request.setHeader(b"content-length", b"%d" % len(answer))
-        _set_digest(request, answer)
-        return answer
+        _check_digest(call.request)
+        call.query = _read_parameters(call.request, call.route)
+        handler = handler_of(call.route.name)
+        return await handler.function(call, *_read_body(call, handler))
 
     def _check_access(self, call: Call) -> None:
         """Set the request's access. Raises `ApiError` if the peer's rights do not suffice."""
@@ -161,21 +173,19 @@ class Api(Resource):
         return refused
 
 
-def _refuse_url(request: Any, method: str, allowed: Collection[str]) -> bytes:
-    """Respond to an unknown URL, or to a method that is not among the `allowed` ones of a known URL."""
+def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiError:
+    """Make the error for an unknown URL, or for a method that is not among the `allowed` ones of a URL."""
     is_synapse = request.path.startswith(SYNAPSE)
     if not allowed:
         if is_synapse:
-            return _refuse(request, ApiError("M_UNRECOGNIZED", "Unrecognized request"))
-        why = "no such URL in this API (docs/reference/http.md)"
-        return _refuse(request, ApiError("not_found", why))
+            return ApiError("M_UNRECOGNIZED", "Unrecognized request")
+        return ApiError("not_found", "no such URL in this API (docs/reference/http.md)")
     methods = ", ".join(sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])}))
+    headers = {b"allow": methods.encode()}
     if is_synapse:
-        refused = ApiError("M_UNRECOGNIZED", "Unrecognized request", status=405)
-    else:
-        refused = ApiError("method_not_allowed", f"{method} is not supported for this URL; use {methods}")
-    request.setHeader(b"allow", methods.encode())
-    return _refuse(request, refused)
+        return ApiError("M_UNRECOGNIZED", "Unrecognized request", status=405, headers=headers)
+    why = f"{method} is not supported for this URL; use {methods}"
+    return ApiError("method_not_allowed", why, headers=headers)
 
 
 def _read_body(call: Call, handler: Handler) -> list[Any]:
@@ -217,17 +227,6 @@ def _encode(content: Any) -> bytes:
     return msgspec.json.encode(content) if isinstance(content, msgspec.Struct) else jsontext.dumps(content)
 
 
-def _refuse(request: Any, refused: ApiError) -> bytes:
-    request.setResponseCode(refused.status)
-    for name, value in refused.headers.items():
-        request.setHeader(name, value)
-    body = synapse_body(refused) if request.path.startswith(SYNAPSE) else api_body(refused)
-    request.setHeader(b"content-type", b"application/json")
-    request.setHeader(b"content-length", b"%d" % len(body))
-    _set_digest(request, body)
-    return body
-
-
 def _check_digest(request: Any) -> None:
     """Raises `ApiError` if the body does not match its Content-Digest."""
     digests = headers(request, CONTENT_DIGEST)
@@ -237,8 +236,3 @@ def _check_digest(request: Any) -> None:
     request.content.seek(0)
     if not matches_digest(body, digests):
         raise ApiError("garbled", "the body does not match its Content-Digest: send the request again")
-
-
-def _set_digest(request: Any, body: bytes) -> None:
-    if is_digest_wanted(request.requestHeaders):
-        request.setHeader(CONTENT_DIGEST.encode(), content_digest(body).encode())

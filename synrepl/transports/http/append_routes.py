@@ -186,7 +186,6 @@ async def _read_facts(call: Call, name: str, posted: Sequence[msgspec.Raw]) -> l
 
 
 async def _read_staged(call: Call, sha256: str) -> bytes:
-    """Read the staged file with this checksum."""
     check_checksum(sha256)
     files = call.services.files
     file = None if files is None else await files.open(sha256)

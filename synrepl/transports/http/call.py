@@ -18,24 +18,13 @@ from synrepl.replication.log_waiters import TooManyWaiting
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.server import Services
 
 if TYPE_CHECKING:
-    from synrepl.transports.http.changelog_routes import ChangelogFeed  # loaded with the first reader
+    from synrepl.transports.http.api import Api  # it imports this module
 
-__all__ = ["ApiState", "Call", "Valve", "check_checksum"]
+__all__ = ["Call", "Valve", "check_checksum"]
 
 _checksum: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-
-
-class ApiState:
-    """The services, and what the requests of one site share besides."""
-
-    def __init__(self, services: Services) -> None:
-        self.services = services
-        self.started_at = services.clock.seconds() if services.started_at is None else services.started_at
-        self.feed: ChangelogFeed | None = None
-        """Feeds the endless readers of the changelog; made for the first of them."""
 
 
 @implementer(IPushProducer)
@@ -54,9 +43,9 @@ class Call:
 
     _logger = Logger()
 
-    def __init__(self, state: ApiState, route: Route, request: Any, path: dict[str, str]) -> None:
-        self.state = state
-        self.services = state.services
+    def __init__(self, api: "Api", route: Route, request: Any, path: dict[str, str]) -> None:
+        self.api = api
+        self.services = api.services
         self.route = route
         self.request = request
         self.path = path

@@ -78,7 +78,6 @@ class _LineEncoder:
         self._durable_line = checked_line if checked else encode_fact
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
-        """Encode these facts."""
         passes = self._filter.passes
         return b"".join(
             self._durable_line(fact) if fact.serial else ephemeral_line(fact)

@@ -121,7 +121,6 @@ def stop_error(log: Log, feed: Feed, stop: Stop) -> ApiError:
 
 
 def _trimmed_error(log: Log, since: int) -> ApiError:
-    """Make the error for a reader whose position was trimmed."""
     trimmed_upto = log.trimmed_upto.serial
     why = (
         f"the log was trimmed up to serial {trimmed_upto}; "

@@ -156,10 +156,10 @@ async def _follow(call: Call, query: ChangelogQuery) -> None:
         return
     # Flush the headers: there may be nothing else to send for a while.
     request.write(b"")
-    if call.state.feed is None:
-        call.state.feed = ChangelogFeed(services.log, services.publisher, services.clock)
+    if call.api.feed is None:
+        call.api.feed = ChangelogFeed(services.log, services.publisher, services.clock)
     async with call.streaming() as valve:
-        await call.state.feed.serve(request, query, valve)
+        await call.api.feed.serve(request, query, valve)
 
 
 class _FiniteResponse:
@@ -268,8 +268,6 @@ class ChangelogFeed:
 
 
 class _ChangelogStream:
-    """The response to one reader."""
-
     def __init__(self, feed: ChangelogFeed, request: Any, query: ChangelogQuery, valve: Valve) -> None:
         self._log = feed.log
         self._clock = feed.clock
@@ -353,7 +351,6 @@ class _ChangelogStream:
             self._beat()
 
     async def _wait(self) -> None:
-        """Wait for a commit with selected facts."""
         query = self._query
         self._is_idle = True
         try:

@@ -47,7 +47,6 @@ class _AddressUrl(URL):
     """A URL with an IPv6 address, which treq would try to encode as a name (IDNA)."""
 
     def to_uri(self) -> URL:
-        """Return the URL in ASCII, as it is sent."""
         return URL.to_uri(self.replace(host="localhost")).replace(host=self.host)
 
 
@@ -195,7 +194,6 @@ def _is_never_sent(error: Exception) -> bool:
 
 
 def _make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
-    """Make a treq client; return it with its connection pool."""
     # Loaded with the first request: followers over TCP have this module, too.
     from treq.client import HTTPClient
     from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory

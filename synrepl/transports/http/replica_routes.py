@@ -7,17 +7,9 @@ import msgspec
 from synrepl.replication.relay.handshake import make_welcome, start_snapshot
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.relay.snapshot_codec import snapshot_lines
+from synrepl.transports.http import messages
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
-from synrepl.transports.http.messages import (
-    AckAnswer,
-    AckBody,
-    JoinAnswer,
-    JoinBody,
-    ReplicaIdentity,
-    SubscribeAnswer,
-    SubscribeBody,
-)
 from synrepl.wire.native import Hello, Refused
 
 __all__ = ["about", "acknowledge", "describe_log", "join", "refusal_error", "renew_lease", "subscribe"]
@@ -41,17 +33,17 @@ def describe_log(registry: ReplicaRegistry) -> bytes:
     return msgspec.json.encode(welcome | more)
 
 
-async def subscribe(call: Call, body: SubscribeBody) -> SubscribeAnswer:
+async def subscribe(call: Call, body: messages.SubscribeBody) -> messages.SubscribeAnswer:
     """Admit a replica, and make a lease for the facts that it lacks."""
     registry, replica = call.registry, _replica(call, body)
     if (refusal := await registry.admission(replica, body.subscription, call.access)) is not None:
         raise refusal_error(refusal)
     registry.retain(replica, body.subscription.position.serial)
     registry.note_http_reader(replica.uuid, PRESENT_SECONDS)
-    return SubscribeAnswer(registry.log.position, list(registry.peers(excluding=replica.uuid)))
+    return messages.SubscribeAnswer(registry.log.position, list(registry.peers(excluding=replica.uuid)))
 
 
-async def join(call: Call, body: JoinBody) -> JoinAnswer:
+async def join(call: Call, body: messages.JoinBody) -> messages.JoinAnswer:
     """Start a snapshot for a replica."""
     registry, replica = call.registry, _replica(call, body)
     if (refusal := registry.join_refusal(replica, body.join.filter, call.access)) is not None:
@@ -59,10 +51,10 @@ async def join(call: Call, body: JoinBody) -> JoinAnswer:
     start = await start_snapshot(registry, replica, body.join)
     registry.note_http_reader(replica.uuid, PRESENT_SECONDS)
     snapshot = None if start.snapshot is None else b"".join(snapshot_lines(start.snapshot)).decode()
-    return JoinAnswer(**msgspec.structs.asdict(start.joining), snapshot=snapshot)
+    return messages.JoinAnswer(**msgspec.structs.asdict(start.joining), snapshot=snapshot)
 
 
-async def acknowledge(call: Call, body: AckBody) -> AckAnswer:
+async def acknowledge(call: Call, body: messages.AckBody) -> messages.AckAnswer:
     """Record a replica's durable position."""
     registry, uuid = call.registry, call.path["uuid"]
     lease = registry.leases[uuid]
@@ -73,7 +65,7 @@ async def acknowledge(call: Call, body: AckBody) -> AckAnswer:
         raise ApiError("bad_ack", why)
     registry.note_http_reader(uuid, PRESENT_SECONDS)
     registry.leases.advance(uuid, body.serial)
-    return AckAnswer(registry.log.serial, list(registry.peers(excluding=uuid)))
+    return messages.AckAnswer(registry.log.serial, list(registry.peers(excluding=uuid)))
 
 
 def renew_lease(registry: ReplicaRegistry, reader: str, since: int, wait: float) -> None:
@@ -92,7 +84,7 @@ def renew_lease(registry: ReplicaRegistry, reader: str, since: int, wait: float)
     registry.note_http_reader(uuid, wait + PRESENT_SECONDS)
 
 
-def _replica(call: Call, body: ReplicaIdentity) -> Hello:
+def _replica(call: Call, body: messages.ReplicaIdentity) -> Hello:
     uuid = call.path["uuid"]
     if (unfit := call.registry.identity_refusal(uuid, body.name, body.address)) is not None:
         raise refusal_error(unfit, status=None)

@@ -43,7 +43,6 @@ class _PacedBody(Protocol):
 
     @classmethod
     def of(cls, response: Any, url: str, **options: Any) -> Self:
-        """Start receiving the body of this response."""
         body = cls(url, **options)
         response.deliverBody(body)
         return body
@@ -67,7 +66,6 @@ class _PacedBody(Protocol):
         self._wake()
 
     def take(self) -> list[bytes]:
-        """Return everything that is queued."""
         taken, self._queued = self._queued, []
         self._buffered = 0
         if self._is_paused and self.end is None:
@@ -86,7 +84,6 @@ class _PacedBody(Protocol):
         return self.take()
 
     async def _wait(self) -> None:
-        """Wait for more of the body, or its end."""
         waiter: Deferred[None] = Deferred()
         self._waiter = waiter
         if self._silence is None or self._clock is None:
@@ -109,7 +106,6 @@ class _PacedBody(Protocol):
         return NotConnected(f"{self.url}: the response ended early: {describe_error(end.value)}")
 
     def stop(self) -> None:
-        """Stop reading, and abort the response."""
         self._is_stopped = True
         if self.end is None:
             self._abort()

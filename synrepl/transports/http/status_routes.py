@@ -85,7 +85,7 @@ def _status(call: Call) -> dict[str, Any]:
         clock=services.clock,
         instance=services.settings.instance_name,
         server_name=services.settings.server_name_of(services.log.notes),
-        started_at=call.state.started_at,
+        started_at=call.api.started_at,
         version=daemon_version(),
     )
     if access.streams is not None:

@@ -88,15 +88,12 @@ class Upload:
     # Methods that Twisted calls on a request's body.
 
     def tell(self) -> int:
-        """Return the number of bytes."""
         return self._length
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Do nothing: Twisted does not read the body."""
         return offset
 
     def read(self, count: int = -1) -> bytes:
-        """Return nothing: the body is on disk."""
         return b""
 
     def truncate(self, size: int = 0) -> int:

@@ -30,34 +30,14 @@ from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact, decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
+from synrepl.transports.http import messages
 from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.http.changelog_lines import HeartbeatLine, decode_line
 from synrepl.transports.http.http_client import decode_json
-from synrepl.transports.http.messages import (
-    AcceptedForwards,
-    AckAnswer,
-    AckBody,
-    ForwardedCommands,
-    JoinAnswer,
-    JoinBody,
-    SubscribeAnswer,
-    SubscribeBody,
-)
 from synrepl.transports.settings import UpstreamSettings
+from synrepl.wire import native
 from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import (
-    Down,
-    Heartbeat,
-    Join,
-    Joined,
-    Peers,
-    Refused,
-    Subscribe,
-    Subscribed,
-    Taken,
-    Welcome,
-)
 
 __all__ = ["HttpConversation", "HttpUpstream"]
 
@@ -111,7 +91,7 @@ class HttpConversation(EventQueue):
     _logger = Logger()
 
     def __init__(self, upstream: HttpUpstream, uuid: str, name: str) -> None:
-        self.welcome: Welcome
+        self.welcome: native.Welcome
         self._upstream = upstream
         self._url = url = upstream.where.http.rstrip("/")
         self._uuid = uuid
@@ -131,13 +111,13 @@ class HttpConversation(EventQueue):
 
     async def greet(self) -> None:
         """Fetch the upstream's identity and history."""
-        self.welcome = await self._request(REPLICATION.request(), Welcome)
+        self.welcome = await self._request(REPLICATION.request(), native.Welcome)
 
-    def join(self, request: Join) -> None:
+    def join(self, request: native.Join) -> None:
         """Request a snapshot."""
         self._start(self._join(request), "joining")
 
-    def subscribe(self, request: Subscribe) -> None:
+    def subscribe(self, request: native.Subscribe) -> None:
         """Request the facts after a position."""
         self._start(self._subscribe(request), "following the upstream")
 
@@ -173,14 +153,16 @@ class HttpConversation(EventQueue):
         is_registered = not upstream.settings.anonymous
         return {"name": self._name, "registered": is_registered, "address": upstream.address()}
 
-    async def _join(self, request: Join) -> None:
-        body = JoinBody(join=request, **self._identity())
-        response = await self._request(JOIN.request(self._uuid), JoinAnswer, body, max_bytes=MAX_JOIN_BYTES)
+    async def _join(self, request: native.Join) -> None:
+        body = messages.JoinBody(join=request, **self._identity())
+        response = await self._request(
+            JOIN.request(self._uuid), messages.JoinAnswer, body, max_bytes=MAX_JOIN_BYTES
+        )
         position = response.position
         self.put(response)
         if response.snapshot is None:
             # The replica has all of the snapshot; the subscription brings newer facts.
-            self.put(Joined(position))
+            self.put(native.Joined(position))
             return
         if response.after < position.serial:
             await self._follow(
@@ -193,14 +175,14 @@ class HttpConversation(EventQueue):
                 checksum=response.trimmed_upto.serial > 0 or not request.filter.is_open,
             )
         self.put(SnapshotFacts(read_snapshot(response.snapshot.encode())))
-        self.put(Joined(position))
+        self.put(native.Joined(position))
 
-    async def _subscribe(self, request: Subscribe) -> None:
-        body = SubscribeBody(subscription=request, **self._identity())
-        response = await self._request(SUBSCRIBE.request(self._uuid), SubscribeAnswer, body)
+    async def _subscribe(self, request: native.Subscribe) -> None:
+        body = messages.SubscribeBody(subscription=request, **self._identity())
+        response = await self._request(SUBSCRIBE.request(self._uuid), messages.SubscribeAnswer, body)
         self._head = response.position.serial
-        self.put(Subscribed(position=response.position))
-        self.put(Peers(addresses=response.peers))
+        self.put(native.Subscribed(position=response.position))
+        self.put(native.Peers(addresses=response.peers))
         self._acknowledged = request.position.serial
         self._ack_timer.start(ACK_SECONDS)
         await self._follow(
@@ -244,7 +226,7 @@ class HttpConversation(EventQueue):
                     current = decode_json(list[msgspec.Raw], content, self._url)
                     self.put(Ephemeral(decode_facts(b"\n".join(map(bytes, current))), is_all=True))
                 case "command":
-                    self.put(Down(line=decode_json(str, content, self._url)))
+                    self.put(native.Down(line=decode_json(str, content, self._url)))
                 case "ephemeral":
                     self.put(Ephemeral(decode_facts(content)))
                 case _:
@@ -268,7 +250,7 @@ class HttpConversation(EventQueue):
         self._head = max(self._head, beat.serial, beat.head)
         if beat.digest is not None:
             self.put(
-                Heartbeat(
+                native.Heartbeat(
                     epoch=beat.epoch,
                     serial=beat.serial,
                     digest=beat.digest,
@@ -299,16 +281,16 @@ class HttpConversation(EventQueue):
         if position is None:
             return
         self._acknowledged = max(self._acknowledged, position.serial)
-        body = AckBody(position.epoch, self._acknowledged)
+        body = messages.AckBody(position.epoch, self._acknowledged)
         try:
-            response = await self._request(ACKNOWLEDGE.request(self._uuid), AckAnswer, body)
+            response = await self._request(ACKNOWLEDGE.request(self._uuid), messages.AckAnswer, body)
         except RefusedByUpstream as error:
             self.put(error)
         except ReplicationError as error:
             self._logger.debug("cannot acknowledge: {why}", why=str(error))
         else:
             self._head = max(self._head, response.serial)
-            self.put(Peers(addresses=response.peers))
+            self.put(native.Peers(addresses=response.peers))
 
     # -- followers' commands -------------------------------------------------------------------------------
 
@@ -327,10 +309,10 @@ class HttpConversation(EventQueue):
                 number, line = self._commands.popleft()
                 some.append((number, line.decode()))
                 room -= len(line)
-            request = ForwardedCommands(origin, some)
+            request = messages.ForwardedCommands(origin, some)
             # A failure ends the connection; the next one forwards these commands again.
-            accepted = await self._request(FORWARD_COMMANDS.request(), AcceptedForwards, request)
-            self.put(Taken(origin=origin, number=accepted.number, since=accepted.since))
+            accepted = await self._request(FORWARD_COMMANDS.request(), messages.AcceptedForwards, request)
+            self.put(native.Taken(origin=origin, number=accepted.number, since=accepted.since))
         self._is_forwarding = False
 
     def close(self) -> None:
@@ -369,7 +351,7 @@ def _convert_error(error: ApiResponseError) -> ReplicationError:
         return NotConnected(str(error))
     content = error.body
     return RefusedByUpstream(
-        Refused(
+        native.Refused(
             code=code,
             message=error.message,
             retryable=bool(REFUSALS[code].retryable),

@@ -269,11 +269,9 @@ class PublisherConnection(RedisConnection):
         self.transport.registerProducer(self, True)
 
     def report_up(self) -> None:
-        """Report to the member that the connection is established."""
         self._link.member.publisher_up()
 
     def report_down(self) -> None:
-        """Report to the member that the connection was lost."""
         self._link.member.publisher_down(self.why)
 
     def publish(self, head: bytes, data: bytes) -> None:

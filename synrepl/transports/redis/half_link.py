@@ -115,7 +115,6 @@ class _Attempt:
             raise RedisRefused(self._tls_why() or f"no answer within {seconds:g} seconds{hint}") from None
 
     def describe(self, failure: Failure) -> str:
-        """Describe the failure of this attempt."""
         if failure.check(ConfigError):
             return str(failure.value)
         if failure.check(RedisRefused):
@@ -303,7 +302,6 @@ class HalfLink(Generic[Working]):
         self._link.member.unreachable(why)
 
     def _lost(self, connection: RedisConnection) -> None:
-        """Handle the loss of a connection in any state."""
         self._open.discard(connection)
         current = self.current
         if current is not None and connection is current:
