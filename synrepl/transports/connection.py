@@ -149,18 +149,15 @@ class ReplicationProtocol(LineOnlyReceiver):
                 elif getattr(self.lineReceived, "__func__", None) is ReplicationProtocol.lineReceived:
                     self._perform(self.session.receive(run))
                 else:
-                    self._receive_each(run)
+                    for line in run:
+                        if self.session.closed:
+                            return
+                        self.lineReceived(line)
         except RemoteProtocolError as error:
             violation = error.why
         if violation:
             # Outside of the handler: the traceback of the error would keep the whole block in memory.
             self._perform(self.session.fail(violation))
-
-    def _receive_each(self, lines: list[bytes]) -> None:
-        for line in lines:
-            if self.session.closed:
-                return
-            self.lineReceived(line)
 
     def lineReceived(self, line: bytes) -> None:
         """Give one line to the session. A subclass that overrides this sees each line, and reads rows at

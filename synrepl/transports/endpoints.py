@@ -62,16 +62,10 @@ def server_endpoint(reactor: Any, description: str) -> "IStreamServerEndpoint":
 
     Twisted raises `ValueError` and others for invalid strings.
     """
-    kind, words, named = split(description)
+    kind, _, named = split(description)
     if kind == "unix" and "mode" not in named:
         description = f"{description}:mode={UNIX_MODE}"
-    endpoint: IStreamServerEndpoint
-    if kind in OWN_TYPES:
-        endpoint = import_module(OWN_TYPES[kind]).server_endpoint(reactor, words, named)
-    else:
-        from twisted.internet.endpoints import serverFromString
-
-        endpoint = serverFromString(reactor, description)
+    endpoint: IStreamServerEndpoint = _endpoint("server", reactor, description)
     return endpoint
 
 
@@ -82,15 +76,15 @@ def client_endpoint(
 
     A ``tls:`` endpoint uses `files` unless `description` names its own. Raises like `server_endpoint`.
     """
-    kind, words, named = split(description)
-    endpoint: IStreamClientEndpoint
-    if kind in OWN_TYPES:
-        endpoint = import_module(OWN_TYPES[kind]).client_endpoint(reactor, words, named, files)
-    else:
-        from twisted.internet.endpoints import clientFromString
-
-        endpoint = clientFromString(reactor, description)
+    endpoint: IStreamClientEndpoint = _endpoint("client", reactor, description, files)
     return endpoint
+
+
+def _endpoint(side: str, reactor: Any, description: str, *files: "TlsFiles | None") -> Any:
+    kind, words, named = split(description)
+    if kind in OWN_TYPES:
+        return getattr(import_module(OWN_TYPES[kind]), f"{side}_endpoint")(reactor, words, named, *files)
+    return getattr(import_module("twisted.internet.endpoints"), f"{side}FromString")(reactor, description)
 
 
 def check_server(description: str) -> None:

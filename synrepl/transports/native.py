@@ -112,10 +112,19 @@ class NativeConversation(ConnectionOwner, EventQueue):
 
     def _event(self, payload: Payload) -> Event | None:
         """Decode a block; None for a part of a snapshot that continues."""
-        if payload.kind == "snapshot":
-            snapshot = self._snapshot.feed(payload.data)
-            return None if snapshot is None else SnapshotFacts(snapshot)
-        return _event(payload)
+        match payload.kind:
+            case "snapshot":
+                snapshot = self._snapshot.feed(payload.data)
+                return None if snapshot is None else SnapshotFacts(snapshot)
+            case "facts":
+                return Facts(decode_facts(payload.data))
+            case "ephemeral":
+                return Ephemeral(decode_facts(payload.data))
+            case "held":
+                return Ephemeral(decode_facts(payload.data), is_all=True)
+            case "meta":
+                return SnapshotMeta(*read_meta(payload.data))
+        raise RemoteProtocolError(f"unknown block type {printable(payload.kind)}")
 
     def _end(self, error: Exception) -> None:
         # Free an incomplete snapshot, which may be large.
@@ -262,11 +271,7 @@ class NativeUpstream:
     def build(self, name: str) -> ReplicationProtocol:
         """Make the protocol of a new connection; its owner is the conversation."""
         session = Session(
-            CLIENT,
-            NATIVE,
-            name=name,
-            seconds=self.clock.seconds,
-            keepalive=self.settings.keepalive,
+            CLIENT, NATIVE, name=name, seconds=self.clock.seconds, keepalive=self.settings.keepalive
         )
         return ReplicationProtocol(
             session,
@@ -276,19 +281,6 @@ class NativeUpstream:
             logger=LimitedLogger(self._logger, self.clock),
             framing=BlockReader,
         )
-
-
-def _event(payload: Payload) -> Event:
-    match payload.kind:
-        case "facts":
-            return Facts(decode_facts(payload.data))
-        case "ephemeral":
-            return Ephemeral(decode_facts(payload.data))
-        case "held":
-            return Ephemeral(decode_facts(payload.data), is_all=True)
-        case "meta":
-            return SnapshotMeta(*read_meta(payload.data))
-    raise RemoteProtocolError(f"unknown block type {printable(payload.kind)}")
 
 
 def _check_printable(*texts: str) -> None:

@@ -21,10 +21,10 @@ from synrepl.ports.response_errors import (
     NeverSent,
 )
 from synrepl.streams.catalog import PushRules
-from synrepl.transports.http import response_body
+from synrepl.transports.http import http_client
 from synrepl.transports.http.changelog_client import ChangelogClient, FirstAnswer
 from synrepl.transports.http.client import HttpAppender
-from synrepl.transports.http.response_body import BodyLines
+from synrepl.transports.http.http_client import BodyLines
 from tests.http.builders import SiteCase, append_body, receipt
 
 URL = "http://ada:pass@hs.example:9093"
@@ -278,7 +278,7 @@ class LinesTests(SynchronousTestCase):
 
     def test_a_line_without_an_end_is_the_servers_fault(self) -> None:
         """It is told as what it is, and held no longer."""
-        self.patch(response_body, "MAX_LINE_BYTES", 1_000)
+        self.patch(http_client, "MAX_LINE_BYTES", 1_000)
         lines, transport = self.lines()
         for _ in range(11):
             lines.dataReceived(b"x" * 100)

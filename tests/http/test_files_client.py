@@ -15,8 +15,8 @@ from twisted.web.resource import Resource
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.files.file_check import StoredFile
 from synrepl.ports.response_errors import ApiResponseError
+from synrepl.transports.http.http_client import MAX_BUFFERED_BYTES
 from synrepl.transports.http.peer_clients import HttpFiles
-from synrepl.transports.http.response_body import MAX_BUFFERED_BYTES
 from tests.files.builders import checksum
 from tests.http.files_builders import DATA, SHA, FilesSiteCase
 

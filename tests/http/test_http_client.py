@@ -12,7 +12,7 @@ from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.history import LogPosition
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact, decode_facts, encode_fact
-from synrepl.transports.http.response_body import BodyLines, collect_body
+from synrepl.transports.http.http_client import BodyLines, collect_body
 from synrepl.transports.http.upstream import _check
 
 BROKEN = [ConnectionLost(), ResponseFailed([Failure(ConnectionLost())])]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from twisted.logger import capturedLogs
 
-from synrepl.transports.http import response_body
+from synrepl.transports.http import http_client
 from tests.transports.worlds import HttpWorld, NativeWorld, RedisWorld, TcpWorld, TransportWorld
 
 WORLDS: Final = [TcpWorld, RedisWorld, NativeWorld, HttpWorld]
@@ -82,7 +82,7 @@ def test_a_broken_message_ends_the_connection_with_a_reason(
     kind: type[TransportWorld], which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader connects again, and misses nothing."""
-    monkeypatch.setattr(response_body, "MAX_LINE_BYTES", 10_000)
+    monkeypatch.setattr(http_client, "MAX_LINE_BYTES", 10_000)
     data, why = getattr(kind, which)
     world = kind()
     world.start()

@@ -9,9 +9,8 @@ import msgspec
 
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import CHANGELOG, DIGESTS
-from synrepl.transports.http.http_client import HttpClient, decode_json
+from synrepl.transports.http.http_client import BodyLines, HttpClient, decode_json
 from synrepl.transports.http.messages import DigestsAnswer
-from synrepl.transports.http.response_body import BodyLines
 
 __all__ = ["ChangelogClient", "FirstAnswer"]
 

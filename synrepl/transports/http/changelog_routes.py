@@ -7,13 +7,10 @@ import msgspec
 from synrepl.errors import LocalProtocolError
 from synrepl.http_api.routes import NDJSON, READER
 from synrepl.ports.history import EpochStart, LogRange
-from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.feed import EphemeralStep, FeedPosition, PageStep, Stop, read_page
-from synrepl.replication.publisher import Publisher
 from synrepl.replication.ring import RingGroup
-from synrepl.storage.log import Log
 from synrepl.streams.positions import VClock
 from synrepl.transports.http.arrow import ArrowForm, arrow_form
 from synrepl.transports.http.call import Call, Valve
@@ -33,6 +30,7 @@ from synrepl.transports.http.changelog_query import (
 )
 from synrepl.transports.http.messages import DigestsAnswer
 from synrepl.transports.http.replica_routes import renew_lease
+from synrepl.transports.http.server import Services
 from synrepl.wire.grammar import Command
 
 __all__ = ["ChangelogFeed", "ExtentAnswer", "digests", "extent", "read"]
@@ -157,7 +155,7 @@ async def _follow(call: Call, query: ChangelogQuery) -> None:
     # Flush the headers: there may be nothing else to send for a while.
     request.write(b"")
     if call.api.feed is None:
-        call.api.feed = ChangelogFeed(services.log, services.publisher, services.clock)
+        call.api.feed = ChangelogFeed(services)
     async with call.streaming() as valve:
         await call.api.feed.serve(request, query, valve)
 
@@ -237,16 +235,14 @@ class _FiniteResponse:
 class ChangelogFeed:
     """Feeds any number of readers. A group that several of them read is encoded once."""
 
-    def __init__(self, log: Log, publisher: Publisher, clock: IClock) -> None:
-        self.log = log
-        self.clock = clock
-        self.publisher = publisher
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._streams: set[_ChangelogStream] = set()
-        publisher.broadcast_watchers.append(self._on_command)
+        services.publisher.broadcast_watchers.append(self._on_command)
 
     async def serve(self, request: Any, query: ChangelogQuery, valve: Valve) -> None:
         """Write to this request, whose headers were sent, until the query ends or the client disconnects."""
-        stream = _ChangelogStream(self, request, query, valve)
+        stream = _ChangelogStream(self._services, request, query, valve)
         self._streams.add(stream)
         try:
             await stream.run()
@@ -264,31 +260,27 @@ class ChangelogFeed:
             encoded = b""
         for stream in replicas:
             if not encoded or not stream.send_command(encoded):
-                self.publisher.metrics.commands_dropped.labels(command.NAME).inc()
+                self._services.publisher.metrics.commands_dropped.labels(command.NAME).inc()
 
 
 class _ChangelogStream:
-    def __init__(self, feed: ChangelogFeed, request: Any, query: ChangelogQuery, valve: Valve) -> None:
-        self._log = feed.log
-        self._clock = feed.clock
-        self._waiters = feed.publisher.waiters
+    def __init__(self, services: Services, request: Any, query: ChangelogQuery, valve: Valve) -> None:
+        self._log = services.log
+        self._clock = services.clock
+        self._waiters = services.publisher.waiters
+        self.origin = query.origin
         self._request = request
         self._query = query
         self._valve = valve
         self._encoder = line_encoder(query.filter, checked=query.checked)
-        self._feed = query_feed(self._log, query, feed.publisher.ring)
+        self._feed = query_feed(self._log, query, services.publisher.ring)
         self._position: FeedPosition
         """The last position that was reached with a known digest, for heartbeats."""
         self._position_at = self._clock.seconds()
         self._is_idle = False
         self._was_at_head = False
         self._is_over = False
-        self._timer = Timer(feed.clock, self._tick)
-
-    @property
-    def origin(self) -> str | None:
-        """The origin under which the reader forwards commands; None if it requests no commands."""
-        return self._query.origin
+        self._timer = Timer(services.clock, self._tick)
 
     async def run(self) -> None:
         """Send facts until the query ends. Raises `ApiError` if the log was replaced or trimmed meanwhile."""

@@ -1,33 +1,43 @@
-"""HTTP client of a daemon."""
+"""HTTP client of a daemon; the bodies of responses come whole, by chunks, or by lines, with backpressure."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectError, ConnectingCancelledError, DNSLookupError
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
 from twisted.python.url import URL
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import HttpRequest, public_url
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.headers import CONTENT_DIGEST, WANT_DIGEST, content_digest, matches_digest
-from synrepl.transports.http.response_body import collect_body, describe_error, root_cause
+from synrepl.wire.blocks import MAX_HELD
+from synrepl.wire.codec import LineBuffer
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     # Imported for types only: a daemon without TLS should not load OpenSSL.
     from OpenSSL import SSL
 
-__all__ = ["MAX_ERROR_BYTES", "HttpClient", "decode_json"]
+__all__ = ["MAX_ERROR_BYTES", "BodyChunks", "BodyLines", "HttpClient", "collect_body", "decode_json"]
 
 T = TypeVar("T")
 
 MIB: Final = 1024 * 1024
 MAX_ERROR_BYTES: Final = 64 * 1024
+MAX_BUFFERED_BYTES: Final = MIB
+"""Queued bytes at which reading from the connection pauses."""
+LINE_BYTES: Final = 64
+"""Memory that a queued line counts in addition to its text."""
+MAX_LINE_BYTES: Final = MAX_HELD
+"""Limit for a line, as for a block: one fact of the largest size, or all ephemeral facts."""
 
 
 def decode_json(expected: type[T], body: bytes, url: str) -> T:
@@ -168,7 +178,7 @@ class HttpClient:
                 raise
             raise NotConnected(f"{public_url(url)} has not answered within {seconds:g} seconds") from None
         except Exception as error:
-            why, cause = describe_error(error), root_cause(error)
+            why, cause = _describe_error(error), _root_cause(error)
             if url.startswith("https:") and _is_tls_error(cause):
                 why = self._credentials.explain(urlsplit(url).hostname or "", cause)
             kind = NeverSent if _is_never_sent(error) else NotConnected
@@ -185,7 +195,7 @@ def _is_never_sent(error: Exception) -> bool:
     never = ConnectError | ConnectingCancelledError | DNSLookupError | RequestNotSent | UnicodeError
     if isinstance(error, never):
         return True
-    cause = root_cause(error)
+    cause = _root_cause(error)
     if not _is_tls_error(cause):
         return False
     from synrepl.transports.tls import is_handshake_refused
@@ -219,3 +229,185 @@ async def _verified_body(response: Any, max_bytes: int, url: str) -> bytes:
     if not matches_digest(body, response.headers.getRawHeaders(CONTENT_DIGEST)):
         raise NotConnected(f"{url} sent a corrupted response: its Content-Digest does not match")
     return body
+
+
+class _PacedBody(Protocol):
+    """A body that is queued until it is taken; pauses the connection while too many bytes are queued.
+
+    `end` is set when the response has ended. A wait fails after `silence` seconds without data (None: never);
+    nothing fails while data is processed, which pauses the server, too. Subclasses queue what arrives.
+    """
+
+    def __init__(self, url: str, *, clock: IClock | None = None, silence: float | None = None) -> None:
+        self.end: Failure | None = None
+        self.url = url
+        self._clock = clock
+        self._silence = silence
+        self._queued: list[bytes] = []
+        self._buffered = 0
+        self._is_paused = False
+        self._is_stopped = False
+        self._waiter: Deferred[None] | None = None
+
+    @classmethod
+    def of(cls, response: Any, url: str, **options: Any) -> Self:
+        body = cls(url, **options)
+        response.deliverBody(body)
+        return body
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._is_stopped:
+            return
+        self._buffered += self._queue(data)
+        if self._buffered > MAX_BUFFERED_BYTES and not self._is_paused:
+            self._is_paused = True
+            assert self.transport is not None
+            self.transport.pauseProducing()  # type: ignore[attr-defined]
+        self._wake()
+
+    def _queue(self, data: bytes) -> int:
+        """Queue what arrived; return its size in bytes."""
+        raise NotImplementedError
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.end = reason
+        self._wake()
+
+    def take(self) -> list[bytes]:
+        taken, self._queued = self._queued, []
+        self._buffered = 0
+        if self._is_paused and self.end is None:
+            self._is_paused = False
+            assert self.transport is not None
+            self.transport.resumeProducing()  # type: ignore[attr-defined]
+        return taken
+
+    async def next(self) -> list[bytes]:
+        """Wait until something is queued, and return all of it; nothing at the end.
+
+        Raises `NotConnected` after the time of silence.
+        """
+        while not self._queued and self.end is None:
+            await self._wait()
+        return self.take()
+
+    async def _wait(self) -> None:
+        waiter: Deferred[None] = Deferred()
+        self._waiter = waiter
+        if self._silence is None or self._clock is None:
+            return await waiter
+        error = NotConnected(f"{self.url} was silent for {self._silence:g} seconds")
+        timer = Timer(self._clock, lambda: waiter.errback(error))
+        timer.start(self._silence)
+        try:
+            await waiter
+        finally:
+            timer.stop()
+
+    def check_complete(self) -> None:
+        """Raises `NotConnected` unless the response is complete."""
+        assert self.end is not None
+        if not _is_complete(self.end):
+            raise self._broken_off(self.end)
+
+    def _broken_off(self, end: Failure) -> NotConnected:
+        return NotConnected(f"{self.url}: the response ended early: {_describe_error(end.value)}")
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self.end is None:
+            self._abort()
+
+    def _abort(self) -> None:
+        """Close the connection without flushing or reading the rest."""
+        transport: Any = self.transport
+        if transport is not None:
+            getattr(transport, "abortConnection", transport.loseConnection)()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.called:
+            waiter.callback(None)
+
+
+class BodyChunks(_PacedBody):
+    """A body in chunks as they arrive."""
+
+    def _queue(self, data: bytes) -> int:
+        self._queued.append(data)
+        return len(data)
+
+
+class BodyLines(_PacedBody):
+    """A body in lines."""
+
+    def __init__(self, url: str, *, clock: IClock | None = None, silence: float | None = None) -> None:
+        super().__init__(url, clock=clock, silence=silence)
+        self._buffer = LineBuffer(MAX_LINE_BYTES)
+        self._is_too_long = False
+
+    def _queue(self, data: bytes) -> int:
+        lines = self._buffer.feed(data)
+        size = sum(map(len, lines))
+        if size > MAX_LINE_BYTES and max(map(len, lines)) > MAX_LINE_BYTES:
+            self._is_too_long, self._is_stopped = True, True
+            self._abort()
+            return 0
+        self._queued += lines
+        return size + LINE_BYTES * len(lines)
+
+    async def next(self) -> list[bytes]:
+        """Wait for lines, and return all that have arrived; none at the end of a complete response.
+
+        Raises `NotConnected` for another end and after the time of silence, `RemoteProtocolError` after a
+        line over the limit.
+        """
+        if not (lines := await super().next()):
+            self.check_complete()
+        return lines
+
+    def check_complete(self) -> None:
+        if self._is_too_long:
+            raise RemoteProtocolError(f"{self.url} sent a line of more than {MAX_LINE_BYTES} bytes")
+        super().check_complete()
+        if self._buffer.size:
+            assert self.end is not None
+            raise self._broken_off(self.end)
+
+
+async def collect_body(response: Any, max_bytes: int, url: str) -> bytes:
+    """Return the whole body. Raises `RemoteProtocolError` if it has more than `max_bytes`, or its failure."""
+    chunks, parts, size = BodyChunks.of(response, url), [], 0
+    try:
+        while more := await chunks.next():
+            parts += more
+            size += sum(map(len, more))
+            if size > max_bytes:
+                raise RemoteProtocolError(f"{url} sent more than {max_bytes} bytes")
+    finally:
+        chunks.stop()
+    assert chunks.end is not None
+    if not _is_complete(chunks.end):
+        chunks.end.raiseException()
+    return b"".join(parts)
+
+
+def _root_cause(error: BaseException | None) -> BaseException | None:
+    """Return the error that Twisted has wrapped in lists of reasons."""
+    while (reasons := getattr(error, "reasons", None)) and isinstance(reasons[0], Failure):
+        error = reasons[0].value
+    return error
+
+
+def _describe_error(error: BaseException | None) -> str:
+    """Describe the cause of an error in one line."""
+    error = _root_cause(error)
+    return printable(" ".join(str(error).split()), limit=1_000) or type(error).__name__
+
+
+def _is_complete(reason: Failure) -> bool:
+    """Whether a response ended properly."""
+    # Imported here: a follower over TCP has this module, and needs nothing of twisted.web.
+    from twisted.web.client import ResponseDone
+
+    return reason.check(ResponseDone) is not None

@@ -18,9 +18,8 @@ from synrepl.ports.response_errors import ApiResponseError, as_response_error
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import MAX_ERROR_BYTES, HttpClient
+from synrepl.transports.http.http_client import MAX_ERROR_BYTES, BodyChunks, HttpClient
 from synrepl.transports.http.messages import DigestsAnswer
-from synrepl.transports.http.response_body import BodyChunks
 
 __all__ = ["HttpFiles", "PeerClient"]
 
