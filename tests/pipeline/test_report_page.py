@@ -14,11 +14,12 @@ import pytest
 from synrepl.caches.vintages import NEWEST
 from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.templates import load_template
+from synrepl.pipeline.archive.table import Batch
 from synrepl.pipeline.audit.findings import ChainBreak
 from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags
 from synrepl.pipeline.report.daemon_status import DaemonStatus, ask, counters
 from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning
-from synrepl.pipeline.report.measurement import Arrival, Coverage, Measurements
+from synrepl.pipeline.report.measurement import Coverage, Measurements
 from synrepl.pipeline.report.page import shown
 from synrepl.pipeline.report.report import ReportResult, write
 from synrepl.pipeline.report.tables import Table, as_csv
@@ -229,21 +230,30 @@ def _total(stream: str, writer: str, **more: Any) -> dict[str, Any]:
         "first_ms": BEGAN_MS,
         "last_ms": BEGAN_MS + 60_000,
         "token": 10,
-        "waited": [1000, 2000, 3000],
-        "waited_most": 4000,
+        "median_seconds": 1.0,
+        "p90_seconds": 2.0,
+        "p99_seconds": 3.0,
+        "most_seconds": 4.0,
         **dict.fromkeys(counts, 0),
         **more,
     }
 
 
-def _arrival(last_at_ms: int, archived_at_ms: int) -> Arrival:
-    return Arrival(
-        batch=0,
+def _batch(last_at_ms: int, archived_at_ms: int, **more: Any) -> Batch:
+    return Batch(
+        server_name="localhost",
+        history="h",
+        digest="d",
         first_serial=1,
         last_serial=20,
         facts=20,
+        rows=40,
+        bytes=999,
+        epoch=1,
+        end={},
         last_at_ms=last_at_ms,
         archived_at_ms=archived_at_ms,
+        **more,
     )
 
 
@@ -256,10 +266,8 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
         "bins": bins,
         "minutes": Bins(BEGAN, 60, 2),
         "covers": Coverage(
-            server_name="localhost",
-            history="h",
+            last=_batch(BEGAN_MS + 60_000, BEGAN_MS + 61_000),
             first_serial=1,
-            last_serial=20,
             first_ms=BEGAN_MS,
             last_ms=BEGAN_MS + 60_000,
             archived_ms=BEGAN_MS + 61_000,
@@ -270,9 +278,6 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
             file_bytes=999,
             writers={stream: [writer, "w2"]},
             epochs=(1, 1),
-            compacted=None,
-            epoch_starts=[],
-            digest="d",
         ),
         "totals": [_total(stream, writer), _total(stream, "w2")],
         "peaks": {(stream, writer): (5, 10), (stream, None): (6, 11), (None, None): (6, 11)},
@@ -287,9 +292,12 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
             {
                 "stream": stream,
                 "facts": 20,
-                "bytes": [100, 200, 300],
+                "bytes_median": 100,
+                "bytes_p90": 200,
+                "bytes_p99": 300,
                 "bytes_most": 400,
-                "rows": [2, 3, 4],
+                "rows_median": 2,
+                "rows_p99": 4,
                 "rows_most": 5,
             }
         ],
@@ -305,10 +313,21 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
                 "committed_ms": BEGAN_MS,
             }
         ],
-        "arrivals": [_arrival(BEGAN_MS + 60_000, BEGAN_MS + 61_000)],
+        "batches": [_batch(BEGAN_MS + 60_000, BEGAN_MS + 61_000)],
         "lags": [],
         "invalidations": Invalidations(
-            names=[{"name": key, "rows": 40, "keyed": 80, "whole": 2, "misshapen": 1, "unreadable": 1}],
+            names=[
+                {
+                    "name": key,
+                    "rows": 40,
+                    "meant": 82,
+                    "meant_per_row": 2.05,
+                    "keyed": 80,
+                    "whole": 2,
+                    "misshapen": 1,
+                    "unreadable": 1,
+                }
+            ],
             caches=[{"cache": key, "invalidations": 82, "whole": 2, "keys": 1, "told_as": key}],
             keys=[{"cache": key, "key": key, "invalidations": 80}],
             subjects=[{"key": key, "invalidations": 80, "caches": 1, "mostly": key}],
@@ -395,12 +414,14 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
 
     made = write(
         _measured(
-            covers=msgspec.structs.replace(covers, epoch_starts=epoch_starts, epochs=(1, 3)),
+            covers=msgspec.structs.replace(
+                covers, last=msgspec.structs.replace(covers.last, epoch_starts=epoch_starts), epochs=(1, 3)
+            ),
             broken=[broken],
             voided={3: 2},
             daemon=daemon,
             totals=[_total("caches", "w1", late=2), _total("caches", "w2")],
-            arrivals=[_arrival(BEGAN_MS, BEGAN_MS + 7_200_000)],
+            batches=[_batch(BEGAN_MS, BEGAN_MS + 7_200_000)],
         ),
         tmp_path,
     )
@@ -442,7 +463,7 @@ def test_an_empty_archive(tmp_path: Path) -> None:
 
 def test_files_without_the_facts_that_the_table_names(tmp_path: Path) -> None:
     """A report on a damaged archive says what is wrong with it."""
-    lists = ("totals", "over_time", "hours", "sizes", "spread", "largest", "arrivals")
+    lists = ("totals", "over_time", "hours", "sizes", "spread", "largest", "batches")
     nothing: dict[str, Any] = {name: [] for name in lists}
 
     made = write(_measured(**nothing, peaks={}, invalidations=None), tmp_path)

@@ -19,7 +19,7 @@ import msgspec
 
 from synrepl.html.humanize import number, shortened, size, span
 from synrepl.pipeline.report.counts import DAY, Bins
-from synrepl.pipeline.report.measurement import Measurements
+from synrepl.pipeline.report.measurement import Measurements, lag_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def _throughput(measured: Measurements, is_wide: bool, kind: str) -> "Figure | N
     """Draw the rows by `stream` or `writer`, stacked; those beyond the colors are one series."""
     import pandas as pd
 
-    bins, names = measured.bins, measured.streams() if kind == "stream" else measured.writers()
+    bins, names = measured.bins, measured.names(kind)
     facts = pd.DataFrame(measured.over_time, columns=["stream", "writer", "bin", "rows"])
     rows = facts.pivot_table("rows", kind, "bin", "sum")
     rows = rows.reindex(index=names, columns=range(bins.count)).fillna(0) / bins.width
@@ -114,13 +114,13 @@ def _throughput(measured: Measurements, is_wide: bool, kind: str) -> "Figure | N
 
 
 def _archive_lag(measured: Measurements, is_wide: bool) -> "Figure | None":
-    found = [one for one in measured.arrivals if one.seconds >= 0]
-    if not found:
+    points = [(_day(one.last_at_ms / 1000), lag_seconds(one)) for one in measured.batches]
+    points = [(at, max(lag, 0.001)) for at, lag in points if lag >= 0]
+    if not points:
         return None
     figure, (axes,) = _over_time(is_wide, measured.bins, [""], "archive lag (log scale)")
-    times, lags = [_day(one.last_at_ms / 1000) for one in found], [max(one.seconds, 0.001) for one in found]
-    axes.plot(times, lags, "o", color=ACCENT)
-    _log_seconds([axes], lags)
+    axes.plot(*zip(*points, strict=True), "o", color=ACCENT)
+    _log_seconds([axes], [lag for _, lag in points])
     return figure
 
 
@@ -133,7 +133,7 @@ def _silence(measured: Measurements, is_wide: bool) -> "Figure | None":
     titles = list(panels)[:PANELS]
     figure, grid = _over_time(is_wide, bins, titles, "since the last fact (log scale)", columns=2)
     # A writer has the same color in all charts.
-    colors = dict(zip(measured.writers(), COLORS, strict=False))
+    colors = dict(zip(measured.names("writer"), COLORS, strict=False))
     least, known, legend = max(bins.width / 2, 1.0), list[float](), dict[str, str]()
     for axes, title in zip(grid, titles, strict=True):
         for one in panels[title]:
@@ -229,11 +229,11 @@ def _sizes(measured: Measurements, is_wide: bool) -> "Figure | None":
 
 
 def _percentiles(measured: Measurements, is_wide: bool) -> "Figure | None":
-    found = sorted(measured.sizes, key=lambda row: -row["bytes_most"])[:BARS]
+    found = measured.sizes[:BARS]
     series = {
         "largest": (OTHER, [row["bytes_most"] for row in found]),
-        "99 % are smaller": (LIGHT, [row["bytes"][2] for row in found]),
-        "median": (ACCENT, [row["bytes"][0] for row in found]),
+        "99 % are smaller": (LIGHT, [row["bytes_p99"] for row in found]),
+        "median": (ACCENT, [row["bytes_median"] for row in found]),
     }
     panels = [("", [row["stream"] for row in found], series)] if found else []
     label = "bytes per fact (log scale)"

@@ -1,7 +1,7 @@
 """Counts of facts by Spark, with small results: totals, by time bin, lag of writers, sizes."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,17 +15,11 @@ __all__ = [
     "Bins",
     "bins_for",
     "Row",
-    "SHARES",
-    "by_writer",
     "collected",
-    "largest",
-    "over_time",
-    "peaks",
+    "grouped",
+    "queries",
     "shared_tokens",
-    "sizes_by_stream",
-    "spread",
     "void",
-    "when",
     "WriterLag",
     "writer_lags",
 ]
@@ -70,24 +64,28 @@ class Bins(msgspec.Struct, frozen=True):
         return (second - self.first) // self.width
 
 
-def bins_for(first_ms: int, last_ms: int) -> Bins:
-    """Return the narrowest bins that cover the time with at most 200 bins."""
+def bins_for(first_ms: int, last_ms: int, least_width: int = 1) -> Bins:
+    """Return the narrowest bins, of at least this width, that cover the time with at most 200 bins."""
     first, last = first_ms // 1000, last_ms // 1000
-    for width in WIDTHS:
+    # The last width is for decades: the clocks were wrong, or the facts are of several servers.
+    decades = -(-(last - first + 1) // (MOST - 1) // DAY + 1) * DAY
+    for width in (*WIDTHS, decades):
         found = Bins(first // width * width, width, last // width - first // width + 1)
-        if found.count <= MOST:
-            return found
-    # Decades: the clocks were wrong, or the facts are of several servers.
-    width = -(-(last - first + 1) // (MOST - 1) // DAY + 1) * DAY
-    return Bins(first // width * width, width, last // width - first // width + 1)
+        if width >= least_width and found.count <= MOST:
+            break
+    return found
 
 
 Row = dict[str, Any]
 
-SHARES: Final = (0.5, 0.9, 0.99)
-"""The reported percentiles."""
+PERCENTILES: Final = "percentile_approx({}, array(0.5, 0.9, 0.99), 10000) as {}"
 
-ACCURACY: Final = 10_000
+SUMS: Final = ("sum(facts) as facts", "sum(rows) as rows", "sum(bytes) as bytes")
+
+
+def grouped(frame: DataFrame, by: Sequence[str], *sums: str) -> DataFrame:
+    """Return these sums, by these columns; both are expressions of SQL."""
+    return frame.groupBy(*map(f.expr, by)).agg(*map(f.expr, sums))
 
 
 def collected(frame: DataFrame) -> list[Row]:
@@ -96,137 +94,81 @@ def collected(frame: DataFrame) -> list[Row]:
     return found
 
 
-def by_writer(facts: DataFrame) -> list[Row]:
-    """Return the totals of each writer of each stream."""
-    skipped = f.when(f.col("token") > f.col("prev_token"), f.col("token") - f.col("prev_token") - 1)
-    return collected(
-        facts.groupBy("stream", "writer")
-        .agg(
-            f.count("*").alias("facts"),
-            f.sum("rows").alias("rows"),
-            f.sum("bytes").alias("bytes"),
-            f.count_if(f.col("rows") == 0).alias("empty"),
-            f.min("committed_ms").alias("first_ms"),
-            f.max("committed_ms").alias("last_ms"),
-            f.max("token").alias("token"),
-            f.count_if(f.col("token") == f.col("prev_token")).alias("late"),
-            f.count_if(skipped > 0).alias("skipping"),
-            f.coalesce(f.sum(skipped), f.lit(0)).alias("skipped"),
-            f.count_if(f.col("copies") > 1).alias("copied"),
-            _percentiles("waited_ms").alias("waited"),
-            f.max("waited_ms").alias("waited_most"),
-            f.min("waited_ms").alias("waited_least"),
-        )
-        .orderBy("stream", "writer")
+def queries(
+    facts: DataFrame, seconds: DataFrame, *, bins: Bins, width: int, top: int
+) -> dict[str, DataFrame]:
+    """Return the queries of a report by name: of facts, and of their counts by second."""
+    with_rows = facts.where("rows > 0")
+    totals = grouped(
+        facts,
+        ["stream", "writer"],
+        "count(*) as facts",
+        "sum(rows) as rows",
+        "sum(bytes) as bytes",
+        "count_if(rows = 0) as empty",
+        "min(committed_ms) as first_ms",
+        "max(committed_ms) as last_ms",
+        "max(token) as token",
+        "count_if(token = prev_token) as late",
+        "count_if(token > prev_token + 1) as skipping",
+        "coalesce(sum(token - prev_token - 1) filter (where token > prev_token), 0) as skipped",
+        "count_if(copies > 1) as copied",
+        PERCENTILES.format("waited_ms / 1000", "waited"),
+        "max(waited_ms) / 1000 as most_seconds",
     )
-
-
-def sizes_by_stream(facts: DataFrame) -> list[Row]:
-    """Return percentiles of the bytes and rows of facts with rows, by stream."""
-    return collected(
-        facts.where("rows > 0")
-        .groupBy("stream")
-        .agg(
-            f.count("*").alias("facts"),
-            _percentiles("bytes").alias("bytes"),
-            f.max("bytes").alias("bytes_most"),
-            _percentiles("rows").alias("rows"),
-            f.max("rows").alias("rows_most"),
-        )
-        .orderBy("stream")
+    waited = ("waited[0] as median_seconds", "waited[1] as p90_seconds", "waited[2] as p99_seconds")
+    sizes = grouped(
+        with_rows,
+        ["stream"],
+        "count(*) as facts",
+        PERCENTILES.format("bytes", "bytes"),
+        "max(bytes) as bytes_most",
+        PERCENTILES.format("rows", "rows"),
+        "max(rows) as rows_most",
     )
-
-
-def spread(facts: DataFrame) -> list[Row]:
-    """Return histograms of bytes and rows per fact, in powers of two."""
-    return collected(
-        facts.where("rows > 0")
-        .groupBy(
-            f.expr("length(bin(greatest(bytes, 1))) - 1").alias("bytes"),
-            f.expr("length(bin(rows)) - 1").alias("rows"),
-        )
-        .agg(f.count("*").alias("facts"))
-        .orderBy("bytes", "rows")
-    )
-
-
-def largest(facts: DataFrame, top: int) -> list[Row]:
-    """Return the facts with the most bytes."""
+    of_bytes = ("bytes[0] as bytes_median", "bytes[1] as bytes_p90", "bytes[2] as bytes_p99")
+    powers = [f"length(bin(greatest({name}, 1))) - 1 as {name}" for name in ("bytes", "rows")]
+    position = f"(second - {bins.first}) div {bins.width} as bin"
+    second_sets = (("stream", "writer", "second"), ("stream", "second"), ("second",))
+    in_seconds = seconds.groupingSets(second_sets, "stream", "writer", "second").agg(*map(f.expr, SUMS))
     columns = ("stream", "writer", "token", "serial", "rows", "bytes", "committed_ms")
-    return collected(facts.orderBy(f.desc("bytes"), "serial").limit(top).select(*columns))
-
-
-def peaks(seconds: DataFrame) -> dict[tuple[str | None, str | None], tuple[int, int]]:
-    """Return the maximum facts and rows per second by stream and writer, by stream, and of all (None)."""
-    sets = (("stream", "writer", "second"), ("stream", "second"), ("second",))
-    found = collected(
-        seconds.groupingSets(sets, "stream", "writer", "second")
-        .agg(f.sum("facts").alias("facts"), f.sum("rows").alias("rows"))
-        .groupBy("stream", "writer")
-        .agg(f.max("facts").alias("facts"), f.max("rows").alias("rows"))
-    )
-    return {(row["stream"], row["writer"]): (row["facts"], row["rows"]) for row in found}
-
-
-def over_time(seconds: DataFrame, bins: Bins) -> list[Row]:
-    """Return the counts of each writer of each stream by bin, without empty bins."""
-    position = f.expr(f"(second - {bins.first}) div {bins.width}")
-    return collected(
-        seconds.groupBy(position.alias("bin"), "stream", "writer")
-        .agg(
-            f.sum("facts").alias("facts"),
-            f.sum("rows").alias("rows"),
-            f.sum("bytes").alias("bytes"),
-            f.max("last_ms").alias("last_ms"),
-            f.max("token").alias("token"),
-        )
-        .orderBy("bin", "stream", "writer")
-    )
-
-
-def when(seconds: DataFrame, width: int) -> list[Row]:
-    """Return the counts of each interval of `width` seconds, which starts `at` (Unix seconds)."""
-    at = f.expr(f"second div {width} * {width}")
-    return collected(
-        seconds.groupBy(at.alias("at"))
-        .agg(f.sum("facts").alias("facts"), f.sum("rows").alias("rows"), f.sum("bytes").alias("bytes"))
-        .orderBy("at")
-    )
+    return {
+        "totals": totals.selectExpr("*", *waited).orderBy("stream", "writer"),
+        "over_time": grouped(
+            seconds, [position, "stream", "writer"], *SUMS, "max(last_ms) as last_ms", "max(token) as token"
+        ).orderBy("bin", "stream", "writer"),
+        "sizes": sizes.selectExpr("*", *of_bytes, "rows[0] as rows_median", "rows[2] as rows_p99").orderBy(
+            f.desc("bytes_most"), "stream"
+        ),
+        # Histograms of bytes and rows per fact, in powers of two.
+        "spread": grouped(with_rows, powers, "count(*) as facts").orderBy("bytes", "rows"),
+        "largest": facts.orderBy(f.desc("bytes"), "serial").limit(top).select(*columns),
+        "hours": grouped(seconds, [f"second div {width} * {width} as at"], *SUMS).orderBy("at"),
+        # The maximum of a second, by stream and writer, by stream, and of all (both None).
+        "peaks": grouped(in_seconds, ["stream", "writer"], "max(facts) as facts", "max(rows) as rows"),
+    }
 
 
 def shared_tokens(facts: DataFrame, streams: Sequence[str]) -> dict[str, int]:
     """Return for streams with several writers the number of tokens that several of them used."""
     if not streams:
         return {}
-    found = (
-        facts.where(f.col("stream").isin(list(streams)) & (f.col("rows") > 0))
-        .groupBy("stream", "token")
-        .agg(f.min("writer").alias("least"), f.max("writer").alias("most"))
-        .where("least != most")
-        .groupBy("stream")
-        .agg(f.count("*").alias("tokens"))
-    )
+    own = facts.where(f.col("stream").isin(list(streams)) & (f.col("rows") > 0))
+    tokens = grouped(own, ["stream", "token"], "min(writer) as least", "max(writer) as most")
+    found = grouped(tokens.where("least != most"), ["stream"], "count(*) as tokens")
     return {row["stream"]: row["tokens"] for row in collected(found)}
 
 
 def void(facts: DataFrame, epoch_starts: Sequence[EpochStart]) -> dict[int, int]:
     """Return the number of facts that each epoch made void, by epoch."""
+    stream, epoch, token = map(f.col, ("stream", "epoch", "token"))
     counts = [
-        f.count_if(
-            (f.col("stream") == one.stream) & (f.col("epoch") < one.epoch) & (f.col("token") > one.token)
-        ).alias(str(one.epoch))
+        f.count_if((stream == one.stream) & (epoch < one.epoch) & (token > one.token)).alias(str(one.epoch))
         for one in epoch_starts
         if one.stream
     ]
-    return (
-        {int(epoch): count for row in collected(facts.agg(*counts)) for epoch, count in row.items()}
-        if counts
-        else {}
-    )
-
-
-def _percentiles(column: str) -> Any:
-    return f.percentile_approx(column, list(SHARES), ACCURACY)
+    (found,) = collected(facts.agg(*counts)) if counts else [{}]
+    return {int(epoch): count for epoch, count in found.items()}
 
 
 class WriterLag(msgspec.Struct, frozen=True):
@@ -246,33 +188,27 @@ class WriterLag(msgspec.Struct, frozen=True):
         return max((one for one in self.silent if one is not None), default=0.0)
 
 
-def writer_lags(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: int) -> list[WriterLag]:
-    """Return the lags in streams with several writers, from the counts by bin (`counts.over_time`)."""
-    seen: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+def writer_lags(over_time: Iterable[Row], bins: Bins, *, last_ms: int) -> list[WriterLag]:
+    """Return the lags in streams with several writers, from the counts by bin (`queries`)."""
+    counts: dict[str, dict[str, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
     for row in over_time:
-        seen[row["stream"]][row["writer"]][row["bin"]] = row
-    ends = [min((start + bins.width) * 1000, last_ms) for start in bins.starts]
+        counts[row["stream"]][row["writer"]][row["bin"]] = row
     made = []
-    for stream, writers in sorted(seen.items()):
+    for stream, writers in sorted(counts.items()):
         if len(writers) < 2:
             continue
-        heads: list[int] = []
+        lags = [WriterLag(stream, writer, [], []) for writer in sorted(writers)]
+        times, tokens = dict[str, int](), dict[str, int]()
         head = 0
-        for position in range(bins.count):
-            tokens = (found[position]["token"] for found in writers.values() if position in found)
-            head = max((token for token in tokens if token is not None), default=head)
-            heads.append(max(head, heads[-1]) if heads else head)
-        for writer, found in sorted(writers.items()):
-            silent: list[float | None] = []
-            behind: list[int | None] = []
-            fact_ms: int | None = None
-            token: int | None = None
-            for position in range(bins.count):
-                if position in found:
-                    row = found[position]
-                    fact_ms = row["last_ms"]
-                    token = row["token"] if row["token"] is not None else token
-                silent.append(None if fact_ms is None else max(0, ends[position] - fact_ms) / 1000)
-                behind.append(None if token is None else max(0, heads[position] - token))
-            made.append(WriterLag(stream, writer, silent, behind))
+        for position, start in enumerate(bins.starts):
+            rows = {writer: by_bin[position] for writer, by_bin in writers.items() if position in by_bin}
+            times |= {writer: row["last_ms"] for writer, row in rows.items()}
+            tokens |= {writer: row["token"] for writer, row in rows.items() if row["token"] is not None}
+            head = max((head, *tokens.values()))
+            end = min((start + bins.width) * 1000, last_ms)
+            for lag in lags:
+                fact_ms, token = times.get(lag.writer), tokens.get(lag.writer)
+                lag.silent.append(None if fact_ms is None else max(0, end - fact_ms) / 1000)
+                lag.behind.append(None if token is None else max(0, head - token))
+        made += lags
     return made

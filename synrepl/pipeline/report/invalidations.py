@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from synrepl.caches.vintages import NEWEST
 from synrepl.pipeline.archive.reading import read_rows
-from synrepl.pipeline.report.counts import Bins, Row, collected
+from synrepl.pipeline.report.counts import Bins, Row, collected, grouped
 from synrepl.pipeline.store import Store
 from synrepl.wire import jsontext
 
@@ -21,6 +21,8 @@ __all__ = ["CACHES", "Invalidations", "Meaning", "expand", "expand_batches", "in
 CACHES: Final = "caches"
 
 READ: Final = ("key", "row", "committed_at")
+
+UNREADABLE: Final = "(rows that cannot be read)"
 
 REMEMBERED: Final = 10_000
 """Maximum number of remembered meanings, of about 1 kB each."""
@@ -111,7 +113,7 @@ def expand_batches(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of invalidations.
+    """Counts of invalidations (`meant`): of entries (`keyed`), and of `whole` caches.
 
     `names` are as announced, `caches` after expansion; `keys` (of one cache) and `subjects` (keys in any
     cache) are the hottest ones. `minutes` is by bin.
@@ -125,58 +127,56 @@ class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
     distinct: int
 
     def total(self, column: str) -> int:
-        """Return the sum over all names of `rows`, `keyed`, `whole`, `misshapen` or `unreadable`."""
+        """Return the sum over all names of `rows`, `meant`, `keyed`, `whole`, `misshapen` or `unreadable`."""
         return sum(row[column] for row in self.names)
-
-    @property
-    def meant(self) -> int:
-        """The number of invalidations, of entries and of whole caches."""
-        return self.total("keyed") + self.total("whole")
 
 
 def invalidations(spark: SparkSession, archive: Store, parts: Any, bins: Bins, top: int) -> Invalidations:
     """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes."""
     meant = expand(read_rows(spark, archive, parts, READ)).persist()
     drops = meant.select("rows", "name", f.inline("drops"))
-    entries = drops.where("key is not null").groupBy("cache", "key").agg(f.sum("rows").alias("keyed"))
-    entries = entries.persist()
-    sums = [f.sum(name).alias(name) for name in ("rows", *SUMS)]
-    position = f.expr(f"(minute * 60 - {bins.first}) div {bins.width}")
+    entries = grouped(drops.where("key is not null"), ["cache", "key"], "sum(rows) as keyed").persist()
+    sums = [f"sum({name}) as {name}" for name in ("rows", *SUMS)]
     try:
-        names = meant.groupBy("name").agg(*sums).orderBy(f.desc("rows"), "name")
-        minutes = (
-            meant.groupBy("minute")
-            .agg(*sums[:3])
-            .groupBy(position.alias("bin"))
-            .agg(*sums[:3], f.max(f.col("keyed") + f.col("whole")).alias("busiest_minute"))
-            .orderBy("bin")
+        names = grouped(meant, ["name"], *sums).orderBy(f.desc("rows"), "name").fillna(UNREADABLE, "name")
+        minutes = grouped(
+            grouped(meant, ["minute"], *sums),
+            [f"(minute * 60 - {bins.first}) div {bins.width} as bin"],
+            *sums[:3],
+            "max(keyed + whole) as busiest_minute",
         )
-        whole = f.sum(f.when(f.isnull("key"), f.col("rows")).otherwise(0)).alias("whole")
+        by_name = grouped(
+            drops, ["cache", "name"], "sum(rows) as rows", "sum(if(key is null, rows, 0)) as whole"
+        )
+        by_cache = grouped(
+            by_name,
+            ["cache"],
+            "sum(rows) as invalidations",
+            "sum(whole) as whole",
+            "array_join(sort_array(collect_set(name)), ', ') as told_as",
+        )
+        distinct = grouped(entries, ["cache"], "count(*) as keys")
         caches = collected(
-            drops.groupBy("cache", "name")
-            .agg(f.sum("rows").alias("rows"), whole)
-            .groupBy("cache")
-            .agg(
-                f.sum("rows").alias("invalidations"),
-                f.sum("whole").alias("whole"),
-                f.array_join(f.sort_array(f.collect_set("name")), ", ").alias("told_as"),
-            )
-            .join(entries.groupBy("cache").agg(f.count("*").alias("keys")), "cache", "left")
-            .select("cache", "invalidations", "whole", f.coalesce("keys", f.lit(0)).alias("keys"), "told_as")
+            by_cache.join(distinct, "cache", "left")
+            .fillna(0, "keys")
             .orderBy(f.desc("invalidations"), "cache")
         )
-        keys = entries.select("cache", "key", f.col("keyed").alias("invalidations"))
-        subjects = entries.groupBy("key").agg(
-            f.sum("keyed").alias("invalidations"),
-            f.count("*").alias("caches"),
-            f.max_by("cache", f.struct("keyed", "cache")).alias("mostly"),
+        keys = entries.selectExpr("cache", "key", "keyed as invalidations")
+        subjects = grouped(
+            entries,
+            ["key"],
+            "sum(keyed) as invalidations",
+            "count(*) as caches",
+            "max_by(cache, struct(keyed, cache)) as mostly",
         )
         return Invalidations(
-            names=collected(names),
+            names=collected(
+                names.selectExpr("*", "keyed + whole as meant", "(keyed + whole) / rows as meant_per_row")
+            ),
             caches=caches,
             keys=collected(keys.orderBy(f.desc("invalidations"), "cache", "key").limit(top)),
             subjects=collected(subjects.orderBy(f.desc("invalidations"), "key").limit(top)),
-            minutes=collected(minutes),
+            minutes=collected(minutes.orderBy("bin")),
             distinct=sum(row["keys"] for row in caches),
         )
     finally:

@@ -1,6 +1,8 @@
 """Measurement of an archive: its audit, and the Spark queries of a report."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.pool import ThreadPool
 from typing import Any, Final
 
@@ -13,28 +15,34 @@ from synrepl.pipeline.audit.comparison import compare
 from synrepl.pipeline.audit.explanation import Explanation
 from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.jobs import Progress
-from synrepl.pipeline.report import counts
-from synrepl.pipeline.report.counts import Bins, Row, WriterLag, bins_for, writer_lags
+from synrepl.pipeline.report.counts import (
+    Bins,
+    Row,
+    WriterLag,
+    bins_for,
+    collected,
+    queries,
+    shared_tokens,
+    void,
+    writer_lags,
+)
 from synrepl.pipeline.report.daemon_status import DaemonStatus
 from synrepl.pipeline.report.facts import counted_once, scan_facts, seconds_of
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import EpochStart
 
-__all__ = ["Arrival", "Coverage", "arrivals", "coverage", "Measurements", "STEPS", "measure"]
+__all__ = ["Coverage", "coverage", "lag_seconds", "Measurements", "STEPS", "measure"]
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """The coverage of an archive.
 
-    `lines` are the rows of the Parquet files: one more for each fact without rows. Up to the serial
-    `compacted` the archive has only the facts that the trimmed log still had.
+    `last` is the last batch, which has the state of the archive. `lines` are the rows of the Parquet files:
+    one more for each fact without rows.
     """
 
-    server_name: str
-    history: str
+    last: Batch
     first_serial: int
-    last_serial: int
     first_ms: int
     last_ms: int
     archived_ms: int
@@ -45,9 +53,6 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
     writers: dict[str, list[str]]
     epochs: tuple[int, int]
-    compacted: int | None
-    epoch_starts: list[EpochStart]
-    digest: str
 
     @property
     def seconds(self) -> float:
@@ -60,36 +65,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         return sorted({writer for names in self.writers.values() for writer in names})
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that were archived together as `batch`. The last of them was committed at `last_at_ms`."""
-
-    batch: int
-    first_serial: int
-    last_serial: int
-    facts: int
-    last_at_ms: int
-    archived_at_ms: int
-
-    @property
-    def seconds(self) -> float:
-        """The archive lag of the last fact. Negative if the clocks of daemon and archive differ."""
-        return (self.archived_at_ms - self.last_at_ms) / 1000
-
-
-def arrivals(batches: Sequence[Batch]) -> list[Arrival]:
-    """Return the arrivals of the batches with facts, as far as known."""
-    return [
-        Arrival(
-            batch=one.version,
-            first_serial=one.first_serial,
-            last_serial=one.last_serial,
-            facts=one.facts,
-            last_at_ms=one.last_at_ms,
-            archived_at_ms=one.archived_at_ms,
-        )
-        for one in batches
-        if one.facts and one.archived_at_ms
-    ]
+def lag_seconds(batch: Batch) -> float:
+    """Return the archive lag of the last fact. Negative if the clocks of daemon and archive differ."""
+    return (batch.archived_at_ms - batch.last_at_ms) / 1000
 
 
 def coverage(files: Any, batches: Sequence[Batch]) -> Coverage | None:
@@ -100,10 +78,8 @@ def coverage(files: Any, batches: Sequence[Batch]) -> Coverage | None:
     last = batches[-1]
     first_epoch = min((epoch_start.epoch for epoch_start in last.epoch_starts), default=last.epoch + 1) - 1
     return Coverage(
-        server_name=last.server_name,
-        history=last.history,
+        last=last,
         first_serial=batches[0].first_serial,
-        last_serial=last.last_serial,
         first_ms=min(batch.first_at_ms for batch in nonempty),
         last_ms=max(batch.last_at_ms for batch in nonempty),
         archived_ms=max(batch.archived_at_ms for batch in nonempty),
@@ -114,17 +90,14 @@ def coverage(files: Any, batches: Sequence[Batch]) -> Coverage | None:
         file_bytes=pc.sum(files["bytes"]).as_py() or 0,
         writers={stream: sorted(writers) for stream, writers in sorted(last.end.items())},
         epochs=(min(first_epoch, last.epoch), last.epoch),
-        compacted=last.compacted_upto or None,
-        epoch_starts=list(last.epoch_starts),
-        digest=last.digest,
     )
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """The results of all measurements of one report.
 
-    Without `covers` the archive has no facts. `daemon` is None unless a daemon was requested. `broken` and
-    `problems` are from the audit.
+    Without `covers` the archive has no facts. `daemon` is None unless a daemon was requested. `batches` are
+    those with facts and a known archive lag. `broken` and `problems` are from the audit.
     """
 
     position: str
@@ -140,7 +113,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     sizes: list[Row] = []
     spread: list[Row] = []
     largest: list[Row] = []
-    arrivals: list[Arrival] = []
+    batches: list[Batch] = []
     lags: list[WriterLag] = []
     broken: list[ChainBreak] = []
     problems: list[AuditFinding] = []
@@ -153,18 +126,11 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         """Return a total of all writers of all streams."""
         return sum(row[column] for row in self.totals)
 
-    def writers(self) -> list[str]:
-        """Return the writers with facts, by number of rows."""
-        return self._by_rows("writer")
-
-    def streams(self) -> list[str]:
-        """Return the streams with facts, by number of rows."""
-        return self._by_rows("stream")
-
-    def _by_rows(self, kind: str) -> list[str]:
-        rows: dict[str, int] = {}
+    def names(self, kind: str) -> list[str]:
+        """Return the names of each ``stream`` or ``writer`` with facts, by number of rows."""
+        rows = Counter[str]()
         for row in self.totals:
-            rows[row[kind]] = rows.get(row[kind], 0) + row["rows"]
+            rows[row[kind]] += row["rows"]
         return sorted(rows, key=lambda name: (-rows[name], name))
 
 
@@ -191,7 +157,7 @@ def measure(
     if table is None or covers is None:
         return Measurements(position=str(archive), top=top, daemon=daemon)
     bins = bins_for(covers.first_ms, covers.last_ms)
-    minutes = bins if bins.width >= 60 else _minutes(covers.first_ms, covers.last_ms)
+    minutes = bins_for(covers.first_ms, covers.last_ms, 60)
     width = 3600 if covers.seconds >= DAY_SECONDS else 60
     lines = facts = seconds = scan_facts(spark, archive, files, batches).persist()
     try:
@@ -206,25 +172,20 @@ def measure(
             facts = counted_once(facts).persist()
         seconds = seconds_of(facts).persist()
         shared = [stream for stream, writers in covers.writers.items() if len(writers) > 1]
-        cached = compared.readable(covers.first_serial, covers.last_serial)
+        cached = compared.readable(covers.first_serial, covers.last.last_serial)
         cached = cached.filter(pc.equal(cached["stream"], CACHES))
-        queries: dict[str, Callable[[], Any]] = {
-            "totals": lambda: counts.by_writer(facts),
-            "invalidations": lambda: invalidations(spark, archive, cached, minutes, top),
-            "over_time": lambda: counts.over_time(seconds, bins),
-            "sizes": lambda: counts.sizes_by_stream(facts),
-            "spread": lambda: counts.spread(facts),
-            "largest": lambda: counts.largest(facts, top),
-            "doubles": lambda: counts.shared_tokens(facts, shared),
-            "voided": lambda: counts.void(facts, covers.epoch_starts),
-            "hours": lambda: counts.when(seconds, width),
-            "peaks": lambda: counts.peaks(seconds),
+        frames = queries(facts, seconds, bins=bins, width=width, top=top)
+        jobs: dict[str, Callable[[], Any]] = {
+            "doubles": lambda: shared_tokens(facts, shared),
+            "voided": lambda: void(facts, covers.last.epoch_starts),
+            **{name: partial(collected, frame) for name, frame in frames.items()},
         }
-        if not len(cached):
-            del queries["invalidations"]
+        if len(cached):
+            # The longest first.
+            jobs = {"invalidations": lambda: invalidations(spark, archive, cached, minutes, top), **jobs}
         with ThreadPool(AT_ONCE) as pool:
-            results = pool.map(lambda query: query(), queries.values(), 1)
-        counted = dict(zip(queries, results, strict=True))
+            results = pool.map(lambda job: job(), jobs.values(), 1)
+        counted = dict(zip(jobs, results, strict=True))
     finally:
         for frame in (seconds, facts, lines):
             frame.unpersist()
@@ -235,15 +196,11 @@ def measure(
         daemon=daemon,
         bins=bins,
         hours_width=width,
-        arrivals=arrivals(batches),
+        batches=[batch for batch in batches if batch.facts and batch.archived_at_ms],
         lags=writer_lags(counted["over_time"], bins, last_ms=covers.last_ms),
         broken=broken,
         problems=[one for one in found.listed() if one.severity == "error"],
         minutes=minutes,
+        peaks={(row["stream"], row["writer"]): (row["facts"], row["rows"]) for row in counted.pop("peaks")},
         **counted,
     )
-
-
-def _minutes(first_ms: int, last_ms: int) -> Bins:
-    first, last = first_ms // 60_000, last_ms // 60_000
-    return Bins(first * 60, 60, last - first + 1)

@@ -49,7 +49,7 @@ def page(
         drawn=drawn,
         kind=state(found),
         silent_writers=silent_writers(measured),
-        sparks={stream: _spark(measured, stream) for stream in measured.streams()},
+        sparks={stream: _spark(measured, stream) for stream in measured.names("stream")},
     )
 
 

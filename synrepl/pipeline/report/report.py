@@ -101,10 +101,10 @@ def write(measured: Measurements, out: Path) -> ReportResult:
         facts=measured.total("facts"),
         rows=measured.total("rows"),
         bytes=measured.total("bytes"),
-        streams=len(measured.streams()),
+        streams=len(measured.names("stream")),
         writers=0 if covers is None else len(covers.all_writers),
         missing=sum(one.kind == "missing" for one in measured.broken),
-        invalidations=invalidations.meant if invalidations is not None else 0,
+        invalidations=invalidations.total("meant") if invalidations is not None else 0,
     )
 
 

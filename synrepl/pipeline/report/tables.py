@@ -2,20 +2,17 @@
 
 import csv
 import io
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
-from synrepl.pipeline.report.counts import Row
-from synrepl.pipeline.report.invalidations import Invalidations
-from synrepl.pipeline.report.measurement import Measurements
+from synrepl.pipeline.report.counts import Bins, Row
+from synrepl.pipeline.report.measurement import Measurements, lag_seconds
 
 __all__ = ["Table", "as_csv", "silent_writers", "tables"]
-
-UNREADABLE: Final = "(rows that cannot be read)"
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -66,27 +63,45 @@ COLUMNS: Final[Mapping[str, str]] = {
 
 def tables(measured: Measurements) -> dict[str, Table]:
     """Return all tables by name; a table without data has no rows."""
-    found = measured.invalidations
+    totals, covers, found = measured.totals, measured.covers, measured.invalidations
     rows: dict[str, Iterable[Row]] = {
-        "streams": _streams(measured),
-        "writers": _writers(measured),
-        "throughput": _from(measured.over_time, measured.bins.starts),
-        "lag": _lag(measured),
-        "batches": _batches(measured),
+        "streams": [_stream(measured, stream) for stream in measured.names("stream")],
+        "writers": _ranked("rows", [row | _peaks(measured, row["stream"], row["writer"]) for row in totals]),
+        "throughput": _from(measured.over_time, measured.bins),
+        "lag": _ranked("most_seconds", [row for row in totals if row["most_seconds"] is not None]),
+        "batches": [
+            {
+                "batch": batch.version,
+                "facts": batch.facts,
+                "last_ms": batch.last_at_ms,
+                "archived_ms": batch.archived_at_ms,
+                "lag_seconds": lag_seconds(batch),
+            }
+            for batch in measured.batches
+        ],
         "silence": _silence(measured),
-        "hours": _hours(measured),
-        "spread": _spread(measured),
-        "sizes": _sizes(measured),
+        "hours": [
+            row | {"from": _iso(row["at"])}
+            for row in sorted(measured.hours, key=lambda row: (-row["facts"], row["at"]))
+        ],
+        "spread": [
+            {"bytes_from": 2 ** row["bytes"], "rows_from": 2 ** row["rows"], "facts": row["facts"]}
+            for row in measured.spread
+        ],
+        "sizes": measured.sizes,
         "largest": measured.largest,
         "chains": _chains(measured),
         "breaks": map(msgspec.structs.asdict, measured.broken),
-        "epoch_starts": _epoch_starts(measured),
+        "epoch_starts": [
+            msgspec.structs.asdict(one)
+            | {"token": one.token if one.stream else None, "void": measured.voided.get(one.epoch, 0)}
+            for one in (covers.last.epoch_starts if covers is not None else ())
+        ],
         "leases": _leases(measured),
     }
     if found is not None:
-        rows["names"] = _names(found)
-        rows |= {"caches": found.caches, "keys": found.keys, "subjects": found.subjects}
-        rows["invalidations"] = _from(found.minutes, measured.minutes.starts)
+        rows |= {name: getattr(found, name) for name in ("names", "caches", "keys", "subjects")}
+        rows["invalidations"] = _from(found.minutes, measured.minutes)
     return {name: _table(name, rows.get(name, ()), columns) for name, columns in COLUMNS.items()}
 
 
@@ -110,47 +125,29 @@ def _table(name: str, rows: Iterable[Row], keys: str) -> Table:
     return Table(name, columns, [{key: row.get(key) for key in columns} for row in rows])
 
 
-def _streams(measured: Measurements) -> Iterable[Row]:
-    whole = measured.total("rows") or 1
-    for stream in measured.streams():
-        own = [row for row in measured.totals if row["stream"] == stream]
-        facts, rows, size = (sum(row[name] for row in own) for name in ("facts", "rows", "bytes"))
-        row = {"stream": stream, "writers": len(own), "facts": facts, "rows": rows, "bytes": size}
-        yield row | {"share_of_rows": rows / whole} | _peaks(measured, stream, None)
+def _ranked(column: str, rows: Iterable[Row]) -> list[Row]:
+    """Return rows of writers, the largest first."""
+    return sorted(rows, key=lambda row: (-row[column], row["stream"], row["writer"]))
 
 
-def _writers(measured: Measurements) -> Iterable[Row]:
-    for row in sorted(measured.totals, key=lambda row: (-row["rows"], row["stream"], row["writer"])):
-        yield row | _peaks(measured, row["stream"], row["writer"])
+def _stream(measured: Measurements, stream: str) -> Row:
+    own = [row for row in measured.totals if row["stream"] == stream]
+    sums = {name: sum(row[name] for row in own) for name in ("facts", "rows", "bytes")}
+    share = sums["rows"] / (measured.total("rows") or 1)
+    return {"stream": stream, "writers": len(own), "share_of_rows": share, **sums} | _peaks(measured, stream)
 
 
-def _peaks(measured: Measurements, stream: str, writer: str | None) -> Row:
+def _peaks(measured: Measurements, stream: str, writer: str | None = None) -> Row:
     facts, rows = measured.peaks.get((stream, writer), (0, 0))
     return {"peak_facts": facts, "peak_rows": rows}
 
 
-def _from(rows: Iterable[Row], starts: Sequence[int]) -> Iterable[Row]:
+def _from(rows: Iterable[Row], bins: Bins) -> list[Row]:
     """Return rows with the start of their bin."""
-    return ({**row, "from": _iso(starts[row["bin"]])} for row in rows)
+    return [row | {"from": _iso(bins.starts[row["bin"]])} for row in rows]
 
 
-def _lag(measured: Measurements) -> Iterable[Row]:
-    rows = []
-    for row in measured.totals:
-        if row["waited"] is not None:
-            names = ("median_seconds", "p90_seconds", "p99_seconds", "most_seconds")
-            values = (*row["waited"], row["waited_most"])
-            rows.append({**row, **{name: value / 1000 for name, value in zip(names, values, strict=True)}})
-    return sorted(rows, key=lambda row: (-row["most_seconds"], row["stream"], row["writer"]))
-
-
-def _batches(measured: Measurements) -> Iterable[Row]:
-    for one in measured.arrivals:
-        row = {"batch": one.batch, "facts": one.facts, "lag_seconds": one.seconds}
-        yield row | {"last_ms": one.last_at_ms, "archived_ms": one.archived_at_ms}
-
-
-def _silence(measured: Measurements) -> Iterable[Row]:
+def _silence(measured: Measurements) -> Iterator[Row]:
     for one in measured.lags:
         for start, silent, behind in zip(measured.bins.starts, one.silent, one.behind, strict=True):
             if silent is not None:
@@ -158,47 +155,18 @@ def _silence(measured: Measurements) -> Iterable[Row]:
                 yield row | {"silent_seconds": silent, "tokens_behind": behind}
 
 
-def _hours(measured: Measurements) -> Iterable[Row]:
-    rows = sorted(measured.hours, key=lambda row: (-row["facts"], row["at"]))
-    return ({**row, "from": _iso(row["at"])} for row in rows)
-
-
-def _spread(measured: Measurements) -> Iterable[Row]:
-    for row in measured.spread:
-        yield {"bytes_from": 2 ** row["bytes"], "rows_from": 2 ** row["rows"], "facts": row["facts"]}
-
-
-def _sizes(measured: Measurements) -> Iterable[Row]:
-    for row in sorted(measured.sizes, key=lambda row: (-row["bytes_most"], row["stream"])):
-        sizes = zip(("bytes_median", "bytes_p90", "bytes_p99"), row["bytes"], strict=True)
-        rows_median, _, rows_p99 = row["rows"]
-        yield {**row, **dict(sizes), "rows_median": rows_median, "rows_p99": rows_p99}
-
-
-def _names(found: Invalidations) -> Iterable[Row]:
-    for row in found.names:
-        meant = row["keyed"] + row["whole"]
-        name = UNREADABLE if row["name"] is None else row["name"]
-        yield {**row, "name": name, "meant": meant, "meant_per_row": meant / (row["rows"] or 1)}
-
-
-def _chains(measured: Measurements) -> Iterable[Row]:
-    counts: dict[tuple[str, str], Row] = defaultdict(lambda: {"missing": 0, "again": 0, "epoch_start": 0})
-    for one in measured.broken:
-        counts[one.stream, one.writer][one.kind] += 1
+def _chains(measured: Measurements) -> list[Row]:
+    kinds = ("missing", "again", "epoch_start")
+    counts = Counter((one.stream, one.writer, one.kind) for one in measured.broken)
     rows = [
-        row | counts[row["stream"], row["writer"]] | {"doubles": measured.doubles.get(row["stream"], 0)}
-        for row in measured.totals
+        {
+            **row,
+            **{kind: counts[row["stream"], row["writer"], kind] for kind in kinds},
+            "doubles": measured.doubles.get(row["stream"], 0),
+        }
+        for row in _ranked("copied", measured.totals)
     ]
-    return sorted(
-        rows, key=lambda row: (-row["missing"] - row["again"], -row["copied"], row["stream"], row["writer"])
-    )
-
-
-def _epoch_starts(measured: Measurements) -> Iterable[Row]:
-    for one in measured.covers.epoch_starts if measured.covers is not None else ():
-        token = one.token if one.stream else None
-        yield msgspec.structs.asdict(one) | {"token": token, "void": measured.voided.get(one.epoch, 0)}
+    return sorted(rows, key=lambda row: -row["missing"] - row["again"])
 
 
 def _leases(measured: Measurements) -> Iterable[Row]:

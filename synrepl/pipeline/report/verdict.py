@@ -10,7 +10,7 @@ from synrepl.html.humanize import at, counted, printable, span
 from synrepl.pipeline.audit.findings import CODES, ChainBreak
 from synrepl.pipeline.report.counts import WriterLag
 from synrepl.pipeline.report.daemon_status import DaemonStatus
-from synrepl.pipeline.report.measurement import Coverage, Measurements
+from synrepl.pipeline.report.measurement import Coverage, Measurements, lag_seconds
 
 __all__ = ["KINDS", "Advice", "findings"]
 
@@ -77,16 +77,16 @@ def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
         text = f"{counted(len(same), 'finding')} of the audit: {CODES[what]}"
         yield Advice("bad", text, printable(same[0].sentence), "gaps")
     if not (missing or again or copied or measured.problems) and count == covers.facts:
-        beyond = "" if covers.compacted is None else f" after serial {covers.compacted:,}"
+        beyond = "" if not covers.last.compacted_upto else f" after serial {covers.last.compacted_upto:,}"
         why = f"every fact{beyond} continues the previous one of its writer"
-        text = f"Nothing is missing from serial {covers.first_serial:,} to {covers.last_serial:,}"
+        text = f"Nothing is missing from serial {covers.first_serial:,} to {covers.last.last_serial:,}"
         yield Advice("good", text, why, "gaps")
     if late := measured.total("late"):
         yield Advice("dim", f"{counted(late, 'fact')} came late", "after later facts of their writer", "gaps")
 
 
 def _lost(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
-    for epoch_start in covers.epoch_starts:
+    for epoch_start in covers.last.epoch_starts:
         if epoch_start.why == "lost":
             void = measured.voided.get(epoch_start.epoch, 0)
             of = f" of {printable(epoch_start.stream)}" if epoch_start.stream else ""
@@ -97,26 +97,26 @@ def _lost(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
 
 def _epoch_starts(covers: Coverage) -> Iterable[Advice]:
     words = {"promoted": "failover to another daemon", "restored": "the log was restored"}
-    for epoch_start in covers.epoch_starts:
+    for epoch_start in covers.last.epoch_starts:
         if epoch_start.why != "lost" and epoch_start.serial >= covers.first_serial - 1:
             text = f"Epoch {epoch_start.epoch}: {words.get(epoch_start.why, printable(epoch_start.why))}"
             why = f"{at(epoch_start.at_ms)}, after serial {epoch_start.serial:,}"
             yield Advice("busy", text, why, "gaps")
-    if covers.compacted is not None:
-        text = f"Up to serial {covers.compacted:,} only facts that were not replaced are archived"
+    if covers.last.compacted_upto:
+        text = f"Up to serial {covers.last.compacted_upto:,} only facts that were not replaced are archived"
         yield Advice("dim", text, "the log was trimmed before the first archive", "covers")
 
 
 def _lag(measured: Measurements) -> Iterable[Advice]:
-    slow = [one for one in measured.arrivals if one.seconds > WAIT_SECONDS]
-    if slow:
-        worst = max(slow, key=lambda one: one.seconds)
-        batches = counted(len(measured.arrivals), "batch", "batches")
-        why = f"batch {worst.batch}; the lag of {len(slow):,} of {batches} was above {span(WAIT_SECONDS)}"
-        yield Advice("busy", f"The archive lag was up to {span(worst.seconds)}", why, "lag")
-    early = min((one.seconds for one in measured.arrivals), default=0.0)
-    if early < -1:
-        why = f"by at least {span(-early)}: the lags in this report are too short"
+    lags = [(lag_seconds(batch), batch.version) for batch in measured.batches]
+    if slow := [lag for lag in lags if lag[0] > WAIT_SECONDS]:
+        most, version = max(slow)
+        batches = counted(len(lags), "batch", "batches")
+        why = f"batch {version}; the lag of {len(slow):,} of {batches} was above {span(WAIT_SECONDS)}"
+        yield Advice("busy", f"The archive lag was up to {span(most)}", why, "lag")
+    least, _ = min(lags, default=(0.0, 0))
+    if least < -1:
+        why = f"by at least {span(-least)}: the lags in this report are too short"
         yield Advice("busy", "The clocks of the daemon and of the archive differ", why, "lag")
 
 
