@@ -332,7 +332,6 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
             keys=[{"cache": key, "key": key, "invalidations": 80}],
             subjects=[{"key": key, "invalidations": 80, "caches": 1, "mostly": key}],
             minutes=[{"bin": 0, "rows": 40, "keyed": 80, "whole": 2, "busiest_minute": 82}],
-            distinct=1,
         ),
     }
     measured = Measurements(**{**given, **more})

@@ -19,6 +19,7 @@ __all__ = [
     "grouped",
     "queries",
     "shared_tokens",
+    "summed",
     "void",
     "WriterLag",
     "writer_lags",
@@ -80,7 +81,13 @@ Row = dict[str, Any]
 
 PERCENTILES: Final = "percentile_approx({}, array(0.5, 0.9, 0.99), 10000) as {}"
 
-SUMS: Final = ("sum(facts) as facts", "sum(rows) as rows", "sum(bytes) as bytes")
+
+def summed(name: str) -> str:
+    """Return the sum of a column, under its name."""
+    return f"sum({name}) as {name}"
+
+
+SUMS: Final = [*map(summed, ("facts", "rows", "bytes"))]
 
 
 def grouped(frame: DataFrame, by: Sequence[str], *sums: str) -> DataFrame:
@@ -103,8 +110,7 @@ def queries(
         facts,
         ["stream", "writer"],
         "count(*) as facts",
-        "sum(rows) as rows",
-        "sum(bytes) as bytes",
+        *SUMS[1:],
         "count_if(rows = 0) as empty",
         "min(committed_ms) as first_ms",
         "max(committed_ms) as last_ms",

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from synrepl.pipeline.archive.reading import map_files
 from synrepl.pipeline.archive.table import Batch
 from synrepl.pipeline.audit.file_scan import COLUMNS, rank_files, scan_files
+from synrepl.pipeline.report.counts import grouped, summed
 from synrepl.pipeline.store import Store
 
 __all__ = ["counted_once", "scan_facts", "seconds_of"]
@@ -59,22 +59,20 @@ def scan_facts(spark: SparkSession, archive: Store, files: Any, batches: Sequenc
 
 def counted_once(facts: DataFrame) -> DataFrame:
     """Merge the lines of a fact from different files into one."""
-    return facts.groupBy(*SAME, "committed_ms").agg(
-        f.sum("copies").alias("copies"),
-        f.max("rows").alias("rows"),
-        f.max("bytes").alias("bytes"),
-        f.min("waited_ms").alias("waited_ms"),
-    )
+    most = ("max(rows) as rows", "max(bytes) as bytes")
+    return grouped(facts, [*SAME, "committed_ms"], summed("copies"), *most, "min(waited_ms) as waited_ms")
 
 
 def seconds_of(facts: DataFrame) -> DataFrame:
     """Count facts by stream, writer and second, for all plots over time."""
-    return facts.groupBy("stream", "writer", f.expr("committed_ms div 1000").alias("second")).agg(
-        f.count("*").alias("facts"),
-        f.sum("rows").alias("rows"),
-        f.sum("bytes").alias("bytes"),
-        f.max("committed_ms").alias("last_ms"),
-        f.max(f.when(f.col("token") != f.col("prev_token"), f.col("token"))).alias("token"),
+    return grouped(
+        facts,
+        ["stream", "writer", "committed_ms div 1000 as second"],
+        "count(*) as facts",
+        summed("rows"),
+        summed("bytes"),
+        "max(committed_ms) as last_ms",
+        "max(token) filter (where token != prev_token) as token",
     )
 
 

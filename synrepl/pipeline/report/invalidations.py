@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from synrepl.caches.vintages import NEWEST
 from synrepl.pipeline.archive.reading import read_rows
-from synrepl.pipeline.report.counts import Bins, Row, collected, grouped
+from synrepl.pipeline.report.counts import Bins, Row, collected, grouped, summed
 from synrepl.pipeline.store import Store
 from synrepl.wire import jsontext
 
@@ -124,7 +124,6 @@ class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[Row]
     subjects: list[Row]
     minutes: list[Row]
-    distinct: int
 
     def total(self, column: str) -> int:
         """Return the sum over all names of `rows`, `meant`, `keyed`, `whole`, `misshapen` or `unreadable`."""
@@ -136,49 +135,39 @@ def invalidations(spark: SparkSession, archive: Store, parts: Any, bins: Bins, t
     meant = expand(read_rows(spark, archive, parts, READ)).persist()
     drops = meant.select("rows", "name", f.inline("drops"))
     entries = grouped(drops.where("key is not null"), ["cache", "key"], "sum(rows) as keyed").persist()
-    sums = [f"sum({name}) as {name}" for name in ("rows", *SUMS)]
+    sums = [*map(summed, ("rows", *SUMS))]
+    names = grouped(meant, ["name"], *sums).orderBy(f.desc("rows"), "name").fillna(UNREADABLE, "name")
+    by_cache = grouped(
+        grouped(drops, ["cache", "name"], summed("rows"), "sum(if(key is null, rows, 0)) as whole"),
+        ["cache"],
+        "sum(rows) as invalidations",
+        summed("whole"),
+        "array_join(sort_array(collect_set(name)), ', ') as told_as",
+    )
+    keys = grouped(entries, ["cache"], "count(*) as keys")
+    subjects = grouped(
+        entries,
+        ["key"],
+        "sum(keyed) as invalidations",
+        "count(*) as caches",
+        "max_by(cache, struct(keyed, cache)) as mostly",
+    )
+    minutes = grouped(
+        grouped(meant, ["minute"], *sums),
+        [f"(minute * 60 - {bins.first}) div {bins.width} as bin"],
+        *sums[:3],
+        "max(keyed + whole) as busiest_minute",
+    )
+    most = f.desc("invalidations")
+    frames = {
+        "names": names.selectExpr("*", "keyed + whole as meant", "(keyed + whole) / rows as meant_per_row"),
+        "caches": by_cache.join(keys, "cache", "left").fillna(0, "keys").orderBy(most, "cache"),
+        "keys": entries.withColumnRenamed("keyed", "invalidations").orderBy(most, "cache", "key").limit(top),
+        "subjects": subjects.orderBy(most, "key").limit(top),
+        "minutes": minutes.orderBy("bin"),
+    }
     try:
-        names = grouped(meant, ["name"], *sums).orderBy(f.desc("rows"), "name").fillna(UNREADABLE, "name")
-        minutes = grouped(
-            grouped(meant, ["minute"], *sums),
-            [f"(minute * 60 - {bins.first}) div {bins.width} as bin"],
-            *sums[:3],
-            "max(keyed + whole) as busiest_minute",
-        )
-        by_name = grouped(
-            drops, ["cache", "name"], "sum(rows) as rows", "sum(if(key is null, rows, 0)) as whole"
-        )
-        by_cache = grouped(
-            by_name,
-            ["cache"],
-            "sum(rows) as invalidations",
-            "sum(whole) as whole",
-            "array_join(sort_array(collect_set(name)), ', ') as told_as",
-        )
-        distinct = grouped(entries, ["cache"], "count(*) as keys")
-        caches = collected(
-            by_cache.join(distinct, "cache", "left")
-            .fillna(0, "keys")
-            .orderBy(f.desc("invalidations"), "cache")
-        )
-        keys = entries.selectExpr("cache", "key", "keyed as invalidations")
-        subjects = grouped(
-            entries,
-            ["key"],
-            "sum(keyed) as invalidations",
-            "count(*) as caches",
-            "max_by(cache, struct(keyed, cache)) as mostly",
-        )
-        return Invalidations(
-            names=collected(
-                names.selectExpr("*", "keyed + whole as meant", "(keyed + whole) / rows as meant_per_row")
-            ),
-            caches=caches,
-            keys=collected(keys.orderBy(f.desc("invalidations"), "cache", "key").limit(top)),
-            subjects=collected(subjects.orderBy(f.desc("invalidations"), "key").limit(top)),
-            minutes=collected(minutes.orderBy("bin")),
-            distinct=sum(row["keys"] for row in caches),
-        )
+        return Invalidations(**{name: collected(frame) for name, frame in frames.items()})
     finally:
         entries.unpersist()
         meant.unpersist()
