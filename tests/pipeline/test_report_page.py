@@ -20,8 +20,7 @@ from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags
 from synrepl.pipeline.report.daemon_status import DaemonStatus, ask, counters
 from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning
 from synrepl.pipeline.report.measurement import Coverage, Measurements
-from synrepl.pipeline.report.page import shown
-from synrepl.pipeline.report.report import ReportResult, write
+from synrepl.pipeline.report.report import ReportResult, shown, write
 from synrepl.pipeline.report.tables import Table, as_csv
 from synrepl.ports.history import EpochStart
 from tests.pipeline.archives import BEGAN_MS

@@ -55,14 +55,8 @@ Bars = tuple[str, Sequence[str], Mapping[str, tuple[str, Sequence[float]]]]
 class Picture(msgspec.Struct, frozen=True):
     """A drawn chart: both widths as inline SVG, and a PNG file."""
 
-    name: str
     svg: str
     png: bytes
-
-    @property
-    def file(self) -> str:
-        """The name of the PNG file."""
-        return f"{self.name}.png"
 
 
 def pictures(measured: Measurements) -> dict[str, Picture]:
@@ -82,7 +76,7 @@ def pictures(measured: Measurements) -> dict[str, Picture]:
             svg = _inline(wide, name, "wide", label) + _inline(narrow, name, "narrow", label)
             png = io.BytesIO()
             wide.savefig(png, format="png", dpi=144, facecolor="white")
-            drawn[name] = Picture(name, svg, png.getvalue())
+            drawn[name] = Picture(svg, png.getvalue())
     return drawn
 
 

@@ -1,6 +1,7 @@
 """Status of a running daemon: its readers, their positions, and its gap counters."""
 
 import http.client
+import re
 from typing import Any, Final
 
 import msgspec
@@ -8,12 +9,10 @@ import msgspec
 from synrepl.http_api.routes import LEASES, METRICS, STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError, NotADaemon
 
-__all__ = ["COUNTERS", "DaemonStatus", "ask", "counters"]
+__all__ = ["DaemonStatus", "ask", "counters"]
 
-COUNTERS: Final = (
-    "synrepl_gaps_detected_total",
-    "synrepl_gaps_repaired_total",
-    "synrepl_gaps_lost_total",
+_COUNTER: Final = re.compile(
+    r"(?m)^(synrepl_gaps_(?:detected|repaired|lost)_total) (\d+(?:\.\d+)?(?:e\+?\d\d?)?)(?!\S)"
 )
 
 
@@ -53,12 +52,4 @@ def ask(url: str, secret: str | None = None) -> DaemonStatus:
 
 def counters(metrics: str) -> dict[str, int]:
     """Return the gap counters in metrics in the text format of Prometheus."""
-    found = {}
-    for line in metrics.splitlines():
-        name, _, rest = line.partition(" ")
-        if name in COUNTERS:
-            try:
-                found[name] = int(float(rest.split()[0]))
-            except (ValueError, OverflowError, IndexError):
-                continue
-    return found
+    return {name: int(float(value)) for name, value in _COUNTER.findall(metrics)}

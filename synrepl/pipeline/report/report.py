@@ -1,26 +1,54 @@
 """The job `report`: measures an archive and writes a page with its plots and tables."""
 
-import os
-import uuid
+import json
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from pyspark.sql import SparkSession
 
 from synrepl.errors import ConfigError
+from synrepl.html.humanize import at, number, share, shortened, size, span
+from synrepl.html.templates import load_template
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.report.charts import CHARTS, pictures
 from synrepl.pipeline.report.daemon_status import ask
 from synrepl.pipeline.report.measurement import STEPS, Measurements, measure
-from synrepl.pipeline.report.page import page, state
-from synrepl.pipeline.report.tables import as_csv, tables
+from synrepl.pipeline.report.tables import as_csv, silent_writers, tables
 from synrepl.pipeline.report.verdict import Advice, findings
 from synrepl.pipeline.store import Store
 
-__all__ = ["ReportResult", "report", "write"]
+__all__ = ["ReportResult", "report", "shown", "write"]
 
 PAGE: Final = "index.html"
+
+STATES: Mapping[str, str] = {
+    "bad": "Facts are missing or wrong",
+    "busy": "Needs attention",
+    "good": "Complete",
+    "dim": "No facts",
+}
+"""The headings, by the worst kind of the findings."""
+
+BLANK_ZEROS: Final = (
+    *("again", "copied", "doubles", "epoch_start", "late", "misshapen"),
+    *("missing", "skipped", "skipping", "unreadable", "void"),
+)
+"""Columns in which a zero is not shown."""
+
+UNITS: Final[Mapping[str, Callable[[float], str]]] = {
+    "*_ms": at,
+    "*_seconds": span,
+    "bytes*": size,
+    "*bytes": size,
+    "share_of_rows": lambda value: share(value, 1),
+    "used": lambda value: share(value, 1),
+    "meant_per_row": "{:.1f}".format,
+    "*": number,
+}
+"""The formats of numbers, by the key of their column."""
 
 
 class ReportResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,28 +103,36 @@ def report(
 
 def write(measured: Measurements, out: Path) -> ReportResult:
     """Write the report. The page is written last, so that all files that it names exist."""
-    found = findings(measured)
-    shown, drawn = tables(measured), pictures(measured)
-    files = {picture.file: picture.png for picture in drawn.values()}
-    files |= {table.file: as_csv(table) for table in shown.values()}
-    text = page(measured, found, shown, drawn)
+    found, shown_tables, drawn = findings(measured), tables(measured), pictures(measured)
+    # The worst finding is the first.
+    state = found[0].kind if found else "dim"
+    files = {f"{name}.png": picture.png for name, picture in drawn.items()}
+    files |= {f"{name}.csv": as_csv(table) for name, table in shown_tables.items()}
+    text = load_template("synrepl.pipeline.report", "report.html.j2", shown=shown, STATES=STATES).render(
+        measured=measured,
+        found=found,
+        tables=shown_tables,
+        drawn=drawn,
+        files=list(files),
+        kind=state,
+        silent_writers=silent_writers(measured),
+        sparks={stream: _spark(measured, stream) for stream in measured.names("stream")},
+    )
+    folder = Store(str(out))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in CHARTS:
-            if name not in drawn:
-                # A plot of a previous report would look like a part of this one.
-                (out / f"{name}.png").unlink(missing_ok=True)
-        for name, data in files.items():
-            _write(out / name, data)
-        _write(out / PAGE, text.encode("utf-8", "replace"))
+        for name in CHARTS.keys() - drawn.keys():
+            # A plot of a previous report would look like a part of this one.
+            (out / f"{name}.png").unlink(missing_ok=True)
+        for name, data in {**files, PAGE: text.encode("utf-8", "replace")}.items():
+            folder.write(name, data)
     except OSError as error:
         raise ConfigError(f"cannot write the report to {out}: {error.strerror or error}") from error
-    invalidations = measured.invalidations
-    covers = measured.covers
+    covers, invalidations = measured.covers, measured.invalidations
     return ReportResult(
         page=out / PAGE,
         files=tuple(out / name for name in files),
-        state=state(found),
+        state=state,
         found=tuple(found),
         facts=measured.total("facts"),
         rows=measured.total("rows"),
@@ -108,11 +144,35 @@ def write(measured: Measurements, out: Path) -> ReportResult:
     )
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a file atomically."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+def shown(key: str, value: Any) -> str:
+    """Format a value for the page, by the unit in the key of its column. An unknown value is blank."""
+    if value is None or value == "" or (value == 0 and key in BLANK_ZEROS):
+        return ""
+    if isinstance(value, bool):
+        return "replica" if value else "anonymous"
+    if isinstance(value, int | float):
+        return next(to_text for pattern, to_text in UNITS.items() if fnmatchcase(key, pattern))(value)
+    if key == "from":
+        return str(value).replace("T", " ").replace(":00Z", " UTC")
+    if key == "key":
+        return shortened(_arguments(value))
+    return shortened(str(value), 80 if key == "name" else 60)
+
+
+def _arguments(key: str) -> str:
+    """For people: without the brackets of the JSON array, which the file has."""
     try:
-        draft.write_bytes(data)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+        return ", ".join(map(str, json.loads(key))) or "(no arguments)"
+    except (ValueError, TypeError, RecursionError):
+        return key
+
+
+def _spark(measured: Measurements, stream: str) -> tuple[int, str]:
+    """Return the peak of a stream's rows in a bin, and a path of an SVG, 24 high, of its rows over time."""
+    values = [0] * measured.bins.count
+    for row in measured.over_time:
+        if row["stream"] == stream:
+            values[row["bin"]] += row["rows"]
+    most = max(values) or 1
+    steps = (f"M{index} 24V{24 - 23 * value / most:.1f}h1V24z" for index, value in enumerate(values) if value)
+    return most, "".join(steps)

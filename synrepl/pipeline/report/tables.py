@@ -16,16 +16,11 @@ __all__ = ["Table", "as_csv", "silent_writers", "tables"]
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table: rows by the keys of its columns, which name the unit. `name` is the name of its file."""
+    """A table: rows by the keys of its columns, which name the unit. Its file is `name` and ``.csv``."""
 
     name: str
     columns: tuple[str, ...]
     rows: Sequence[Mapping[str, Any]]
-
-    @property
-    def file(self) -> str:
-        """The name of the CSV file."""
-        return f"{self.name}.csv"
 
 
 def as_csv(table: Table) -> bytes:
