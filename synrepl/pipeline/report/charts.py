@@ -8,7 +8,7 @@ import io
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
@@ -48,8 +48,11 @@ ROWS: Final = 62
 
 BARS: Final = 20
 
-Bars = tuple[str, Sequence[str], Mapping[str, tuple[str, Sequence[float]]]]
-"""A panel of bars: its title, their names, and series: name to color and values."""
+Series = Mapping[str, tuple[str, Any]]
+"""Colors and values by name."""
+
+Bars = tuple[str, Sequence[str], Series]
+"""A panel of bars: its title, their names, and their values."""
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -88,23 +91,16 @@ def _throughput(measured: Measurements, is_wide: bool, kind: str) -> "Figure | N
     facts = pd.DataFrame(measured.over_time, columns=["stream", "writer", "bin", "rows"])
     rows = facts.pivot_table("rows", kind, "bin", "sum")
     rows = rows.reindex(index=names, columns=range(bins.count)).fillna(0) / bins.width
-    series = [(name, rows.loc[name], color) for name, color in zip(names, COLORS, strict=False)]
-    if rest := names[len(COLORS) :]:
-        series.append((f"{len(rest)} more", rows.loc[rest].sum(), OTHER))
     most = rows.sum().max()
     if not most:
         return None
     units = {"second": 1, "minute": 60, "hour": 3600}
     unit = next((unit for unit, factor in units.items() if most * factor >= 2), "hour")
-    figure, (axes,) = _over_time(is_wide, bins, [""], f"rows per {unit}")
-    floor = 0 * rows.sum()
-    for _, values, color in series:
-        top = floor + values * units[unit]
-        axes.stairs(top, _edges(bins), baseline=floor, fill=True, color=color, linewidth=0.4)
-        floor = top
-    _count_axis(axes)
-    _legend(figure, {name: color for name, _, color in series}, is_wide)
-    return figure
+    rows *= units[unit]
+    series = {name: (color, rows.loc[name]) for name, color in zip(names, COLORS, strict=False)}
+    if rest := names[len(COLORS) :]:
+        series[f"{len(rest)} more"] = OTHER, rows.loc[rest].sum()
+    return _steps(is_wide, bins, {"": series}, f"rows per {unit}", is_stacked=True)
 
 
 def _archive_lag(measured: Measurements, is_wide: bool) -> "Figure | None":
@@ -147,30 +143,22 @@ def _invalidations(measured: Measurements, is_wide: bool) -> "Figure | None":
     if measured.invalidations is None or not measured.invalidations.minutes:
         return None
     bins = measured.minutes
-    invalidations, rows, facts, whole = np.zeros((4, bins.count))
+    entries, rows, facts, whole = np.zeros((4, bins.count))
     for row in measured.over_time:
         if row["stream"] == "caches":
-            second = measured.bins.first + row["bin"] * measured.bins.width
-            facts[max(0, bins.index(second))] += row["facts"]
+            facts[max(0, bins.index(measured.bins.starts[row["bin"]]))] += row["facts"] * 60 / bins.width
     for row in measured.invalidations.minutes:
-        position = row["bin"]
-        invalidations[position] = row["keyed"] + row["whole"]
-        rows[position], whole[position] = row["rows"], row["whole"]
-    colors = dict(
-        zip(("invalidations", "rows", "facts", "of whole caches"), (*COLORS[:3], ALARM), strict=True)
-    )
-    panels = {
-        "Invalidations, rows and facts": {"invalidations": invalidations, "rows": rows, "facts": facts},
-        "Invalidations of whole caches": {"of whole caches": whole},
+        counts = row["keyed"], row["rows"], row["whole"]
+        entries[row["bin"]], rows[row["bin"]], whole[row["bin"]] = (n * 60 / bins.width for n in counts)
+    panels: dict[str, Series] = {
+        "Invalidations, rows and facts": {
+            "invalidations": (COLORS[0], entries + whole),
+            "rows": (COLORS[1], rows),
+            "facts": (COLORS[2], facts),
+        },
+        "Invalidations of whole caches": {"of whole caches": (ALARM, whole)},
     }
-    figure, grid = _over_time(is_wide, bins, list(panels), "per minute")
-    for axes, series in zip(grid, panels.values(), strict=True):
-        for name, values in series.items():
-            heights = values * 60 / bins.width
-            axes.stairs(heights, _edges(bins), fill=True, color=colors[name], linewidth=0.4)
-        _count_axis(axes)
-    _legend(figure, colors, is_wide)
-    return figure
+    return _steps(is_wide, bins, panels, "per minute")
 
 
 def _hours(measured: Measurements, is_wide: bool) -> "Figure | None":
@@ -279,9 +267,29 @@ def _bars(
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
         axes.set(title=title, xlabel=label)
-    legend = {name: color for _, _, series in panels for name, (color, _) in series.items()}
-    _legend(figure, legend, is_wide)
+    _legend(figure, _colors(series for _, _, series in panels), is_wide)
     return figure
+
+
+def _steps(
+    is_wide: bool, bins: Bins, panels: Mapping[str, Series], label: str, *, is_stacked: bool = False
+) -> "Figure":
+    """Draw filled steps over time, by the titles of their panels. Series are stacked, or overlap."""
+    figure, grid = _over_time(is_wide, bins, list(panels), label)
+    for axes, series in zip(grid, panels.values(), strict=True):
+        floor: Any = 0
+        for color, values in series.values():
+            top = floor + values
+            axes.stairs(top, _edges(bins), baseline=floor, fill=True, color=color, linewidth=0.4)
+            floor = top if is_stacked else 0
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(lambda value, _: _short(value))
+    _legend(figure, _colors(panels.values()), is_wide)
+    return figure
+
+
+def _colors(panels: Iterable[Series]) -> dict[str, str]:
+    return {name: color for series in panels for name, (color, _) in series.items()}
 
 
 def _over_time(
@@ -323,11 +331,6 @@ def _edges(bins: Bins) -> list[float]:
 
 def _day(second: float) -> float:
     return second / DAY
-
-
-def _count_axis(axes: Any) -> None:
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _: _short(value))
 
 
 def _log_seconds(grid: Sequence[Any], known: Sequence[float]) -> None:
