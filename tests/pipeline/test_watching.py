@@ -15,19 +15,10 @@ from hypothesis import strategies as st
 
 from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.watch import observations
-from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, order
-from synrepl.pipeline.watch.log_state import MINUTE_MS, LogState
-from synrepl.pipeline.watch.observations import (
-    COLUMNS,
-    Drops,
-    FactRun,
-    FirstFact,
-    Observations,
-    add_fact,
-    observe,
-)
+from synrepl.pipeline.watch.events import KINDS, Epoch, WatchEvent, encode, order
+from synrepl.pipeline.watch.log_state import MINUTE_MS, LogState, WatchRules, WriterChain
+from synrepl.pipeline.watch.observations import COLUMNS, Drops, FactRun, Observations, add_fact, observe
 from synrepl.pipeline.watch.watch import CheckpointedState
-from synrepl.pipeline.watch.writer_chain import WatchRules, WriterChain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, batch_of_facts, chained
 
@@ -275,7 +266,7 @@ def saw(at_s: float, epoch: int = 1, *, serial: int = 1, **in_minutes: Drops) ->
     at_ms = BEGAN_MS + int(at_s * 1000)
     return Observations(
         at_ms=at_ms,
-        begun=[FirstFact(epoch=epoch, serial=serial, at_ms=at_ms)],
+        begun=[Epoch(at_ms=at_ms, epoch=epoch, before_epoch=epoch, serial=serial)],
         runs=[],
         minutes={MINUTE + int(name[1:]): drops for name, drops in in_minutes.items()},
     )

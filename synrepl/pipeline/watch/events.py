@@ -12,7 +12,6 @@ __all__ = [
     "Count",
     "Gap",
     "Hot",
-    "KeyCount",
     "PositionEvent",
     "WatchEvent",
     "WriterEvent",
@@ -105,18 +104,11 @@ class Stall(WriterEvent, frozen=True, kw_only=True):
     usual_seconds: float
 
 
-class Count(msgspec.Struct, frozen=True):
-    """The number of invalidations of a cache."""
+class Count(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of invalidations of a cache, or of its entry with a key."""
 
     name: str
-    count: int
-
-
-class KeyCount(msgspec.Struct, frozen=True):
-    """The number of invalidations of an entry."""
-
-    name: str
-    key: msgspec.Raw
+    key: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     count: int
 
 
@@ -136,7 +128,7 @@ class Hot(WatchEvent, frozen=True, kw_only=True):
     misshapen: int
     unreadable: int
     names: Sequence[Count]
-    keys: Sequence[KeyCount]
+    keys: Sequence[Count]
     whole_names: Sequence[Count]
     short_by: int
 

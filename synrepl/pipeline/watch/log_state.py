@@ -1,20 +1,188 @@
-"""State of the whole log: its epoch, its writers, and the invalidations of minutes not reported yet. Pure."""
+"""State of the whole log: its epoch, its writers, and the invalidations of minutes not reported yet.
 
-from collections.abc import Iterable
+Events follow from the facts of writers, from their silence, and from the end of a minute. Pure.
+"""
+
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from synrepl.pipeline.watch.events import Count, Epoch, Hot, KeyCount, WatchEvent
-from synrepl.pipeline.watch.observations import Drops, Observations
-from synrepl.pipeline.watch.writer_chain import WatchRules, WriterChain
+from synrepl.pipeline.watch.events import (
+    Active,
+    Again,
+    Count,
+    Gap,
+    Hot,
+    Repaired,
+    Restart,
+    Stall,
+    WatchEvent,
+)
+from synrepl.pipeline.watch.observations import Drops, FactRun, Observations
 
-__all__ = ["MINUTE_MS", "LogState"]
+__all__ = ["MINUTE_MS", "Hole", "LogState", "WatchRules", "WriterChain"]
 
 MINUTE_MS: Final = 60_000
 GRACE_MS: Final = 5_000
 """Delay of the report of a minute: the clock of a daemon may go back a little."""
+
+MOST_HOLES: Final = 1_000
+"""Maximum number of open gaps per writer. The repair of older ones is not reported."""
+
+REMEMBERED: Final = 100
+"""Number of intervals in the moving average, about."""
+
+
+class WatchRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of events.
+
+    A writer with at least `least_facts` facts has stalled if it is silent for longer than both `stall_ms` and
+    `times` its usual interval. Rankings have `top` entries.
+    """
+
+    stall_ms: int = 60_000
+    times: int = 10
+    least_facts: int = 5
+    top: int = 10
+
+
+class Hole(msgspec.Struct, kw_only=True):
+    """A reported gap. Its missing `parts` are ranges ``(after, upto]``, each up to a fact that must exist."""
+
+    after: int
+    upto: int
+    at_ms: int
+    parts: list[tuple[int, int]]
+    facts: int = 0
+
+    def is_in(self, run: FactRun) -> bool:
+        """Whether the run lies in a missing part, in whole or in part."""
+        return any(after < run.token and run.prev_token <= upto for after, upto in self.parts)
+
+    def without(self, run: FactRun) -> list[tuple[int, int]]:
+        """Return the parts still missing. A late fact fills its own token, other runs their whole range."""
+        if run.is_late:
+            return [part for part in self.parts if part[1] != run.token]
+        before = [(after, min(upto, run.prev_token)) for after, upto in self.parts]
+        behind = [(max(after, run.token), upto) for after, upto in self.parts]
+        return sorted((after, upto) for after, upto in before + behind if after < upto)
+
+
+class WriterChain(msgspec.Struct, kw_only=True):
+    """The position of a writer, its intervals and its open gaps.
+
+    `token` is the position, None if all facts were late; `last` is the token of the last fact, committed at
+    `at_ms` (the daemon's clock) and seen at `seen_ms` (the local clock).
+    """
+
+    stream: str
+    writer: str
+    epoch: int = 0
+    token: int | None = None
+    last: int = 0
+    at_ms: int = 0
+    seen_ms: int = 0
+    facts: int = 0
+    intervals: int = 0
+    usual_ms: float = 0.0
+    holes: list[Hole] = []
+    is_stalled: bool = False
+
+    def advance(self, run: FactRun, *, now_ms: int, rules: WatchRules) -> Iterator[WatchEvent]:
+        """Yield the events of the next run, and change the state."""
+        if not self.facts:
+            self.epoch, self.at_ms = run.epoch, run.first_ms
+        if self.is_stalled:
+            silent = _seconds(run.first_ms - self.at_ms)
+            yield self._event(Active, run.first_ms, run.serial, token=run.first_token, silent_seconds=silent)
+        yield from self._follow(run)
+        self._count_intervals(run, rules)
+        self.seen_ms, self.is_stalled = now_ms, False
+
+    def silence(self, *, now_ms: int, rules: WatchRules) -> Iterator[WatchEvent]:
+        """Yield a `Stall` if the writer has stalled by now."""
+        allowed = self._allowed_ms(rules)
+        # Decided by the local clock alone: the clock of the daemon may differ.
+        if self.is_stalled or allowed is None or now_ms - self.seen_ms <= allowed:
+            return
+        self.is_stalled = True
+        yield Stall(
+            at_ms=now_ms,
+            stream=self.stream,
+            writer=self.writer,
+            token=self.last,
+            silent_seconds=_seconds(now_ms - min(self.seen_ms, self.at_ms)),
+            usual_seconds=_seconds(self.usual_ms),
+        )
+
+    def _event(self, kind: Callable[..., WatchEvent], at_ms: int, serial: int, **fields: Any) -> WatchEvent:
+        return kind(at_ms=at_ms, stream=self.stream, writer=self.writer, serial=serial, **fields)
+
+    def _allowed_ms(self, rules: WatchRules) -> float | None:
+        """Return the allowed silence; None if the usual interval is unknown."""
+        if self.facts < rules.least_facts:
+            return None
+        return max(float(rules.stall_ms), rules.times * self.usual_ms)
+
+    def _count_intervals(self, run: FactRun, rules: WatchRules) -> None:
+        """Count the facts and intervals of this run."""
+        before_ms = float(max(0, run.first_ms - self.at_ms))
+        # There is no interval before the first fact.
+        count = self.intervals + run.facts - (not self.facts)
+        allowed = self._allowed_ms(rules)
+        # Capped, so that one night of silence does not make the next one usual; many nights may.
+        known = min(before_ms, allowed) if allowed is not None else before_ms
+        total = self.usual_ms * self.intervals + known + max(0, run.last_ms - run.first_ms)
+        self.usual_ms = total / count if count else 0.0
+        self.intervals = min(count, REMEMBERED)
+        self.facts += run.facts
+        self.last = run.token
+        self.at_ms = max(self.at_ms, run.last_ms)
+
+    def _follow(self, run: FactRun) -> Iterator[WatchEvent]:
+        """Yield the events of the tokens of this run, and move the position."""
+        at, epoch = self.token, self.epoch
+        is_back = at is not None and run.epoch <= epoch and run.prev_token < at
+        if run.is_late or (is_back and any(hole.without(run) != hole.parts for hole in self.holes)):
+            yield from self._fill(run)
+            return
+        self.epoch, self.token = max(run.epoch, epoch), run.token
+        if at is None or run.prev_token == at:
+            return
+        tokens: dict[str, Any] = {"after_token": at, "prev_token": run.prev_token, "token": run.first_token}
+        if run.epoch > epoch:
+            # Gaps beyond the new start are void: these facts will never come.
+            self.holes = [hole for hole in self.holes if hole.upto <= run.prev_token]
+            yield self._event(Restart, run.first_ms, run.serial, epoch=run.epoch, **tokens)
+        elif run.prev_token > at:
+            tokens = {"after_token": at, "upto_token": run.prev_token}
+            yield self._event(Gap, run.first_ms, run.serial, epoch=run.epoch, **tokens)
+            hole = Hole(after=at, upto=run.prev_token, at_ms=run.first_ms, parts=[(at, run.prev_token)])
+            self.holes = [*self.holes, hole][-MOST_HOLES:]
+        else:
+            yield self._event(Again, run.first_ms, run.serial, epoch=run.epoch, **tokens)
+
+    def _fill(self, run: FactRun) -> Iterator[WatchEvent]:
+        """Yield the repairs of gaps filled by this run. The position stays the same."""
+        for hole in filter(lambda hole: hole.is_in(run), self.holes):
+            hole.parts, hole.facts = hole.without(run), hole.facts + run.facts
+            if not hole.parts:
+                yield self._event(
+                    Repaired,
+                    run.last_ms,
+                    run.last_serial,
+                    after_token=hole.after,
+                    upto_token=hole.upto,
+                    facts=hole.facts,
+                    open_seconds=_seconds(run.last_ms - hole.at_ms),
+                )
+        self.holes = [hole for hole in self.holes if hole.parts]
+
+
+def _seconds(ms: float) -> float:
+    return round(max(0.0, ms) / 1000, 3)
 
 
 class LogState(msgspec.Struct, kw_only=True):
@@ -34,13 +202,11 @@ class LogState(msgspec.Struct, kw_only=True):
     def follow(self, seen: Observations, *, now_ms: int, rules: WatchRules) -> list[WatchEvent]:
         """Return the events of the next range of the log."""
         events: list[WatchEvent] = []
-        for first in seen.begun:
-            before = first.epoch if self.epoch is None else self.epoch
-            self.epoch = max(before, first.epoch)
-            if first.epoch > before:
-                events.append(
-                    Epoch(at_ms=first.at_ms, epoch=first.epoch, before_epoch=before, serial=first.serial)
-                )
+        for begun in seen.begun:
+            before = begun.epoch if self.epoch is None else self.epoch
+            self.epoch = max(before, begun.epoch)
+            if begun.epoch > before:
+                events.append(msgspec.structs.replace(begun, before_epoch=before))
         for stream, writer, runs in seen.runs:
             writers = self.writers.setdefault(stream, {})
             chain = writers.setdefault(writer, WriterChain(stream=stream, writer=writer))
@@ -70,7 +236,11 @@ class LogState(msgspec.Struct, kw_only=True):
 
 def _hot(minute: int, drops: Drops, now_ms: int, top: int) -> WatchEvent:
     began = datetime.fromtimestamp(minute * MINUTE_MS // 1000, UTC)
-    entries = [(*entry.partition(" "), count) for entry, count in _most(drops.keys.items(), top)]
+    names, whole_names, keys = (
+        sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:top]
+        for counts in (drops.names, drops.whole_names, drops.keys)
+    )
+    entries = [(*entry.partition(" "), n) for entry, n in keys]
     return Hot(
         at_ms=now_ms,
         minute=f"{began:%Y-%m-%dT%H:%MZ}",
@@ -79,12 +249,8 @@ def _hot(minute: int, drops: Drops, now_ms: int, top: int) -> WatchEvent:
         whole=drops.whole,
         misshapen=drops.misshapen,
         unreadable=drops.unreadable,
-        names=[Count(*one) for one in _most(drops.names.items(), top)],
-        keys=[KeyCount(cache, msgspec.Raw(key.encode()), count) for cache, _, key, count in entries],
-        whole_names=[Count(*one) for one in _most(drops.whole_names.items(), top)],
+        names=[Count(name=name, count=n) for name, n in names],
+        keys=[Count(name=name, key=msgspec.Raw(key.encode()), count=n) for name, _, key, n in entries],
+        whole_names=[Count(name=name, count=n) for name, n in whole_names],
         short_by=drops.short_by,
     )
-
-
-def _most(counts: Iterable[tuple[str, int]], top: int) -> list[tuple[str, int]]:
-    return sorted(counts, key=lambda one: (-one[1], one[0]))[:top]

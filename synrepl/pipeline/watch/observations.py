@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.report.invalidations import CACHES, Meaning, meaning
+from synrepl.pipeline.report.invalidations import CACHES, SUMS, Meaning, meaning
+from synrepl.pipeline.watch.events import Epoch
 
-__all__ = ["COLUMNS", "OBSERVED_DDL", "Drops", "FactRun", "FirstFact", "Observations", "add_fact", "observe"]
+__all__ = ["COLUMNS", "OBSERVED_DDL", "Drops", "FactRun", "Observations", "add_fact", "observe"]
 
 OF_FACTS: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token")
 
@@ -48,14 +49,6 @@ class FactRun(msgspec.Struct):
         return self.prev_token == self.token
 
 
-class FirstFact(msgspec.Struct, frozen=True, kw_only=True):
-    """The first fact of an epoch in a range."""
-
-    epoch: int
-    serial: int
-    at_ms: int
-
-
 class Drops(msgspec.Struct, kw_only=True):
     """Counts of invalidations, as in `events.Hot`. Those of an entry have its cache and its key as name."""
 
@@ -72,10 +65,8 @@ class Drops(msgspec.Struct, kw_only=True):
     def count(self, meant: Meaning, rows: int) -> None:
         """Count rows with this meaning."""
         self.rows += rows
-        self.keyed += rows * meant.keyed
-        self.whole += rows * meant.whole
-        self.misshapen += rows * meant.misshapen
-        self.unreadable += rows * meant.unreadable
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + rows * getattr(meant, name))
         for cache, key in meant.drops:
             names = self.whole_names if key is None else self.names
             names[cache] = names.get(cache, 0) + rows
@@ -103,12 +94,13 @@ class Drops(msgspec.Struct, kw_only=True):
 
 
 class Observations(msgspec.Struct, kw_only=True):
-    """The facts of a range: first facts of epochs, last commit time, runs of writers, and invalidations.
+    """The facts of a range: new epochs, last commit time, runs of writers, and invalidations.
 
-    `runs` has stream, writer and runs; `minutes` are numbered from the Unix epoch.
+    The first of `begun` is the epoch of the first fact. `runs` has stream, writer and runs; `minutes` are
+    numbered from the Unix epoch.
     """
 
-    begun: list[FirstFact]
+    begun: list[Epoch]
     at_ms: int
     runs: list[tuple[str, str, list[FactRun]]]
     minutes: dict[int, Drops]
@@ -120,7 +112,7 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
     Of streams not in `streams` (None: all) only epoch and time are used. All streams are read: with a filter,
     the source itself would detect a gap and fail.
     """
-    begun: list[FirstFact] = []
+    begun: list[Epoch] = []
     runs: dict[tuple[str, str], list[FactRun]] = defaultdict(list)
     minutes: dict[int, Drops] = defaultdict(Drops)
     keys = KeyExtractor()
@@ -130,7 +122,8 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
             if streams is None or stream in streams:
                 add_fact(runs[stream, writer], serial, epoch, prev_token, token, at_ms)
             if not begun or epoch > begun[-1].epoch:
-                begun.append(FirstFact(epoch=epoch, serial=serial, at_ms=at_ms))
+                before = begun[-1].epoch if begun else epoch
+                begun.append(Epoch(at_ms=at_ms, epoch=epoch, before_epoch=before, serial=serial))
             last_ms = max(last_ms, at_ms)
         if streams is None or CACHES in streams:
             for (minute, key), rows in _invalidations(batch, keys).items():

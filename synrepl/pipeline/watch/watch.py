@@ -34,9 +34,8 @@ from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, order
-from synrepl.pipeline.watch.log_state import LogState
+from synrepl.pipeline.watch.log_state import LogState, WatchRules
 from synrepl.pipeline.watch.observations import COLUMNS, OBSERVED_DDL, Observations, observe
-from synrepl.pipeline.watch.writer_chain import WatchRules
 
 __all__ = ["CheckpointedState", "WatchResult", "watch"]
 
@@ -248,11 +247,7 @@ class _Watcher(StreamingQueryListener):
     def onQueryStarted(self, event: Any) -> None:
         """Do nothing (called by Spark)."""
 
-    def onQueryProgress(self, event: Any) -> None:
-        """Do nothing (called by Spark)."""
-
-    def onQueryTerminated(self, event: Any) -> None:
-        """Do nothing (called by Spark)."""
+    onQueryProgress = onQueryTerminated = onQueryStarted
 
     def _tell(self, events: list[WatchEvent]) -> None:
         """Write these events in the order of the log. Raises `_Stopped` if they are not to be written."""
