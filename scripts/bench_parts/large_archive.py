@@ -272,11 +272,11 @@ def _audit(store: Store, spark: Any) -> int:
 
 
 def _report(store: Store, spark: Any) -> int:
-    from synrepl.pipeline.report.measurement import coverage
+    from synrepl.pipeline.report.measurement import Coverage
 
     table = ArchiveTable(store)
     files, batches = table.files, table.batches()
-    assert coverage(files, batches) is not None
+    assert Coverage(files, batches).facts
     return _distributed(spark, files)
 
 

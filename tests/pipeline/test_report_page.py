@@ -239,21 +239,27 @@ def _total(stream: str, writer: str, **more: Any) -> dict[str, Any]:
 
 
 def _batch(last_at_ms: int, archived_at_ms: int, **more: Any) -> Batch:
-    return Batch(
-        server_name="localhost",
-        history="h",
-        digest="d",
-        first_serial=1,
-        last_serial=20,
-        facts=20,
-        rows=40,
-        bytes=999,
-        epoch=1,
-        end={},
-        last_at_ms=last_at_ms,
-        archived_at_ms=archived_at_ms,
-        **more,
-    )
+    given: dict[str, Any] = {
+        "server_name": "localhost",
+        "history": "h",
+        "digest": "d",
+        "first_serial": 1,
+        "last_serial": 20,
+        "facts": 20,
+        "rows": 40,
+        "bytes": 999,
+        "epoch": 1,
+        "end": {},
+        "first_at_ms": BEGAN_MS,
+        "last_at_ms": last_at_ms,
+        "archived_at_ms": archived_at_ms,
+    }
+    return Batch(**{**given, **more})
+
+
+def _covers(stream: str, writer: str, **more: Any) -> Coverage:
+    batch = _batch(BEGAN_MS + 60_000, BEGAN_MS + 61_000, end={stream: {writer: 10, "w2": 10}}, **more)
+    return Coverage(pa.table({"bytes": [999]}), [batch])
 
 
 def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]', **more: Any) -> Measurements:
@@ -264,20 +270,7 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
         "top": 20,
         "bins": bins,
         "minutes": Bins(BEGAN, 60, 2),
-        "covers": Coverage(
-            last=_batch(BEGAN_MS + 60_000, BEGAN_MS + 61_000),
-            first_serial=1,
-            first_ms=BEGAN_MS,
-            last_ms=BEGAN_MS + 60_000,
-            archived_ms=BEGAN_MS + 61_000,
-            facts=20,
-            lines=40,
-            batches=1,
-            files=1,
-            file_bytes=999,
-            writers={stream: [writer, "w2"]},
-            epochs=(1, 1),
-        ),
+        "covers": _covers(stream, writer),
         "totals": [_total(stream, writer), _total(stream, "w2")],
         "peaks": {(stream, writer): (5, 10), (stream, None): (6, 11), (None, None): (6, 11)},
         "over_time": [
@@ -384,8 +377,6 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 
 def test_the_worst_comes_first(tmp_path: Path) -> None:
     """An operator who reads one line has read the one that matters."""
-    covers = _measured().covers
-    assert covers is not None
     epoch_starts = [
         EpochStart(2, 10, "d", BEGAN_MS, "promoted"),
         EpochStart(3, 12, "d", BEGAN_MS, "lost", "events", 5),
@@ -412,9 +403,7 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
 
     made = write(
         _measured(
-            covers=msgspec.structs.replace(
-                covers, last=msgspec.structs.replace(covers.last, epoch_starts=epoch_starts), epochs=(1, 3)
-            ),
+            covers=_covers("caches", "w1", epoch_starts=epoch_starts, epoch=3),
             broken=[broken],
             voided={3: 2},
             daemon=daemon,

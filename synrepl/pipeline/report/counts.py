@@ -54,11 +54,9 @@ class Bins(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """The width in words, as in `a bin is ...`."""
-        for name, length in NAMES:
-            if self.width % length == 0:
-                many = self.width // length
-                return name if many == 1 else f"{many} {name}s"
-        raise AssertionError("every width is whole seconds")
+        name, length = next(unit for unit in NAMES if self.width % unit[1] == 0)
+        many = self.width // length
+        return name if many == 1 else f"{many} {name}s"
 
     def index(self, second: int) -> int:
         """Return the index of the bin of this second."""

@@ -31,66 +31,38 @@ from synrepl.pipeline.report.facts import counted_once, scan_facts, seconds_of
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
 from synrepl.pipeline.store import Store
 
-__all__ = ["Coverage", "coverage", "lag_seconds", "Measurements", "STEPS", "measure"]
+__all__ = ["Coverage", "lag_seconds", "Measurements", "STEPS", "measure"]
 
 
-class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """The coverage of an archive.
+class Coverage:
+    """The coverage of an archive: of its files (rows of `ArchiveTable.files`) and batches, some with facts.
 
     `last` is the last batch, which has the state of the archive. `lines` are the rows of the Parquet files:
     one more for each fact without rows.
     """
 
-    last: Batch
-    first_serial: int
-    first_ms: int
-    last_ms: int
-    archived_ms: int
-    facts: int
-    lines: int
-    batches: int
-    files: int
-    file_bytes: int
-    writers: dict[str, list[str]]
-    epochs: tuple[int, int]
-
-    @property
-    def seconds(self) -> float:
-        """The time from the first commit to the last."""
-        return (self.last_ms - self.first_ms) / 1000
-
-    @property
-    def all_writers(self) -> list[str]:
-        """The names of the writers of all streams."""
-        return sorted({writer for names in self.writers.values() for writer in names})
+    def __init__(self, files: Any, batches: Sequence[Batch]) -> None:
+        nonempty = [batch for batch in batches if batch.facts]
+        self.last = last = batches[-1]
+        self.first_serial = batches[0].first_serial
+        self.first_ms = min(batch.first_at_ms for batch in nonempty)
+        self.last_ms = max(batch.last_at_ms for batch in nonempty)
+        self.seconds = (self.last_ms - self.first_ms) / 1000
+        self.archived_ms = max(batch.archived_at_ms for batch in nonempty)
+        self.facts = sum(batch.facts for batch in nonempty)
+        self.lines = sum(batch.rows for batch in nonempty)
+        self.batches = len(batches)
+        self.files = len(files)
+        self.file_bytes = pc.sum(files["bytes"]).as_py() or 0
+        self.writers = {stream: sorted(writers) for stream, writers in sorted(last.end.items())}
+        self.all_writers = sorted({writer for writers in last.end.values() for writer in writers})
+        before_epochs = [epoch_start.epoch - 1 for epoch_start in last.epoch_starts]
+        self.epochs = min([last.epoch, *before_epochs]), last.epoch
 
 
 def lag_seconds(batch: Batch) -> float:
     """Return the archive lag of the last fact. Negative if the clocks of daemon and archive differ."""
     return (batch.archived_at_ms - batch.last_at_ms) / 1000
-
-
-def coverage(files: Any, batches: Sequence[Batch]) -> Coverage | None:
-    """Return the coverage of these files (rows of `ArchiveTable.files`) and batches; None without facts."""
-    nonempty = [batch for batch in batches if batch.facts]
-    if not nonempty:
-        return None
-    last = batches[-1]
-    first_epoch = min((epoch_start.epoch for epoch_start in last.epoch_starts), default=last.epoch + 1) - 1
-    return Coverage(
-        last=last,
-        first_serial=batches[0].first_serial,
-        first_ms=min(batch.first_at_ms for batch in nonempty),
-        last_ms=max(batch.last_at_ms for batch in nonempty),
-        archived_ms=max(batch.archived_at_ms for batch in nonempty),
-        facts=sum(batch.facts for batch in nonempty),
-        lines=sum(batch.rows for batch in nonempty),
-        batches=len(batches),
-        files=len(files),
-        file_bytes=pc.sum(files["bytes"]).as_py() or 0,
-        writers={stream: sorted(writers) for stream, writers in sorted(last.end.items())},
-        epochs=(min(first_epoch, last.epoch), last.epoch),
-    )
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,10 +124,11 @@ def measure(
     """Audit and measure an archive. Raises `BadArchive`."""
     progress("reading the table", 0, STEPS)
     table = ArchiveTable.if_any(archive, as_of)
-    files, batches = (None, []) if table is None else (table.files, table.batches())
-    covers = coverage(files, batches)
-    if table is None or covers is None:
+    batches = [] if table is None else table.batches()
+    if table is None or not any(batch.facts for batch in batches):
         return Measurements(position=str(archive), top=top, daemon=daemon)
+    files = table.files
+    covers = Coverage(files, batches)
     bins = bins_for(covers.first_ms, covers.last_ms)
     minutes = bins_for(covers.first_ms, covers.last_ms, 60)
     width = 3600 if covers.seconds >= DAY_SECONDS else 60
