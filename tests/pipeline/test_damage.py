@@ -49,8 +49,7 @@ def compared(place: Path) -> tuple[ListedFile, FileScan, Comparison, list[AuditF
     told = Comparison(table, table.files, found)
     (scans,) = scan_files(table.store, rank_files(table.files).to_batches())
     seen = msgspec.json.decode(scans["seen"][0].as_py(), type=FileScan)
-    told.add(seen)
-    told.finish()
+    told.run([seen])
     return seen.file, seen, told, found.listed()
 
 

@@ -1,23 +1,24 @@
 """Comparison of the scanned files of an archive with the log of its table, and with each other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.pipeline.archive.reading import within
+from synrepl.pipeline.archive.reading import map_files, read_rows, within
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
-from synrepl.pipeline.audit.file_scan import FileProblem, FileScan, ListedFile
-from synrepl.pipeline.audit.findings import AuditFindings
+from synrepl.pipeline.audit.file_scan import FileScan, ListedFile, read_checked
+from synrepl.pipeline.audit.findings import AuditFindings, ChainBreak
+from synrepl.pipeline.source.rows import COLUMNS, spark_schema
 from synrepl.pipeline.store import BadArchive
 from synrepl.streams.digest import EMPTY
 
-__all__ = ["AuditSpan", "Comparison", "TokenGap", "compare"]
+__all__ = ["AuditSpan", "Comparison", "compare"]
 
 ORDERED: Final = 10_000
 """Number of scans that the driver loads together."""
@@ -35,38 +36,43 @@ Positions = dict[tuple[str, str], int]
 """The position of each writer of a stream, by stream and writer."""
 
 
-class WriterClock(msgspec.Struct):
-    """The last tokens and serials of writers, as far as known.
+Tokens = dict[str, tuple[int, ...]]
+"""The first and the last token of each writer."""
+
+
+class AuditPosition(msgspec.Struct):
+    """A serial with its digest, and the last tokens and serials of writers there, as far as known.
 
     Other writers are at the token `initial`, or unknown (None, and those of the streams `lost`).
     """
 
-    tokens: Positions
-    serials: Positions
-    lost: set[str]
-    initial: int | None
+    serial: int = 0
+    digest: str = EMPTY
+    tokens: Positions = {}
+    serials: Positions = {}
+    lost: set[str] = set()
+    initial: int | None = 0
 
     def token(self, stream: str, writer: str) -> int | None:
         """Return the token of a writer; None if it is unknown."""
         return self.tokens.get((stream, writer), None if stream in self.lost else self.initial)
 
-    def copied(self) -> "WriterClock":
+    def copied(self) -> "AuditPosition":
         """Return a copy."""
-        return WriterClock(self.tokens.copy(), self.serials.copy(), self.lost.copy(), self.initial)
+        copies = (self.tokens.copy(), self.serials.copy(), self.lost.copy())
+        return AuditPosition(self.serial, self.digest, *copies, self.initial)
 
 
 class AuditSpan(msgspec.Struct, kw_only=True):
-    """Serials from `first` to `last`, of which no other file has any.
+    """Serials from `first` to `last`, of which no other file has any, after the position `start`.
 
-    `start` and `digest` are the clock and the digest before the span, as far as known. In `broken` streams,
-    the tokens of a writer are not consecutive. `unknown` are the streams with an unreadable file, whose holes
-    are not reported. `short` files have other counts than in the log.
+    In `broken` streams, the tokens of a writer are not consecutive. `unknown` are the streams with an
+    unreadable file, whose holes are not reported. `short` files have other counts than in the log.
     """
 
     first: int
     last: int
-    start: WriterClock
-    digest: str
+    start: AuditPosition
     is_compacted: bool
     is_uneven: bool = False
     broken: set[str] = set()
@@ -74,117 +80,107 @@ class AuditSpan(msgspec.Struct, kw_only=True):
     short: list[FileScan] = []
 
 
-class TokenGap(msgspec.Struct, frozen=True):
-    """Missing facts of a writer: tokens in ``(token, upto]``, at serials between `after` and `before`."""
-
-    stream: str
-    writer: str
-    token: int
-    upto: int
-    after: int
-    before: int
-
-
 def compare(
     table: ArchiveTable, files: Any, scans: DataFrame, found: AuditFindings, *, deep: bool = False
 ) -> "Comparison":
     """Compare the files of a table, by their scans (a frame of `SEEN`)."""
-    compared = Comparison(table, files, found, deep=deep)
+    compared = Comparison(table, files, found, deep)
     ordered = scans.repartitionById(len(files) // ORDERED + 1, (F.col("rank") / ORDERED).cast("int"))
-    for row in ordered.sortWithinPartitions("rank").toLocalIterator():
-        compared.add(msgspec.json.decode(row["seen"], type=FileScan))
-    compared.finish()
+    rows = ordered.sortWithinPartitions("rank").toLocalIterator()
+    compared.run(msgspec.json.decode(row["seen"], type=FileScan) for row in rows)
     return compared
 
 
-class Comparison:
-    """Comparison that reports obvious problems, and collects suspicious `spans` for `Explanation`.
+class Comparison(msgspec.Struct, dict=True):
+    """Comparison that reports obvious problems to `found`, and collects suspicious `spans` for `explain`.
 
-    The scans must be added in order of serial; only those of one span are in memory. `tails` are holes before
-    the end of the archive. `changed` files have other bytes than their name says; `unreadable` ones are not
-    read again. `reported` are the codes and serials of reported rows. `anchors` are digests by serial, as
-    found in the files.
+    `tails` are holes before the end of the archive. `changed` files have other bytes than their name says;
+    `unreadable` ones are not read again. `reported` are the codes and serials of reported rows. `anchors` are
+    digests by serial, as found in the files.
     """
 
-    def __init__(self, table: ArchiveTable, files: Any, found: AuditFindings, *, deep: bool = False) -> None:
-        self.table = table
-        self.files = files
-        self.spans: list[AuditSpan] = []
-        self.tails: list[TokenGap] = []
-        self.changed: set[str] = set()
-        self.unreadable: set[str] = set()
-        self.reported: set[tuple[str, int]] = set()
-        self.anchors: dict[int, str] = {}
-        self.void = {start.stream for start in table.end.epoch_starts if start.stream}
-        self.facts = self.rows = self.bytes = 0
-        self._found = found
-        self._is_deep = deep
-        self._scans: list[FileScan] = []
-        self._last = 0
-        self._digest = EMPTY
-        self._anchor_step = 1
-        self._span: AuditSpan | None = None
-        self._spans = 0
-        self._clock = WriterClock({}, {}, set(), None if table.end.compacted_upto else 0)
+    table: ArchiveTable
+    files: Any
+    found: AuditFindings
+    is_deep: bool = False
+    at: AuditPosition = msgspec.field(default_factory=AuditPosition)
+    spans: list[AuditSpan] = []
+    tails: list[ChainBreak] = []
+    changed: set[str] = set()
+    unreadable: set[str] = set()
+    reported: set[tuple[str, int]] = set()
+    anchors: dict[int, str] = {}
+    anchor_step: int = 1
+    count: int = 0
+    facts: int = 0
+    rows: int = 0
+    bytes: int = 0
 
-    def add(self, scan: FileScan) -> None:
-        """Compare the next file."""
-        self.facts += scan.facts
-        self.rows += scan.rows
-        self.bytes += scan.bytes
-        file = scan.file
-        upto = max((one.file.last_serial for one in self._scans), default=self._last)
-        end = self.table.end
-        if upto <= end.compacted_upto < file.first_serial and self._last < end.compacted_upto:
-            # The clock after the compacted part is in the log.
-            self._close()
-            self._last = end.compacted_upto
-            self._digest = self._logged_digest(end.compacted_upto)
-            for stream, writers in end.origin.items():
-                self._clock.tokens.update({(stream, writer): token for writer, token in writers.items()})
-        elif file.first_serial > upto:
-            self._close()
-        self._scans.append(scan)
-
-    def finish(self) -> None:
-        """Compare the end of the archive."""
-        self._close()
-        end = self.table.end
+    def run(self, scans: Iterable[FileScan]) -> None:
+        """Compare the files of these scans in order of serial; only those of one span are in memory."""
+        span, end = None, self.table.end
+        self.at.initial = None if end.compacted_upto else 0
+        for some in _overlapping(scans):
+            span = self._compare_span(some)
         if end.is_compacted:
             return
-        start = max(self._last, end.compacted_upto)
+        start = max(self.at.serial, end.compacted_upto)
         if start < end.last_serial:
             self._report_gap(start + 1, end.last_serial)
             return
-        is_same = self._digest in (end.digest, "")
+        is_same = self.at.digest in (end.digest, "")
         if not is_same:
             why = f"the log has another digest than the last fact, serial {end.last_serial}"
-            self._found.add("table", why, serials=(end.last_serial, end.last_serial))
+            self.found.add("table", why, serials=(end.last_serial,))
         self.tails = list(self._tails())
-        if self._span is not None and (self.tails or not is_same):
-            self._span.is_uneven = True
-            self._choose(self._span)
+        if span is not None and (self.tails or not is_same):
+            span.is_uneven = True
+            self._choose(span)
 
-    def _tails(self) -> Iterator[TokenGap]:
+    def _tails(self) -> Iterator[ChainBreak]:
         end = self.table.end
+        unknown = self.at.lost.union(start.stream for start in end.epoch_starts)
         for stream, writers in end.end.items():
-            for writer, token in writers.items() if stream not in self._clock.lost | self.void else ():
-                here = self._clock.token(stream, writer)
+            for writer, token in writers.items() if stream not in unknown else ():
+                here = self.at.token(stream, writer)
                 if here is not None and here != token:
-                    after = self._clock.serials.get((stream, writer), 0)
-                    yield TokenGap(stream, writer, here, token, after, end.last_serial + 1)
+                    yield ChainBreak(
+                        stream=stream,
+                        writer=writer,
+                        serial=end.last_serial + 1,
+                        epoch=end.epoch,
+                        expected=here,
+                        prev_token=token,
+                        token=token,
+                        committed_ms=end.last_at_ms,
+                        kind="missing",
+                        after=self.at.serials.get((stream, writer), 0),
+                    )
 
     def readable(self, first: int, last: int) -> Any:
         """Return the readable ones of `files` with serials from `first` to `last`."""
         found = within(self.files, first, last)
-        unreadable = pa.array(sorted(self.unreadable), pa.string())
-        return found.filter(pc.invert(pc.is_in(found["path"], unreadable)))
+        return found.filter(pc.invert(_is_named(found, self.unreadable)))
 
-    def file_of(self, stream: str, serial: int) -> str:
-        """Return the path of the readable file that should contain this fact, or an empty text."""
-        files = self.readable(serial, serial)
+    def read(self, spark: SparkSession, files: Any) -> DataFrame:
+        """Return the rows of these files. Spark does not read those with changed bytes itself."""
+        store, is_changed = self.table.store, _is_named(files, self.changed)
+
+        def read_named(batches: Iterable[Any]) -> Iterator[Any]:
+            return read_checked(store, (path for batch in batches for path in batch["path"].to_pylist()))
+
+        whole = read_rows(spark, store, files.filter(pc.invert(is_changed)))
+        if not pc.any(is_changed).as_py():
+            return whole
+        return whole.union(map_files(spark, files.filter(is_changed), read_named, spark_schema(COLUMNS)))
+
+    def report(
+        self, what: str, why: str, stream: str, writer: str, tokens: tuple[int, ...], serials: tuple[int, ...]
+    ) -> None:
+        """Add a finding about facts, with the readable file that should contain the first of them, if any."""
+        files = self.readable(serials[0], serials[0])
         paths = files.filter(pc.equal(files["stream"], stream))["path"].to_pylist()
-        return paths[0] if paths else ""
+        self.found.add(what, why, stream, writer, tokens, serials, paths[0] if paths else "")
 
     # One file
 
@@ -222,7 +218,8 @@ class Comparison:
             scan.odd = [odd for odd in scan.odd if odd.what != "missing-row"]
         for odd in scan.odd:
             self.reported.add((odd.what, odd.serial))
-            self._report_odd(scan.file, odd)
+            why = f"row {odd.seq} of serial {odd.serial} {ODD[odd.what]}"
+            self.found.add(odd.what, why, file.stream, odd.writer, (odd.token,), (odd.serial,), file.path)
         if (scan.rows, scan.first, scan.last) != (file.rows, file.first_serial, file.last_serial):
             span.is_uneven = True
             span.short.append(scan)
@@ -230,13 +227,12 @@ class Comparison:
     def _report_file(self, what: str, why: str, scan: FileScan) -> None:
         """Report a problem of a file for each writer, known from the rows or else from the log."""
         file, runs = scan.file, {} if scan.strangers else scan.runs
-        moved = {writer: (run.low, run.high) for writer, run in runs.items()} or self._moved(file)
-        named: list[tuple[str, tuple[int | None, int | None]]] = [*sorted(moved.items())]
+        moved: Tokens = {writer: (run.low, run.high) for writer, run in runs.items()} or self._moved(file)
         serials = (file.first_serial, file.last_serial)
-        for writer, tokens in named or [("", (None, None))]:
-            self._found.add(what, why, file.stream, writer, tokens, serials, file.path)
+        for writer, tokens in sorted(moved.items()) or [("", ())]:
+            self.found.add(what, why, file.stream, writer, tokens, serials, file.path)
 
-    def _moved(self, file: ListedFile) -> dict[str, tuple[int, int]]:
+    def _moved(self, file: ListedFile) -> Tokens:
         """Return the ranges of tokens of the writers in a file, from the clocks of the batches around it."""
         before = [one.end for one in self._batches if one.last_serial < file.first_serial]
         after = next((one.end for one in self._batches if one.last_serial >= file.last_serial), {})
@@ -253,70 +249,71 @@ class Comparison:
         try:
             return self.table.batches()
         except BadArchive as error:
-            self._found.add("table", str(error))
+            self.found.add("table", str(error))
             return []
 
     def _logged_digest(self, serial: int) -> str:
         """Return the digest at a serial from the log; empty if no batch ends there."""
         return next((one.digest for one in self._batches if one.last_serial == serial), "")
 
-    def _report_odd(self, file: ListedFile, odd: FileProblem) -> None:
-        why = f"row {odd.seq} of serial {odd.serial} {ODD[odd.what]}"
-        tokens, serials = (odd.token, odd.token), (odd.serial, odd.serial)
-        self._found.add(odd.what, why, file.stream, odd.writer, tokens, serials, file.path)
-
     def _report_gap(self, first: int, last: int) -> None:
-        self._found.add("gap", f"no file of the table has serials {first} to {last}", serials=(first, last))
+        self.found.add("gap", f"no file of the table has serials {first} to {last}", serials=(first, last))
 
     # One span
 
-    def _close(self) -> None:
+    def _compare_span(self, scans: list[FileScan]) -> AuditSpan:
         """Compare the files of a span with each other and with those before them."""
-        scans, self._scans = self._scans, []
-        if not scans:
-            return
+        at, end = self.at, self.table.end
         first, last = scans[0].file.first_serial, max(one.file.last_serial for one in scans)
-        is_compacted = first <= self.table.end.compacted_upto
-        if first > self._last + 1 and not is_compacted:
-            self._report_gap(self._last + 1, first - 1)
-            self._digest, self._clock.initial = "", None
-            self._clock.tokens.clear()
-        start = self._clock.copied()
-        span = AuditSpan(first=first, last=last, start=start, digest=self._digest, is_compacted=is_compacted)
-        self._last, self._span = span.last, span
+        if end.compacted_upto and at.serial <= end.compacted_upto < first:
+            # The clock after the compacted part is in the log.
+            at.serial, at.digest = end.compacted_upto, self._logged_digest(end.compacted_upto)
+            for stream, writers in end.origin.items():
+                at.tokens.update({(stream, writer): token for writer, token in writers.items()})
+        is_compacted = first <= end.compacted_upto
+        if first > at.serial + 1 and not is_compacted:
+            self._report_gap(at.serial + 1, first - 1)
+            at.digest, at.initial = "", None
+            at.tokens.clear()
+        span = AuditSpan(first=first, last=last, start=at.copied(), is_compacted=is_compacted)
         for scan in scans:
             self._compare_file(scan, span)
-        ends = [one.digest for one in scans if one.last == span.last and one.file.path not in self.unreadable]
-        self._digest = ends[0] if ends else self._logged_digest(span.last)
+        ends = [one.digest for one in scans if one.last == last and one.file.path not in self.unreadable]
+        at.serial, at.digest = last, ends[0] if ends else self._logged_digest(last)
         if ends:
-            self._anchor(span.last, ends[0])
-        if not span.is_compacted:
+            self._anchor(last, ends[0])
+        facts, serials = sum(one.facts for one in scans), sum(one.serials for one in scans)
+        self.facts += facts
+        self.rows += sum(one.rows for one in scans)
+        self.bytes += sum(one.bytes for one in scans)
+        if not is_compacted:
             if not span.unknown:
-                facts, serials = sum(one.facts for one in scans), sum(one.serials for one in scans)
                 size = span.last - span.first + 1
                 if (facts, serials) != (size, (span.first + span.last) * size // 2):
                     span.is_uneven = True
             span.broken |= set(self._follow_writers(scans))
-        if self._is_deep:
+        if self.is_deep:
             span.broken |= {one.file.stream for one in scans}
-        if self._is_deep or span.is_uneven or span.broken:
+        if self.is_deep or span.is_uneven or span.broken:
             self._choose(span)
+        return span
 
     def _follow_writers(self, scans: list[FileScan]) -> Iterator[str]:
         """Follow the tokens of each writer through these files. Yields streams that are not consecutive."""
+        at = self.at
         for scan in scans:
             stream = scan.file.stream
-            for writer, run in scan.runs.items() if scan.file.path not in self.unreadable else ():
-                key, here = (stream, writer), self._clock.token(stream, writer)
+            if scan.file.path in self.unreadable:
+                at.lost.add(stream)
+                at.tokens = {key: token for key, token in at.tokens.items() if key[0] != stream}
+                continue
+            for writer, run in scan.runs.items():
+                here = at.token(stream, writer)
                 if not run.goes_on or not (here is None or run.before in (None, here)):
                     yield stream
                 if run.after is not None:
-                    self._clock.tokens[key] = run.after
-                self._clock.serials[key] = run.last_serial
-            if scan.file.path in self.unreadable:
-                self._clock.lost.add(stream)
-                for key in [key for key in self._clock.tokens if key[0] == stream]:
-                    del self._clock.tokens[key]
+                    at.tokens[stream, writer] = run.after
+                at.serials[stream, writer] = run.last_serial
 
     def _choose(self, span: AuditSpan) -> None:
         """Add a span to examine; adjacent ones are joined."""
@@ -332,9 +329,28 @@ class Comparison:
         before.broken |= span.broken
 
     def _anchor(self, serial: int, digest: str) -> None:
-        self._spans += 1
-        if self._spans % self._anchor_step == 0:
+        self.count += 1
+        if self.count % self.anchor_step == 0:
             self.anchors[serial] = digest
         if len(self.anchors) > ANCHORS:
-            self._anchor_step *= 2
+            self.anchor_step *= 2
             self.anchors = dict(list(self.anchors.items())[1::2])
+
+
+def _overlapping(scans: Iterable[FileScan]) -> Iterator[list[FileScan]]:
+    """Group the scans of files whose serials overlap."""
+    some: list[FileScan] = []
+    upto = 0
+    for scan in scans:
+        if some and scan.file.first_serial > upto:
+            yield some
+            some = []
+        some.append(scan)
+        upto = max(upto, scan.file.last_serial)
+    if some:
+        yield some
+
+
+def _is_named(files: Any, paths: Iterable[str]) -> Any:
+    """Return for each file whether it is one of these."""
+    return pc.is_in(files["path"], pa.array(sorted(paths), pa.string()))

@@ -5,7 +5,8 @@ and an error in Spark's reader fails the job. So pyarrow alone reads such a file
 rows, never the file.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -15,12 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
 
-from synrepl.pipeline.archive.reading import map_files, read_rows
 from synrepl.pipeline.archive.table import sha256_of
-from synrepl.pipeline.source.rows import COLUMNS as ALL_COLUMNS
-from synrepl.pipeline.source.rows import ROWS, spark_schema
+from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import NotFound, Store
 
 __all__ = [
@@ -31,7 +29,6 @@ __all__ = [
     "TokenRun",
     "rank_files",
     "read_checked",
-    "read_files",
     "scan_files",
 ]
 
@@ -53,11 +50,8 @@ SEEN: Final = "`rank` bigint NOT NULL, `seen` binary NOT NULL"
 """The result schema of tasks: `FileScan` as JSON, and the position of the file in the order of serials."""
 
 
-def skip_rows(rows: Iterator[Any]) -> Iterable[Any]:
-    """Read record batches to their end, and return nothing."""
-    for _ in rows:
-        pass
-    return ()
+skip_rows: Final[Callable[[Iterator[Any]], Iterable[Any]]] = partial(deque, maxlen=0)
+"""Read record batches to their end, and return nothing."""
 
 
 class TokenRun(msgspec.Struct, kw_only=True):
@@ -126,8 +120,8 @@ def scan_files(
 ) -> Iterator[Any]:
     """Scan the files of these batches (`rank_files`), which should have rows of one stream.
 
-    Yields what `derive` makes of the record batches of each file, with these columns (at least `COLUMNS`),
-    and batches of `SEEN`.
+    Yields what `derive` makes of the record batches of each file (nothing, after it has read them), with
+    these columns (at least `COLUMNS`), and batches of `SEEN`.
     """
     for batch in batches:
         scans = []
@@ -155,101 +149,97 @@ def _scan_rows(store: Store, seen: FileScan, columns: Sequence[str]) -> Iterator
     except NotFound:
         seen.exists = False
         return
-    rows = _Rows(seen)
+    last = (-1, -1)
     try:
         with store.open(path) as source:
             if seen.sha256 != sha256_of(path):
-                for batch in read_checked(source):
-                    rows.add(batch)
+                for batch in _checked(source):
+                    last = _scan_batch(seen, batch, last)
                     seen.digest = batch["digest"][-1].as_py() if len(batch) else seen.digest
                     yield batch
                 return
             data = pq.ParquetFile(source, read_dictionary=["stream", "writer"])
             for batch in data.iter_batches(AT_ONCE, columns=list(columns)):
-                rows.add(batch)
+                last = _scan_batch(seen, batch, last)
                 yield batch
             if groups := data.metadata.num_row_groups:
-                last = data.read_row_group(groups - 1, columns=["digest"])["digest"]
-                seen.digest = last[-1].as_py() if len(last) else ""
+                digests = data.read_row_group(groups - 1, columns=["digest"])["digest"]
+                seen.digest = digests[-1].as_py() if len(digests) else ""
     except DAMAGE as error:
         seen.unreadable = (str(error) or type(error).__name__).splitlines()[0]
         seen.runs, seen.odd = {}, []
 
 
-class _Rows:
-    """The rows of a file, scanned in order."""
-
-    def __init__(self, seen: FileScan) -> None:
-        self._seen = seen
-        self._serial = self._seq = -1
-
-    def add(self, batch: Any) -> None:
-        """Scan the next rows."""
-        if not len(batch):
-            return
-        seen = self._seen
-        serial, seq = batch["serial"].to_numpy(), batch["seq"].to_numpy()
-        begins = seq == 0
-        first, last = int(serial.min()), int(serial.max())
-        seen.first = min(seen.first, first) if seen.rows else first
-        seen.last = max(seen.last, last) if seen.rows else last
-        seen.rows += len(batch)
-        seen.facts += int(begins.sum())
-        counted = serial if begins.all() else serial[begins]
-        # In two halves, whose sums fit into 64 bits.
-        high, low = int((counted >> 32).sum()), int((counted & 0xFFFF_FFFF).sum())
-        seen.serials = (seen.serials + (high << 32) + low) % SUM
-        known = {seen.file.stream, *seen.strangers}
-        seen.strangers += [name for name in pc.unique(batch["stream"]).to_pylist() if name not in known]
-        self._check_order(batch, serial, seq)
-        self._scan_writers(batch if counted is serial else batch.filter(pa.array(begins)))
-
-    def _check_order(self, batch: Any, serial: Any, seq: Any) -> None:
-        """Check that each row is the next of its fact, or the first of a later fact."""
-        serials = np.concatenate(([self._serial], serial))
-        seqs = np.concatenate(([self._seq], seq))
-        self._serial, self._seq = int(serial[-1]), int(seq[-1])
-        is_next = (serials[1:] == serials[:-1]) & (seqs[1:] == seqs[:-1] + 1)
-        is_right = is_next | ((serials[1:] > serials[:-1]) & (seqs[1:] == 0))
-        odd = self._seen.odd
-        for position in np.flatnonzero(~is_right)[: ODD_AT_MOST - len(odd)].tolist():
-            before = (int(serials[position]), int(seqs[position]))
-            here = (int(serial[position]), int(seq[position]))
-            what = "doubled-row" if here == before else "out-of-order" if here < before else "missing-row"
-            # The first missing row of the fact.
-            missing = before[1] + 1 if here[0] == before[0] else 0
-            writer, token = (batch[name][position].as_py() for name in ("writer", "token"))
-            place = (here[0], missing) if what == "missing-row" else here
-            odd.append(FileProblem(what=what, writer=writer, token=token, serial=place[0], seq=place[1]))
-
-    def _scan_writers(self, facts: Any) -> None:
-        writers = facts["writer"]
-        coded = writers if pa.types.is_dictionary(writers.type) else writers.dictionary_encode()
-        codes = coded.indices.to_numpy()
-        order = np.argsort(
-            codes.astype(np.uint16) if len(coded.dictionary) < 1 << 16 else codes, kind="stable"
-        )
-        bounds = np.searchsorted(codes[order], np.arange(len(coded.dictionary) + 1)).tolist()
-        columns = [facts[name].to_numpy()[order] for name in ("prev_token", "token", "serial")]
-        for writer, (first, end) in zip(coded.dictionary.to_pylist(), pairwise(bounds), strict=True):
-            if first == end:
-                continue
-            before, token, serial = (column[first:end] for column in columns)
-            low, high = int(token.min()), int(token.max())
-            run = self._seen.runs.setdefault(writer, TokenRun(low=low, high=high, last_serial=0))
-            run.low, run.high = min(run.low, low), max(run.high, high)
-            run.last_serial = max(run.last_serial, int(serial.max()))
-            moves = before != token
-            starts, ends = (before, token) if moves.all() else (before[moves], token[moves])
-            if len(starts):
-                run.before = int(starts[0]) if run.before is None else run.before
-                expected = run.before if run.after is None else run.after
-                run.goes_on &= bool(starts[0] == expected and (starts[1:] == ends[:-1]).all())
-                run.after = int(ends[-1])
+def _scan_batch(seen: FileScan, batch: Any, before: tuple[int, int]) -> tuple[int, int]:
+    """Scan the next rows, after the row `before` (its serial and seq). Return the last row."""
+    if not len(batch):
+        return before
+    serial, seq = batch["serial"].to_numpy(), batch["seq"].to_numpy()
+    begins = seq == 0
+    first, last = int(serial.min()), int(serial.max())
+    seen.first = min(seen.first, first) if seen.rows else first
+    seen.last = max(seen.last, last) if seen.rows else last
+    seen.rows += len(batch)
+    seen.facts += int(begins.sum())
+    counted = serial if begins.all() else serial[begins]
+    # In two halves, whose sums fit into 64 bits.
+    high, low = int((counted >> 32).sum()), int((counted & 0xFFFF_FFFF).sum())
+    seen.serials = (seen.serials + (high << 32) + low) % SUM
+    known = {seen.file.stream, *seen.strangers}
+    seen.strangers += [name for name in pc.unique(batch["stream"]).to_pylist() if name not in known]
+    _scan_order(seen.odd, batch, before)
+    _scan_writers(seen.runs, batch if counted is serial else batch.filter(pa.array(begins)))
+    return int(serial[-1]), int(seq[-1])
 
 
-def read_checked(source: Any) -> Iterator[Any]:
-    """All rows of this open file, as valid record batches of `ROWS`. Raises one of `DAMAGE`."""
+def _scan_order(odd: list[FileProblem], batch: Any, before: tuple[int, int]) -> None:
+    """Check that each row is the next of its fact, or the first of a later fact."""
+    columns = zip(("serial", "seq"), before, strict=True)
+    serials, seqs = (np.concatenate(([last], batch[name].to_numpy())) for name, last in columns)
+    is_next = (serials[1:] == serials[:-1]) & (seqs[1:] == seqs[:-1] + 1)
+    is_right = is_next | ((serials[1:] > serials[:-1]) & (seqs[1:] == 0))
+    for position in np.flatnonzero(~is_right)[: ODD_AT_MOST - len(odd)].tolist():
+        last, here = ((int(serials[at]), int(seqs[at])) for at in (position, position + 1))
+        what = "doubled-row" if here == last else "out-of-order" if here < last else "missing-row"
+        # The first missing row of the fact.
+        missing = last[1] + 1 if here[0] == last[0] else 0
+        writer, token = (batch[name][position].as_py() for name in ("writer", "token"))
+        place = (here[0], missing) if what == "missing-row" else here
+        odd.append(FileProblem(what=what, writer=writer, token=token, serial=place[0], seq=place[1]))
+
+
+def _scan_writers(runs: dict[str, TokenRun], facts: Any) -> None:
+    writers = facts["writer"]
+    coded = writers if pa.types.is_dictionary(writers.type) else writers.dictionary_encode()
+    codes = coded.indices.to_numpy()
+    order = np.argsort(codes.astype(np.uint16) if len(coded.dictionary) < 1 << 16 else codes, kind="stable")
+    bounds = np.searchsorted(codes[order], np.arange(len(coded.dictionary) + 1)).tolist()
+    columns = [facts[name].to_numpy()[order] for name in ("prev_token", "token", "serial")]
+    for writer, (first, end) in zip(coded.dictionary.to_pylist(), pairwise(bounds), strict=True):
+        if first == end:
+            continue
+        before, token, serial = (column[first:end] for column in columns)
+        low, high = int(token.min()), int(token.max())
+        run = runs.setdefault(writer, TokenRun(low=low, high=high, last_serial=0))
+        run.low, run.high = min(run.low, low), max(run.high, high)
+        run.last_serial = max(run.last_serial, int(serial.max()))
+        moves = before != token
+        starts, ends = (before, token) if moves.all() else (before[moves], token[moves])
+        if len(starts):
+            run.before = int(starts[0]) if run.before is None else run.before
+            expected = run.before if run.after is None else run.after
+            run.goes_on &= bool(starts[0] == expected and (starts[1:] == ends[:-1]).all())
+            run.after = int(ends[-1])
+
+
+def read_checked(store: Store, paths: Iterable[str]) -> Iterator[Any]:
+    """All rows of these files, as valid record batches of `ROWS`. Raises one of `DAMAGE`."""
+    for path in paths:
+        with store.open(path) as source:
+            yield from _checked(source)
+
+
+def _checked(source: Any) -> Iterator[Any]:
     file = pq.ParquetFile(source)
     if not file.schema_arrow.equals(ROWS):
         raise ValueError("its columns are not those of an archive")
@@ -258,22 +248,3 @@ def read_checked(source: Any) -> Iterator[Any]:
         if any(batch[field.name].null_count for field in ROWS if not field.nullable):
             raise ValueError("it lacks values of a column that has no nulls")
         yield batch
-
-
-def read_files(spark: SparkSession, store: Store, files: Any, changed: Collection[str]) -> DataFrame:
-    """The rows of these files. Those that are `changed` are read by `read_checked`."""
-    is_changed = pc.is_in(files["path"], pa.array(sorted(changed), pa.string()))
-    whole = read_rows(spark, store, files.filter(pc.invert(is_changed)))
-    if not pc.any(is_changed).as_py():
-        return whole
-    others = map_files(
-        spark, files.filter(is_changed), partial(_read_named, store), spark_schema(ALL_COLUMNS)
-    )
-    return whole.union(others)
-
-
-def _read_named(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        for path in batch["path"].to_pylist():
-            with store.filesystem.open_input_file(store.path(path)) as source:
-                yield from read_checked(source)

@@ -1,7 +1,7 @@
 """Findings of an audit: a closed list of codes."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -56,7 +56,7 @@ class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact whose `prev_token` is not `expected`, the position of its writer.
+    """A fact whose `prev_token` is not `expected`, the position of its writer since the serial `after`.
 
     `kind` is ``missing`` (facts between them are missing), ``again`` (tokens are repeated) or ``epoch_start``
     (explained by a new epoch between them).
@@ -71,6 +71,7 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     committed_ms: int
     kind: str
+    after: int = 0
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,30 +111,29 @@ class AuditFindings:
         sentence: str,
         stream: str = "",
         writer: str = "",
-        tokens: tuple[int | None, int | None] = (None, None),
-        serials: tuple[int | None, int | None] = (None, None),
+        tokens: Sequence[int] = (),
+        serials: Sequence[int] = (),
         file: str = "",
     ) -> None:
-        """Add a finding."""
+        """Add a finding, with the first and the last of these tokens and serials."""
         assert what in CODES, what
         self._counts[what] += 1
         if self._counts[what] > AT_MOST:
             self.omitted += 1
             return
-        self._found.append(
-            AuditFinding(
-                what=what,
-                severity="info" if what in INFO else "error",
-                stream=stream,
-                writer=writer,
-                first_token=tokens[0],
-                last_token=tokens[1],
-                first_serial=serials[0],
-                last_serial=serials[1],
-                file=file,
-                sentence=sentence,
-            )
+        finding = AuditFinding(
+            what=what,
+            severity="info" if what in INFO else "error",
+            stream=stream,
+            writer=writer,
+            first_token=tokens[0] if tokens else None,
+            last_token=tokens[-1] if tokens else None,
+            first_serial=serials[0] if serials else None,
+            last_serial=serials[-1] if serials else None,
+            file=file,
+            sentence=sentence,
         )
+        self._found.append(finding)
 
     def listed(self) -> list[AuditFinding]:
         """Return the findings: errors first, then by serial."""

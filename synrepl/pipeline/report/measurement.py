@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.audit.comparison import compare
-from synrepl.pipeline.audit.explanation import Explanation
+from synrepl.pipeline.audit.explanation import explain
 from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.report.counts import (
@@ -137,7 +137,7 @@ def measure(
         progress("checking files", 1, STEPS)
         found = AuditFindings()
         compared = compare(table, files, lines.where("seen is not null").select("rank", "seen"), found)
-        broken = Explanation(spark, compared, found).explain()
+        broken = explain(spark, compared)
         progress("counting facts", 2, STEPS)
         facts = lines.where("seen is null")
         if compared.facts != covers.facts or any(span.is_uneven for span in compared.spans):
