@@ -4,7 +4,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from itertools import groupby
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Final
 from uuid import uuid4
 
@@ -75,7 +76,7 @@ def replay(
     options = {"url": url, "query": name or f"replay-{uuid4().hex}"}
     if secret_file is not None:
         options["secretFile"] = secret_file
-    pace = _Pace(options, speed, pause, seconds) if speed else None
+    append = _make_paced_append(options, speed, pause, seconds) if speed else None
     files = table.files
     if streams is not None:
         files = files.filter(pc.is_in(files["stream"], pa.array(sorted(streams), pa.string())))
@@ -89,10 +90,10 @@ def replay(
         for stream, its_facts, its_rows in counted.collect():
             counts[stream] += its_rows
             facts += its_facts
-        if pace is None:
+        if append is None:
             _append_with_sink(rows, first, last, options)
         else:
-            pace.play(rows)
+            append(rows)
         progress("replaying", last - after, upto - after)
     return ReplayResult(
         facts=facts,
@@ -126,45 +127,29 @@ def _append_with_sink(rows: DataFrame, first: int, last: int, options: dict[str,
     ordered.drop("committed_at").write.format("synrepl").options(**sink_options).mode("append").save()
 
 
-class _Pace:
-    """Replay at a given speed from the driver: slices of time, each when it is due."""
+def _make_paced_append(
+    options: dict[str, str], speed: float, pause: Callable[[float], None], seconds: Callable[[], float]
+) -> Callable[[DataFrame], None]:
+    """Return a function that appends rows from the driver, at a given speed: slices of time, when due."""
+    parsed = read_options(options)
+    daemon = SourceClient(parsed)
+    began: list[float] = []
 
-    def __init__(
-        self,
-        options: dict[str, str],
-        speed: float,
-        pause: Callable[[float], None],
-        seconds: Callable[[], float],
-    ) -> None:
-        self._options = read_options(options)
-        self._daemon = SourceClient(self._options)
-        self._speed = speed
-        self._pause = pause
-        self._seconds = seconds
-        self._began = 0.0
-        self._first: float | None = None
-
-    def play(self, rows: DataFrame) -> None:
-        """Append these rows."""
-        lines = (row.asDict() for row in rows.orderBy("serial", "seq").toLocalIterator(True))
-        for at, some in groupby(_facts(lines), key=self._due):
-            self._pause(max(0.0, self._began + at * SLICE_SECONDS - self._seconds()))
-            parts = (line for fact in some for line in fact)
-            for number, (body, _) in enumerate(
-                request_bodies(build_facts(parts, self._options), BATCH_FACTS)
-            ):
-                posted = json.loads(body) | {"idempotency_key": f"{self._options.query}/{at}/{number}"}
-                self._daemon.send(APPEND_BATCH.request(), json.dumps(posted).encode())
-
-    def _due(self, fact: list[dict[str, Any]]) -> int:
-        """Return the slice of a fact."""
+    def due(fact: list[dict[str, Any]]) -> int:
+        """Return the slice of a fact. The first fact of all begins the replay."""
         at = fact[0]["committed_at"].timestamp()
-        if self._first is None:
-            self._first, self._began = at, self._seconds()
-        return int(max(0.0, at - self._first) / self._speed / SLICE_SECONDS)
+        if not began:
+            began.extend((at, seconds()))
+        return int(max(0.0, at - began[0]) / speed / SLICE_SECONDS)
 
+    def append(rows: DataFrame) -> None:
+        lines = (row.asDict() for row in rows.orderBy("serial", "seq").toLocalIterator(True))
+        facts = (list(fact) for _, fact in groupby(lines, key=itemgetter("serial")))
+        for at, some in groupby(facts, key=due):
+            pause(max(0.0, began[1] + at * SLICE_SECONDS - seconds()))
+            bodies = request_bodies(build_facts(chain.from_iterable(some), parsed), BATCH_FACTS)
+            for number, (body, _) in enumerate(bodies):
+                posted = json.loads(body) | {"idempotency_key": f"{parsed.query}/{at}/{number}"}
+                daemon.send(APPEND_BATCH.request(), json.dumps(posted).encode())
 
-def _facts(lines: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Group the lines of each fact."""
-    for _, fact in groupby(lines, key=lambda line: line["serial"]):
-        yield list(fact)
+    return append
