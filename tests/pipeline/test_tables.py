@@ -23,9 +23,8 @@ from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.pipeline.tables import tables
-from synrepl.pipeline.tables.batches import stream_batches
 from synrepl.pipeline.tables.declarations import TABLES, TableColumn
-from synrepl.pipeline.tables.tables import TableResult, update_tables
+from synrepl.pipeline.tables.tables import TableResult, stream_batches, update_tables
 from synrepl.ports.history import EpochStart
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import Given, archive, chained
@@ -191,7 +190,6 @@ import json, os, signal, sys
 from synrepl.pipeline.session import session
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.tables import tables
-from synrepl.pipeline.tables.batches import stream_batches
 
 archive, out, point, conf = sys.argv[1:]
 stream, compact = tables.stream_batches, tables._compact

@@ -13,7 +13,16 @@ from pyspark.sql import DataFrame, SparkSession
 from synrepl.pipeline.source.rows import COLUMNS, row_schema, spark_schema
 from synrepl.pipeline.store import Store
 
-__all__ = ["frame_of", "map_files", "parallelism", "read_files", "read_rows", "within"]
+__all__ = [
+    "frame_of",
+    "map_files",
+    "pack",
+    "parallelism",
+    "read_files",
+    "read_rows",
+    "unpack",
+    "within",
+]
 
 TASK_ROWS: Final = 2_000_000
 """Maximum rows per task, as far as files can be distributed."""
@@ -79,3 +88,16 @@ def parallelism(spark: SparkSession) -> int:
 def frame_of(spark: SparkSession, table: Any) -> DataFrame:
     """Return an Arrow table as a frame. Of columns in several chunks, Spark would lose rows."""
     return spark.createDataFrame(table.combine_chunks())
+
+
+def pack(rows: Any) -> bytes:
+    """Return a table or a record batch as bytes, the value of a column of Spark."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write(rows)
+    return bytes(sink.getvalue())
+
+
+def unpack(packed: Any) -> Any:
+    """Return the packed rows, from bytes or an Arrow buffer, as a table."""
+    return pa.ipc.open_stream(packed).read_all()

@@ -68,14 +68,12 @@ class TableDeclaration(msgspec.Struct, frozen=True):
         Rows without a key, such as those that do not fit the stream, are left out.
         """
         keys = [column for column in self.columns if column.is_key]
-        values = [column for column in self.columns if not column.is_key]
+        values = [f"{column.aggregate} AS {column.name}" for column in self.columns if not column.is_key]
         computed = [f"{column.sql} AS {column.name}" for column in keys if column.sql != column.name]
         source = f"SELECT {', '.join(['*', *computed])} FROM {source} WHERE {self.rows}"  # noqa: S608  # constants
-        selected = ", ".join(
-            [column.name for column in keys] + [f"{column.aggregate} AS {column.name}" for column in values]
-        )
         present = " AND ".join(f"{column.name} IS NOT NULL" for column in keys if column.how == "key")
-        grouped = ", ".join(column.name for column in keys)
+        names = [column.name for column in keys]
+        selected, grouped = ", ".join([*names, *values]), ", ".join(names)
         return f"SELECT {selected} FROM ({source}) WHERE {present} GROUP BY {grouped}"  # noqa: S608
 
 

@@ -5,7 +5,8 @@ one its epoch. So rows and position change in one commit, and of two jobs that a
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -14,17 +15,17 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from synrepl.pipeline.archive.reading import read_rows, within
+from synrepl.pipeline.archive.reading import pack, read_rows, unpack, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import Progress, ignore_progress, is_late_worker, retry_late_workers
 from synrepl.pipeline.store import BadArchive, Store
-from synrepl.pipeline.tables.batches import stream_batches
 from synrepl.pipeline.tables.declarations import TABLES, TableDeclaration
 from synrepl.pipeline.typed import typed
 from synrepl.ports.history import EpochStart
 
-__all__ = ["TableResult", "TablesResult", "child", "update_tables"]
+__all__ = ["TableResult", "TablesResult", "child", "stream_batches", "update_tables"]
 
 MERGED_ROWS: Final = 2_000_000
 """Maximum new rows of a merge, whose join is in the memory of the driver. More rows are a new computation."""
@@ -79,111 +80,118 @@ def update_tables(
     found = []
     for done, name in enumerate(names):
         progress("updating tables", done, len(names))
-        found.append(_TableJob(spark, source, files, child(out, name), TABLES[name]).run())
+        its_files = files.filter(pc.equal(files["stream"], TABLES[name].stream))
+        found.append(_TableJob(spark, source, its_files, child(out, name), TABLES[name]).run())
     progress("updating tables", len(names), len(names))
     return TablesResult(tables=found, seconds=round(time.monotonic() - began, 3))
 
 
+@dataclass
 class _TableJob:
-    """The update of one table."""
+    """The update of one table, which is at the serial `position`. `files` are those of its stream."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        source: ArchiveTable,
-        files: Any,
-        store: Store,
-        declaration: TableDeclaration,
-    ) -> None:
-        self._spark = spark
-        self._source = source
-        self._store = store
-        self._declaration = declaration
-        self._files = files.filter(pc.equal(files["stream"], declaration.stream))
-        # A log has its own name of the position: so tables of another archive are recognized.
-        self._app = f"synrepl-tables-{source.end.history}"
-        self._delta: DeltaTable | None
-        self._position: int
-        self._load()
+    spark: SparkSession
+    source: ArchiveTable
+    files: Any
+    store: Store
+    declaration: TableDeclaration
+    delta: DeltaTable | None = None
+    position: int = 0
 
     def run(self) -> TableResult:
         """Advance the table. If another job commits first, begin again after its commit."""
+        self._load()
         for _ in range(ATTEMPTS):
-            before = self._position
-            news = within(self._files, before + 1, self._source.end.last_serial)
+            before = self.position
+            news = within(self.files, before + 1, self.source.end.last_serial)
             rows = pc.sum(news["rows"]).as_py() or 0
             full = self._is_stale() or rows > MERGED_ROWS
-            if not full and not rows:
-                return self._result(is_new=False, full=False)
-            try:
-                if full:
-                    self._replace()
-                else:
-                    self._merge(news)
-            except DeltaError as error:
-                self._load()
-                if self._position == before:
+            if full or rows:
+                try:
+                    if full:
+                        self._replace()
+                    else:
+                        self._merge(news)
+                except DeltaError as error:
+                    self._load()
+                    if self.position != before:
+                        continue
                     if is_late_worker(error):
                         raise
-                    raise BadArchive(f"{self._store} cannot be updated: {error}") from error
-            else:
+                    raise BadArchive(f"{self.store} cannot be updated: {error}") from error
                 self._load()
-                _compact(self._delta)
-                return self._result(is_new=True, full=full)
-        raise BadArchive(f"{self._store} cannot be updated: other jobs update it at the same time")
+                _compact(self.delta)
+            assert self.delta is not None
+            return TableResult(
+                name=self.declaration.name,
+                rows=self.delta.count(),
+                version=self.delta.version(),
+                serial=self.position,
+                is_new=bool(full or rows),
+                full=full,
+            )
+        raise BadArchive(f"{self.store} cannot be updated: other jobs update it at the same time")
+
+    @property
+    def app(self) -> str:
+        """The name of the position. Each log has its own: so tables of another archive are recognized."""
+        return f"synrepl-tables-{self.source.end.history}"
+
+    @property
+    def losses(self) -> list[EpochStart]:
+        """The epoch starts at which facts of the stream were lost."""
+        return [start for start in self.source.end.epoch_starts if start.stream == self.declaration.stream]
 
     def _load(self) -> None:
         """Read the table and its position. Raises `BadArchive` if it is not of this archive."""
         try:
-            self._delta = DeltaTable(self._store.table_uri, storage_options=self._store.options)
+            self.delta = DeltaTable(self.store.table_uri, storage_options=self.store.options)
         except TableNotFoundError:
-            self._delta, self._position = None, 0
+            self.delta, self.position = None, 0
             return
-        position = self._delta.transaction_version(self._app)
+        position = self.delta.transaction_version(self.app)
         if position is None:
-            raise BadArchive(f"{self._store} is not a table of {self._source.store}: use another directory")
-        if position > self._source.end.last_serial:
+            raise BadArchive(f"{self.store} is not a table of {self.source.store}: use another directory")
+        if position > self.source.end.last_serial:
             # Another job may have read a newer version of the archive.
-            end = ArchiveTable(self._source.store).end.last_serial
+            end = ArchiveTable(self.source.store).end.last_serial
             if position > end:
-                raise BadArchive(f"{self._store} is at serial {position}, {self._source.store} ends at {end}")
-        self._position = position
+                raise BadArchive(f"{self.store} is at serial {position}, {self.source.store} ends at {end}")
+        self.position = position
 
     def _is_stale(self) -> bool:
         """Whether the table must be computed again: its facts, or its columns, are not those of today."""
-        if self._delta is None:
+        if self.delta is None:
             return True
-        epoch = self._delta.transaction_version(f"{self._app}-epoch") or 0
-        if any(start.epoch > epoch for start in self._losses()):
+        epoch = self.delta.transaction_version(f"{self.app}-epoch") or 0
+        if any(start.epoch > epoch for start in self.losses):
             return True
-        nothing = self._files.slice(0, 0)
-        return _types(self._delta.schema()) != _types(
-            Schema.from_arrow(stream_batches(self._rows(nothing)).schema)
+        nothing = stream_batches(self._rows(self.files.slice(0, 0)))
+        was, now = (
+            [(field.name, str(field.type)) for field in schema.fields]
+            for schema in (self.delta.schema(), Schema.from_arrow(nothing.schema))
         )
-
-    def _losses(self) -> list[EpochStart]:
-        """Return the epoch starts at which facts of the stream were lost."""
-        return [start for start in self._source.end.epoch_starts if start.stream == self._declaration.stream]
+        return was != now
 
     def _rows(self, files: Any, *, after: int = 0) -> DataFrame:
         """Return the rows of the table over the facts of these files after a serial."""
         conditions = [f"serial > {after}"]
-        conditions += [f"NOT (epoch < {start.epoch} AND token > {start.token})" for start in self._losses()]
-        rows = read_rows(self._spark, self._source.store, files).where(" AND ".join(conditions))
-        rows = typed(rows, self._declaration.stream)
-        return self._spark.sql(self._declaration.select("{rows}"), rows=rows)
+        conditions += [f"NOT (epoch < {start.epoch} AND token > {start.token})" for start in self.losses]
+        rows = read_rows(self.spark, self.source.store, files).where(" AND ".join(conditions))
+        rows = typed(rows, self.declaration.stream)
+        return self.spark.sql(self.declaration.select("{rows}"), rows=rows)
 
     def _replace(self) -> None:
         """Compute the table from the whole archive."""
         how: dict[str, Any] = {"mode": "error"}
-        if self._delta is not None:
+        if self.delta is not None:
             how = {"mode": "overwrite", "schema_mode": "overwrite"}
         write_deltalake(
-            self._store.table_uri if self._delta is None else self._delta,
-            stream_batches(self._rows(self._files).orderBy(*self._declaration.order)),
-            name=self._declaration.name,
-            description=self._declaration.about,
-            storage_options=self._store.options,
+            self.store.table_uri if self.delta is None else self.delta,
+            stream_batches(self._rows(self.files).orderBy(*self.declaration.order)),
+            name=self.declaration.name,
+            description=self.declaration.about,
+            storage_options=self.store.options,
             # A retry would replace what another job has added.
             commit_properties=self._properties(retries=0),
             **how,
@@ -191,11 +199,11 @@ class _TableJob:
 
     def _merge(self, files: Any) -> None:
         """Merge the rows of new facts into the table."""
-        assert self._delta is not None
-        columns = self._declaration.columns
+        assert self.delta is not None
+        columns = self.declaration.columns
         (
-            self._delta.merge(
-                stream_batches(self._rows(files, after=self._position)),
+            self.delta.merge(
+                stream_batches(self._rows(files, after=self.position)),
                 " AND ".join(column.match for column in columns if column.is_key),
                 source_alias="s",
                 target_alias="t",
@@ -207,24 +215,13 @@ class _TableJob:
         )
 
     def _properties(self, *, retries: int | None = None) -> CommitProperties:
-        end = self._source.end
+        end = self.source.end
         return CommitProperties(
             max_commit_retries=retries,
             app_transactions=[
-                Transaction(self._app, end.last_serial),
-                Transaction(f"{self._app}-epoch", end.epoch),
+                Transaction(self.app, end.last_serial),
+                Transaction(f"{self.app}-epoch", end.epoch),
             ],
-        )
-
-    def _result(self, *, is_new: bool, full: bool) -> TableResult:
-        assert self._delta is not None
-        return TableResult(
-            name=self._declaration.name,
-            rows=self._delta.count(),
-            version=self._delta.version(),
-            serial=self._position,
-            is_new=is_new,
-            full=full,
         )
 
 
@@ -240,11 +237,24 @@ def _compact(delta: DeltaTable | None) -> None:
             pass
 
 
-def _types(schema: Schema) -> list[tuple[str, str]]:
-    return [(field.name, str(field.type)) for field in schema.fields]
-
-
 def child(folder: str, name: str) -> Store:
     """Return the store of a folder in a folder, which may be a URI with parameters."""
     location, mark, parameters = folder.partition("?")
     return Store(f"{location.rstrip('/')}/{name}{mark}{parameters}")
+
+
+def stream_batches(frame: DataFrame) -> Any:
+    """Return the rows as a record batch reader, in order, of which the driver holds one batch at a time.
+
+    Partitions are computed when they are read. PySpark's own stream of a DataFrame fails for columns with
+    times.
+    """
+    schema = to_arrow_schema(frame.schema, timezone="UTC")
+    packed = frame.mapInArrow(_pack_batches, "`batch` binary NOT NULL").toLocalIterator()
+    batches = (batch.cast(schema) for row in packed for batch in unpack(row.batch).to_batches())
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def _pack_batches(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        yield pa.record_batch({"batch": pa.array([pack(batch)], pa.binary())})
