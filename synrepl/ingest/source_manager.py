@@ -13,8 +13,8 @@ from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import Problem
 from synrepl.ports.interfaces import IThread
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.updates import ICatchUp, MissedFacts
 from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.updates import ICatchUp, MissedFacts
 from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.stalled_writers import StalledWriters
