@@ -8,12 +8,12 @@ import pytest
 from synrepl.ports.history import LogSnapshot
 from synrepl.replication import feed as feed_module
 from synrepl.replication.encoder import facts_block
-from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.relay import Relay
 from synrepl.replication.replica import join as joining_module
 from synrepl.replication.retention import keys_of
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
+from synrepl.wire import native
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Join, Joined
 from synrepl.wire.position import LogPosition
@@ -356,7 +356,7 @@ def test_a_snapshot_without_an_end_is_not_staged(
 
 def test_a_copy_that_ends_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary says where it ends, and there it must."""
-    monkeypatch.setattr(relay_module, "Joined", lambda position: Joined(LogPosition(1, 99, position.digest)))
+    monkeypatch.setattr(native, "Joined", lambda position: Joined(LogPosition(1, 99, position.digest)))
     world, _, b, _ = built()
     world.start(b)
     world.pass_(5)
