@@ -325,7 +325,7 @@ class ReplicationServices:
             "replicas": self.relays.status(),
             "leases": self.relays.describe_leases(),
             "epoch_starts": [msgspec.to_builtins(epoch_start) for epoch_start in self._log.epoch_starts],
-            "unnotified": [str(address) for address in roles.unnotified],
+            "unnotified": [str(address) for address in roles.notifier.unnotified],
         }
 
     def problems(self) -> list[tuple[str, float]]:

@@ -260,7 +260,8 @@ class CommandFeed:
         self._on_dropped = on_dropped
         self._entries: deque[FeedEntry] = deque()
         self._bytes = 0
-        self._waiters: list[Deferred[None]] = []
+        self.waiters: list[Deferred[None]] = []
+        """The readers that wait for a command."""
 
     def add(self, command: Command) -> None:
         """Append this command."""
@@ -277,7 +278,7 @@ class CommandFeed:
             lost = self._drop()
             self.fallen = lost.number
             self._on_dropped(lost.command)
-        waiting, self._waiters = self._waiters, []
+        waiting, self.waiters = self.waiters, []
         for waiter in waiting:
             if not waiter.called:
                 waiter.callback(None)
@@ -295,17 +296,12 @@ class CommandFeed:
     async def wait(self, timeout: float) -> None:
         """Return when a new command arrives, or after `timeout` seconds."""
         waiter: Deferred[None] = Deferred()
-        self._waiters.append(waiter)
+        self.waiters.append(waiter)
         try:
             await waiter.addTimeout(timeout, self._clock, lambda *_: None)  # type: ignore[arg-type]
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-
-    @property
-    def waiting(self) -> int:
-        """How many readers wait for a command."""
-        return len(self._waiters)
+            if waiter in self.waiters:
+                self.waiters.remove(waiter)
 
     def _drop(self) -> FeedEntry:
         entry = self._entries.popleft()

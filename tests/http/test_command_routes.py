@@ -92,11 +92,11 @@ class CommandFeedTests(SiteCase):
         for one in (talk, gone):
             one.say(self.request("GET", "/v1/commands?wait=30"))
         gone.leave()
-        self.assertEqual(1, self.publisher.follower_commands.feed.waiting)
+        self.assertEqual(1, len(self.publisher.follower_commands.feed.waiters))
         self.clock.advance(30)
 
         self.assertEqual([], talk.answer().lines()[1:])
-        self.assertEqual(0, self.publisher.follower_commands.feed.waiting)
+        self.assertEqual(0, len(self.publisher.follower_commands.feed.waiters))
 
     def test_who_is_syncing_is_told(self) -> None:
         """The set was kept in memory, and nobody could see it."""

@@ -260,7 +260,7 @@ def test_a_replica_of_a_fenced_daemon_goes_where_the_primary_is() -> None:
     a.leases.drop("d")
     world.promote(b)
     world.pass_(1)
-    b.roles.unnotified.clear()
+    b.roles.notifier.unnotified.clear()
     world.start(d)
     a.leases.reload()
     world.pass_(5)
@@ -355,8 +355,8 @@ def test_a_replica_that_knows_a_later_primary_brings_both_together(
     whom it knows, and can be asked: either is enough."""
     world, parted, b, c, d = two_primaries("zyx")
     assert "b -" == str(d.roles.primary)
-    b.roles.unnotified.clear()
-    c.roles.unnotified[:] = [Address("d")]
+    b.roles.notifier.unnotified.clear()
+    c.roles.notifier.unnotified[:] = [Address("d")]
     if without:
         monkeypatch.setattr(RoleManager, without, nothing)
     parted.part(world)
@@ -376,7 +376,7 @@ def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str
         record = RoleRecord(node.roles.role, node.log.epoch, node.log.uuid)
         known = () if node is not c else ("d",)
         world.done(Deferred.fromCoroutine(node.roles._store.save(replace(record, knows=known))))
-        node.roles.unnotified.clear()
+        node.roles.notifier.unnotified.clear()
     b.roles._store.local = list
     parted.part(world)
     world.pass_(10)
@@ -402,7 +402,7 @@ def test_a_fenced_primary_notifies_its_replicas() -> None:
 
     assert ["fenced", "primary", "replica"] == roles(a, b, c)
     assert "b -" == str(c.roles.primary)
-    assert a.roles.unnotified == []
+    assert a.roles.notifier.unnotified == []
 
 
 def test_a_resync_waits_for_the_fencing_that_is_being_saved() -> None:
@@ -441,7 +441,7 @@ def test_a_daemon_that_lost_its_notification_is_notified_again() -> None:
     lost = RoleRecord("replica", 1, a.log.uuid, "x -")
     world.done(Deferred.fromCoroutine(a.roles._store.save(lost)))
     restarted(world, a)
-    b.roles.unnotified.clear()
+    b.roles.notifier.unnotified.clear()
     world.pass_(INQUIRY_INTERVAL + 10)
 
     assert ["replica", "primary", "replica"] == roles(a, b, c)
@@ -755,7 +755,7 @@ def test_a_replica_of_a_later_epoch_leads_to_the_primary() -> None:
     a, b, _ = world.chain()
     a.kill()
     world.promote(b, force=True)
-    b.roles.unnotified.clear()
+    b.roles.notifier.unnotified.clear()
     world.pass_(1)
     b.kill()
     world.start(a)
@@ -763,7 +763,7 @@ def test_a_replica_of_a_later_epoch_leads_to_the_primary() -> None:
     world.pass_(1)
     assert "primary" == a.roles.role
     world.start(b)
-    b.roles.unnotified.clear()
+    b.roles.notifier.unnotified.clear()
     world.pass_(2)
     a.roles.on_higher_epoch(2, "c", "c -")
     world.pass_(1)
@@ -1253,11 +1253,11 @@ def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later
     whole = [Address("a", "http://a:9093"), Address("c", "http://c:9093")]
     known += [] if is_known_later else whole
     b.roles._store.local = lambda: known
-    b.roles._notifier.peers = OverHttp(b.roles._notifier.peers)
+    b.roles.notifier.peers = OverHttp(b.roles.notifier.peers)
     world.promote(b)
     world.pass_(1)
     known[:] = whole
     world.pass_(60, step=0.1)
 
     assert "fenced" == a.roles.role
-    assert [] == b.roles.unnotified
+    assert [] == b.roles.notifier.unnotified

@@ -191,8 +191,25 @@ class Pull(Mode):
         return -1 if external_position is None else external_position(writer)
 
     def _recheck_after(self, command: Position, known: int, *, is_first: bool) -> int | None:
-        """The token after which late facts may be missing; None if none can be."""
-        return None
+        """The token after which late facts may be missing; None if none can be.
+
+        Where rows arrive ahead of POSITION, earlier facts may have been sent while this follower was
+        disconnected, or never: a writer that was disconnected itself moves on, and then only announces its
+        position.
+        """
+        if not self._announces_late:
+            return None
+        writer, token = command.instance, command.token
+        self._history.announcing[writer] = token
+        if not is_first and command.prev_token != token:
+            return None  # sent between its facts
+        announced = self._history.announced.get(writer)
+        if announced is None:
+            # Without a log, a restarted process cannot know which facts were applied before.
+            is_known = writer in self._positions.tokens
+            may_lack = is_known and (self._history.was_disconnected or self._policy.is_kept)
+            return max(0, known - RECHECK_TOKENS) if may_lack else None
+        return max(announced, token - RECHECK_TOKENS) if announced < token else None
 
 
 class Shared(Pull):
@@ -223,27 +240,6 @@ class Shared(Pull):
     def quiet_facts(self) -> Sequence[RawFact]:
         """The bursts of the writers that are quiet."""
         return self._burst.pop_quiet()
-
-    def _recheck_after(self, command: Position, known: int, *, is_first: bool) -> int | None:
-        """The token after which late facts may be missing; None if none can be.
-
-        Where rows arrive ahead of POSITION, earlier facts may have been sent while this follower was
-        disconnected, or never: a writer that was disconnected itself moves on, and then only announces its
-        position.
-        """
-        if not self._announces_late:
-            return None
-        writer, token = command.instance, command.token
-        self._history.announcing[writer] = token
-        if not is_first and command.prev_token != token:
-            return None  # sent between its facts
-        announced = self._history.announced.get(writer)
-        if announced is None:
-            # Without a log, a restarted process cannot know which facts were applied before.
-            is_known = writer in self._positions.tokens
-            may_lack = is_known and (self._history.was_disconnected or self._policy.is_kept)
-            return max(0, known - RECHECK_TOKENS) if may_lack else None
-        return max(announced, token - RECHECK_TOKENS) if announced < token else None
 
 
 class Push(Mode):

@@ -450,7 +450,9 @@ class Relay:
                 case RingGroup() as group:
                     await self._send_group(group)
                 case PageStep() as step:
-                    await self._send_page(step)
+                    if (page := await read_page(self._log, self._feed, step)) is not None:
+                        digest = self._feed.digest or await self._digest()
+                        self._write_facts(facts_block("facts", page.facts), page.receipts, digest)
                 case EpochStart() as epoch_start:
                     self.connection.write(meta_block([epoch_start]))
                     self._set_sent(epoch_start.digest)
@@ -475,11 +477,6 @@ class Relay:
             receipts = await self._log.receipts_between(feed.serial, last.serial)
         feed.sent(last)
         self._write_facts(data, receipts, feed.digest or await self._digest())
-
-    async def _send_page(self, step: PageStep) -> None:
-        if (page := await read_page(self._log, self._feed, step)) is not None:
-            digest = self._feed.digest or await self._digest()
-            self._write_facts(facts_block("facts", page.facts), page.receipts, digest)
 
     async def _digest(self) -> str:
         return await self._log.digest_at(self._feed.serial) or ""

@@ -182,12 +182,9 @@ class Replica:
             except ReplicationError as error:
                 # Errors may quote the upstream.
                 self._set_state("disconnected", printable(str(error), limit=MAX_WHY))
-            await self._wait_before_retry()
-
-    async def _wait_before_retry(self) -> None:
-        if self._backoff.failures == 0:
-            self._logger.info("{why}; will retry", why=self.why)
-        await sleep(self.clock, self._backoff.next())
+            if self._backoff.failures == 0:
+                self._logger.info("{why}; will retry", why=self.why)
+            await sleep(self.clock, self._backoff.next())
 
     async def _run_conversation(self, conversation: IConversation) -> None:
         welcome = conversation.welcome

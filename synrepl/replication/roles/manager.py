@@ -99,7 +99,7 @@ class RoleManager:
         self._store = RoleStore(self.log, own=self.address, local=self.known_daemons)
         self._verifier = ClaimVerifier(self.log, self.clock, self.peers, is_known=self._is_known)
         self._tasks = Tasks(self._logger, "roles")
-        self._notifier = PrimaryNotifier(
+        self.notifier = PrimaryNotifier(
             self.clock,
             self.peers,
             self._tasks,
@@ -148,11 +148,6 @@ class RoleManager:
         return self.replica is None or self.replica.is_whole
 
     @property
-    def unnotified(self) -> list[Address]:
-        """The daemons that have not acknowledged the current primary yet."""
-        return self._notifier.unnotified
-
-    @property
     def problems(self) -> list[tuple[str, float]]:
         """Unverified signs that another daemon is primary, each with the time at which it began."""
         return self._later_epochs.problems() if self.role == PRIMARY else []
@@ -190,7 +185,7 @@ class RoleManager:
             self._inquiry.start(known)
             self._on_primary_changed()
         self._inquiry_timer.start(INQUIRY_INTERVAL)
-        self._notifier.notify(self._store.others(unnotified))
+        self.notifier.notify(self._store.others(unnotified))
 
     async def started(self) -> None:
         """Return once the daemons that this primary knows have responded, or had time to."""
@@ -337,7 +332,7 @@ class RoleManager:
                     "ignoring the stored epoch {epoch}: an epoch must be from 1 to 2**53", epoch=record.epoch
                 )
             epoch = self._store.seen_epoch + 1
-            others = self._store.all(*before, *self.unnotified)
+            others = self._store.all(*before, *self.notifier.unnotified)
             unnotified = tuple(map(str, others))
             knows = self._store.to_remember(others)
             new_record = RoleRecord(PRIMARY, epoch, self.log.uuid, "", unnotified, knows)
@@ -356,7 +351,7 @@ class RoleManager:
             serial=epoch_start.serial,
         )
         self._become_primary()
-        self._notifier.notify(others)
+        self.notifier.notify(others)
         return epoch_start
 
     async def _save_unnotified(self, unnotified: Sequence[Address]) -> None:
@@ -449,7 +444,7 @@ class RoleManager:
 
     def _is_known(self, address: Address) -> bool:
         """Whether this is the address of a daemon of this deployment, as far as this daemon knows."""
-        return self._store.includes(address, *self.unnotified, self.primary)
+        return self._store.includes(address, *self.notifier.unnotified, self.primary)
 
     def _report_refused(self, uuid: str, error: ClaimRefused) -> None:
         self.count_refused(error.code)
@@ -483,7 +478,7 @@ class RoleManager:
                 )
                 await self._store.save(self._record_of(claim, REPLICA, others))
                 self._become_replica(where)
-                self._notifier.notify(others)
+                self.notifier.notify(others)
             case ClaimVerdict.ADDRESS:
                 record = self._record_of(claim, FENCED, self._previous_primaries(claim))
                 await self._store.save(record)
@@ -496,12 +491,12 @@ class RoleManager:
                 # Fence first: no fact may be accepted while the record is being saved.
                 self._become_fenced(record)
                 await self._store.save(record)
-                self._notifier.notify(others)
+                self.notifier.notify(others)
 
     def _previous_primaries(self, claim: Claim) -> list[Address]:
         """The daemons that may have been primary: the claimed one may not reach them."""
         followed = [] if self.replica is None else [self.replica.upstream.where]
-        known = [*self.unnotified, self.primary, *followed, *self._store.remembered()]
+        known = [*self.notifier.unnotified, self.primary, *followed, *self._store.remembered()]
         return self._store.others(known, primary=Address.parse(claim.address))
 
     def _record_of(self, claim: Claim, role: str, others: Sequence[Address]) -> RoleRecord:
@@ -513,7 +508,7 @@ class RoleManager:
         where, ours = Address.parse(claim.address), self._current_claim()
         if (
             not where
-            or where in self.unnotified
+            or where in self.notifier.unnotified
             or ours is None
             or (ours.epoch, ours.uuid) < (claim.epoch, claim.uuid)
         ):
@@ -525,9 +520,9 @@ class RoleManager:
             primary=ours.address,
         )
         # Saved first: the claimant treats a claim without an objection as accepted.
-        others = [*self.unnotified, where]
+        others = [*self.notifier.unnotified, where]
         await self._store.save_unnotified(others)
-        self._notifier.notify(others)
+        self.notifier.notify(others)
 
     def on_higher_epoch(self, epoch: int, name: str, address: str, trusted: bool = False) -> None:
         """Handle a replica that knows a later epoch, and gives its own address.
@@ -587,7 +582,7 @@ class RoleManager:
         """Ask the daemons that this primary knows which one is primary."""
         self._inquiry_timer.start(INQUIRY_INTERVAL)
         if self.role == PRIMARY:
-            self._inquiry.ask(self._store.all(*self.unnotified))
+            self._inquiry.ask(self._store.all(*self.notifier.unnotified))
 
     async def _on_inquiry_response(self, address: Address, status: PeerStatus) -> None:
         """Handle the status of a known daemon: verify the primary that it names."""
@@ -613,7 +608,7 @@ class RoleManager:
             and not named.is_same(self.address())
         ):
             # The daemon lost the notification of this epoch, as with its disk, or follows one that did.
-            self._notifier.add(address)
+            self.notifier.add(address)
 
     def on_primary_moved(self, address: str) -> None:
         """Follow the primary to this address, which an upstream sent."""

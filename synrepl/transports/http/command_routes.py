@@ -73,7 +73,7 @@ async def read(call: Call) -> bytes:
     is_other_life = since > feed.head or call.query["life"] not in (None, feed.life)
     after = 0 if is_other_life else since
     if not is_other_life and after >= feed.head and wait:
-        if feed.waiting >= MAX_READERS:
+        if len(feed.waiters) >= MAX_READERS:
             why = f"{MAX_READERS} requests already wait for commands: retry later"
             raise ApiError("too_many_waiting", why)
         await feed.wait(wait)
