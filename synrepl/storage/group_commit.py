@@ -189,32 +189,22 @@ def build_group(
     return group
 
 
-class _AssignedFilter:
+class _AssignedFilter(msgspec.Struct):
     """Decides which facts that arrive with a token are stored, in a stream that is unordered or `any_writer`.
 
     `rows_at_token` reads the committed facts under a token; beyond token `highest` there are none. `formed`
     are the facts of this group so far.
     """
 
-    def __init__(
-        self,
-        stream: str,
-        rows_at_token: Callable[[str, int], list[tuple[str, bytes]]],
-        highest: int,
-        formed: Sequence[Fact],
-        *,
-        is_unordered: bool,
-        is_any_writer: bool,
-    ) -> None:
-        self._stream = stream
-        self._rows_at_token = rows_at_token
-        self._highest = highest
-        self._formed = formed
-        self._is_unordered = is_unordered
-        self._is_any_writer = is_any_writer
-        # The facts of this group by token, built only when a lookup needs them: most facts need none.
-        self._by_token: dict[int, list[tuple[str, bytes]]] = {}
-        self._looked_at = 0
+    stream: str
+    rows_at_token: Callable[[str, int], list[tuple[str, bytes]]]
+    highest: int
+    formed: Sequence[Fact]
+    is_unordered: bool
+    is_any_writer: bool
+    # The facts of this group by token, built only when a lookup needs them: most facts need none.
+    by_token: dict[int, list[tuple[str, bytes]]] = {}
+    looked_at: int = 0
 
     def rows_to_store(self, writer: str, token: int, rows: bytes, *, is_late: bool) -> bytes | None:
         """The rows to store for this fact; None to skip it.
@@ -222,19 +212,19 @@ class _AssignedFilter:
         A late fact is stored in an unordered stream, unless it is a duplicate, has no rows, or has a token
         below 1, which cannot be read. A fact that another writer has reported is stored without its rows.
         """
-        if is_late and (not self._is_unordered or rows == NO_ROWS or token < 1):
+        if is_late and (not self.is_unordered or rows == NO_ROWS or token < 1):
             return None
-        if is_late or (self._is_any_writer and rows != NO_ROWS):
+        if is_late or (self.is_any_writer and rows != NO_ROWS):
             for reporter, known in self._known_rows(token):
-                if known == rows and (reporter == writer or self._is_any_writer):
+                if known == rows and (reporter == writer or self.is_any_writer):
                     return None if is_late else NO_ROWS
         return rows
 
     def _known_rows(self, token: int) -> list[tuple[str, bytes]]:
         """The writer and rows of every fact under this token: committed ones, then those of this group."""
-        for fact in self._formed[self._looked_at :]:
-            if fact.stream == self._stream:
-                self._by_token.setdefault(fact.token, []).append((fact.writer, fact.rows))
-        self._looked_at = len(self._formed)
-        committed = self._rows_at_token(self._stream, token) if token <= self._highest else []
-        return [*committed, *self._by_token.get(token, ())]
+        for fact in self.formed[self.looked_at :]:
+            if fact.stream == self.stream:
+                self.by_token.setdefault(fact.token, []).append((fact.writer, fact.rows))
+        self.looked_at = len(self.formed)
+        committed = self.rows_at_token(self.stream, token) if token <= self.highest else []
+        return [*committed, *self.by_token.get(token, ())]

@@ -99,15 +99,16 @@ class _Reader:
         newest: type[Any],
         shape: Shape,
         final: Shape,
-        kept: "KeptFields | None",
+        kept: Shape,
+        kept_row: Any,
         *,
         strict: "_Reader | None",
     ) -> None:
         self.items = len(shape)
         self.strict = strict
         # Kept fields that rows of this shape may have, besides those of the newest shape.
-        fields = kept.fields if kept is not None and set(kept.fields) & set(shape) else ()
-        self.wider = kept.row if kept is not None and fields else newest
+        fields = kept if set(kept) & set(shape) else ()
+        self.wider = kept_row if fields else newest
         self.extras = tuple((shape.index(one) if one in shape else -1, one.default) for one in fields)
         # Converters of booleans that may be spelled differently, by position.
         self.converters = {
@@ -146,24 +147,12 @@ class _Reader:
         return newest(*fields), plain
 
 
-class KeptFields:
-    """The kept fields of older releases, and a row type that has them after the newest shape."""
-
-    def __init__(self, newest: type[Any], fields: Shape) -> None:
-        self.fields = fields
-        self.row: Any = array_struct(
-            newest.__name__,
-            [(field.name, field.type) for field in fields],
-            bases=(newest,),
-            module=newest.__module__,
-        )
-
-
 class Shapes:
     """Reads rows of any known shape, the likeliest first.
 
     The shape that matched last for a release is tried first, so a consistent peer costs one decode per row.
-    If two shapes have the same number of items, the declared shape of the release always comes first.
+    If two shapes have the same number of items, the declared shape of the release always comes first. Rows of
+    the type `kept_row` have the fields `kept` of older releases after those of the newest shape.
     """
 
     def __init__(
@@ -171,20 +160,21 @@ class Shapes:
         newest: type[Any],
         final: Shape,
         by_release: list[tuple[Release, Shape]],
-        kept: KeptFields | None = None,
+        kept: Shape = (),
+        kept_row: Any = None,
     ) -> None:
         self.newest = newest
         self._by_release = by_release
         shapes = [shape for _, shape in reversed(by_release)]
-        if kept is not None:
-            shapes.append(final + kept.fields)
+        if kept:
+            shapes.append(final + kept)
         self.known: tuple[Shape, ...] = tuple(dict.fromkeys(shapes))
         self._readers: dict[Shape, list[_Reader]] = {}
         for shape in self.known:
-            strict = _Reader(newest, shape, final, kept, strict=None)
+            strict = _Reader(newest, shape, final, kept, kept_row, strict=None)
             self._readers[shape] = [strict]
             if any(field.spelling for field in shape):
-                self._readers[shape].append(_Reader(newest, shape, final, kept, strict=strict))
+                self._readers[shape].append(_Reader(newest, shape, final, kept, kept_row, strict=strict))
         lengths = [len(shape) for shape in self.known]
         self._is_ambiguous = len(lengths) != len(set(lengths))
         self._last: dict[Release, _Reader] = {}
@@ -257,6 +247,15 @@ class Projection(msgspec.Struct, frozen=True):
     is_whole: bool
 
 
+class Declared(msgspec.Struct, frozen=True):
+    """What a class of rows declares. Its rows were bare fields in the releases of `flat`."""
+
+    fields: Shape
+    tag: str
+    span: Span
+    flat: Span
+
+
 class RowKind:
     """One kind of row of a stream, over all releases.
 
@@ -264,32 +263,29 @@ class RowKind:
     end, rows were bare fields until that release.
     """
 
-    def __init__(
-        self,
-        row: type[Any],
-        final: Shape,
-        gone: Iterable[tuple[str, ShapeField]],
-        tag: str,
-        span: Span,
-        flat: Span,
-    ) -> None:
+    def __init__(self, row: type[Any], declared: Declared, gone: Iterable[tuple[str, ShapeField]]) -> None:
         self.row = row
-        self.tag = tag
-        self.span = span
-        self.flat = flat
+        self.tag = tag = declared.tag
+        self.span = declared.span
+        self.flat = declared.flat
         self.head = b"[" + jsontext.dumps(tag) + b"," if tag else b""
         self.tail = b"]" if tag else b""
-        self._final = final
+        self._final = final = declared.fields
         self._fields = _in_order(final, list(gone))
-        kept = tuple(field for field in self._fields if field.kept)
-        self.kept = KeptFields(row, kept) if kept else None
+        self.kept = tuple(field for field in self._fields if field.kept)
+        """The kept fields of older releases."""
+        self.kept_row: Any = row
+        """The type of rows that have them after the newest shape."""
+        if self.kept:
+            fields = [(field.name, field.type) for field in self.kept]
+            self.kept_row = array_struct(row.__name__, fields, bases=(row,), module=row.__module__)
         self._may_hold_float = any(
             may_hold_float(field.type) for field in self._fields if field.kept or not field.gone
         )
-        self.shapes = Shapes(row, final, self._releases(flat=False), self.kept)
+        self.shapes = Shapes(row, final, self._releases(flat=False), self.kept, self.kept_row)
         tagged: Any = tuple[Literal[tag], row]  # type: ignore[valid-type]
         self._decode_tagged = msgspec.json.Decoder(tagged).decode
-        self.flat_shapes = Shapes(row, final, self._releases(flat=True)) if flat.until else None
+        self.flat_shapes = Shapes(row, final, self._releases(flat=True)) if self.flat.until else None
 
     def shape(self, release: Release) -> Shape:
         """The fields that rows of this kind have in a release, in order."""
@@ -324,7 +320,7 @@ class RowKind:
         shape = self.shape(release)
         is_flat = self._is_flat(release)
         is_spaced = jsontext.is_spaced(dialect)
-        whole = self._final + (self.kept.fields if self.kept is not None else ())
+        whole = self._final + self.kept
         return Projection(
             items=tuple(
                 whole.index(field) if field in whole else jsontext.dumps(field.default) for field in shape
@@ -356,7 +352,7 @@ class RowKind:
 
     def without_kept(self, canonical: bytes) -> bytes:
         """Remove from a canonical row the fields that newer releases dropped."""
-        if self.kept is None:
+        if not self.kept:
             return canonical
         texts = jsontext.split(canonical[len(self.head) : -1] if self.head else canonical)
         if len(texts) <= len(self._final):

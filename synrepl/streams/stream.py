@@ -23,9 +23,9 @@ import msgspec
 from synrepl.errors import ConfigError, RowError
 from synrepl.streams.shapes import (
     BoolSpelling,
+    Declared,
     Projection,
     RowKind,
-    Shape,
     ShapeField,
     Shapes,
     array_struct,
@@ -33,7 +33,7 @@ from synrepl.streams.shapes import (
     undecodable,
 )
 from synrepl.wire import jsontext
-from synrepl.wire.dialect import ALWAYS, NEWEST, Dialect, Release, Span, span
+from synrepl.wire.dialect import NEWEST, Dialect, Release, span
 
 __all__ = ["Bool", "Gone", "Row", "Since", "Stream", "BoolSpelling", "row", "row_values"]
 
@@ -69,15 +69,6 @@ class Gone(msgspec.Struct, frozen=True):
     default: Any = None
     type: Any = Any
     kept: bool = False
-
-
-class _Declared(msgspec.Struct, frozen=True):
-    """The declaration that `row` read from a class."""
-
-    fields: Shape
-    tag: str
-    since: str
-    flat_until: str
 
 
 @overload
@@ -133,7 +124,7 @@ def _row(declared: type[T], tag: str, since: str, flat_until: str) -> type[T]:
         declared.__name__,
         [(field.name, field.type) for field in fields],
         module=declared.__module__,
-        namespace={**body, "_declared": _Declared(fields, tag, since, flat_until)},
+        namespace={**body, "_declared": Declared(fields, tag, span(since=since), span(until=flat_until))},
     )
     struct.__qualname__ = declared.__qualname__
     return typing.cast(type[T], struct)
@@ -234,9 +225,8 @@ class Stream(Generic[R]):
         self.span = span(since=since, until=until)
         classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)
         self._kinds = [self._kind(cls, list(gone)) for cls in classes]
-        self._by_class = {kind.row: kind for kind in self._kinds}
-        self._by_class |= {kind.kept.row: kind for kind in self._kinds if kind.kept is not None}
-        self._keeps = any(kind.kept is not None for kind in self._kinds)
+        self._by_class = {cls: kind for kind in self._kinds for cls in (kind.row, kind.kept_row)}
+        self._keeps = any(kind.kept for kind in self._kinds)
         self._by_tag = {kind.tag: kind for kind in self._kinds}
         if len(self._by_tag) != len(classes) or (len(classes) > 1 and "" in self._by_tag):
             raise ConfigError(f"each kind of row of stream {name} needs a tag of its own")
@@ -371,7 +361,7 @@ class Stream(Generic[R]):
 
     def _kind(self, cls: type[Any], gone: list[Gone]) -> RowKind:
         declared = getattr(cls, "_declared", None)
-        if not isinstance(declared, _Declared):
+        if not isinstance(declared, Declared):
             raise ConfigError(f"{cls!r} is not a row of stream {self.name}: decorate it with @row")
         names = {field.name for field in declared.fields}
         dropped = []
@@ -389,14 +379,7 @@ class Stream(Generic[R]):
                 kept=old.kept,
             )
             dropped.append((old.after, field))
-        return RowKind(
-            cls,
-            declared.fields,
-            dropped,
-            declared.tag,
-            span(since=declared.since) if declared.since else ALWAYS,
-            Span(until=span(until=declared.flat_until).until),
-        )
+        return RowKind(cls, declared, dropped)
 
     def _key_of(
         self, key: str | tuple[str, ...] | Callable[[R], tuple[Hashable, ...]] | None

@@ -1,5 +1,6 @@
 """The examination of a database: finds problems, and repairs those that it safely can."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -25,6 +26,7 @@ STOPPED: Final = "stop the homeserver, run the statement, start it"
 FIX: Final = "run synrepl doctor --fix; the generators do the same when they start"
 
 
+@dataclasses.dataclass
 class Doctor:
     """Examines one database. `streams` are those of the configuration, `now` gives seconds since 1970, and
     `progress` is called with the number of newly checked facts and the total.
@@ -33,25 +35,18 @@ class Doctor:
     stopped.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        streams: Sequence[IdStream] = (),
-        *,
-        now: Callable[[], float],
-        progress: Callable[[int, int], None] = lambda more, total: None,
-    ) -> None:
-        self._database = database
-        self._configured = list(streams)
-        self._now = now
-        self._progress = progress
+    database: Database
+    streams: Sequence[IdStream] = ()
+    _: dataclasses.KW_ONLY
+    now: Callable[[], float]
+    progress: Callable[[int, int], None] = lambda more, total: None
 
     def examine(self, *, whole_log: bool = True) -> Diagnosis:
         """Examine everything as of one moment. Raises `StorageError` if the database cannot be read.
 
         A part that cannot be read becomes a complaint.
         """
-        return self._database.read_transaction(
+        return self.database.read_transaction(
             "examine", lambda cursor: self._examine(cursor, whole_log=whole_log)
         )
 
@@ -65,18 +60,18 @@ class Doctor:
 
         def try_repair(cursor: Any, stream: str, work: Callable[[Any], Iterable[tuple[str, str]]]) -> None:
             try:
-                mended.update(self._database.savepoint(cursor, "repair", work))
+                mended.update(self.database.savepoint(cursor, "repair", work))
             except StorageError as error:
                 failed.append(_not_repaired(stream, error))
 
         def work(cursor: Any) -> None:
-            for stream in self._configured:
+            for stream in self.streams:
                 try_repair(cursor, stream.name, partial(self._repair, stream))
             # The facts prove positions only if they are intact.
             if "position_behind_facts" in kinds and not kinds & {"missing_serial", "wrong_digest"}:
-                try_repair(cursor, "", partial(repair_positions, flavor=self._database.flavor))
+                try_repair(cursor, "", partial(repair_positions, flavor=self.database.flavor))
 
-        self._database.write_transaction("mend", work)
+        self.database.write_transaction("mend", work)
         complaints = [
             msgspec.structs.replace(one, mended=(one.stream, one.kind) in mended)
             for one in diagnosis.complaints
@@ -85,7 +80,7 @@ class Doctor:
 
     def _repair(self, stream: IdStream, cursor: Any) -> list[tuple[str, str]]:
         """Repair this stream's ids. Returns the stream and kind of each repair."""
-        ids = IdDatabase(stream, self._database.flavor)
+        ids = IdDatabase(stream, self.database.flavor)
         ids.lock_start(cursor)
         examined = _examine_ids(cursor, ids)
         repair(cursor, ids, examined)
@@ -94,16 +89,16 @@ class Doctor:
     # -- examining -----------------------------------------------------------------------------------------
 
     def _examine(self, cursor: Any, *, whole_log: bool) -> Diagnosis:
-        catalog = read_catalog(cursor, self._database.flavor)
+        catalog = read_catalog(cursor, self.database.flavor)
         is_synapse = all(mark in catalog.tables for mark in MARKS)
-        has_numbers = is_synapse and self._database.flavor == "postgresql"
-        streams = _merged(_present(catalog) if has_numbers else [], self._configured)
+        has_numbers = is_synapse and self.database.flavor == "postgresql"
+        streams = _merged(_present(catalog) if has_numbers else [], self.streams)
         complaints: list[Complaint] = []
         unread: dict[str, list[str]] = {}
 
         def look(name: str, work: Callable[[Any], list[Complaint]]) -> None:
             try:
-                complaints.extend(self._database.savepoint(cursor, "look", work))
+                complaints.extend(self.database.savepoint(cursor, "look", work))
             except StorageError as error:
                 unread.setdefault(_reason(error), []).append(name)
 
@@ -111,9 +106,7 @@ class Doctor:
 
         def look_at_log(cursor: Any) -> list[Complaint]:
             nonlocal checked
-            checked, found = check_log(
-                cursor, self._database.flavor, whole=whole_log, progress=self._progress
-            )
+            checked, found = check_log(cursor, self.database.flavor, whole=whole_log, progress=self.progress)
             return found
 
         for stream in streams:
@@ -128,7 +121,7 @@ class Doctor:
         if not is_synapse and not has_ours:
             complaints.append(NOTHING_KNOWN)
         return Diagnosis(
-            database=self._database.name,
+            database=self.database.name,
             kind="synapse" if is_synapse else "synrepl" if has_ours else "other",
             streams=[stream.name for stream in streams],
             complaints=_ordered(complaints),
@@ -136,7 +129,7 @@ class Doctor:
         )
 
     def _check_stream(self, stream: IdStream, cursor: Any, *, is_synapse: bool) -> list[Complaint]:
-        examined = _examine_ids(cursor, IdDatabase(stream, self._database.flavor))
+        examined = _examine_ids(cursor, IdDatabase(stream, self.database.flavor))
         return [self._complaint(stream, examined, one, is_synapse=is_synapse) for one in examined.found]
 
     def _complaint(
@@ -163,7 +156,7 @@ class Doctor:
 
     def _raise_sequence_sql(self, stream: IdStream, goal: int) -> str:
         """SQL that raises a sequence; safe at any later time, since it never lowers it."""
-        if self._database.flavor == "postgresql":
+        if self.database.flavor == "postgresql":
             return (
                 f"SELECT setval({_quoted(stream.sequence)},"
                 f" greatest({goal}, (SELECT last_value FROM {stream.sequence})))"
@@ -181,7 +174,7 @@ class Doctor:
                 text=hold.text,
                 remedy=_remedy(hold),
             )
-            for hold in holds_in(cursor, catalog.tables, self._now())
+            for hold in holds_in(cursor, catalog.tables, self.now())
             if hold.is_stuck or hold.why != "unfinished"
         ]
 
