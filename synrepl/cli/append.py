@@ -7,6 +7,7 @@ import stat
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 import click
@@ -154,20 +155,19 @@ class _AppendRun:
 
     def add(self, rows: Sequence[_Row]) -> None:
         """Append these rows, up to the first invalid one. Raises `CliError` for an invalid row."""
-        bad = next((position for position, row in enumerate(rows) if row.bad), None)
-        if bad is not None:
-            self.add(rows[:bad])
-            raise CliError(f"line {rows[bad].number}: {rows[bad].bad}; {self.stored_text}")
-        if not rows:
-            return
+        good = list(takewhile(lambda row: not row.bad, rows))
         try:
-            self._post(rows)
+            if good:
+                self._post(good)
         except HttpError as error:
             found = re.match(r"fact (\d+), row \d+: ", error.message)
-            if error.code != "bad_row" or found is None or int(found[1]) >= len(rows):
+            if error.code != "bad_row" or found is None or int(found[1]) >= len(good):
                 raise CliError(f"{error.message}; {self.stored_text}") from error
-            rows[int(found[1])].bad = error.message[found.end() :]
-            self.add(rows)
+            good[int(found[1])].bad = error.message[found.end() :]
+            self.add(good)
+        if len(good) < len(rows):
+            bad = rows[len(good)]
+            raise CliError(f"line {bad.number}: {bad.bad}; {self.stored_text}")
 
     def _post(self, rows: Sequence[_Row]) -> None:
         facts = [b"[%b]" % row.text for row in rows]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
+import msgspec
 
 from synrepl.cli.command import EXIT_CODES, CliCommand
 from synrepl.cli.options import Output, output_option, secret_option
@@ -32,13 +33,12 @@ class Context(NamedTuple):
     secret_file: Path | None = None
 
 
-class Contexts:
+class Contexts(msgspec.Struct):
     """The contexts of a user. `current` is the name of the one in use, or empty."""
 
-    def __init__(self, path: Path, current: str, by_name: dict[str, Context]) -> None:
-        self.path = path
-        self.current = current
-        self.by_name = by_name
+    path: Path
+    current: str
+    by_name: dict[str, Context]
 
     @classmethod
     def load(cls) -> "Contexts":

@@ -166,9 +166,13 @@ class Settings(
         if parsed["keys_file"] is not None:
             parsed["keys"] = read_keys(parsed["keys_file"], warnings)
         built = cls(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
+        # A shared instance map contains this daemon too. `master` and `main` stay, even if this daemon has
+        # the default name: they name Synapse's main process (docs/reference/peers.md#http-catchup).
+        own = {built.instance_name} - {"master", "main"}
+        others = {name: url for name, url in built.instance_map.items() if name not in own}
         built = dataclasses.replace(
             built,
-            instance_map=built.without_own_name(),
+            instance_map=MappingProxyType(others),
             table_streams=tuple(
                 msgspec.structs.replace(one, default_writer=built.instance_name)
                 for one in built.table_streams
@@ -176,15 +180,6 @@ class Settings(
         )
         validate(built)
         return built
-
-    def without_own_name(self) -> Mapping[str, str]:
-        """Return the instance map without the name of this daemon, which a shared map contains too.
-
-        `master` and `main` stay: they name Synapse's main process (docs/reference/peers.md#http-catchup),
-        even if this daemon has the default name.
-        """
-        own = {self.instance_name} - {"master", "main"}
-        return MappingProxyType({name: url for name, url in self.instance_map.items() if name not in own})
 
     def keyring(self) -> Keyring:
         """Return the secrets that this daemon accepts from peers."""

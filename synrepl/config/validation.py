@@ -17,7 +17,8 @@ def validate(built: "Settings") -> None:
     """Raise `ConfigError` if the settings contradict each other."""
     _check_open(built)
     _check_name(built)
-    _check_upstream(built)
+    if built.upstream is None and (built.upstream_streams or built.upstream_writers):
+        raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
     if any(one.for_catch_up for one in built.table_streams) and not (built.redis or built.follow):
         raise ConfigError(
             "table_streams: a stream with `catch_up: true` receives its facts from other writers: set"
@@ -81,11 +82,6 @@ def _check_open(built: "Settings") -> None:
             f"--http {built.http} is reachable from other machines without a secret:"
             f" use {_fix(built.http)}, set a --secret-file, or set --insecure"
         )
-
-
-def _check_upstream(built: "Settings") -> None:
-    if built.upstream is None and (built.upstream_streams or built.upstream_writers):
-        raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
 
 
 def _check_name(built: "Settings") -> None:

@@ -216,24 +216,14 @@ class Files:
         """Discard an upload."""
         self._context.run_later(spool.abort)
 
-    # -- missing and unreferenced files --------------------------------------------------------------------
-
-    async def missing(self) -> list[tuple[str, str]]:
-        """The name and checksum of every missing file, oldest first."""
-        return await self._context.run(self._context.queue.missing)
-
     async def missing_upto(self, serial: int) -> list[tuple[str, str]]:
-        """The missing files of the facts up to this serial; empty if there are none.
+        """Name and checksum of the missing files of the facts up to this serial, oldest first.
 
         Checks the disk, so that files removed from outside are found too.
         """
         await self._names.wait_for(serial)
         await self._maintenance.compare()
         return await self._context.run(self._context.queue.missing, serial)
-
-    async def delete_unreferenced(self) -> int:
-        """Delete the files without a name for the grace period; return their number."""
-        return await self._maintenance.delete_unreferenced()
 
     # -- status --------------------------------------------------------------------------------------------
 

@@ -55,6 +55,11 @@ class FakeLog:
         return next((fact.digest for fact in self.facts if fact.serial == serial), None)
 
 
+def missing(files: Files) -> list[tuple[str, str]]:
+    """Name and checksum of every missing file, oldest first."""
+    return files._context.queue.missing()
+
+
 class FakeUpstream:
     """Gives what is in `files`, in pieces of `piece` bytes, as far as it is let."""
 

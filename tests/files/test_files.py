@@ -5,7 +5,7 @@ from twisted.internet.defer import ensureDeferred
 from synrepl.errors import StorageError
 from synrepl.files.spool import ChecksumMismatch
 from tests.files.builders import checksum
-from tests.files.story import FilesCase
+from tests.files.story import FilesCase, missing
 
 A, B, C = (checksum(name.encode()) for name in "abc")
 
@@ -22,7 +22,7 @@ class NamesTests(FilesCase):
         self.log.commit(("receipts", [["x"]]))
         self.say(("one", None))
 
-        self.assertEqual([("three", C), ("two", B)], self.wait(files.missing()))
+        self.assertEqual([("three", C), ("two", B)], missing(files))
 
     def test_a_restart_reads_only_what_is_new(self) -> None:
         """Also when the last life was killed."""
@@ -38,7 +38,7 @@ class NamesTests(FilesCase):
         self.say(("two", B))
         files = self.started(replica=False)
 
-        self.assertEqual([("one", A), ("two", B)], self.wait(files.missing()))
+        self.assertEqual([("one", A), ("two", B)], missing(files))
         self.assertEqual(1, self.log.reads - reads)
 
     def test_another_log_is_read_anew(self) -> None:
@@ -53,7 +53,7 @@ class NamesTests(FilesCase):
 
         files = self.started(replica=False)
 
-        self.assertEqual([("three", C)], self.wait(files.missing()))
+        self.assertEqual([("three", C)], missing(files))
 
     def test_a_log_that_was_replaced_under_way_is_read_anew(self) -> None:
         """A replica that resynced tells so."""
@@ -64,9 +64,9 @@ class NamesTests(FilesCase):
 
         files.rebuild()
 
-        self.assertEqual([("two", B)], self.wait(files.missing()))
+        self.assertEqual([("two", B)], missing(files))
         self.say(("three", C))
-        self.assertEqual([("two", B), ("three", C)], self.wait(files.missing()))
+        self.assertEqual([("two", B), ("three", C)], missing(files))
 
     def test_many_facts_come_in_pages(self) -> None:
         """Memory is bounded, whatever the length of the log."""
@@ -75,7 +75,7 @@ class NamesTests(FilesCase):
 
         files = self.started(replica=False)
 
-        self.assertEqual(2_500, len(self.wait(files.missing())))
+        self.assertEqual(2_500, len(missing(files)))
         self.assertEqual(3, self.log.reads)
 
     def test_a_broken_queue_is_told_and_tried_again(self) -> None:
@@ -97,7 +97,7 @@ class NamesTests(FilesCase):
         self.patch(files._context.queue, "note", note)
         self.clock.advance(1)
 
-        self.assertEqual([("one", A), ("two", B)], self.wait(files.missing()))
+        self.assertEqual([("one", A), ("two", B)], missing(files))
         self.assertEqual([], files.problems())
 
     def test_a_daemon_without_files_makes_no_directory(self) -> None:
@@ -134,7 +134,7 @@ class PrimaryTests(FilesCase):
         self.assertTrue(self.bring(b"a", A))
 
         self.assertTrue(self.successResultOf(waiting))
-        self.assertEqual([], self.wait(self.files.missing()))
+        self.assertEqual([], missing(self.files))
         self.assertFalse(self.bring(b"a", A))
         self.assertEqual(b"a", self.served(self.files, A))
         self.assertEqual([], self.upstream.asked)
@@ -165,7 +165,7 @@ class PrimaryTests(FilesCase):
 
         self.assertIsNone(self.served(self.files, A))
 
-        self.assertEqual([("one", A)], self.wait(self.files.missing()))
+        self.assertEqual([("one", A)], missing(self.files))
         self.assertIn("upload it again", "".join(self.texts()))
         self.clock.advance(70)
         ((text, _),) = self.files.problems()
@@ -184,7 +184,7 @@ class PrimaryTests(FilesCase):
 
         self.clock.pump([1.0] * 86_400)
 
-        self.assertEqual([("two", B)], self.wait(self.files.missing()))
+        self.assertEqual([("two", B)], missing(self.files))
 
     def test_a_file_taken_away_under_our_feet_is_missing(self) -> None:
         """Promotion must not believe the books."""
@@ -239,7 +239,7 @@ class PrimaryTests(FilesCase):
         self.clock.pump([1_800] * 100)
 
         self.assertTrue(self.store.has(A))
-        self.assertEqual(0, self.wait(self.files.delete_unreferenced()))
+        self.assertEqual(0, self.wait(self.files._maintenance.delete_unreferenced()))
 
     def test_files_of_an_earlier_life_are_counted_and_compared(self) -> None:
         """Those that came or went while nobody looked, too."""
@@ -253,7 +253,7 @@ class PrimaryTests(FilesCase):
         files = self.started(replica=False)
         self.clock.advance(3)
 
-        self.assertEqual([("one", A)], self.wait(files.missing()))
+        self.assertEqual([("one", A)], missing(files))
         told = files.status()
         self.assertEqual((2, 2, 1), (told["stored"], told["stored_bytes"], told["missing"]))
         self.assertEqual("none", told["rule"])

@@ -5,7 +5,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from synrepl.errors import StorageError
 from synrepl.files.files import Files
 from tests.files.builders import checksum
-from tests.files.story import FilesCase
+from tests.files.story import FilesCase, missing
 
 DATA = b"0123456789" * 3
 A, B, C = (checksum(name.encode()) for name in "abc")
@@ -50,13 +50,13 @@ class EagerTests(FilesCase):
         files = self.started(workers=3)
         for sha256 in names:
             self.say((sha256, sha256))
-        self.assertEqual((3, 10), (files.status()["in_flight"], len(self.wait(files.missing()))))
+        self.assertEqual((3, 10), (files.status()["in_flight"], len(missing(files))))
 
         for sha256 in names:
             self.upstream.let_go(sha256)
 
         self.assertEqual((3, [(sha256, 0) for sha256 in names]), (self.upstream.most, self.upstream.asked))
-        self.assertEqual([], self.wait(files.missing()))
+        self.assertEqual([], missing(files))
 
     def test_one_poisonous_file_holds_up_nothing(self) -> None:
         """Wrong bytes are not kept, and it is tried again, ever later; people see when."""
@@ -66,7 +66,7 @@ class EagerTests(FilesCase):
 
         self.say(("bad", A), *((sha256, sha256) for sha256 in good))
 
-        self.assertEqual([("bad", A)], self.wait(files.missing()))
+        self.assertEqual([("bad", A)], missing(files))
         self.assertFalse(self.store.has(A))
         self.clock.advance(2)
         self.clock.advance(2)
@@ -82,7 +82,7 @@ class EagerTests(FilesCase):
         self.clock.advance(600)
         self.clock.advance(2)
 
-        self.assertEqual(([], []), (self.wait(files.missing()), files.problems()))
+        self.assertEqual(([], []), (missing(files), files.problems()))
         self.assertEqual(b"a", self.served(files, A))
 
     def test_a_download_that_broke_off_is_gone_on_with(self) -> None:
@@ -111,7 +111,7 @@ class EagerTests(FilesCase):
 
         self.clock.pump([600] * 3)
 
-        self.assertEqual(([], [(A, 0)]), (self.wait(files.missing()), self.upstream.asked))
+        self.assertEqual(([], [(A, 0)]), (missing(files), self.upstream.asked))
 
     def test_a_damaged_file_is_never_served_and_fetched_again(self) -> None:
         """Whether it was flipped or truncated; the reader gets the good bytes."""
@@ -245,4 +245,4 @@ class LazyTests(FilesCase):
 
         files = self.lazy()
 
-        self.assertEqual([("two", A)], self.wait(files.missing()))
+        self.assertEqual([("two", A)], missing(files))

@@ -12,7 +12,7 @@ from synrepl.files.files import Files
 from synrepl.files.queue import FileQueue
 from synrepl.testing.memory_engine import DelayedThread
 from tests.files.builders import checksum
-from tests.files.story import FilesCase
+from tests.files.story import FilesCase, missing
 
 CONTENTS = {checksum(data): data for data in (b"", b"x", b"0123456789", b"abcdefghijklmnop" * 4)}
 NAMES = ["one", "two", "three", "four"]
@@ -143,9 +143,7 @@ class Story(FilesCase):
             assert is_given, f"{sha256} never came"
         if self.rule == "eager":
             assert self.alive is not None
-            missing = ensureDeferred(self.alive[0].missing())
-            self.pass_time(1)
-            assert self.successResultOf(missing) == []
+            assert missing(self.alive[0]) == []
         assert max(self.upstream.running.values(), default=0) <= 1
         assert not list(self.directory.glob("incoming/*"))
         self.doCleanups()

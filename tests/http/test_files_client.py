@@ -18,6 +18,7 @@ from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.http_client import MAX_BUFFERED_BYTES
 from synrepl.transports.http.peer_clients import HttpFiles
 from tests.files.builders import checksum
+from tests.files.story import missing
 from tests.http.files_builders import DATA, SHA, FilesSiteCase
 
 URL = "http://ada:pass@hs.example:9093"
@@ -284,7 +285,7 @@ class ReplicaOfOursTests(FilesSiteCase):
         self.clock.advance(1)
         client.flush()
 
-        self.assertEqual([], self.wait(replica.missing()))
+        self.assertEqual([], missing(replica))
         self.assertEqual([f"sha256/{SHA[:2]}/{SHA[2:]}"], self.everything())
         self.assertEqual([(400, 600)], ranges)
 
