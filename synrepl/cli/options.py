@@ -45,6 +45,7 @@ TIMEOUT_SECONDS: Final = 10.0
 CONNECTION: Final = "Connection"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,14 +258,16 @@ def confirm(*, yes: bool) -> None:
     click.confirm("Continue?", abort=True, err=True)
 
 
-class _DurationType(click.ParamType[float]):
-    name = "duration"
+class _ParsedType(click.ParamType[T]):
+    """A type of options whose texts `parse` reads. Its `ConfigError` explains a mistake."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if value in ("0", 0):
-            return 0.0
+    def __init__(self, name: str, parse: Callable[[Any], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            return duration(value)
+            return self._parse(value)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
 
@@ -275,7 +278,7 @@ def duration_option(
     """Return an option with a duration, which the command receives in seconds. `names` as in click."""
     return click.option(
         *names,
-        type=_DurationType(),
+        type=_ParsedType("duration", lambda value: 0.0 if value in ("0", 0) else duration(value)),
         metavar="DURATION",
         default=default,
         cls=Option,
@@ -284,30 +287,25 @@ def duration_option(
     )
 
 
-class _DialectType(click.ParamType[Dialect]):
-    name = "dialect"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Dialect:
-        if isinstance(value, Dialect):
-            return value
-        if value == "native":
-            self.fail(
-                "native is the protocol of replicas (--upstream); to follow a server, name a release",
-                param,
-                ctx,
-            )
-        try:
-            dialect = Dialect.parse(value)
-        except ConfigError as error:
-            self.fail(f"{error}{suggest(value, ('legacy', 'middle', 'current'))}", param, ctx)
-        if dialect.release[:1] > NEWEST.release[:1]:
-            self.fail(f"there is no Synapse {value}; the newest known release is {NEWEST}", param, ctx)
-        return dialect
+def _parse_dialect(value: Dialect | str) -> Dialect:
+    if isinstance(value, Dialect):
+        return value
+    if value == "native":
+        raise ConfigError(
+            "native is the protocol of replicas (--upstream); to follow a server, name a release"
+        )
+    try:
+        dialect = Dialect.parse(value)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{suggest(value, ('legacy', 'middle', 'current'))}") from error
+    if dialect.release[:1] > NEWEST.release[:1]:
+        raise ConfigError(f"there is no Synapse {value}; the newest known release is {NEWEST}")
+    return dialect
 
 
 def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Command]:
     """Return the ``--dialect`` option."""
-    return click.option("--dialect", type=_DialectType(), default=default, help=help)
+    return click.option("--dialect", type=_ParsedType("dialect", _parse_dialect), default=default, help=help)
 
 
 def stream_option(verb: str) -> Callable[[Command], Command]:
