@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from synrepl.pipeline.archive.reading import unpack
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.snapshot.fold import (
     FoldReader,
     _are_tombstones,
-    _unpack,
     find_last_rows,
     find_tombstones,
 )
@@ -59,7 +59,7 @@ def folded(reader: FoldReader, files: list[Any]) -> list[Any]:
         rows
         for batch in reader.fold(2, files)
         for keys in batch["keys"]
-        for rows in _unpack(keys).to_batches()
+        for rows in unpack(keys.as_buffer()).to_batches()
     ]
 
 

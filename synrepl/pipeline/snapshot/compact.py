@@ -18,20 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from synrepl.pipeline.archive.reading import frame_of, parallelism, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import Progress, explain_failure, ignore_progress, now_ms, retry_late_workers
-from synrepl.pipeline.snapshot.fold import (
-    MISSING,
-    FoldReader,
-    bucket_size,
-    find_last_rows,
-    find_tombstones,
-)
-from synrepl.pipeline.snapshot.snapshot import (
-    PartFile,
-    SnapshotManifest,
-    folder_of,
-    read_snapshot,
-    write_snapshot,
-)
+from synrepl.pipeline.snapshot.fold import MISSING, FoldReader, bucket_size, find_last_rows, find_tombstones
+from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot, write_snapshot
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
 
@@ -52,10 +40,10 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     snapshot: SnapshotManifest
-    is_new: bool
-    full: bool
-    read_files: int
-    read_rows: int
+    is_new: bool = False
+    full: bool = False
+    read_files: int = 0
+    read_rows: int = 0
     seconds: float
 
 
@@ -84,9 +72,7 @@ def compact(
     if former is not None:
         _check(former, snapshot, table)
         if not full and former.serial == end.last_serial and former.epoch_starts == end.epoch_starts:
-            return CompactResult(
-                snapshot=former, is_new=False, full=False, read_files=0, read_rows=0, seconds=_since(began)
-            )
+            return CompactResult(snapshot=former, seconds=round(time.monotonic() - began, 3))
     files, reader = _plan_input(table, snapshot, None if full else former)
     rows = pc.sum(files["rows"]).as_py() or 0
     progress("reading", 0, rows)
@@ -121,7 +107,7 @@ def compact(
         full=full or former is None,
         read_files=len(files),
         read_rows=rows,
-        seconds=_since(began),
+        seconds=round(time.monotonic() - began, 3),
     )
 
 
@@ -193,7 +179,7 @@ def _write_files(
         return [], 0
     last = find_last_rows(spark, reader, files, upto).persist()
     try:
-        counted = list(map(tuple, last.groupBy("bucket").agg(F.sum("alive"), F.sum("gone")).collect()))
+        counted = last.groupBy("bucket").agg(F.sum("alive"), F.sum("gone")).collect()
         keys = sum(alive for _, alive, _ in counted)
         if not keys:
             return [], 0
@@ -205,7 +191,8 @@ def _write_files(
         few = min(parallelism(spark) // 2, keys // TASK_ROWS)
         ranges = _assign_ranges(counted, max(1, few, -(-keys // file_rows)))
         tasks = _split(spark, files, kept, ranges, bucket_size(upto))
-        work = partial(reader.write, folder_of(upto))
+        # Not `serial=`: DuckDB and others would read such a name as a partition column.
+        work = partial(reader.write, f"upto={upto}")
         found = tasks.mapInArrow(work, "`written` binary NOT NULL").collect()
     finally:
         last.unpersist()
@@ -254,16 +241,10 @@ def _clean(store: Store, made: SnapshotManifest, former: SnapshotManifest | None
     """Remove the files that neither this snapshot nor the previous one names."""
     named = {file.path for one in (made, former) if one is not None for file in one.files}
     folders = {path.partition("/")[0] for path in named}
-    for folder in store.names(""):
-        if not folder.startswith("upto="):
-            continue
+    for folder in (name for name in store.names("") if name.startswith("upto=")):
         if folder not in folders:
             store.remove_folder(folder)
             continue
-        for name in store.names(folder):
-            if f"{folder}/{name}" not in named:
-                store.remove(f"{folder}/{name}")
-
-
-def _since(began: float) -> float:
-    return round(time.monotonic() - began, 3)
+        for path in (f"{folder}/{name}" for name in store.names(folder)):
+            if path not in named:
+                store.remove(path)

@@ -4,7 +4,7 @@ Tasks read the files. Spark shuffles keys and positions only, never rows, and th
 Spark for each key would take most of the time.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import RowError
-from synrepl.pipeline.archive.reading import map_files, parallelism
+from synrepl.pipeline.archive.reading import map_files, pack, parallelism, unpack
 from synrepl.pipeline.snapshot.snapshot import LAST, write_part
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
@@ -32,7 +32,8 @@ __all__ = ["MISSING", "FoldReader", "bucket_size", "find_last_rows", "find_tombs
 MISSING: Final = "a file is missing"
 
 SEQ_BITS: Final = 20
-"""Bits of `seq` in a position: ``serial << 21 | seq << 1``, and 1 if the row is a tombstone."""
+SERIAL_AT: Final = SEQ_BITS + 1
+"""A position is ``serial << SERIAL_AT | seq << 1``, and 1 if the row is a tombstone."""
 
 TASK_KEYS: Final = 1_000_000
 """Keys that a task folds in memory."""
@@ -44,7 +45,7 @@ BUCKET_SERIALS: Final = 64 * 1024
 """Maximum serials of a bucket, in a log so long that more buckets are needed."""
 
 FOLDED: Final = "`task` int, `keys` binary"
-"""The result schema of `fold`: keys with positions (`_pack`), for the task that merges them."""
+"""The result schema of `fold`: keys with positions (`pack`), for the task that merges them."""
 
 MERGED: Final = "`bucket` int, `alive` bigint, `positions` binary, `gone` bigint, `tombstones` binary"
 """The result schema of `merge`: the positions of the live rows of a bucket, or the tombstones of a task."""
@@ -83,8 +84,9 @@ class FoldReader(msgspec.Struct, frozen=True):
         """
         removing = _streams_with_tombstones()
         found: list[Any] = []
-        for rows in self._read_all(batches, removing, within=lambda rows: pc.is_valid(rows["key"])):
-            found.append(_positions(rows, removing if "row" in rows.column_names else ()))
+        for rows in self._read_all(batches, removing):
+            keyed = rows.filter(pc.is_valid(rows["key"]))
+            found.append(_positions(keyed, removing if "row" in keyed.column_names else ()))
             if sum(map(len, found)) >= TASK_KEYS:
                 found = [_find_last(pa.concat_tables(found))]
                 if len(found[0]) >= TASK_KEYS // 2:
@@ -97,15 +99,12 @@ class FoldReader(msgspec.Struct, frozen=True):
 
         The last row of a record batch is always included, as its fact may continue.
         """
-        removing = _streams_with_tombstones()
-
-        def within(rows: Any) -> Any:
+        removing = pa.array(_streams_with_tombstones(), pa.string())
+        for rows in self._read_all(batches):
             seq = rows["seq"].to_numpy()
-            has_several = (seq > 0) | np.append(seq[1:] > 0, [True])
-            return pc.and_(pc.is_in(rows["stream"], pa.array(removing, pa.string())), pa.array(has_several))
-
-        for rows in self._read_all(batches, within=within):
-            yield from _positions(rows).to_batches()
+            has_several = pa.array((seq > 0) | np.append(seq[1:] > 0, [True]))
+            found = rows.filter(pc.and_(pc.is_in(rows["stream"], removing), has_several))
+            yield from _positions(found).to_batches()
 
     def write(self, folder: str, batches: Iterable[Any]) -> Iterator[Any]:
         """Write the file of a range of serials: the facts at these positions, from the files that have them.
@@ -115,10 +114,11 @@ class FoldReader(msgspec.Struct, frozen=True):
         given: list[Any] = []
         files: list[Any] = []
         for batch in batches:
-            given += map(_unpack_positions, batch["positions"].drop_null())
+            packed = batch["positions"].drop_null()
+            given += (np.frombuffer(one.as_buffer(), np.int64) for one in packed)
             files += batch["file"].drop_null().to_pylist()
         positions = np.sort(np.concatenate(given)) if given else np.empty(0, np.int64)
-        serials = positions >> (SEQ_BITS + 1)
+        serials = positions >> SERIAL_AT
         if not len(serials):
             return
         kept = []
@@ -131,20 +131,12 @@ class FoldReader(msgspec.Struct, frozen=True):
             rows = pa.concat_tables(kept).sort_by([("serial", "ascending"), ("seq", "ascending")])
             yield pa.record_batch([[write_part(self.snapshot, folder, rows)]], names=["written"])
 
-    def _read_all(
-        self,
-        batches: Iterable[Any],
-        with_text: Sequence[str] = (),
-        *,
-        within: Callable[[Any], Any],
-    ) -> Iterator[Any]:
-        """Yield tables of the rows of these files: those that `within` selects, some with their text."""
+    def _read_all(self, batches: Iterable[Any], with_text: Sequence[str] = ()) -> Iterator[Any]:
+        """Yield tables of the rows of these files, those of some streams with their text."""
         columns = ["serial", "seq", "stream", "key"]
-        for batch in batches:
-            for file in batch.to_pylist():
-                has_text = file["is_part"] or file["stream"] in with_text
-                for rows in self._read(file, [*columns, "row"] if has_text and with_text else columns):
-                    yield rows.filter(within(rows))
+        for file in (file for batch in batches for file in batch.to_pylist()):
+            has_text = bool(with_text) and (file["is_part"] or file["stream"] in with_text)
+            yield from self._read(file, [*columns, "row"] if has_text else columns)
 
     def _read(self, file: dict[str, Any], columns: Sequence[str], serials: Any = None) -> Iterator[Any]:
         """Yield tables of the rows of a file, only those of these `serials` (ascending), if given.
@@ -162,7 +154,7 @@ class FoldReader(msgspec.Struct, frozen=True):
             for group in range(data.num_row_groups):
                 if serials is not None and not _overlaps(data.metadata.row_group(group), serials):
                     continue
-                is_kept = None
+                is_kept: Any = True
                 if serials is not None:
                     # First the smallest column: there may be nothing to keep.
                     found = data.read_row_group(group, columns=["serial"])["serial"].to_numpy()
@@ -171,19 +163,16 @@ class FoldReader(msgspec.Struct, frozen=True):
                         continue
                 rows = data.read_row_group(group, columns=names)
                 if file["after"]:
-                    is_new = rows["serial"].to_numpy() > file["after"]
-                    is_kept = is_new if is_kept is None else is_kept & is_new
-                if is_kept is not None and not is_kept.all():
+                    is_kept = is_kept & (rows["serial"].to_numpy() > file["after"])
+                if not np.all(is_kept):
                     rows = rows.filter(pa.array(is_kept))
                 if file["is_part"] and self.whole:
                     rows = rows.filter(pc.invert(pc.is_in(rows["stream"], pa.array(self.whole))))
-                yield self._without_lost(rows).select(list(columns))
-
-    def _without_lost(self, rows: Any) -> Any:
-        for start in self.lost:
-            is_before = pc.and_(pc.equal(rows["stream"], start.stream), pc.less(rows["epoch"], start.epoch))
-            rows = rows.filter(pc.invert(pc.and_(is_before, pc.greater(rows["token"], start.token))))
-        return rows
+                for start in self.lost:
+                    is_its = pc.equal(rows["stream"], start.stream)
+                    is_before = pc.and_(is_its, pc.less(rows["epoch"], start.epoch))
+                    rows = rows.filter(pc.invert(pc.and_(is_before, pc.greater(rows["token"], start.token))))
+                yield rows.select(list(columns))
 
 
 def find_last_rows(spark: SparkSession, reader: FoldReader, files: Any, upto: int) -> DataFrame:
@@ -205,7 +194,7 @@ def find_tombstones(spark: SparkSession, reader: FoldReader, files: Any, last: D
     files = files.filter(pc.or_(files["is_part"], pc.is_in(files["stream"], removing)))
     older = map_files(spark, files, reader.older_rows, POSITIONS)
     pairs = older.join(gone, ["stream", "key"]).where("at < end")
-    serial = partial(F.shiftright, numBits=SEQ_BITS + 1)
+    serial = partial(F.shiftright, numBits=SERIAL_AT)
     leads = pairs.select(serial("at").alias("serial"), "end").distinct().persist()
     kept = last.mapInArrow(_unpack_serials, "`serial` bigint")
     reached = found = leads.join(kept, "serial", "left_semi").select("end").distinct().localCheckpoint()
@@ -222,7 +211,7 @@ def _distribute(positions: Any, tasks: int) -> Any:
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(tasks + 1)).tolist()
     positions = positions.take(pa.array(order))
-    packed = [_pack(positions.slice(first, last - first)) for first, last in pairwise(bounds)]
+    packed = [pack(positions.slice(first, last - first)) for first, last in pairwise(bounds)]
     return pa.record_batch([pa.array(range(tasks), pa.int32()), packed], names=["task", "keys"])
 
 
@@ -239,51 +228,36 @@ def _checksums(keys: Any) -> Any:
 
 def _merge(size: int, batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the last position of each key, by buckets of `size` serials, as batches of `MERGED`."""
-    found = [_unpack(keys) for batch in batches for keys in batch["keys"]]
+    found = [unpack(keys.as_buffer()) for batch in batches for keys in batch["keys"]]
     if not found:
         return
     last = _find_last(pa.concat_tables(found))
     at = last["at"].to_numpy()
     is_gone = (at & 1) == 1
     live = np.sort(at[~is_gone])
-    buckets, firsts = np.unique((live >> (SEQ_BITS + 1)) // size, return_index=True)
-    parts = np.split(live, firsts[1:])
+    buckets, firsts = np.unique((live >> SERIAL_AT) // size, return_index=True)
+    parts = np.split(live, firsts[1:])[: len(buckets)]
     gone = last.filter(pa.array(is_gone))
     columns = [
         pa.array([*buckets, 0], pa.int32()),
-        pa.array([*map(len, parts if len(buckets) else ()), 0], pa.int64()),
-        [*(part.tobytes() for part in (parts if len(buckets) else ())), b""],
-        pa.array([*(0 for _ in buckets), len(gone)], pa.int64()),
-        [*(None for _ in buckets), _pack(gone) if len(gone) else None],
+        pa.array([*map(len, parts), 0], pa.int64()),
+        [*(part.tobytes() for part in parts), b""],
+        pa.array([0] * len(buckets) + [len(gone)], pa.int64()),
+        [None] * len(buckets) + [pack(gone) if len(gone) else None],
     ]
     yield pa.record_batch(columns, names=["bucket", "alive", "positions", "gone", "tombstones"])
-
-
-def _pack(table: Any) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def _unpack(packed: Any) -> Any:
-    return pa.ipc.open_stream(packed.as_buffer()).read_all()
 
 
 def _unpack_tombstones(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         for packed in batch["tombstones"].drop_null():
-            yield from _unpack(packed).to_batches()
-
-
-def _unpack_positions(packed: Any) -> Any:
-    return np.frombuffer(packed.as_buffer(), np.int64)
+            yield from unpack(packed.as_buffer()).to_batches()
 
 
 def _unpack_serials(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         for packed in batch["positions"]:
-            serials = np.unique(_unpack_positions(packed) >> (SEQ_BITS + 1))
+            serials = np.unique(np.frombuffer(packed.as_buffer(), np.int64) >> SERIAL_AT)
             yield pa.record_batch([pa.array(serials)], names=["serial"])
 
 
@@ -291,7 +265,7 @@ def _pack_positions(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         at = batch["end"].to_numpy()
         packed = [one.tobytes() for one in at]
-        yield pa.record_batch([pa.array(at >> (SEQ_BITS + 1)), packed], names=["serial", "positions"])
+        yield pa.record_batch([pa.array(at >> SERIAL_AT), packed], names=["serial", "positions"])
 
 
 def _at(rows: Any) -> Any:
@@ -299,7 +273,7 @@ def _at(rows: Any) -> Any:
     seq = rows["seq"].cast(pa.int64())
     if (pc.max(seq).as_py() or 0) >> SEQ_BITS:
         raise BadArchive(f"a fact has more than {1 << SEQ_BITS:,} rows")
-    return pc.add(pc.shift_left(rows["serial"], SEQ_BITS + 1), pc.shift_left(seq, 1))
+    return pc.add(pc.shift_left(rows["serial"], SERIAL_AT), pc.shift_left(seq, 1))
 
 
 def _positions(rows: Any, removing: Sequence[str] = ()) -> Any:

@@ -23,7 +23,6 @@ __all__ = [
     "SNAPSHOT",
     "PartFile",
     "SnapshotManifest",
-    "folder_of",
     "read_snapshot",
     "write_part",
     "write_snapshot",
@@ -99,14 +98,6 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
     def position(self) -> LogPosition:
         """The position of the snapshot in the log."""
         return LogPosition(self.epoch, self.serial, self.digest)
-
-
-def folder_of(serial: int) -> str:
-    """Return the folder of the files of a snapshot at this serial.
-
-    Not `serial=`: DuckDB and others would read such a name as a partition column.
-    """
-    return f"upto={serial}"
 
 
 def read_snapshot(store: Store) -> SnapshotManifest | None:
