@@ -147,28 +147,19 @@ def _plan_input(
     A stream with rows that have become void since is read whole: `former` lacks the rows that the void ones
     replaced.
     """
-    files, starts = table.files, table.end.epoch_starts
     ephemeral = pa.array([one.name for one in StreamTable.default() if one.ephemeral], pa.string())
+    files = table.files
     files = files.filter(pc.invert(pc.is_in(files["stream"], ephemeral)))
-    lost = [start for start in starts if start.stream]
-    if former is None:
-        return _mark(files, after=0), FoldReader(table.store, snapshot, lost, [])
-    whole = sorted({start.stream for start in lost if start not in former.epoch_starts})
+    lost = [start for start in table.end.epoch_starts if start.stream]
+    parts, known, after = (former.files, former.epoch_starts, former.serial) if former else ([], lost, 0)
+    whole = sorted({start.stream for start in lost if start not in known})
     is_whole = pc.is_in(files["stream"], pa.array(whole, pa.string()))
-    is_new = pc.and_(pc.invert(is_whole), pc.greater(files["last_serial"], former.serial))
-    named = [{**msgspec.structs.asdict(part), "stream": "", "last_seq": 1} for part in former.files]
-    given = [
-        _mark(pa.Table.from_pylist(named, files.schema), after=0, is_part=True),
-        _mark(files.filter(is_whole), after=0),
-        _mark(files.filter(is_new), after=former.serial),
-    ]
-    return pa.concat_tables(given), FoldReader(table.store, snapshot, lost, whole)
-
-
-def _mark(files: Any, *, after: int, is_part: bool = False) -> Any:
-    """Return files as `FoldReader` reads them."""
-    files = files.append_column("is_part", pa.repeat(is_part, len(files)))
-    return files.append_column("after", pa.repeat(pa.scalar(after, pa.int64()), len(files)))
+    files = files.append_column("is_part", pa.repeat(False, len(files)))
+    files = files.append_column("after", pc.if_else(is_whole, 0, after))
+    files = files.filter(pc.or_(is_whole, pc.greater(files["last_serial"], after)))
+    of_part = {"stream": "", "last_seq": 1, "is_part": True, "after": 0}
+    named = pa.Table.from_pylist([msgspec.structs.asdict(part) | of_part for part in parts], files.schema)
+    return pa.concat_tables([named, files]), FoldReader(table.store, snapshot, lost, whole)
 
 
 def _write_files(
