@@ -83,7 +83,6 @@ def audit(
 
 @contextmanager
 def _phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Measure the seconds of a phase."""
     began = time.monotonic()
     yield
     seconds[name] = round(time.monotonic() - began, 3)

@@ -32,24 +32,21 @@ ODD: Final = {
     "out-of-order": "comes after later ones",
 }
 
-Positions = dict[tuple[str, str], int]
-"""The position of each writer of a stream, by stream and writer."""
-
 
 Tokens = dict[str, tuple[int, ...]]
 """The first and the last token of each writer."""
 
 
 class AuditPosition(msgspec.Struct):
-    """A serial with its digest, and the last tokens and serials of writers there, as far as known.
+    """A serial with its digest, and the last tokens and serials by stream and writer, as far as known.
 
     Other writers are at the token `initial`, or unknown (None, and those of the streams `lost`).
     """
 
     serial: int = 0
     digest: str = EMPTY
-    tokens: Positions = {}
-    serials: Positions = {}
+    tokens: dict[tuple[str, str], int] = {}
+    serials: dict[tuple[str, str], int] = {}
     lost: set[str] = set()
     initial: int | None = 0
 

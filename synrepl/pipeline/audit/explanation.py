@@ -177,7 +177,6 @@ def _follow(compared: Comparison, moves: Iterable[Any]) -> tuple[list[ChainBreak
 
 
 def _is_excused(compared: Comparison, one: Any, span: AuditSpan, expected: int, *, is_known: bool) -> bool:
-    """Whether a break has a legitimate cause."""
     if one.stream in span.unknown:
         return True
     end, is_ahead = compared.table.end, bool(one.prev_token > expected)
@@ -257,7 +256,6 @@ def _report_chain(compared: Comparison, one: ChainBreak) -> None:
 
 
 def _join(spans: Iterable[AuditSpan]) -> list[AuditSpan]:
-    """Join adjacent spans."""
     joined: list[AuditSpan] = []
     for span in spans:
         if joined and joined[-1].last + 1 == span.first:

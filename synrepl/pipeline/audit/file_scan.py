@@ -152,14 +152,13 @@ def _scan_rows(store: Store, seen: FileScan, columns: Sequence[str]) -> Iterator
     last = (-1, -1)
     try:
         with store.open(path) as source:
-            if seen.sha256 != sha256_of(path):
-                for batch in _checked(source):
-                    last = _scan_batch(seen, batch, last)
-                    seen.digest = batch["digest"][-1].as_py() if len(batch) else seen.digest
-                    yield batch
-                return
-            data = pq.ParquetFile(source, read_dictionary=["stream", "writer"])
-            for batch in data.iter_batches(AT_ONCE, columns=list(columns)):
+            if seen.sha256 == sha256_of(path):
+                data = pq.ParquetFile(source, read_dictionary=["stream", "writer"])
+                batches = data.iter_batches(AT_ONCE, columns=list(columns))
+            else:
+                data = pq.ParquetFile(source)
+                batches = _checked(data)
+            for batch in batches:
                 last = _scan_batch(seen, batch, last)
                 yield batch
             if groups := data.metadata.num_row_groups:
@@ -236,11 +235,10 @@ def read_checked(store: Store, paths: Iterable[str]) -> Iterator[Any]:
     """All rows of these files, as valid record batches of `ROWS`. Raises one of `DAMAGE`."""
     for path in paths:
         with store.open(path) as source:
-            yield from _checked(source)
+            yield from _checked(pq.ParquetFile(source))
 
 
-def _checked(source: Any) -> Iterator[Any]:
-    file = pq.ParquetFile(source)
+def _checked(file: Any) -> Iterator[Any]:
     if not file.schema_arrow.equals(ROWS):
         raise ValueError("its columns are not those of an archive")
     for batch in file.iter_batches(AT_ONCE):

@@ -182,7 +182,6 @@ class _TableJob:
         return self.spark.sql(self.declaration.select("{rows}"), rows=rows)
 
     def _replace(self) -> None:
-        """Compute the table from the whole archive."""
         how: dict[str, Any] = {"mode": "error"}
         if self.delta is not None:
             how = {"mode": "overwrite", "schema_mode": "overwrite"}
@@ -198,7 +197,6 @@ class _TableJob:
         )
 
     def _merge(self, files: Any) -> None:
-        """Merge the rows of new facts into the table."""
         assert self.delta is not None
         columns = self.declaration.columns
         (
