@@ -107,7 +107,6 @@ class Comparison(msgspec.Struct, dict=True):
     unreadable: set[str] = set()
     reported: set[tuple[str, int]] = set()
     anchors: dict[int, str] = {}
-    anchor_step: int = 1
     count: int = 0
     facts: int = 0
     rows: int = 0
@@ -145,12 +144,9 @@ class Comparison(msgspec.Struct, dict=True):
                         stream=stream,
                         writer=writer,
                         serial=end.last_serial + 1,
-                        epoch=end.epoch,
                         expected=here,
                         prev_token=token,
                         token=token,
-                        committed_ms=end.last_at_ms,
-                        kind="missing",
                         after=self.at.serials.get((stream, writer), 0),
                     )
 
@@ -278,7 +274,9 @@ class Comparison(msgspec.Struct, dict=True):
         ends = [one.digest for one in scans if one.last == last and one.file.path not in self.unreadable]
         at.serial, at.digest = last, ends[0] if ends else self._logged_digest(last)
         if ends:
-            self._anchor(last, ends[0])
+            self.count += 1
+            if self.count % (len(self.files) // ANCHORS + 1) == 0:
+                self.anchors[last] = ends[0]
         facts, serials = sum(one.facts for one in scans), sum(one.serials for one in scans)
         self.facts += facts
         self.rows += sum(one.rows for one in scans)
@@ -324,14 +322,6 @@ class Comparison(msgspec.Struct, dict=True):
         before.last = span.last
         before.is_uneven |= span.is_uneven
         before.broken |= span.broken
-
-    def _anchor(self, serial: int, digest: str) -> None:
-        self.count += 1
-        if self.count % self.anchor_step == 0:
-            self.anchors[serial] = digest
-        if len(self.anchors) > ANCHORS:
-            self.anchor_step *= 2
-            self.anchors = dict(list(self.anchors.items())[1::2])
 
 
 def _overlapping(scans: Iterable[FileScan]) -> Iterator[list[FileScan]]:

@@ -65,12 +65,12 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     writer: str
     serial: int
-    epoch: int
+    epoch: int = 0
     expected: int
     prev_token: int
     token: int
-    committed_ms: int
-    kind: str
+    committed_ms: int = 0
+    kind: str = "missing"
     after: int = 0
 
 
