@@ -143,13 +143,10 @@ class OfAnyInstance:
     __wrapped__: Callable[..., Any]
 
     def __init__(self, cached: CachedFunction[..., Any] | CachedCoroutine[..., Any]) -> None:
-        self._cached = cached
         functools.update_wrapper(self, cached.__wrapped__)
-
-    @property
-    def name(self) -> str:
-        """The name of the cache in invalidations."""
-        return self._cached.name
+        self.name = cached.name
+        self.invalidate_all = cached.invalidate_all
+        self._cached = cached
 
     def __call__(self, instance: object, /, *args: Any, **kwargs: Any) -> Any:
         return self._cached.__get__(instance)(*args, **kwargs)
@@ -157,7 +154,3 @@ class OfAnyInstance:
     def invalidate(self, instance: object, /, *args: Any, **kwargs: Any) -> None:
         """Drop the entry of this call of this instance, in this process."""
         self._cached.__get__(instance).invalidate(*args, **kwargs)
-
-    def invalidate_all(self) -> None:
-        """Drop all entries of all instances, in this process."""
-        self._cached.invalidate_all()

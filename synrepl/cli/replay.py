@@ -60,7 +60,9 @@ def replay(
     standard error, and the exit code is then 1.
     """
     client = daemon.connect(POST_SECONDS)
-    recording = _load_recording(file, dialect, connection)
+    recording = read_file(file, dialect=dialect, connection=connection)
+    if not recording.facts and not recording.bad:
+        raise CliError(f"{file} contains no rows" + (f" of connection {connection}" if connection else ""))
     for bad in recording.bad:
         click.echo(f"{file}, line {bad.number}: skipped a row of {bad.stream}: {bad.why}", err=True)
     began = time.monotonic()
@@ -68,7 +70,9 @@ def replay(
     try:
         with Advance(f"replaying {file.name}", len(recording.facts)) as advance:
             for facts in _requests(recording.facts, speed):
-                _wait_for(facts[0], recording.facts[0], speed, began)
+                first = recording.facts[0].at
+                if speed and facts[0].at is not None and first is not None:
+                    time.sleep(max(0.0, began + (facts[0].at - first) / speed - time.monotonic()))
                 texts = [jsontext.join(fact.rows) for fact in facts]
                 delays = daemon.retry_delays(PATIENCE_SECONDS)
                 post_facts(client, facts[0].stream, texts, delays, writer=facts[0].writer)
@@ -83,13 +87,6 @@ def replay(
     _show_summary(recording, time.monotonic() - began, output)
     if recording.bad:
         sys.exit(1)
-
-
-def _load_recording(file: Path, dialect: Dialect | None, connection: str | None) -> Recording:
-    recording = read_file(file, dialect=dialect, connection=connection)
-    if not recording.facts and not recording.bad:
-        raise CliError(f"{file} contains no rows" + (f" of connection {connection}" if connection else ""))
-    return recording
 
 
 def _requests(facts: Sequence[RecordedFacts], speed: float) -> Iterator[list[RecordedFacts]]:
@@ -108,11 +105,6 @@ def _requests(facts: Sequence[RecordedFacts], speed: float) -> Iterator[list[Rec
             batch.append(fact)
             room -= size
         yield batch
-
-
-def _wait_for(fact: RecordedFacts, first: RecordedFacts, speed: float, began: float) -> None:
-    if speed and fact.at is not None and first.at is not None:
-        time.sleep(max(0.0, began + (fact.at - first.at) / speed - time.monotonic()))
 
 
 def _show_summary(recording: Recording, seconds: float, output: Output) -> None:

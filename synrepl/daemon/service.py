@@ -8,7 +8,6 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from synrepl.config import Settings
@@ -78,11 +77,6 @@ class Daemon(Service):
         self._starting: Deferred[None] | None = None
         self._stops: list[Callable[[], Awaitable[None] | None]] = []
         """What stops each open part, in the order in which the parts were opened."""
-
-    @property
-    def ports(self) -> list[IListeningPort]:
-        """The listening ports: those for followers in the order of the settings, then HTTP."""
-        return self.listeners.ports
 
     @property
     def has_copy(self) -> bool:

@@ -77,7 +77,7 @@ class DaemonTests(TestCase):
 
         daemon.startService()
         await daemon.ready
-        port = cast("Any", daemon.ports[-1]).getHost().port
+        port = cast("Any", daemon.listeners.ports[-1]).getHost().port
         answer = await treq.get(f"http://127.0.0.1:{port}/readyz", persistent=False)
         await answer.content()
         await daemon.stopService()
