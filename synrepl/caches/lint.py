@@ -120,7 +120,12 @@ def _routes(registry: CacheRegistry, cache: str) -> list[str]:
     """The aliases and streams that invalidate a cache, according to the vintage."""
     vintage = registry.vintage
     aliases = [alias for alias in vintage.aliases if cache in vintage.reaches(alias)]
-    return aliases + [stream for stream in vintage.implications if vintage.may_reach(stream, cache)]
+    streams = []
+    for stream in vintage.implications:
+        reached = vintage.reached_by(stream)
+        if reached is None or cache in reached:
+            streams.append(stream)
+    return aliases + streams
 
 
 def _arguments(count: int) -> str:

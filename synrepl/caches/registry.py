@@ -188,9 +188,12 @@ class CacheRegistry:
 
     def routes(self, cache: str) -> frozenset[str]:
         """The streams that can invalidate a cache: those it declares, and those of the vintage."""
-        implied = ("caches", *self.vintage.implications)
-        reaching = {stream for stream in implied if self.vintage.may_reach(stream, cache)}
-        return self._caches[cache].streams | reaching
+        found = set(self._caches[cache].streams)
+        for stream in ("caches", *self.vintage.implications):
+            reached = self.vintage.reached_by(stream)
+            if reached is None or cache in reached:
+                found.add(stream)
+        return frozenset(found)
 
     @property
     def caches(self) -> Mapping[str, CacheInfo]:

@@ -223,11 +223,6 @@ class Vintage:
         implied = self._implied.get(stream)
         return frozenset() if implied is None else implied.reaches
 
-    def may_reach(self, stream: str, cache: str) -> bool:
-        """Whether rows of this stream can invalidate a cache."""
-        reached = self.reached_by(stream)
-        return reached is None or cache in reached
-
     def examples(self) -> Iterator[tuple[str, Invalidation]]:
         """The invalidations of the samples, each with its alias or stream."""
         for name, alias in self._aliases.items():

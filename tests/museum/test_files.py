@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.files.builders import checksum
-from tests.files.story import FilesCase
+from tests.files.story import FilesCase, missing
 from tests.http.builders import receipt
 from tests.http.test_write_forwarder import RelayCase
 
@@ -25,7 +25,7 @@ class PoisonTests(FilesCase):
 
         self.say(("bad", poison), *((sha256, sha256) for sha256 in good))
 
-        self.assertEqual([("bad", poison)], self.wait(files.missing()))
+        self.assertEqual([("bad", poison)], missing(files))
         self.assertFalse(self.store.has(poison))
         self.clock.advance(2)
         self.clock.advance(2)
@@ -35,7 +35,7 @@ class PoisonTests(FilesCase):
         self.clock.advance(700)
         self.clock.advance(2)
 
-        self.assertEqual([], self.wait(files.missing()))
+        self.assertEqual([], missing(files))
         self.assertEqual(b"right", self.served(files, poison))
 
 
