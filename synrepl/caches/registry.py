@@ -7,8 +7,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, cast
 
-from synrepl.caches.cache import Cache, CacheInfo
-from synrepl.caches.cached import CachedCoroutine, CachedFunction, CacheSettings
+from synrepl.caches.cached import Cache, CachedCoroutine, CachedFunction, CacheInfo, CacheSettings
 from synrepl.caches.entries import IWaiter
 from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.caches.vintages import NEWEST

@@ -15,7 +15,7 @@ from synrepl.wire.rdata_runs import RdataRun
 
 if TYPE_CHECKING:
     # Not imported at run time: a daemon has no caches, and need not load their code.
-    from synrepl.caches.cache import CacheInfo
+    from synrepl.caches.cached import CacheInfo
     from synrepl.caches.registry import CacheRegistry
 
 __all__ = ["CommitMetrics", "Metrics", "OTHERS", "POSITION_WRITERS"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synrepl.caches.cache import Cache
+from synrepl.caches.cached import Cache
 from synrepl.caches.entries import MISSING, Computation, Entries, Key, Shape
 
 
