@@ -2,10 +2,8 @@
 
 import atexit
 import sys
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from twisted.application.service import IService
 from twisted.python import usage
@@ -13,9 +11,12 @@ from twisted.python import usage
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.route import public_url
-from synrepl.ports.settings import Setting
 
 __all__ = ["Options", "makeService"]
+
+
+LISTS: Final = frozenset(one.flag for one in settings() if one.kind == "list")
+"""The flags that may be repeated."""
 
 
 class Options(usage.Options):
@@ -35,7 +36,7 @@ class Options(usage.Options):
         *(
             [one.flag, None, None, f"{one.help} [default: {one.default_text}]"]
             for one in settings()
-            if one.kind == "value"
+            if one.kind in ("value", "list")
         ),
     ]
     optFlags = [[one.flag, None, one.help] for one in settings() if one.kind == "switch"]
@@ -44,7 +45,6 @@ class Options(usage.Options):
         super().__init__()
         self.settings: Settings | None = None
         self._flags: dict[str, Any] = {}
-        self._lists: dict[str, list[str]] = defaultdict(list)
         self._file: Path | None = None
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -54,6 +54,8 @@ class Options(usage.Options):
                 f"--upstream is given twice, as {public_url(before)} and {public_url(value)}: a replica"
                 " follows one daemon; remove one of the two"
             )
+        if name in LISTS:
+            value = [*(self.get(name) or ()), value]
         super().__setitem__(name, value)
 
     def opt_version(self) -> None:
@@ -79,13 +81,10 @@ class Options(usage.Options):
             raise usage.UsageError(f"unexpected argument {extra[0]!r}: options begin with --")
 
     def postOptions(self) -> None:
-        flags: dict[str, Any] = dict(self._lists)
         for one in settings():
-            if one.kind == "value" and self[one.flag] is not None:
-                flags[one.name] = self[one.flag]
-            elif one.kind == "switch" and self[one.flag]:
-                flags[one.name] = True
-        self._flags = flags
+            given = self.get(one.flag)
+            if given is not None and (one.kind != "switch" or given):
+                self._flags[one.name] = True if one.kind == "switch" else given
         # Absolute: a detached daemon has another working directory when it reads the file again.
         self._file = Path(self["config"]).absolute() if self["config"] else None
         try:
@@ -96,21 +95,6 @@ class Options(usage.Options):
     def read(self) -> Settings:
         """Read the settings from the flags and the current file. Raises `ConfigError`."""
         return Settings.build(self._flags, file=self._file)
-
-
-def _repeatable(one: Setting) -> Callable[[Options, str], None]:
-    """Return the method of `Options` that adds a value to a list."""
-
-    def add(self: Options, value: str) -> None:
-        self._lists[one.name].append(value)
-
-    add.__doc__ = f"{one.help} [default: {one.default_text}]"
-    return add
-
-
-for _one in settings():
-    if _one.kind == "list":
-        setattr(Options, f"opt_{_one.name}", _repeatable(_one))
 
 
 def makeService(options: Options) -> IService:
