@@ -1,6 +1,6 @@
 """All metrics that synrepl exports, and the counting of committed facts."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +15,6 @@ from synrepl.wire.rdata_runs import RdataRun
 
 if TYPE_CHECKING:
     # Not imported at run time: a daemon has no caches, and need not load their code.
-    from synrepl.caches.cached import CacheInfo
     from synrepl.caches.registry import CacheRegistry
 
 __all__ = ["CommitMetrics", "Metrics", "OTHERS", "POSITION_WRITERS"]
@@ -145,12 +144,12 @@ class Metrics:
             counter.inc(len(command.rows) if isinstance(command, RdataRun) else 1)
 
 
-_COUNTED: Final[tuple[tuple[str, str, "Callable[[CacheInfo], int]"], ...]] = (
-    ("hits", "Values served from the cache.", lambda info: info.hits),
-    ("misses", "Values that had to be computed.", lambda info: info.misses),
-    ("evictions", "Values dropped to make room.", lambda info: info.evictions),
-    ("invalidations", "Invalidations applied.", lambda info: info.invalidations),
-)
+_COUNTED: Final = {
+    "hits": "Values served from the cache.",
+    "misses": "Values that had to be computed.",
+    "evictions": "Values dropped to make room.",
+    "invalidations": "Invalidations applied.",
+}
 
 
 class CacheNumbers(Collector):
@@ -162,10 +161,10 @@ class CacheNumbers(Collector):
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Give each counter of each cache."""
         caches = {} if self.watched is None else self.watched.caches
-        for name, what, count in _COUNTED:
+        for name, what in _COUNTED.items():
             counter = CounterMetricFamily(f"synrepl_cache_{name}", what, labels=["cache"])
             for cache, info in caches.items():
-                counter.add_metric([cache], count(info))
+                counter.add_metric([cache], getattr(info, name))
             yield counter
         entries = GaugeMetricFamily("synrepl_cache_entries", "Cached values.", labels=["cache"])
         for cache, info in caches.items():

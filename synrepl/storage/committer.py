@@ -88,10 +88,7 @@ class Committer:
     async def close(self) -> None:
         """Refuse new requests, and commit the queued ones."""
         self.is_open = False
-        if self._queue:
-            self._start_writing()
-        while self._is_writing:
-            await self._when_idle()
+        await self._wait_until_idle()
         self._timer.stop()
 
     def abandon(self) -> object:
@@ -184,26 +181,27 @@ class Committer:
         self._uncertain_write = digest, apply
 
     async def _exclude(self) -> None:
-        if self._queue:
-            self._start_writing()
-        while self._is_writing:
-            await self._when_idle()
+        await self._wait_until_idle()
         if not self.is_open:
             raise append_error("", "the log is not open", retryable=True)
         self._is_writing = True
 
     def _include(self) -> None:
-        self._is_writing = False
-        self._resolve_idle()
+        self._end_writing()
         if self._queue or self._uncertain_commit is not None:
             self._start_writing()
 
-    def _when_idle(self) -> "Deferred[None]":
-        idle: Deferred[None] = Deferred()
-        self._idle.append(idle)
-        return idle
+    async def _wait_until_idle(self) -> None:
+        """Wait until the queued requests and the writes before them have succeeded or failed."""
+        if self._queue:
+            self._start_writing()
+        while self._is_writing:
+            idle: Deferred[None] = Deferred()
+            self._idle.append(idle)
+            await idle
 
-    def _resolve_idle(self) -> None:
+    def _end_writing(self) -> None:
+        self._is_writing = False
         idle, self._idle = self._idle, []
         for waiter in idle:
             waiter.callback(None)
@@ -228,8 +226,7 @@ class Committer:
                 if self._queue:
                     await self._write_group(self._next_batch())
         finally:
-            self._is_writing = False
-            self._resolve_idle()
+            self._end_writing()
 
     def _next_batch(self) -> list[AppendRequest]:
         """Take the next requests off the queue: at least one, up to `max_batch_bytes`."""
@@ -244,18 +241,18 @@ class Committer:
     async def _write_group(self, requests: list[AppendRequest]) -> None:
         at_ms = int(self._clock.seconds() * 1000)
         try:
-            group, error, is_known = await self._thread.run(partial(self._commit_group, requests, at_ms))
+            group, error = await self._thread.run(partial(self._commit_group, requests, at_ms))
         except Exception as unexpected:
             # The thread itself failed: nothing was attempted.
-            group, error, is_known = None, _as_storage_error(unexpected), True
+            group, error = None, _as_storage_error(unexpected)
         if error is not None:
             if not isinstance(error, InvalidValue):
                 self.problem = str(error)
             if isinstance(error, LogLost):
                 self.set_lost(error)
                 # Its outcome no longer matters: the database belongs to another process.
-                is_known = True
-            if group is not None and not is_known:
+                group = None
+            if group is not None:
                 self._uncertain_commit = group
                 error = StorageError(
                     op="append",
@@ -275,9 +272,9 @@ class Committer:
 
     def _commit_group(
         self, requests: list[AppendRequest], at_ms: int
-    ) -> tuple[CommitGroup | None, StorageError | None, bool]:
-        """Build a group and commit it, in the writing thread. Returns the group, the error, and whether the
-        outcome is certain.
+    ) -> tuple[CommitGroup | None, StorageError | None]:
+        """Build a group and commit it, in the writing thread. Returns the group, if it was or may have been
+        stored, and the error.
 
         Reading `_head` from this thread is safe: it changes only between groups.
         """
@@ -297,15 +294,15 @@ class Committer:
         except Exception as error:
             failure = _as_storage_error(error)
             if group is None or not failure.tried:
-                return None, failure, True
+                return None, failure
             try:
                 now = self._engine.head()
             except Exception:
-                return group, failure, False
+                return group, failure
             if now.digest == group.after:
-                return group, None, True
-            return group, failure, now.digest == group.before
-        return group, None, True
+                return group, None
+            return (None if now.digest == group.before else group), failure
+        return group, None
 
     async def _resolve_uncertain_commit(self) -> StorageError | None:
         """Look up the outcome of the uncertain commit, if any. Returns the error if the engine cannot say."""
@@ -361,7 +358,6 @@ class Committer:
             self._resolve(request, error)
 
     def _apply_group(self, group: CommitGroup) -> None:
-        """Advance the head over this committed group."""
         if group.facts:
             self.problem = ""
             self.committed_at = self._clock.seconds()

@@ -21,7 +21,6 @@ __all__ = [
     "check_ascend",
     "check_epoch_start",
     "check_follow",
-    "discarded_rows",
     "find_inconsistency",
 ]
 
@@ -100,11 +99,6 @@ class ChainCheck:
             is_ahead = position is not None and (token is None or position > token)
             if is_behind or (is_ahead and is_exact):
                 yield stream, writer, token, position
-
-
-def discarded_rows(epoch_starts: Iterable[EpochStart]) -> list[tuple[str, int, int]]:
-    """The ranges that these starts of epochs discard, as rows of `DiscardedRanges`."""
-    return [(one.stream, one.epoch, one.token) for one in epoch_starts if one.stream]
 
 
 def check_follow(facts: Sequence[Fact], serial: int, digest: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
+from itertools import starmap
 from typing import Final, TypeVar
 from uuid import uuid4
 
@@ -20,7 +21,6 @@ from synrepl.storage.continuity import (
     check_ascend,
     check_epoch_start,
     check_follow,
-    discarded_rows,
     find_inconsistency,
 )
 from synrepl.storage.schema import (
@@ -31,7 +31,6 @@ from synrepl.storage.schema import (
     LogBounds,
     digest_of,
     end_of_log,
-    facts_of,
     migrate,
     migrations,
     read_bounds,
@@ -204,7 +203,7 @@ class SQLEngine:
             f"SELECT {COLUMNS} FROM facts WHERE serial > ? ORDER BY serial DESC LIMIT ?",
             (floor.serial, CHECKED_AT_OPEN + 1),
         ) as rows:
-            tail = list(facts_of(rows))[::-1]
+            tail = list(starmap(Fact, rows))[::-1]
         why = find_inconsistency(tail, floor, _positions(connection), self._discarded)
         if why:
             raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._dialect.kind))
@@ -422,7 +421,7 @@ class SQLEngine:
             with connection.stream(
                 f"SELECT {COLUMNS} FROM facts WHERE {where} ORDER BY serial", values
             ) as found:
-                page, is_full = take_rows(facts_of(found), limit)
+                page, is_full = take_rows(starmap(Fact, found), limit)
         return page, page[-1].serial if is_full else max(after, upto)
 
     def read_text(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> tuple[bytes, int]:
@@ -511,7 +510,7 @@ class SQLEngine:
                 (stream, after, upto, serial, *values, *(() if writer is None else (writer,))),
             ) as found,
         ):
-            return take_tokens(facts_of(found), limit)
+            return take_tokens(starmap(Fact, found), limit)
 
     # -- notes and leases ----------------------------------------------------------------------------------
 
@@ -570,8 +569,9 @@ class SQLEngine:
     @staticmethod
     def _insert_epoch_starts(connection: SQLConnection, epoch_starts: Sequence[EpochStart]) -> None:
         """Insert the starts of epochs, and the ranges that they discard; within a transaction."""
+        discarded = [(one.stream, one.epoch, one.token) for one in epoch_starts if one.stream]
         connection.insert("turns", EPOCH_START_COLUMNS, map(msgspec.structs.astuple, epoch_starts))
-        connection.insert("voids", "stream, epoch, token", discarded_rows(epoch_starts))
+        connection.insert("voids", "stream, epoch, token", discarded)
 
     def snapshot(self) -> LogSnapshot:
         """Everything the log has besides facts, as of now."""
@@ -776,7 +776,7 @@ def _slice(connection: SQLConnection, after: int, upto: int, limit: int) -> list
         f"SELECT {COLUMNS} FROM facts WHERE serial > ? AND serial <= ? ORDER BY serial LIMIT ?",
         (after, upto, limit),
     )
-    return list(facts_of(found.fetchall()))
+    return list(starmap(Fact, found.fetchall()))
 
 
 def _advance_bounds(
@@ -808,5 +808,4 @@ def _in_batches(values: Collection[V]) -> Iterator[list[V]]:
 
 
 def _placeholders(values: Collection[object]) -> str:
-    """The question marks for a list of these values in a statement."""
     return ", ".join("?" * len(values))

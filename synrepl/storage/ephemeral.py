@@ -41,19 +41,17 @@ class EphemeralStore:
 
     def restart(self, boots: int) -> None:
         """Start all streams empty; `boots` is their epoch."""
-        self.streams = {
-            name: EphemeralStream(name, epoch=boots, key_of=self._key_of, max_bytes=self._max_bytes)
-            for name in self.names
-        }
         self._boots = boots
+        self.streams = {name: self._empty_stream(name) for name in self.names}
 
     def add(self, name: str) -> None:
         """Add a stream, which is empty."""
         if name not in self.names:
             self.names.add(name)
-            self.streams[name] = EphemeralStream(
-                name, epoch=self._boots, key_of=self._key_of, max_bytes=self._max_bytes
-            )
+            self.streams[name] = self._empty_stream(name)
+
+    def _empty_stream(self, name: str) -> "EphemeralStream":
+        return EphemeralStream(name, epoch=self._boots, key_of=self._key_of, max_bytes=self._max_bytes)
 
     def append(
         self, stream: str, writer: str, facts: Sequence[bytes], at_ms: int, *, key: str | None, checksum: str

@@ -95,7 +95,8 @@ class DatabaseFile:
             self._note = note
         try:
             self._lock_file(path)
-            self._make_private(path)
+            for ending in ("", "-wal", "-shm"):
+                make_private(path.with_name(path.name + ending))
         except BaseException:
             self.release()
             raise
@@ -130,11 +131,6 @@ class DatabaseFile:
                 finally:
                     if self._descriptor is None:
                         os.close(descriptor)
-
-    @staticmethod
-    def _make_private(path: Path) -> None:
-        for ending in ("", "-wal", "-shm"):
-            make_private(path.with_name(path.name + ending))
 
     def missing(self) -> str:
         """The file that was deleted or replaced at its path since it was opened; empty if there is none.

@@ -148,8 +148,6 @@ class Log:
         self._forget_timer.start(FORGET_EVERY_SECONDS)
 
     async def _load(self, open_engine: Callable[[], Head]) -> Head:
-        """Open the engine with `open_engine`, and load its notes and leases."""
-
         def work() -> tuple[Head, dict[str, str], list[Lease]]:
             return open_engine(), self._engine.notes(), self._engine.leases()
 

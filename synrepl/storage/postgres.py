@@ -198,7 +198,6 @@ class PostgresDatabase(LogDatabase):
         return connection
 
     def _lock(self, connection: PostgresConnection, op: str, seconds: float) -> None:
-        """Take the lock. Raises `StorageError` naming its holder."""
         import psycopg  # an extra
 
         connection.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}")

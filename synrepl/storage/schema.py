@@ -1,6 +1,6 @@
 """The tables of the log in SQLite and PostgreSQL: their migrations, their rows, and where the log ends."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -9,7 +9,6 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, Lease, LogPosition
 from synrepl.storage.sql import Flavor, Row, SQLConnection
 from synrepl.streams.digest import EMPTY
-from synrepl.streams.facts import Fact
 
 __all__ = [
     "COLUMNS",
@@ -21,7 +20,6 @@ __all__ = [
     "LogBounds",
     "digest_of",
     "end_of_log",
-    "facts_of",
     "load_bounds",
     "migrate",
     "migrations",
@@ -210,11 +208,8 @@ class LogBounds(msgspec.Struct, frozen=True):
 
     def rows(self) -> list[tuple[str, int, int, str]]:
         """The rows of the table `places`: name, epoch, serial and digest of each."""
-        return [
-            ("begin", self.trimmed_upto.epoch, self.trimmed_upto.serial, self.trimmed_upto.digest),
-            ("filled", self.filled.epoch, self.filled.serial, self.filled.digest),
-            ("indexed", 0, self.indexed, ""),
-        ]
+        begin, filled = map(msgspec.structs.astuple, (self.trimmed_upto, self.filled))
+        return [("begin", *begin), ("filled", *filled), ("indexed", 0, self.indexed, "")]
 
 
 def load_bounds(rows: Iterable[tuple[str, int, int, str]]) -> LogBounds:
@@ -223,7 +218,7 @@ def load_bounds(rows: Iterable[tuple[str, int, int, str]]) -> LogBounds:
     return LogBounds(
         trimmed_upto=by_name.get("begin", BEGINNING),
         filled=by_name.get("filled", BEGINNING),
-        indexed=by_name["indexed"].serial if "indexed" in by_name else 0,
+        indexed=by_name.get("indexed", BEGINNING).serial,
     )
 
 
@@ -239,11 +234,6 @@ def receipt_of(row: Row) -> AppendReceipt:
     key, request, epoch, first_serial, tokens, at_ms = row
     appended = Appended(epoch, first_serial, msgspec.json.decode(tokens, type=list[int]))
     return AppendReceipt(key, request, appended, at_ms)
-
-
-def facts_of(rows: Iterable[Row]) -> Iterator[Fact]:
-    """Convert rows of `COLUMNS` to facts."""
-    return (Fact(*row) for row in rows)
 
 
 def end_of_log(connection: SQLConnection, bounds: LogBounds) -> tuple[int, str, int]:

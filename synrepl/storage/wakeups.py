@@ -10,7 +10,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.ports.interfaces import IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, doubling
 from synrepl.storage.postgres_connection import PostgresAddress
@@ -36,7 +35,7 @@ class Wakeups:
     notifications are lost), and at least every `poll_seconds`, connected or not. The payload of a
     notification is ignored.
 
-    Connections are made in `thread`, which this object owns and stops; `jitter` gives numbers from 0 to 1.
+    Connections are made in a thread of its own; `jitter` gives numbers from 0 to 1.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class Wakeups:
         on_wake: Callable[[], object],
         poll_seconds: float,
         *,
-        thread: IThread | None = None,
         jitter: Callable[[], float] = random,
         logger: Logger | None = None,
     ) -> None:
@@ -56,7 +54,7 @@ class Wakeups:
         self._channel = channel
         self._on_wake = on_wake
         self._poll_seconds = poll_seconds
-        self._thread = thread if thread is not None else ReactorThread(reactor, "wake-ups")
+        self._thread = ReactorThread(reactor, "wake-ups")
         self._logger = logger if logger is not None else Logger()
         self._tasks = Tasks(self._logger, "wake-ups")
         self._socket: _Socket | None = None

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
+from itertools import starmap
 from typing import Any, Final, TypeVar
 
 from twisted.internet.defer import Deferred, fail
@@ -18,7 +19,6 @@ from synrepl.storage.schema import (
     COLUMNS,
     RECEIPT_COLUMNS,
     LogBounds,
-    facts_of,
     migrate,
     migrations,
     read_bounds,
@@ -114,7 +114,9 @@ class MemoryEngine(SQLEngine):
         """All facts, in order of serial."""
         connection = self.database.connection
         if self._facts_at != (connection, connection.total_changes):
-            self._facts = list(facts_of(connection.execute(f"SELECT {COLUMNS} FROM facts ORDER BY serial")))
+            self._facts = list(
+                starmap(Fact, connection.execute(f"SELECT {COLUMNS} FROM facts ORDER BY serial"))
+            )
             self._facts_at = connection, connection.total_changes
         return self._facts
 

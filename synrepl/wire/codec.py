@@ -6,7 +6,7 @@ from typing import Final
 
 from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from synrepl.wire.commands import Rdata, declared_commands
-from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect, nearest
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, Command, CommandForm, Side
 from synrepl.wire.kinds import show
 from synrepl.wire.rdata_runs import RunReader
@@ -69,7 +69,8 @@ class Codec:
     def _reading_dialect(self, command: type[Command]) -> Dialect:
         if self.dialect.release in command.SPAN:
             return self.dialect
-        return nearest(self.dialect, [point for point in _KNOWN_POINTS if point.release in command.SPAN])
+        points = [point for point in _KNOWN_POINTS if point.release in command.SPAN]
+        return next((point for point in points if point > self.dialect), points[-1])
 
     def parse(self, line: bytes) -> Command:
         """Parse a line. Raises RemoteProtocolError with a message for the peer."""

@@ -6,7 +6,6 @@ compare the dialect with these spans; no other code depends on it.
 """
 
 import re
-from collections.abc import Sequence
 
 import msgspec
 
@@ -22,7 +21,6 @@ __all__ = [
     "Dialect",
     "Release",
     "Span",
-    "nearest",
     "span",
 ]
 
@@ -119,8 +117,3 @@ NEWEST = Dialect(release=(1, 163, 0), name="1.163")
 
 NATIVE = Dialect(release=(999, 0, 0), name="native")
 """Between synrepl daemons."""
-
-
-def nearest(dialect: Dialect, points: Sequence[Dialect]) -> Dialect:
-    """Return the first of these sorted points after `dialect`, or the last point if none follows."""
-    return next((point for point in points if point > dialect), points[-1])

@@ -146,17 +146,14 @@ class CommandForm:
         self._middle = next(
             (i for i, field in enumerate(self.fields) if isinstance(field.kind, MiddleText)), None
         )
-        self._order = self._struct_order()
+        positions = {field.name: position for position, field in enumerate(self.fields)}
+        # The position of each Struct member's field in this form; None takes the default.
+        self._order = [positions.get(name) for name in made.__struct_fields__]
         self.parse: Callable[[bytes], Command] = self._unrolled() or self._parse
 
     def grammar(self) -> str:
         """The line as the documentation shows it."""
         return " ".join([self.command.NAME, *(f.kind.grammar.format(name=f.name) for f in self.fields)])
-
-    def _struct_order(self) -> list[int | None]:
-        """The position of each Struct member's field in this form; None takes the default."""
-        positions = {field.name: position for position, field in enumerate(self.fields)}
-        return [positions.get(name) for name in self.command.__struct_fields__]
 
     def _unrolled(self) -> Callable[[bytes], Command] | None:
         """Return a parser without loops for the two forms of RDATA, which carries every row."""

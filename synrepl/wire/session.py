@@ -289,7 +289,8 @@ class Session:
                 continue
             if type(command) in NATIVE_COMMANDS and guess.release not in command.SPAN:
                 continue  # Only a synrepl daemon sends it, which does not speak this dialect.
-            if not self._is_ignored(command):
+            # A release ignores the text of its REPLICATE, which then does not show the release.
+            if not isinstance(command, Replicate) or not command.text or command.named:
                 meanings.append((codec, command))
         if not meanings:
             raise RemoteProtocolError("; or ".join(errors))
@@ -299,11 +300,6 @@ class Session:
             self._codec = codec
             self._must_authenticate = _is_for_replicas(codec.dialect)
         return command
-
-    @staticmethod
-    def _is_ignored(command: Command) -> bool:
-        """Whether the command has text that its release ignores, so that it does not show the release."""
-        return isinstance(command, Replicate) and bool(command.text) and not command.named
 
     def _note(self, command: Command) -> Command:
         """Update the session by a command, and return it with printable text. Raises RemoteProtocolError."""

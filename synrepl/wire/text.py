@@ -34,7 +34,9 @@ def printable(text: str, *, limit: int = SHOWN) -> str:
     shown = text if len(text) <= limit else text[:limit] + "..."
     if shown.isprintable():
         return shown
-    return "".join(character if character.isprintable() else _escape(character) for character in shown)
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown
+    )
 
 
 def printable_values(value: Any) -> Any:
@@ -46,10 +48,6 @@ def printable_values(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable_values(name): printable_values(member) for name, member in value.items()}
     return value
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def is_name(name: str) -> bool:

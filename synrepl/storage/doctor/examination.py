@@ -62,7 +62,8 @@ class Doctor:
             try:
                 mended.update(self.database.savepoint(cursor, "repair", work))
             except StorageError as error:
-                failed.append(_not_repaired(stream, error))
+                text = f"could not be repaired: {_reason(error)}"
+                failed.append(Complaint(severity="error", kind="not_mended", stream=stream, text=text))
 
         def work(cursor: Any) -> None:
             for stream in self.streams:
@@ -282,12 +283,6 @@ def _unread(reason: str, names: Sequence[str]) -> Complaint:
         stream=names[0] if is_one_stream else "",
         text=f"not examined: {reason}" + ("" if is_one_stream else f" (needed for {', '.join(names)})"),
         remedy="grant this user SELECT on it" if "permission" in reason else "",
-    )
-
-
-def _not_repaired(stream: str, error: StorageError) -> Complaint:
-    return Complaint(
-        severity="error", kind="not_mended", stream=stream, text=f"could not be repaired: {_reason(error)}"
     )
 
 

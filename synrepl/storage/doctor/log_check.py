@@ -97,7 +97,6 @@ def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
 
 
 def _complaints(chain: ChainCheck, positions: dict[tuple[str, str], int], *, whole: bool) -> list[Complaint]:
-    """The complaints about serials, digests and positions."""
     found = []
     if chain.missing:
         text = f"serial {chain.missing[0]} is missing{_more(chain.missing, 'gaps')}"

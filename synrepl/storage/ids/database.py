@@ -75,33 +75,26 @@ class IdDatabase:
         On SQLite a rollback undoes the allocation: see `has_ended`. A PostgreSQL sequence does not reuse ids
         after a rollback; after a crash it may reuse those of uncommitted transactions.
         """
+        sequence = self.stream.sequence
         if self.flavor == "postgresql":
             while True:
-                self._execute(
-                    cursor,
-                    "SELECT nextval(?), txid_current() FROM generate_series(1, ?)",
-                    self.stream.sequence,
-                    count,
-                )
+                reserve = "SELECT nextval(?), txid_current() FROM generate_series(1, ?)"
+                self._execute(cursor, reserve, sequence, count)
                 rows = cursor.fetchall()
                 if rows[0][0] > above:
                     return [row[0] for row in rows], rows[0][1]
-                self._skip_ids(cursor, above - rows[-1][0])
+                # Other processes may reserve meanwhile.
+                if (count_below := above - rows[-1][0]) > 0:
+                    skip = "SELECT max(nextval(?)) FROM generate_series(1, ?)"
+                    self._value(cursor, skip, sequence, count_below)
         last: int = self._sequence_value(
             cursor,
             "UPDATE synrepl_sequences SET value = max(value, ?) + ? WHERE name = ? RETURNING value",
             above,
             count,
-            self.stream.sequence,
+            sequence,
         )
         return list(range(last - count + 1, last + 1)), 0
-
-    def _skip_ids(self, cursor: ICursor, count: int) -> None:
-        """Skip the next `count` ids. Other processes may reserve meanwhile."""
-        if count > 0:
-            self._value(
-                cursor, "SELECT max(nextval(?)) FROM generate_series(1, ?)", self.stream.sequence, count
-            )
 
     def has_ended(self, cursor: ICursor, mark: int, highest: int) -> bool:
         """Whether a transaction that was to be rolled back has certainly ended, and its ids will not be

@@ -18,8 +18,8 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Backoff, doubling, sleep
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.startup import IdPosition, IdProblem, IdProblems, examine, initial_position, repair
-from synrepl.storage.ids.tracker import Tracker
+from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, initial_position, repair
+from synrepl.storage.ids.tracker import IdPosition, Tracker
 from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, transact
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class MultiWriterIdGenerator:
         self._clock = clock
         self._channel = channel
         self._lock = threading.RLock()
-        self._tracker = Tracker(instance, stream.writers, positions={}, persisted_upto=0)
+        self._tracker = Tracker(instance, stream.writers, IdPosition(positions={}, persisted_upto=0))
         self._is_started = False
         self._reservations: set[Reservation] = set()
         self._saved = 0
@@ -160,13 +160,7 @@ class MultiWriterIdGenerator:
         self.problems = examined.found
         self._warn(examined)
         with self._lock:
-            self._tracker = Tracker(
-                self.instance,
-                self.stream.writers,
-                positions=position.positions,
-                persisted_upto=position.persisted_upto,
-                own_row=position.own_row,
-            )
+            self._tracker = Tracker(self.instance, self.stream.writers, position)
             self._saved = examined.positions.get(self.instance, 0)
             self._is_started = True
 

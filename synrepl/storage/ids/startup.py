@@ -11,9 +11,10 @@ from typing import Literal
 import msgspec
 
 from synrepl.storage.ids.database import IdDatabase
+from synrepl.storage.ids.tracker import IdPosition
 from synrepl.storage.ids.transactions import ICursor
 
-__all__ = ["IdProblem", "IdProblems", "IdPosition", "examine", "initial_position", "repair"]
+__all__ = ["IdProblem", "IdProblems", "examine", "initial_position", "repair"]
 
 Kind = Literal[
     "sequence_behind_tables",
@@ -49,17 +50,6 @@ class IdProblems(msgspec.Struct, frozen=True, kw_only=True):
     positions: Mapping[str, int]
     goal: int
     found: list[IdProblem]
-
-
-class IdPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """The positions from which a process starts its `Tracker`.
-
-    `own_row` is the highest row of this writer beyond the linear position; 0 if there is none.
-    """
-
-    positions: Mapping[str, int]
-    persisted_upto: int
-    own_row: int = 0
 
 
 def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> IdProblems:

@@ -15,7 +15,20 @@ The terms follow the streams document and `MultiWriterIdGenerator` of Synapse 1.
 from collections.abc import Collection, Iterable, Mapping
 from heapq import heappop, heappush
 
-__all__ = ["Tracker"]
+import msgspec
+
+__all__ = ["IdPosition", "Tracker"]
+
+
+class IdPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """The positions from which a process starts its `Tracker`.
+
+    `own_row` is the highest row of this writer beyond the linear position; 0 if there is none.
+    """
+
+    positions: Mapping[str, int]
+    persisted_upto: int
+    own_row: int = 0
 
 
 class Tracker:
@@ -23,32 +36,23 @@ class Tracker:
 
     `writers` are the instances that may write; if there are none, every known instance is one. The position
     of an instance that is no writer is stored and otherwise ignored: it cannot hold up the linear position.
-    `own_row` is the highest id with a row of this writer (0: none); it is complete.
     """
 
-    def __init__(
-        self,
-        instance: str,
-        writers: Collection[str],
-        *,
-        positions: Mapping[str, int],
-        persisted_upto: int,
-        own_row: int = 0,
-    ) -> None:
+    def __init__(self, instance: str, writers: Collection[str], start: IdPosition) -> None:
         self.instance = instance
         self.writers = frozenset(writers)
-        self.persisted_upto = persisted_upto
-        self.allocated = max([persisted_upto, *positions.values()])
+        self.persisted_upto = start.persisted_upto
+        self.allocated = max([start.persisted_upto, *start.positions.values()])
         """The highest id known to be reserved by any process."""
         self.reserved_upto = 0
         """The highest id reserved by this process."""
-        self._positions = dict(positions)
+        self._positions = dict(start.positions)
         self._announced = self.allocated
         self._unfinished: set[int] = set()
         self._unfinished_heap: list[int] = []
         self._pending_floors: list[int] = []
         self._finished: list[int] = []
-        self._persisted: list[int] = [own_row] if own_row > persisted_upto else []
+        self._persisted: list[int] = [start.own_row] if start.own_row > start.persisted_upto else []
 
     @property
     def is_writer(self) -> bool:

@@ -155,8 +155,7 @@ class WriterSession:
         for generator in self._generators:
             generator.session = self
             await generator.start(seen=seen.get(generator.stream.name, 0))
-        await self._heartbeat()
-        self._schedule_heartbeat()
+        await self._heartbeat_and_reschedule()
 
     def _refused(self) -> StorageError:
         if self._refused_stream:

@@ -26,6 +26,7 @@ __all__ = ["TableSource", "TableState"]
 T = TypeVar("T")
 
 PAGE_ROWS: Final = 1_000
+POLL_SECONDS: Final = 1.0
 CERTIFY_SECONDS: Final = 1.0
 """How often the log gets proof that idle writers wrote nothing; each time is a fact without rows."""
 
@@ -44,8 +45,6 @@ class TableState(msgspec.Struct, kw_only=True):
 
 
 class _Followed:
-    """One stream: its reader and its progress."""
-
     def __init__(self, stream: TableStream, flavor: Flavor) -> None:
         self.stream = stream
         self.reader = TableReader(stream, flavor)
@@ -57,7 +56,7 @@ class _Followed:
 class TableSource:
     """Follows the tables of `streams` in one database, in `thread`, with a connection from `connect`.
 
-    It polls when it is woken (`wake`) and every `poll_seconds`, and retries forever if the database is
+    It polls when it is woken (`wake`) and every `POLL_SECONDS`, and retries forever if the database is
     unreachable. `on_writer_status` is called with the writers' status. `on_lost` is called with the name of a
     stream whose source lost facts, after the log has begun a new epoch.
     """
@@ -74,7 +73,6 @@ class TableSource:
         table: StreamTable,
         clock: IClock,
         thread: IThread,
-        poll_seconds: float = 1.0,
         on_writer_status: Callable[[Sequence[WriterState]], None] = lambda states: None,
         on_lost: Callable[[str], None] = lambda stream: None,
     ) -> None:
@@ -84,7 +82,6 @@ class TableSource:
         self._table = table
         self._clock = clock
         self._thread = thread
-        self._poll_seconds = poll_seconds
         self._on_writer_status = on_writer_status
         self._on_lost = on_lost
         self._flavor = flavor
@@ -160,7 +157,7 @@ class TableSource:
         finally:
             self._is_polling = False
             if not self._is_stopped:
-                self._timer.restart(self._poll_seconds)
+                self._timer.restart(POLL_SECONDS)
 
     async def _copy_complete(self, followed: _Followed) -> None:
         """Copy everything that is complete now, page by page."""
