@@ -57,6 +57,7 @@ class Wakeups:
         self._thread = ReactorThread(reactor, "wake-ups")
         self._logger = logger if logger is not None else Logger()
         self._tasks = Tasks(self._logger, "wake-ups")
+        # None while no notifications arrive: polling goes on.
         self._socket: _Socket | None = None
         self._poll = Timer(reactor, self._wake)
         self._retry = Timer(reactor, self._connect_soon)
@@ -67,11 +68,6 @@ class Wakeups:
         self._connected_at = 0.0
         self._is_logged = False
         self._is_running = False
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether notifications arrive; if not, polling goes on."""
-        return self._socket is not None
 
     def start(self) -> None:
         """Start waking. Idempotent."""

@@ -106,12 +106,12 @@ class WakeupTests(TestCase):
         wakeups = self.wakeups(url, poll_seconds=0.02)
 
         await self.woken.reaches(20)
-        self.assertFalse(wakeups.is_connected)
+        self.assertIsNone(wakeups._socket)
         self.assertEqual(1, len(self.told))
         await thread.run(server.start)
-        await eventually(lambda: wakeups.is_connected, "it connects by itself")
+        await eventually(lambda: wakeups._socket is not None, "it connects by itself")
         await thread.run(server.kill)
-        await eventually(lambda: not wakeups.is_connected, "it sees that the server has gone")
+        await eventually(lambda: wakeups._socket is None, "it sees that the server has gone")
         await self.woken.reaches(self.woken.count + 4)
 
     async def test_stopping_while_it_connects_leaves_nothing(self) -> None:
