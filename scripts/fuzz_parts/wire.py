@@ -142,7 +142,7 @@ class NativeTarget(Target):
             nowhere, clock, Metrics(CollectorRegistry()), UpstreamSettings(), where=Address(native="a")
         ).build("b")
         conversation = NativeConversation(connection, Metrics(CollectorRegistry()))
-        connection._make_owner = lambda _: conversation
+        connection.make_owner = lambda _: conversation
         answer = conversed(connection, clock, text, seed)
         events = 0
         while events < 10_000 and conversation._events:

@@ -1,6 +1,7 @@
 """All sources of a daemon, and the ingester through which they write to its log."""
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,57 +40,50 @@ PAGE_ROWS: Final = 1_000
 """Rows of a page that is read from a table."""
 
 
+@dataclass(eq=False, repr=False)
 class SourceManager:
     """Runs the sources: Redis, if it is configured, then the servers.
 
     Only the first source brings ephemeral streams, whose tokens may restart. The others bring stored streams:
     there the token tells whether the log has a fact already. Streams in `tables` are not taken from any
-    source. `lost` is called with a stream whose history was lost, when the log has begun a new epoch.
+    source: their tables give all facts in the order of ids, which no source may overtake. `lost` is called
+    with a stream whose history was lost, when the log has begun a new epoch.
     """
 
-    def __init__(
-        self,
-        settings: IngestSettings,
-        reactor: Any,
-        *,
-        log: Log,
-        publisher: Publisher,
-        table: StreamTable,
-        metrics: Metrics,
-        write_policy: WritePolicy,
-        tables: Collection[str],
-        credentials: Credentials,
-        lost: Callable[[str], None],
-    ) -> None:
-        self._settings = settings
-        self._clock = reactor
-        self._log = log
-        self._table = table
-        self._metrics = metrics
-        self._write_policy = write_policy
-        # The tables give all facts of these streams in the order of ids; no other source may overtake them.
-        self._tables = frozenset(tables)
-        self._http = HttpCatchUp(reactor, None, secret=credentials, instance_map=settings.instance_map)
+    settings: IngestSettings
+    clock: Any
+    _: KW_ONLY
+    log: Log
+    publisher: Publisher
+    table: StreamTable
+    metrics: Metrics
+    write_policy: WritePolicy
+    tables: Collection[str]
+    credentials: Credentials
+    lost: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        settings, clock = self.settings, self.clock
+        self._http = HttpCatchUp(clock, None, secret=self.credentials, instance_map=settings.instance_map)
         self._database = self._database_catch_up()
-        self.ingester = Ingester(log, table, reactor, lost=lost)
-        self.stalled_writers = StalledWriters(log, table, reactor)
-        self._server_name = settings.server_name_of(log.notes)
+        self.ingester = Ingester(self.log, self.table, clock, lost=self.lost)
+        self.stalled_writers = StalledWriters(self.log, self.table, clock)
+        self._server_name = settings.server_name_of(self.log.notes)
         self.redis: RedisSource | None = None
         self.servers: list[ServerSource] = []
         if settings.redis is not None:
-            self.redis = self._redis_source(publisher, write_policy)
+            self.redis = self._redis_source()
         for endpoint in settings.follow:
             is_first = self.redis is None and not self.servers
-            follower = self._follower(is_first=is_first)
             server = ServerSource(
                 settings,
-                reactor,
-                follower,
+                clock,
+                self._follower(is_first=is_first),
                 endpoint=endpoint,
-                metrics=metrics,
+                metrics=self.metrics,
                 server_name=self._server_name,
                 # Commands are forwarded once: to Redis, or without Redis to the first server.
-                publisher=publisher if is_first else None,
+                publisher=self.publisher if is_first else None,
             )
             self.servers.append(server)
 
@@ -117,7 +111,7 @@ class SourceManager:
         found = self.not_ready_reasons()
         for source in self._all:
             found += source.problems()
-        now = self._clock.seconds()
+        now = self.clock.seconds()
         found += [
             (
                 f"writer {one.writer} of {one.stream} stopped at {one.token}, {one.behind} behind the others",
@@ -131,7 +125,7 @@ class SourceManager:
         """Reasons this daemon may be missing data."""
         found = [reason for source in self._all for reason in source.not_ready_reasons()]
         if self.ingester.error:
-            found.append((f"cannot store received facts: {self.ingester.error}", self._clock.seconds()))
+            found.append((f"cannot store received facts: {self.ingester.error}", self.clock.seconds()))
         return found
 
     def refusal(self, stream: str, writer: str) -> str:
@@ -161,19 +155,19 @@ class SourceManager:
         return [*([self.redis] if self.redis is not None else []), *self.servers]
 
     def _database_catch_up(self) -> "_DatabaseCatchUp | None":
-        streams = [one for one in self._settings.table_streams if one.for_catch_up]
+        streams = [one for one in self.settings.table_streams if one.for_catch_up]
         if not streams:
             return None
-        url = self._settings.tables_database or self._settings.database
+        url = self.settings.tables_database or self.settings.database
         return _DatabaseCatchUp(
             Database(url, what="synrepl-catch-up"),
             streams,
-            table=self._table,
-            thread=ReactorThread(self._clock, "catch-up"),
+            table=self.table,
+            thread=ReactorThread(self.clock, "catch-up"),
             others=self._http,
         )
 
-    def _redis_source(self, publisher: Publisher, write_policy: WritePolicy) -> "RedisSource":
+    def _redis_source(self) -> "RedisSource":
         try:
             from synrepl.ingest.redis import RedisSource  # an extra
         except ImportError as error:
@@ -182,69 +176,65 @@ class SourceManager:
             ) from error
 
         return RedisSource(
-            self._settings,
-            self._clock,
+            self.settings,
+            self.clock,
             self._follower(is_first=True),
-            publisher=publisher,
-            metrics=self._metrics,
-            write_policy=write_policy,
+            publisher=self.publisher,
+            metrics=self.metrics,
+            write_policy=self.write_policy,
             server_name=self._server_name,
         )
 
     def _follower(self, *, is_first: bool) -> Follower:
         """A follower that continues at the log's positions, and writes to it."""
-        dialect = NEWEST if self._settings.redis is not None else self._settings.dialect
-        streams = self._table.known_to(dialect) if dialect is not None else list(self._table)
+        dialect = NEWEST if self.settings.redis is not None else self.settings.dialect
+        streams = self.table.known_to(dialect) if dialect is not None else list(self.table)
         follower = Follower(
-            instance=self._settings.instance_name,
-            clock=self._clock,
+            instance=self.settings.instance_name,
+            clock=self.clock,
             streams=StreamTable(
                 stream
                 for stream in streams
-                if stream.name not in self._tables
+                if stream.name not in self.tables
                 and (is_first or not stream.ephemeral)
                 and not stream.on_request
             ),
-            positions=LogPositions(self._log, self._write_policy.own),
+            positions=LogPositions(self.log, self.write_policy.own),
             catch_up=self._database or self._http,
-            metrics=self._metrics,
+            metrics=self.metrics,
             canonical=True,
             external_position=self.ingester.durable_position,
         )
-        on_redis = is_first and self._settings.redis is not None
+        on_redis = is_first and self.settings.redis is not None
         self.ingester.attach(follower, knows_history=is_first, confirms=on_redis)
         return follower
 
 
+@dataclass(eq=False, repr=False)
 class _DatabaseCatchUp:
     """An `ICatchUp` that reads the tables of `streams` in `thread`. Other streams go to `others`."""
 
-    def __init__(
-        self,
-        database: Database,
-        streams: Sequence[TableStream],
-        *,
-        table: StreamTable,
-        thread: IThread,
-        others: ICatchUp,
-    ) -> None:
-        self._database = database
-        self._readers = {stream.stream: TableReader(stream, database.flavor) for stream in streams}
-        self._table = table
-        self._thread = thread
-        self._others = others
+    database: Database
+    streams: Sequence[TableStream]
+    _: KW_ONLY
+    table: StreamTable
+    thread: IThread
+    others: ICatchUp
+
+    def __post_init__(self) -> None:
+        self._readers = {one.stream: TableReader(one, self.database.flavor) for one in self.streams}
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         reader = self._readers.get(stream)
         if reader is None:
-            return await self._others.fetch(stream=stream, writer=writer, after=after, upto=upto)
+            return await self.others.fetch(stream=stream, writer=writer, after=after, upto=upto)
         work = partial(reader.missed, writer=writer, after=after, upto=upto, rows=PAGE_ROWS)
         try:
-            page: TablePage = await self._thread.run(
-                partial(self._database.read_transaction, "read missing facts", work)
+            page: TablePage = await self.thread.run(
+                partial(self.database.read_transaction, "read missing facts", work)
             )
             facts = [
-                (token, jsontext.split(self._table[stream].canonical_fact(rows)))
+                (token, jsontext.split(self.table[stream].canonical_fact(rows)))
                 for _, token, rows in page.facts
             ]
         except RowError as error:
@@ -252,4 +242,4 @@ class _DatabaseCatchUp:
         return MissedFacts(facts=facts, upto=page.upto, limited=page.upto < upto)
 
     async def stop(self) -> None:
-        await self._thread.stop()
+        await self.thread.stop()

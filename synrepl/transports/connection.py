@@ -1,7 +1,8 @@
 """Connections: bytes between a transport and a session, on both sides of every line protocol."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Final
 
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import connectionDone
@@ -71,61 +72,54 @@ class ConnectionOwner:
 
 
 @implementer(IPushProducer)
+@dataclass(eq=False, repr=False)
 class ReplicationProtocol(LineOnlyReceiver):
     """Passes lines and blocks between a transport and a `Session`, which implements the protocol.
 
     `framing` splits received bytes: a `BlockReader` where blocks come between the lines.
     """
 
+    session: Session
+    make_owner: Callable[["ReplicationProtocol"], ConnectionOwner]
+    clock: IClock
+    metrics: Metrics
+    _: KW_ONLY
+    logger: LimitedLogger
+    """For messages about a peer's behavior; shared by all connections of a listener."""
+    framing: Callable[[], LineBuffer | BlockReader] = LineBuffer
+    on_established: Callable[[], None] = lambda: None
+    on_lost: Callable[["ReplicationProtocol", Failure], None] = lambda lost, reason: None
+    transport: Any = field(default=None, init=False)
+    """An ITransport and IConsumer; of most endpoints also an ITCPTransport."""
     delimiter = b"\n"
     MAX_LENGTH = MAX_LENGTH
-    transport: Any  # an ITransport and IConsumer; of most endpoints also an ITCPTransport
-    _logger = Logger()
+    _logger: ClassVar = Logger()
 
-    def __init__(
-        self,
-        session: Session,
-        make_owner: Callable[["ReplicationProtocol"], ConnectionOwner],
-        clock: IClock,
-        metrics: Metrics,
-        *,
-        logger: LimitedLogger,
-        framing: Callable[[], LineBuffer | BlockReader] = LineBuffer,
-        on_established: Callable[[], None] | None = None,
-        on_lost: Callable[["ReplicationProtocol", Failure], None] | None = None,
-    ) -> None:
-        self.session = session
+    def __post_init__(self) -> None:
         self.access: Access | None = LOCAL
         """Rights of a client; None if its certificate is not registered as a key."""
-        self.logger = logger
-        """For messages about a peer's behavior; shared by all connections of a listener."""
         self.owner = ConnectionOwner()
         """The endpoint, from when the connection is made until it is lost."""
         self.failure_code = ""
         """Why the connection was lost: the code of `FollowerEvent`."""
-        self._make_owner = make_owner
-        self._clock = clock
-        self._metrics = metrics
-        self._on_established = on_established
-        self._on_lost = on_lost
-        self._framing: LineBuffer | BlockReader = framing()
+        self._framing: LineBuffer | BlockReader = self.framing()
         self._is_dialect_reported = False
         self._is_reading = True
         self._paused_at = 0.0
         self._close_reason = ""
-        self._timer = Timer(clock, self._tick)
+        self._timer = Timer(self.clock, self._tick)
         self._abort_timer: Timer | None = None
 
     # -- called by Twisted ---------------------------------------------------------------------------------
 
     def connectionMade(self) -> None:
-        self._metrics.connections.inc()
+        self.metrics.connections.inc()
         # Rows are small writes. Nagle's algorithm would delay each of them by tens of milliseconds.
         if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
             set_no_delay(True)
         self.transport.registerProducer(self, True)
         self._perform(self.session.connected())
-        self.owner = self._make_owner(self)
+        self.owner = self.make_owner(self)
         self._report_dialect()
         self._arm()
 
@@ -134,7 +128,7 @@ class ReplicationProtocol(LineOnlyReceiver):
 
         `LineOnlyReceiver` would call a method per line, which alone costs more than reading a row.
         """
-        self._metrics.bytes_in.inc(len(data))
+        self.metrics.bytes_in.inc(len(data))
         if self.session.closed:
             return
         # A large block may take longer than the timeout.
@@ -167,7 +161,7 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.connected = 0
-        self._metrics.connections.dec()
+        self.metrics.connections.dec()
         self.session.closed = True
         self._timer.stop()
         if self._abort_timer is not None:
@@ -175,8 +169,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         self.failure_code = "wrong_server" if self.session.is_wrong_server else failure_code(reason.value)
         owner, self.owner = self.owner, ConnectionOwner()
         owner.lost(self._close_reason or reason.getErrorMessage())
-        if self._on_lost is not None:
-            self._on_lost(self, reason)
+        self.on_lost(self, reason)
 
     def pauseProducing(self) -> None:
         self.owner.pause()
@@ -203,7 +196,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         """Send encoded lines."""
         if not self.session.closed:
             self.session.sent()
-            self._metrics.bytes_out.inc(len(data))
+            self.metrics.bytes_out.inc(len(data))
             self.transport.write(data)
 
     def send(self, command: Command) -> None:
@@ -232,13 +225,12 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def established(self) -> None:
         """Record that the first POSITION was applied: the connection works."""
-        if self._on_established is not None:
-            self._on_established()
+        self.on_established()
 
     def pause_reading(self) -> None:
         """Stop reading from the peer."""
         self._is_reading = False
-        self._paused_at = self._clock.seconds()
+        self._paused_at = self.clock.seconds()
         self.transport.pauseProducing()
 
     def resume_reading(self) -> None:
@@ -253,12 +245,12 @@ class ReplicationProtocol(LineOnlyReceiver):
         for action in actions:
             match action:
                 case Send(data):
-                    self._metrics.bytes_out.inc(len(data))
+                    self.metrics.bytes_out.inc(len(data))
                     self.transport.write(data)
                 case Deliver(commands):
                     self._deliver(commands)
                 case Close(why):
-                    self._metrics.errors_sent.inc()
+                    self.metrics.errors_sent.inc()
                     self.logger.warn("closing {peer}: {why}", peer=self._peer(), why=why)
                     self._close_reason = why
                     self._disconnect()
@@ -268,7 +260,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._report_dialect()
         if not commands:
             return
-        self._metrics.count_commands(commands)
+        self.metrics.count_commands(commands)
         try:
             self.owner.received(commands)
         except RemoteProtocolError as error:
@@ -283,13 +275,13 @@ class ReplicationProtocol(LineOnlyReceiver):
             self.owner.dialect_known(self.session.dialect)
 
     def _arm(self) -> None:
-        delay = max(0.0, self.session.deadline() - self._clock.seconds())
+        delay = max(0.0, self.session.deadline() - self.clock.seconds())
         self._timer.restart(delay)
 
     def _tick(self) -> None:
         if not self._is_reading:
             self.session.restart_timeout()
-            if self.session.side is SERVER and self._clock.seconds() - self._paused_at >= STALLED_SECONDS:
+            if self.session.side is SERVER and self.clock.seconds() - self._paused_at >= STALLED_SECONDS:
                 self.fail(f"the responses to your commands were not read for {STALLED_SECONDS:g} seconds")
         self._perform(self.session.tick())
         if not self.session.closed:
@@ -303,7 +295,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         self.transport.loseConnection()
         # Once: it may be closed again after it was lost.
         if self._abort_timer is None:
-            self._abort_timer = Timer(self._clock, self.transport.abortConnection)
+            self._abort_timer = Timer(self.clock, self.transport.abortConnection)
             self._abort_timer.start(ABORT_SECONDS)
 
     def _peer(self) -> str:

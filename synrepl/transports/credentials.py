@@ -40,10 +40,6 @@ class Credentials:
         """Return these credentials, or make some of a secret."""
         return value if isinstance(value, Credentials) else cls(value)
 
-    def with_secret(self, secret: str | None) -> "Credentials":
-        """Return a copy with another secret (None: none)."""
-        return Credentials(secret, self.files)
-
     @property
     def headers(self) -> dict[str, list[str]]:
         """The headers of a request."""

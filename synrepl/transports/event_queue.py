@@ -42,7 +42,7 @@ class EventQueue:
         if self.error is None:
             self.error = error
             # They refer to the connection, which would be part of a cycle.
-            self._on_full = self._on_room = _nothing
+            self._on_full = self._on_room = lambda: None
         self._news.open()
 
     async def next(self) -> Event:
@@ -70,7 +70,3 @@ class EventQueue:
             raise event
         taken: Event = event
         return taken
-
-
-def _nothing() -> None:
-    pass

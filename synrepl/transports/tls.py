@@ -1,7 +1,6 @@
 """TLS for clients and servers: verification, own certificates, and readable reasons for failures."""
 
 import re
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -174,11 +173,6 @@ class ServerTls:
         self._failures: WeakKeyDictionary[SSL.Connection, str] = WeakKeyDictionary()
         self.reload()
 
-    @property
-    def wants_certificates(self) -> bool:
-        """Whether clients must send a certificate."""
-        return self._files.ca_file is not None
-
     def reload(self) -> None:
         """Read the files. If one is unusable, the previous ones stay in use."""
         files = self._files
@@ -195,7 +189,7 @@ class ServerTls:
 
     def serverConnectionForTLS(self, tlsProtocol: Any) -> SSL.Connection:
         connection = SSL.Connection(self._context, None)
-        if self.wants_certificates:
+        if self._files.ca_file is not None:
             connection.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._verify)
         return connection
 
@@ -227,9 +221,9 @@ def _fault(certificate: crypto.X509, error: int, hint: str) -> str:
     """Describe the fault of a certificate by OpenSSL's number; `hint` tells how to trust its CA."""
     details: x509.Certificate = certificate.to_cryptography()
     if error == EXPIRED:
-        return f"the certificate expired on {_day(details.not_valid_after_utc)}"
+        return f"the certificate expired on {details.not_valid_after_utc:%Y-%m-%d}"
     if error == NOT_YET_VALID:
-        return f"the certificate is not valid before {_day(details.not_valid_before_utc)}"
+        return f"the certificate is not valid before {details.not_valid_before_utc:%Y-%m-%d}"
     if error in UNTRUSTED:
         return f"the certificate is signed by a CA that is not trusted ({hint})"
     return OTHER_FAULTS.get(error, f"the certificate is invalid (OpenSSL error {error})")
@@ -299,7 +293,3 @@ def _key(path: Path, certificate: Certificate) -> KeyPair:
     if private.public_key() != certificate.original.get_pubkey().to_cryptography_key():
         raise ConfigError(f"the key in {path} does not belong to the certificate")
     return KeyPair(key)
-
-
-def _day(at: datetime) -> str:
-    return at.strftime("%Y-%m-%d")

@@ -4,6 +4,7 @@ pyarrow is an extra: it is imported where it is used.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -114,10 +115,7 @@ def arrow_form(request: Any, query: ChangelogQuery, clock: Any) -> ArrowForm | N
     if find_spec("pyarrow") is None:
         why = "this daemon has no Arrow support: install pyarrow on it, or accept application/x-ndjson"
         raise ApiError("not_acceptable", why)
-    return ArrowForm(_thread_runner(clock), checked=query.checked)
-
-
-def _thread_runner(clock: Any) -> Run:
+    run: Run = ImmediateThread().run
     if hasattr(clock, "getThreadPool"):
-        return lambda work: deferToThreadPool(clock, clock.getThreadPool(), work)
-    return ImmediateThread().run
+        run = partial(deferToThreadPool, clock, clock.getThreadPool())
+    return ArrowForm(run, checked=query.checked)

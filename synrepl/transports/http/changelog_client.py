@@ -108,13 +108,10 @@ class _Serial(msgspec.Struct):
 
 
 def _response_head(response: Any) -> FirstAnswer:
-    def value_of(name: str) -> str:
-        values: list[str] = response.headers.getRawHeaders(name) or [""]
-        return values[0]
+    names = ("synrepl-epoch", "synrepl-serial", "synrepl-history")
+    epoch, serial, history = ((response.headers.getRawHeaders(name) or [""])[0] for name in names)
+    return FirstAnswer(_number(epoch), _number(serial), history)
 
-    epoch, serial = (value_of(name) for name in ("synrepl-epoch", "synrepl-serial"))
-    return FirstAnswer(
-        int(epoch) if epoch.isdecimal() else 0,
-        int(serial) if serial.isdecimal() else 0,
-        value_of("synrepl-history"),
-    )
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0

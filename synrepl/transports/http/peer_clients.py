@@ -218,6 +218,6 @@ class PeerClient:
             raise NotConnected(f"the HTTP address of {address} is unknown")
         secret = self._secret_of(address) if trusted else None
         if secret not in self._clients:
-            credentials = self._credentials.with_secret(secret)
+            credentials = Credentials(secret, self._credentials.files)
             self._clients[secret] = HttpClient(self._reactor, secret=credentials, timeout=TIMEOUT_SECONDS)
         return await self._clients[secret].call(request, answer, base_url=address.http, body=body)

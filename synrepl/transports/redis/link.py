@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Final
 
 import msgspec
 from twisted.internet import defer
@@ -46,6 +47,7 @@ class RedisState(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+@dataclass(eq=False, repr=False)
 class RedisLink:
     """Keeps a member subscribed and able to publish; reconnects each of its two connections by itself.
 
@@ -55,42 +57,31 @@ class RedisLink:
     added to it, not even TLS. `chance` is the source of jitter.
     """
 
-    _logger = Logger()
+    reactor: Any
+    address: RedisAddress
+    member: BrokerPeer
+    _: KW_ONLY
+    server_name: str
+    instance: str
+    metrics: Metrics
+    hears: Collection[str] = ("", "USER_IP")
+    dialect: Dialect = NEWEST
+    keepalive: Keepalive = REDIS_KEEPALIVE
+    endpoint: Callable[[str, int], IStreamClientEndpoint] | None = None
+    chance: random.Random = field(default_factory=random.Random)
+    _logger: ClassVar = Logger()
 
-    def __init__(
-        self,
-        reactor: Any,
-        address: RedisAddress,
-        member: BrokerPeer,
-        *,
-        server_name: str,
-        instance: str,
-        metrics: Metrics,
-        hears: Collection[str] = ("", "USER_IP"),
-        dialect: Dialect = NEWEST,
-        keepalive: Keepalive = REDIS_KEEPALIVE,
-        endpoint: Callable[[str, int], IStreamClientEndpoint] | None = None,
-        chance: random.Random | None = None,
-    ) -> None:
-        if not hears:
+    def __post_init__(self) -> None:
+        if not self.hears:
             raise LocalProtocolError("a link needs at least one channel")
-        self.reactor = reactor
-        self.clock: IClock = reactor
-        self.address = address
-        self.member = member
-        self.instance = instance
-        self.metrics = metrics
-        self.keepalive = keepalive
-        self.endpoint = endpoint
-        self.chance = chance or random.Random()
+        self.clock: IClock = self.reactor
         # The channel without suffix last, as in Synapse: its messages may need those of the other channels.
-        self.channels = [f"{server_name}/{suffix}" for suffix in hears if suffix]
-        self.channels += [server_name] if "" in hears else []
+        self.channels = [f"{self.server_name}/{suffix}" for suffix in self.hears if suffix]
+        self.channels += [self.server_name] if "" in self.hears else []
         self.is_reading = True
-        self.sentinels = list(address.hosts) if address.service else []
+        self.sentinels = list(self.address.hosts) if self.address.service else []
         """The Sentinels of the service, the one that responded last first."""
-        self._server_name = server_name
-        self._session = Session(BROKER, dialect, name=instance, seconds=self.clock.seconds)
+        self._session = Session(BROKER, self.dialect, name=self.instance, seconds=self.clock.seconds)
         self._publish_heads: dict[str, bytes] = {}
         self._since = self.clock.seconds()
         self._reconnects = 0
@@ -121,14 +112,14 @@ class RedisLink:
 
         Without a publisher's connection the lines are dropped.
         """
-        self._publish(self._server_name, data)
+        self._publish(self.server_name, data)
 
     def send(self, command: Command) -> None:
         """Publish a command on its channel. Raises `LocalProtocolError` if Redis does not carry it.
 
         Without a publisher's connection the command is dropped.
         """
-        channel = f"{self._server_name}/{command.CHANNEL}" if command.CHANNEL else self._server_name
+        channel = f"{self.server_name}/{command.CHANNEL}" if command.CHANNEL else self.server_name
         self._publish(channel, self._session.encode([command]))
 
     def fail(self, why: str) -> None:
