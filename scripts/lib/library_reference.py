@@ -198,7 +198,9 @@ def _fields(struct: type) -> list[str]:
     body = cast(ast.ClassDef, ast.parse(dedent(inspect.getsource(struct))).body[0]).body
     kinds = {one.kind for one in inspect.signature(struct).parameters.values()}
     return ["*"] * (kinds == {inspect.Parameter.KEYWORD_ONLY}) + [
-        f"{ast.unparse(node.target)}: {_text(node.annotation)}"
+        "*"
+        if ast.unparse(node.annotation) == "KW_ONLY"
+        else f"{ast.unparse(node.target)}: {_text(node.annotation)}"
         + ("" if node.value is None else f" = {ast.unparse(node.value)}")
         for node in body
         if isinstance(node, ast.AnnAssign)

@@ -1,6 +1,7 @@
 """A daemon and its workers in memory, built from the real parts."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -142,37 +143,35 @@ class FakeDaemon:
         return self.log.append(stream, writer, [canonical(rows) for rows in facts])
 
 
+@dataclass(eq=False, repr=False)
 class DirectCatchUp:
     """Fetches missing rows from a `FakeDaemon` page by page, with a delay; fails while `is_broken`."""
 
-    def __init__(
-        self, daemon: FakeDaemon, clock: IClock, delay: Callable[[], float], *, page_rows: int = 100
-    ) -> None:
-        self.is_broken = False
-        self.requests = 0
-        self._daemon = daemon
-        self._clock = clock
-        self._delay = delay
-        self._page_rows = page_rows
+    daemon: FakeDaemon
+    clock: IClock
+    delay: Callable[[], float]
+    page_rows: int = 100
+    is_broken: bool = False
+    requests: int = 0
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """One page, read by the code that serves HTTP."""
         self.requests += 1
-        await sleep(self._clock, self._delay())
-        if self.is_broken or not self._daemon.is_running:
+        await sleep(self.clock, self.delay())
+        if self.is_broken or not self.daemon.is_running:
             raise NotConnected("connection refused")
-        log = self._daemon.log
+        log = self.daemon.log
         page = await read_page(
             log,
-            self._daemon.table[stream],
+            self.daemon.table[stream],
             writer,
             after=after,
             upto=upto,
-            limit=self._page_rows,
+            limit=self.page_rows,
             texts=jsontext.split,
         )
-        await sleep(self._clock, self._delay())
-        if self.is_broken or self._daemon.log is not log:
+        await sleep(self.clock, self.delay())
+        if self.is_broken or self.daemon.log is not log:
             raise NotConnected("connection lost")
         updates = map(jsontext.split, page.updates)
         rows = ((int(token), row) for token, row in updates)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from twisted.internet import error
@@ -165,6 +165,7 @@ class MemoryLink:
         self.client.lost(reason)
 
 
+@dataclass(eq=False, repr=False)
 class Network:
     """Listeners by address, and the links to them.
 
@@ -173,23 +174,16 @@ class Network:
     than `buffer_bytes` in its buffer pauses its producer.
     """
 
-    def __init__(
-        self,
-        clock: IClock,
-        *,
-        delay: Callable[[], float] = lambda: 0.001,
-        piece: Callable[[int], int] = lambda size: size,
-        corrupt: Callable[[bytes], bytes] = lambda data: data,
-        reaches: Callable[[str, str], bool] = lambda client, address: True,
-        buffer_bytes: int = BUFFER_BYTES,
-    ) -> None:
-        self.clock = clock
-        self.buffer_bytes = buffer_bytes
+    clock: IClock
+    _: KW_ONLY
+    delay: Callable[[], float] = lambda: 0.001
+    piece: Callable[[int], int] = lambda size: size
+    corrupt: Callable[[bytes], bytes] = lambda data: data
+    reaches: Callable[[str, str], bool] = lambda client, address: True
+    buffer_bytes: int = BUFFER_BYTES
+
+    def __post_init__(self) -> None:
         self.links: list[MemoryLink] = []
-        self.delay = delay
-        self.piece = piece
-        self.corrupt = corrupt
-        self._reaches = reaches
         self._listeners: dict[str, IProtocolFactory] = {}
 
     def listen(self, address: str, factory: IProtocolFactory) -> None:
@@ -216,7 +210,7 @@ class Network:
         self, client: str, address: str, factory: IProtocolFactory, connected: "Deferred[IProtocol]"
     ) -> None:
         listener = self._listeners.get(address)
-        if listener is None or not self._reaches(client, address):
+        if listener is None or not self.reaches(client, address):
             connected.errback(error.ConnectionRefusedError())
             return
         link = MemoryLink(self, client, address)

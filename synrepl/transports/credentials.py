@@ -4,7 +4,7 @@ The module of TLS is imported where it is used: most daemons have no TLS.
 """
 
 from functools import lru_cache
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.address import UNIXAddress
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from synrepl.transports.tls import ClientTls, TlsFiles
 
 
-__all__ = ["Credentials", "certified_name", "is_local"]
+__all__ = ["Credentials", "certified_name", "ip_of", "is_local"]
 
 
 @implementer(IPolicyForHTTPS)
@@ -71,24 +71,23 @@ class Credentials:
 
 def is_local(address: Any) -> bool:
     """Whether this address is on this machine: loopback, or a UNIX socket."""
-    return isinstance(address, UNIXAddress) or _is_loopback(str(getattr(address, "host", "")))
+    if isinstance(address, UNIXAddress):
+        return True
+    parsed = ip_of(str(getattr(address, "host", "")))
+    return parsed is not None and (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
 @lru_cache(maxsize=1_024)
-def _is_loopback(host: str) -> bool:
+def ip_of(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address that this text is; None for a name."""
     try:
-        parsed = ip_address(host.partition("%")[0])
+        return ip_address(host.partition("%")[0])
     except ValueError:
-        return False
-    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+        return None
 
 
 def certified_name(transport: Any) -> str | None:
     """The common name of the peer's verified certificate; None without one."""
     get = getattr(transport, "getPeerCertificate", None)
     certificate = None if get is None else get()
-    if certificate is None:
-        return None
-    from synrepl.transports.tls import common_name
-
-    return common_name(certificate)
+    return None if certificate is None else certificate.get_subject().CN or ""

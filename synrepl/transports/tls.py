@@ -25,7 +25,7 @@ from zope.interface import implementer
 
 from synrepl.errors import ConfigError
 
-__all__ = ["ClientTls", "ServerTls", "TlsFiles", "TlsWords", "common_name", "is_permanent", "tls_trouble"]
+__all__ = ["ClientTls", "ServerTls", "TlsFiles", "TlsWords", "is_permanent", "tls_trouble"]
 
 # OpenSSL's X509_V_ERR numbers.
 NOT_YET_VALID: Final = 9
@@ -210,11 +210,6 @@ class ServerTls:
         if "did not return a certificate" in _reasons(error):
             return "TLS: the client sent no certificate; this listener requires one (trustRoots)"
         return tls_trouble(error, CLIENT_WORDS)
-
-
-def common_name(certificate: crypto.X509) -> str:
-    """Return the common name of a peer's certificate; empty without one."""
-    return certificate.get_subject().CN or ""
 
 
 def _fault(certificate: crypto.X509, error: int, hint: str) -> str:

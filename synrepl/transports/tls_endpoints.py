@@ -12,7 +12,7 @@ client trusts the CAs of the system. The server's certificate must be for the ho
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -102,6 +102,7 @@ class _TlsProtocol(ProtocolWrapper):
         self.factory.on_failed(self, reason)
 
 
+@dataclass(eq=False, repr=False)
 class _TlsFactory(WrappingFactory):
     """Wraps the protocols of a factory.
 
@@ -109,23 +110,17 @@ class _TlsFactory(WrappingFactory):
     the handshake was complete, and `on_done` with any other.
     """
 
+    wrapped: IProtocolFactory
+    clock: Any
+    _: KW_ONLY
+    explain: Callable[[Any, Any], str]
+    on_failed: Callable[[_TlsProtocol, Failure], None]
+    on_done: Callable[[_TlsProtocol], None] = lambda protocol: None
     protocol = _TlsProtocol
     noisy = False
 
-    def __init__(
-        self,
-        wrapped: IProtocolFactory,
-        clock: Any,
-        *,
-        explain: Callable[[Any, Any], str],
-        on_failed: Callable[[_TlsProtocol, Failure], None],
-        on_done: Callable[[_TlsProtocol], None] = lambda protocol: None,
-    ) -> None:
-        super().__init__(wrapped)
-        self.clock = clock
-        self.explain = explain
-        self.on_failed = on_failed
-        self.on_done = on_done
+    def __post_init__(self) -> None:
+        super().__init__(self.wrapped)
 
 
 @implementer(IStreamServerEndpoint)

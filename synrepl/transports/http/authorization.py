@@ -9,12 +9,11 @@ sent a request. The daemon therefore checks headers that a browser must send and
 
 from collections.abc import Callable, Collection
 from functools import lru_cache
-from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right, access_of
-from synrepl.transports.credentials import certified_name, is_local
+from synrepl.transports.credentials import certified_name, ip_of, is_local
 from synrepl.transports.http.api_error import ApiError
 from synrepl.wire.text import printable
 
@@ -87,7 +86,7 @@ def check_rebinding(request: Any, hosts: Callable[[], Collection[str]]) -> None:
     if not values:
         return  # HTTP/1.0; browsers always send it
     host = _host(values[0])
-    if len(values) == 1 and host is not None and ("." not in host or _is_address(host) or host in hosts()):
+    if len(values) == 1 and host is not None and ("." not in host or ip_of(host) or host in hosts()):
         return
     if host is not None and host.endswith(".localhost"):
         return
@@ -167,12 +166,3 @@ def _host(value: bytes, *, with_port: bool = False) -> str | None:
     if name is None or parts.path or parts.username is not None:
         return None
     return parts.netloc.lower() if with_port else name.rstrip(".")
-
-
-@lru_cache(maxsize=256)
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
