@@ -3,7 +3,7 @@
 A route has its handler in `synrepl/transports/http/`; `Route.name` has the module and the function.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from synrepl.http_api.kinds import (
     Choice,
@@ -20,6 +20,7 @@ from synrepl.http_api.kinds import (
     WholeNumbers,
 )
 from synrepl.http_api.route import Example, Parameter, Route
+from synrepl.wire.error_codes import ERROR_CODES
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -61,6 +62,15 @@ _READER: Final = (
     Parameter(READER, ReaderName(), "the name of the reader, for which facts after `since` are kept"),
 )
 
+
+def _refused(target: str, code: str, body: Any = None, *, message: Any = ..., **more: Any) -> Example:
+    """An example of a refusal, with the status of its code."""
+    kind = ERROR_CODES[code]
+    if kind.retryable is not None:
+        more["retryable"] = kind.retryable
+    return Example(target, {"error": code, **more, "message": message}, body, kind.status)
+
+
 ADA: Final = [["@ada:hs.example"]]
 BOB: Final = [["@bob:hs.example"]]
 
@@ -89,15 +99,8 @@ APPEND: Final = Route(
             {"epoch": 1, "first_serial": 4, "tokens": [4, 5]},
             {"facts": [ADA, BOB], "idempotency_key": "import-1"},
         ),
-        Example(
-            "/v1/streams/push_rules/facts",
-            {"error": "bad_row", "message": ...},
-            {"facts": [[["@ada:hs.example", 1, 2]]]},
-            400,
-        ),
-        Example(
-            "/v1/streams/nonsense/facts", {"error": "unknown_stream", "message": ...}, {"facts": []}, 404
-        ),
+        _refused("/v1/streams/push_rules/facts", "bad_row", {"facts": [[["@ada:hs.example", 1, 2]]]}),
+        _refused("/v1/streams/nonsense/facts", "unknown_stream", {"facts": []}),
     ),
 )
 APPEND_BATCH: Final = Route(
@@ -135,7 +138,7 @@ ROWS: Final = Route(
             "/v1/streams/push_rules/rows?limit=1",
             {"updates": [[1, ["@ada:hs.example"]]], "upto": 1, "limited": True},
         ),
-        Example("/v1/streams/push_rules/rows?limit=0", {"error": "bad_request", "message": ...}, status=400),
+        _refused("/v1/streams/push_rules/rows?limit=0", "bad_request"),
     ),
 )
 ALLOCATED: Final = Route(
@@ -230,11 +233,7 @@ CHANGELOG: Final = Route(
             ],
             is_lines=True,
         ),
-        Example(
-            "/v1/changelog?since=9",
-            {"error": "ahead_of_log", "serial": 3, "epoch": 1, "retryable": False, "message": ...},
-            status=409,
-        ),
+        _refused("/v1/changelog?since=9", "ahead_of_log", serial=3, epoch=1),
     ),
 )
 EXTENT: Final = Route(
@@ -275,7 +274,7 @@ DIGESTS: Final = Route(
             "/v1/digests?serials=3,7",
             {"epoch": 1, "serial": 3, "history": ..., "digests": {"3": ..., "7": None}},
         ),
-        Example("/v1/digests", {"error": "bad_request", "message": ...}, status=400),
+        _refused("/v1/digests", "bad_request"),
     ),
 )
 PUT_FILE: Final = Route(
@@ -309,13 +308,7 @@ GET_FILE: Final = Route(
         "not_ready",
         "filtered",
     ),
-    examples=(
-        Example(
-            f"/v1/files/sha256/{'0' * 64}",
-            {"error": "not_found", "message": "this daemon stores no files"},
-            status=404,
-        ),
-    ),
+    examples=(_refused(f"/v1/files/sha256/{'0' * 64}", "not_found", message="this daemon stores no files"),),
 )
 REPLICATION: Final = Route(
     "replica.about",
@@ -325,13 +318,7 @@ REPLICATION: Final = Route(
 )
 _REPLICA: Final = (
     *_POSITION,
-    "ahead",
-    "duplicate",
-    "unknown",
-    "not_ready",
-    "read_only",
-    "too_many",
-    "bad_name",
+    *("ahead", "duplicate", "unknown", "not_ready", "read_only", "too_many", "bad_name"),
 )
 SUBSCRIBE: Final = Route(
     "replica.subscribe",
@@ -360,15 +347,11 @@ ACKNOWLEDGE: Final = Route(
     errors=("unknown", "bad_ack"),
     max_body=4 * MIB,
     examples=(
-        Example(
+        _refused(
             "/v1/replicas/u1/ack",
-            {
-                "error": "unknown",
-                "retryable": False,
-                "message": "this replica has no lease: subscribe again",
-            },
+            "unknown",
             {"epoch": 1, "serial": 3},
-            409,
+            message="this replica has no lease: subscribe again",
         ),
     ),
 )
@@ -417,14 +400,7 @@ ACKNOWLEDGE_COMMANDS: Final = Route(
     right="administer",
     errors=("bad_ack",),
     max_body=4 * KIB,
-    examples=(
-        Example(
-            "/v1/commands/ack",
-            {"error": "bad_ack", "retryable": False, "message": ...},
-            {"life": "another", "number": 1},
-            409,
-        ),
-    ),
+    examples=(_refused("/v1/commands/ack", "bad_ack", {"life": "another", "number": 1}),),
 )
 SYNCING: Final = Route(
     "command.syncing",
@@ -452,7 +428,7 @@ ADD_LEASE: Final = Route(
     max_body=64 * KIB,
     examples=(
         Example("/v1/leases", {"uuid": ..., "name": "lisbon", "serial": 3}, {"name": "lisbon"}),
-        Example("/v1/leases", {"error": "bad_request", "message": "a lease needs a name"}, {"name": ""}, 400),
+        _refused("/v1/leases", "bad_request", {"name": ""}, message="a lease needs a name"),
     ),
 )
 DROP_LEASE: Final = Route(
@@ -462,7 +438,7 @@ DROP_LEASE: Final = Route(
     "End a lease, by the name or the uuid of its replica, which is disconnected and refused.",
     right="administer",
     errors=("unknown_lease",),
-    examples=(Example("/v1/leases/oslo", {"error": "unknown_lease", "message": ...}, status=404),),
+    examples=(_refused("/v1/leases/oslo", "unknown_lease"),),
 )
 PROMOTE: Final = Route(
     "admin.promote",
@@ -476,15 +452,11 @@ PROMOTE: Final = Route(
     ),
     max_body=64 * KIB,
     examples=(
-        Example(
+        _refused(
             "/v1/promote",
-            {
-                "error": "not_a_replica",
-                "retryable": False,
-                "message": "this daemon is primary; only a replica can be promoted",
-            },
+            "not_a_replica",
             {"force": False},
-            409,
+            message="this daemon is primary; only a replica can be promoted",
         ),
     ),
 )
@@ -496,12 +468,7 @@ RESYNC: Final = Route(
     right="administer",
     errors=("not_stopped", "primary_unknown"),
     examples=(
-        Example(
-            "/v1/resync",
-            {"error": "not_stopped", "message": "nothing to resync: this daemon is not stopped"},
-            {},
-            409,
-        ),
+        _refused("/v1/resync", "not_stopped", {}, message="nothing to resync: this daemon is not stopped"),
     ),
 )
 HANDOVER: Final = Route(
@@ -555,7 +522,7 @@ DECLARE: Final = Route(
             },
             {"name": "packages", "key": "name", "columns": {"name": "str", "version": "str"}},
         ),
-        Example("/v1/streams", {"error": "bad_request", "message": ...}, {"name": "events"}, 400),
+        _refused("/v1/streams", "bad_request", {"name": "events"}),
     ),
 )
 STATUS: Final = Route("status.status", "GET", "/v1/status", "Read the status of the daemon.")
