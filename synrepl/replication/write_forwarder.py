@@ -62,6 +62,16 @@ class PostedFacts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class _Write(msgspec.Struct, frozen=True):
+    """A write as it is forwarded, in tries with the same body and key, until a time in seconds."""
+
+    stream: str
+    body: bytes
+    key: str
+    query: Query
+    until: float
+
+
 @dataclass(eq=False, repr=False)
 class WriteForwarder:
     """Forwards facts to the daemon at the URL that `primary_url` returns, with the client
@@ -102,25 +112,22 @@ class WriteForwarder:
         If the client disconnects, the facts are forwarded all the same. Raises `NotForwarded`, or the
         `refusal`.
         """
-        self._check(posted.stream)
-        until = self.clock.seconds() + posted.timeout
-        query = self._query(posted)
-        key = str(uuid4()) if posted.key is None else posted.key
-        body = posted.body(key)
-        if waiters.is_full or self.pending_bytes + len(body) > max(self.max_pending_bytes, len(body)):
+        write = self._prepare(posted)
+        size = len(write.body)
+        if waiters.is_full or self.pending_bytes + size > max(self.max_pending_bytes, size):
             why = "too many writes are being forwarded to the primary: retry later"
             raise NotForwarded("busy", why)
 
         outcome: Deferred[Appended | NotForwarded] = Deferred()
-        self._tasks.start(self._forward(outcome, posted.stream, body, key, query, until), "forwarding facts")
+        self._tasks.start(self._forward(outcome, write), "forwarding facts")
         response = await outcome
         if isinstance(response, NotForwarded):
             if response.status >= 500:
-                response.more["idempotency_key"] = key
+                response.more["idempotency_key"] = write.key
             raise response
         if response.first_serial is not None:
             last = response.first_serial + len(response.tokens) - 1
-            await self._wait_until_applied(response, last, key, posted.files, until, waiters)
+            await self._wait_until_applied(response, last, write, posted.files, waiters)
         return response
 
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
@@ -128,69 +135,62 @@ class WriteForwarder:
 
         Raises `NotForwarded` or the `refusal`.
         """
-        self._check(stream)
-        posted, key = PostedFacts(stream=stream, facts=facts), str(uuid4())
-        body, until = posted.body(key), self.clock.seconds() + posted.timeout
-        response = await self._post_until_known(stream, body, key, self._query(posted), until)
+        response = await self._post_until_known(self._prepare(PostedFacts(stream=stream, facts=facts)))
         if isinstance(response, NotForwarded):
             raise response
 
-    def _check(self, stream: str) -> None:
-        if (refused := self.refusal(stream)) is not None:
+    def _prepare(self, posted: PostedFacts) -> _Write:
+        """Add this daemon to `via` of the query. Raises the `refusal`, or `NotForwarded` for a loop."""
+        if (refused := self.refusal(posted.stream)) is not None:
             raise refused
+        hops = posted.hops
+        if self.log.uuid in hops or len(hops) >= MAX_HOPS:
+            why = "forwarding loop: none of the daemons on the way is the primary"
+            raise NotForwarded("upstream_away", why)
+        query = [*posted.query, (b"via", ",".join([*hops, self.log.uuid]).encode())]
+        key = str(uuid4()) if posted.key is None else posted.key
+        return _Write(posted.stream, posted.body(key), key, query, self.clock.seconds() + posted.timeout)
 
     # -- request to the primary ----------------------------------------------------------------------------
 
-    async def _forward(
-        self,
-        outcome: "Deferred[Appended | NotForwarded]",
-        stream: str,
-        body: bytes,
-        key: str,
-        query: Query,
-        until: float,
-    ) -> None:
-        self.pending_bytes += len(body)
+    async def _forward(self, outcome: "Deferred[Appended | NotForwarded]", write: _Write) -> None:
+        self.pending_bytes += len(write.body)
         try:
-            response = await self._post_until_known(stream, body, key, query, until)
+            response = await self._post_until_known(write)
         except CancelledError:
-            response = _unknown(key, "this daemon is shutting down")
+            response = _unknown(write.key, "this daemon is shutting down")
         except Exception:
             self.logger.failure("cannot forward facts to the primary")
-            response = _unknown(key, "internal error; see the log of this daemon")
+            response = _unknown(write.key, "internal error; see the log of this daemon")
         finally:
-            self.pending_bytes -= len(body)
+            self.pending_bytes -= len(write.body)
         if not outcome.called:
             outcome.callback(response)
 
-    async def _post_until_known(
-        self, stream: str, body: bytes, key: str, query: Query, until: float
-    ) -> "Appended | NotForwarded":
+    async def _post_until_known(self, write: _Write) -> "Appended | NotForwarded":
         """Post the facts; retry, until the deadline, while the outcome is unknown."""
         doubt = ""
         for pause in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
-            result, why = await self._try(stream, body, query, until)
+            result, why = await self._try(write)
             # A refusal of this try says nothing about an earlier try with an unknown outcome.
             if result is not None and (not doubt or isinstance(result, Appended) or result.status < 500):
                 return result
             doubt = doubt or why
-            if self.clock.seconds() + pause >= until:
+            if self.clock.seconds() + pause >= write.until:
                 break
             await sleep(self.clock, pause)
-        return _unknown(key, doubt)
+        return _unknown(write.key, doubt)
 
-    async def _try(
-        self, stream: str, body: bytes, query: Query, until: float
-    ) -> "tuple[Appended | NotForwarded | None, str]":
+    async def _try(self, write: _Write) -> "tuple[Appended | NotForwarded | None, str]":
         """Post once. Return the result; or None, and the reason why the outcome is unknown."""
         url = self.primary_url()
         if url is None:
             why = "no primary is known: retry later"
             return NotForwarded("upstream_away", why), ""
-        left = max(until - self.clock.seconds(), LOWEST_SECONDS)
-        full_query = [*query, (b"timeout", b"%.3f" % left)]
+        left = max(write.until - self.clock.seconds(), LOWEST_SECONDS)
+        query = [*write.query, (b"timeout", b"%.3f" % left)]
         try:
-            return await self._client_for(url).post(stream, body, query=full_query, timeout=left), ""
+            return await self._client_for(url).post(write.stream, write.body, query=query, timeout=left), ""
         except NeverSent as error:
             return NotForwarded("upstream_unreachable", f"nothing was stored: {error}"), ""
         except ApiResponseError as error:
@@ -205,41 +205,24 @@ class WriteForwarder:
                 self._tasks.start(before[1].stop(), "closing connections to a former primary")
         return self._client[1]
 
-    def _query(self, posted: PostedFacts) -> Query:
-        """Return the posted query with this daemon added to `via`.
-
-        Raises `NotForwarded` for a forwarding loop.
-        """
-        hops = posted.hops
-        if self.log.uuid in hops or len(hops) >= MAX_HOPS:
-            why = "forwarding loop: none of the daemons on the way is the primary"
-            raise NotForwarded("upstream_away", why)
-        return [*posted.query, (b"via", ",".join([*hops, self.log.uuid]).encode())]
-
     # -- wait until the facts are applied locally -----------------------------------------------------------
 
     async def _wait_until_applied(
-        self,
-        appended: Appended,
-        serial: int,
-        key: str,
-        files: Collection[str],
-        until: float,
-        waiters: LogWaiters,
+        self, appended: Appended, serial: int, write: _Write, files: Collection[str], waiters: LogWaiters
     ) -> None:
         """Wait until the facts are applied, and requested files stored. Raises `NotForwarded` on timeout."""
-        more = {"epoch": appended.epoch, "tokens": appended.tokens, "idempotency_key": key}
+        more = {"epoch": appended.epoch, "tokens": appended.tokens, "idempotency_key": write.key}
         is_here = self.log.serial >= serial or (
             # At the limit of waiters the facts are stored all the same.
-            not waiters.is_full and await waiters.wait_for(serial, until - self.clock.seconds())
+            not waiters.is_full and await waiters.wait_for(serial, write.until - self.clock.seconds())
         )
         if not is_here:
             raise self._not_here_yet(serial, **more)
-        if self.log.epoch != appended.epoch and not await self._is_same_append(serial, appended, key):
+        if self.log.epoch != appended.epoch and not await self._is_same_append(serial, appended, write.key):
             if self.log.epoch < appended.epoch:
                 raise self._not_here_yet(serial, **more)
-            raise _unknown(key, f"epoch {appended.epoch}, in which these facts were stored, has ended")
-        if files and self.has_file is not None and not await self._has_files(files, until):
+            raise _unknown(write.key, f"epoch {appended.epoch}, in which these facts were stored, has ended")
+        if files and self.has_file is not None and not await self._has_files(files, write.until):
             raise self._not_here_yet(serial, files=sorted(files), **more)
 
     def _not_here_yet(self, serial: int, **more: Any) -> NotForwarded:

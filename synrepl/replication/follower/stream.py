@@ -108,7 +108,7 @@ class StreamMachine:
         self.facts.clear()
         self.positions.rewind()
         if self.intake.is_full:
-            self._report(Reported.EMPTY)
+            self._actions.append(Report(Reported.EMPTY))
         self.intake.clear()
         if self.state is _APPLYING:
             if not self.facts.mode.order.is_exact:
@@ -167,7 +167,7 @@ class StreamMachine:
         was_full = self.intake.is_full
         self.intake.enqueue(command, mode)
         if self.intake.is_full and not was_full:
-            self._report(Reported.FULL)
+            self._actions.append(Report(Reported.FULL))
 
     def _await_quiet(self) -> None:
         if not self._awaits_quiet:
@@ -187,7 +187,7 @@ class StreamMachine:
         facts = self.facts
         step = None if facts.token is None else facts.finish()
         if facts.failure is not None:
-            self._report(Reported.ERROR, error=facts.failure)
+            self._actions.append(Report(Reported.ERROR, error=facts.failure))
             facts.failure = None
             self._skip(step)
         elif step is not None:
@@ -232,11 +232,6 @@ class StreamMachine:
         self.state = state
         self._actions.append(action)
 
-    def _report(
-        self, about: Reported, writer: str = "", token: int = 0, error: Exception | None = None
-    ) -> None:
-        self._actions.append(Report(about, writer, token, error))
-
     def _proceed(self) -> None:
         """Do what is to be done next, until the stream is blocked or nothing is left."""
         facts, intake = self.facts, self.intake
@@ -257,7 +252,7 @@ class StreamMachine:
             else:
                 if intake.is_full:
                     intake.is_full = False
-                    self._report(Reported.EMPTY)
+                    self._actions.append(Report(Reported.EMPTY))
                 return
 
     def _skip(self, step: PositionStep | None) -> None:
@@ -273,7 +268,7 @@ class StreamMachine:
         if step.is_position:
             self.history.position_done(step.writer)
             self.positions.release()
-            self._report(Reported.POSITION, step.writer, step.token)
+            self._actions.append(Report(Reported.POSITION, step.writer, step.token))
         self._actions.append(states.ADVANCED)
 
     def _judge(self, command: Position, *, is_first: bool) -> None:
@@ -283,7 +278,7 @@ class StreamMachine:
         if judgement.void_after is not None:
             self.history.recent.forget_beyond(judgement.void_after)
         if judgement.is_rewound:
-            self._report(Reported.REWOUND, writer, command.token)
+            self._actions.append(Report(Reported.REWOUND, writer, command.token))
         token, after = judgement.token, judgement.after
         match judgement.verdict:
             case Verdict.CERTAIN:
@@ -302,7 +297,7 @@ class StreamMachine:
                 if not judgement.is_certain:
                     self._skip(PositionStep(writer, max(after, self.positions.tokens.get(writer, after))))
             case Verdict.RESTARTED:
-                self._report(Reported.RESTARTED, writer)
+                self._actions.append(Report(Reported.RESTARTED, writer))
                 self._actions += self.gaps.open(writer, 0, token, max_attempts=MAX_ATTEMPTS)
                 self._skip(PositionStep(writer, 0))
 

@@ -126,9 +126,8 @@ class JoinAttempt:
             at, has_meta = self._copy.position, record.has_meta
             request = Join(filter=self.query, join=record.join, position=at, has_meta=has_meta)
         self.conversation.join(request)
-        start = await self.conversation.next()
-        while isinstance(start, Heartbeat):
-            start = await self.conversation.next()
+        while isinstance(start := await self.conversation.next(), Heartbeat):
+            pass
         if not isinstance(start, Joining):
             raise RemoteProtocolError(f"unexpected {type(start).__name__} at the start of a copy")
         if not start.resumed or record is None:

@@ -19,6 +19,7 @@ from synrepl.replication.holdings import held
 from synrepl.replication.replica.batcher import FactBatcher
 from synrepl.replication.replica.conversation import (
     Ephemeral,
+    Event,
     Facts,
     IConversation,
     IUpstream,
@@ -275,9 +276,9 @@ class Replica:
         )
         batcher = FactBatcher(log, is_filtered=not self.query.is_open)
         while True:
-            event = await conversation.next()
+            event: Event | None = await conversation.next()
             self._contact_at = self.clock.seconds()
-            while True:
+            while event is not None:
                 match event:
                     case Facts() | SnapshotMeta() | native.Heartbeat():
                         await batcher.add(event)
@@ -309,10 +310,7 @@ class Replica:
                         raise RemoteProtocolError(
                             f"unexpected {type(event).__name__} after subscribing to the upstream"
                         )
-                next_event = conversation.ready()
-                if next_event is None:
-                    break
-                event = next_event
+                event = conversation.ready()
             await batcher.flush()
             self._check_progress(batcher.heartbeat)
             conversation.acknowledge(
