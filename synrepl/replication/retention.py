@@ -41,7 +41,6 @@ class Retention:
     lowest: Callable[[], int | None]
 
     def __post_init__(self) -> None:
-        self.trimmed = 0
         self._check_seconds = min(CHECK_SECONDS, self.settings.retain_seconds)
         self._tasks = Tasks(self._logger, "retention")
 
@@ -92,7 +91,6 @@ class Retention:
         if upto <= trimmed_upto:
             return False
         position = await log.trim(upto, self.keys, SLICE_FACTS)
-        self.trimmed += position.serial - trimmed_upto
         return position.serial > trimmed_upto
 
 

@@ -61,7 +61,6 @@ def test_what_is_old_goes_and_nothing_else() -> None:
     story.wait(10)
 
     assert 14 == story.log.trimmed_upto.serial
-    assert 14 == story.retention.trimmed
 
 
 @pytest.mark.parametrize("held", [0, 2, 4])

@@ -16,7 +16,6 @@ from synrepl.ports.time import Backoff, doubling, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
-from synrepl.replication.replica.batcher import FactBatcher
 from synrepl.replication.replica.conversation import (
     Ephemeral,
     Event,
@@ -26,7 +25,7 @@ from synrepl.replication.replica.conversation import (
     RefusedByUpstream,
     SnapshotMeta,
 )
-from synrepl.replication.replica.join import JoinAttempt, Progress, facts_after, last_common
+from synrepl.replication.replica.join import FactBatcher, JoinAttempt, Progress, facts_after, last_common
 from synrepl.replication.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact

@@ -4,8 +4,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
 from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, LogPosition
-from synrepl.replication.replica.batcher import FactBatcher
 from synrepl.replication.replica.conversation import Facts, SnapshotMeta
+from synrepl.replication.replica.join import FactBatcher
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.wire.native import Heartbeat
