@@ -16,7 +16,7 @@ from synrepl.replication.follower.executor import StreamExecutor
 from synrepl.replication.follower.facts import decoder, untyped
 from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
 from synrepl.replication.follower.position_saver import PositionSaver
-from synrepl.replication.follower.states import ADVANCED, DISCONNECTED, STOPPED, Connected, Report, Reported
+from synrepl.replication.follower.states import ADVANCED, Connected, Disconnected, Report, Reported, Stopped
 from synrepl.replication.follower.strategy import FollowStrategy, following
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, MissedFacts, Subscriber, code_of
@@ -290,7 +290,7 @@ class FollowerEngine:
         self.connection = None
         self.is_connected = False
         for executor in self.executors.values():
-            executor.feed(DISCONNECTED)
+            executor.feed(Disconnected())
         self._save()
         self._emit(FollowerEvent(kind="disconnected", text=why, code=code))
 
@@ -301,7 +301,7 @@ class FollowerEngine:
     def stop(self) -> None:
         """Cancel all work and save positions. Raises what the position store raises."""
         for executor in self.executors.values():
-            executor.feed(STOPPED)
+            executor.feed(Stopped())
         self.tasks.cancel_all()
         self._has_new_writer = False
         self.saver.stop()

@@ -61,7 +61,7 @@ class StreamExecutor:
 
     def feed(self, event: StreamEvent) -> None:
         """Feed an event to the machine and perform its actions."""
-        if self._timer is not None and event in (states.DISCONNECTED, states.STOPPED):
+        if self._timer is not None and isinstance(event, states.Disconnected | states.Stopped):
             self._timer.cancel()
             self._timer = None
         actions = self.machine.feed(event)
@@ -194,7 +194,7 @@ class StreamExecutor:
             self._invalidate_stream()
         except Exception as error:
             return self._invalidate_later(error)
-        return states.INVALIDATED
+        return states.Invalidated()
 
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
         backoff = Backoff(RETRY_SECONDS)
@@ -206,7 +206,7 @@ class StreamExecutor:
             except Exception as again:
                 error = again
             else:
-                return states.INVALIDATED
+                return states.Invalidated()
 
     async def _fetch(self, action: states.Fetch) -> StreamEvent:
         turn = self._turn
@@ -223,8 +223,8 @@ class StreamExecutor:
 
     async def _pause(self, seconds: float) -> StreamEvent:
         await sleep(self._engine.clock, seconds)
-        return states.PAUSE_OVER
+        return states.PauseOver()
 
     def _tick(self) -> None:
         self._timer = None
-        self.feed(states.TICK)
+        self.feed(states.Tick())

@@ -19,13 +19,6 @@ __all__ = [
     "ADVANCED",
     "APPLIED",
     "APPLY",
-    "CANCEL",
-    "DISCONNECTED",
-    "INVALIDATE",
-    "INVALIDATED",
-    "PAUSE_OVER",
-    "STOPPED",
-    "TICK",
     "TRANSITIONS",
     "Action",
     "Applied",
@@ -88,12 +81,7 @@ class Tick(msgspec.Struct, frozen=True):
     """The time of `Wake` has come."""
 
 
-DISCONNECTED: Final = Disconnected()
-STOPPED: Final = Stopped()
 APPLIED: Final = Applied()
-INVALIDATED: Final = Invalidated()
-PAUSE_OVER: Final = PauseOver()
-TICK: Final = Tick()
 
 StreamEvent = (
     Rdata
@@ -172,8 +160,6 @@ class Report(msgspec.Struct, frozen=True):
 
 ADVANCED: Final = Report(Reported.ADVANCED)
 APPLY: Final = Apply()
-INVALIDATE: Final = Invalidate()
-CANCEL: Final = Cancel()
 
 Action = Apply | Invalidate | Fetch | Pause | Cancel | Wake | Report
 """At most one action of a list is followed by an event: the last one."""

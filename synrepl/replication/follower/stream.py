@@ -123,7 +123,7 @@ class StreamMachine:
 
     def _cancel(self) -> None:
         if self.state is not _LIVE and self.state is not _DISCONNECTED:
-            self._actions.append(states.CANCEL)
+            self._actions.append(states.Cancel())
         self.facts.finish()
         self.state = _DISCONNECTED
 
@@ -259,7 +259,7 @@ class StreamMachine:
         """Drop everything that skipped facts could invalidate, before the position advances over them."""
         if self.history.has_caches:
             self._step = step
-            self._block(StreamState.INVALIDATING, states.INVALIDATE)
+            self._block(StreamState.INVALIDATING, states.Invalidate())
         elif step is not None:
             self._finish(step)
 

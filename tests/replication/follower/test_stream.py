@@ -14,24 +14,24 @@ from synrepl.replication.follower.states import (
     ADVANCED,
     APPLIED,
     APPLY,
-    CANCEL,
-    DISCONNECTED,
-    INVALIDATE,
-    INVALIDATED,
-    PAUSE_OVER,
-    STOPPED,
-    TICK,
     TRANSITIONS,
     Action,
     Applied,
+    Cancel,
     Connected,
+    Disconnected,
     Fetch,
     FetchFailed,
+    Invalidate,
+    Invalidated,
     Pause,
+    PauseOver,
     Report,
     Reported,
+    Stopped,
     StreamEvent,
     StreamState,
+    Tick,
     Wake,
 )
 from synrepl.replication.follower.strategy import SHARED, FollowStrategy
@@ -110,8 +110,8 @@ class Machine(StreamMachine):
                 actions = []
                 if last is APPLY:
                     actions = self.apply()
-                elif last is INVALIDATE:
-                    actions = self.feed(INVALIDATED)
+                elif last == Invalidate():
+                    actions = self.feed(Invalidated())
         return done
 
 
@@ -124,7 +124,7 @@ def live(**options: Any) -> Machine:
 
 def disconnected() -> Machine:
     machine = live()
-    machine.feed(DISCONNECTED)
+    machine.feed(Disconnected())
     return machine
 
 
@@ -170,13 +170,13 @@ EVENTS: list[StreamEvent] = [
     position(12, 12),
     MissedFacts(facts=[(15, [b"[]"])], upto=20, limited=False),
     Connected(PULL, decode),
-    DISCONNECTED,
-    STOPPED,
+    Disconnected(),
+    Stopped(),
     APPLIED,
-    INVALIDATED,
+    Invalidated(),
     FetchFailed(ReplicationError("away")),
-    PAUSE_OVER,
-    TICK,
+    PauseOver(),
+    Tick(),
 ]
 
 
@@ -203,7 +203,7 @@ def test_every_event_in_every_state(state: StreamState, event: StreamEvent) -> N
         assert machine.state in allowed
         waits = [one for one in actions if not isinstance(one, Report | Wake)]
         assert waits == actions[len(actions) - len(waits) :]
-        assert len(waits) == (CANCEL in waits or (state, machine.state) not in _SILENT)
+        assert len(waits) == (Cancel() in waits or (state, machine.state) not in _SILENT)
 
 
 _SILENT = {
@@ -275,7 +275,7 @@ def _end_of_a_dropped_fact(taken: set[tuple[StreamState, type, StreamState]]) ->
         machine = Machine(has_caches=True, known=None)
         machine.positions.advance("w2", 10)
         machine.history.has_started = True
-        machine.feed(DISCONNECTED)
+        machine.feed(Disconnected())
         machine.feed(Connected(PULL, decode))
         machine.hears(Position(stream="s", instance="w2", prev_token=10, token=10))
         machine.feed(Rdata(stream="s", instance="w2", token=11, row=b"[]"))
@@ -317,11 +317,11 @@ class TestActions:
         machine = Machine(has_caches=True, known=None)
         machine.positions.advance("w0", 7)
         machine.history.has_started = True
-        machine.feed(DISCONNECTED)
+        machine.feed(Disconnected())
         machine.feed(Connected(PULL, decode))
 
-        assert machine.feed(position(9, 9)) == [DETECTED, INVALIDATE]
-        assert machine.feed(INVALIDATED) == [ADVANCED, Fetch(W, 7, 9)]
+        assert machine.feed(position(9, 9)) == [DETECTED, Invalidate()]
+        assert machine.feed(Invalidated()) == [ADVANCED, Fetch(W, 7, 9)]
 
     def test_failures_are_paused_for_longer_and_longer(self) -> None:
         """And reported each time."""
@@ -333,7 +333,7 @@ class TestActions:
             assert isinstance(report, Report)
             assert str(report.error) == str(error("away", 10, 20))
             pauses.append(pause)
-            assert machine.feed(PAUSE_OVER) == [Fetch(W, 10, 20)]
+            assert machine.feed(PauseOver()) == [Fetch(W, 10, 20)]
 
         assert pauses == [Pause(seconds) for seconds in (0.5, 1, 2, 4, 8, 8, 8)]
         assert [str(gap) for gap in machine.gaps.errors.values()] == [str(error("away", 10, 20))]
@@ -349,15 +349,15 @@ class TestActions:
             Reported.ERROR,
             Reported.GAP_LOST,
         ]
-        assert reports[-1] is INVALIDATE
-        assert machine.feed(INVALIDATED) == [at(20), ADVANCED]
+        assert reports[-1] == Invalidate()
+        assert machine.feed(Invalidated()) == [at(20), ADVANCED]
 
     def test_a_disconnect_cancels_a_fetch_and_drops_the_queue(self) -> None:
         """Rows behind the gap must not be applied."""
         machine = fetching()
         machine.feed(row(21))
 
-        assert machine.feed(DISCONNECTED) == [CANCEL]
+        assert machine.feed(Disconnected()) == [Cancel()]
         machine.feed(Connected(PULL, decode))
         assert machine.feed(position(21, 21)) == [Fetch(W, 10, 21)]
 
@@ -366,7 +366,7 @@ class TestActions:
         machine = applying()
         machine.feed(row(12))
 
-        assert machine.feed(DISCONNECTED) == []
+        assert machine.feed(Disconnected()) == []
         assert machine.feed(APPLIED) == [ADVANCED]
         assert machine.state is StreamState.DISCONNECTED
         assert machine.positions.tokens == {W: 11}
@@ -376,7 +376,7 @@ class TestActions:
         machine = live(policy=UNORDERED, strategy=SHARED)
         machine.feed(row(11))
         next(machine.facts.take())
-        machine.feed(DISCONNECTED)
+        machine.feed(Disconnected())
 
         assert machine.feed(APPLIED) == []
         assert machine.positions.tokens == {W: 10}
@@ -385,7 +385,7 @@ class TestActions:
         """It is delivered again."""
         machine = applying()
 
-        assert machine.feed(STOPPED) == [CANCEL]
+        assert machine.feed(Stopped()) == [Cancel()]
         assert machine.positions.tokens == {W: 10}
 
     def test_a_row_of_no_shape_is_reported_and_skipped(self) -> None:
@@ -396,7 +396,7 @@ class TestActions:
 
         assert isinstance(report, Report)
         assert isinstance(report.error, RowError)
-        assert others == [INVALIDATE, ADVANCED, APPLY]
+        assert others == [Invalidate(), ADVANCED, APPLY]
         assert machine.applied == [12]
 
     def test_a_repetition_invalidates_again(self) -> None:
@@ -417,9 +417,9 @@ class TestActions:
         assert machine.hears(row(13), row(12)) == [Wake(QUIET_SECONDS)]
         assert machine.is_blocked
         machine.now += QUIET_SECONDS - 0.1
-        assert machine.hears(TICK) == [Wake(QUIET_SECONDS)]
+        assert machine.hears(Tick()) == [Wake(QUIET_SECONDS)]
         machine.now += QUIET_SECONDS
-        assert machine.hears(TICK) == [APPLY]
+        assert machine.hears(Tick()) == [APPLY]
         assert machine.applied == [12, 13]
         assert not machine.is_blocked
 
@@ -480,7 +480,7 @@ class TestActions:
         facts = machine.facts.take()
         next(facts)
 
-        machine.feed(DISCONNECTED)
+        machine.feed(Disconnected())
 
         assert list(facts) == []
         assert machine.positions.tokens == {W: 11}
@@ -489,7 +489,7 @@ class TestActions:
         """A recheck is no gap, and goes on without a source."""
         machine = live(policy=UNORDERED, strategy=SHARED)
         machine.hears(position(30, 30), MissedFacts(facts=[], upto=30, limited=False))
-        machine.feed(DISCONNECTED)
+        machine.feed(Disconnected())
         machine.feed(Connected(SHARED, decode))
 
         assert machine.feed(position(25, 35)) == [Fetch(W, 30, 35)]
@@ -499,13 +499,13 @@ class TestActions:
         """Broker 313938: their writer was down for three attempts, and its late fact was never applied."""
         machine = live(policy=UNORDERED, strategy=SHARED)
         machine.hears(position(30, 30), MissedFacts(facts=[], upto=30, limited=False), row(35))
-        machine.feed(DISCONNECTED)
+        machine.feed(Disconnected())
         machine.feed(Connected(SHARED, decode))
         failed = FetchFailed(NotConnected("refused"))
         assert machine.feed(position(35, 35)) == [Fetch(W, 30, 35)]
         for _ in range(MAX_ATTEMPTS - 1):
             assert isinstance(machine.feed(failed)[-1], Pause)
-            machine.feed(PAUSE_OVER)
+            machine.feed(PauseOver())
         assert machine.feed(failed)[1:] == [at(35), ADVANCED]
 
         assert machine.feed(position(35, 35)) == [Fetch(W, 30, 35)]
