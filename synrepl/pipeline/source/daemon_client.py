@@ -6,7 +6,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -23,8 +23,6 @@ PAUSE_SECONDS: Final = 0.5
 LOST: Final = (ConnectionError, TimeoutError, ssl.SSLError)
 LOST_ROUTE: Final = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
 """The failures of a connection that was open."""
-
-T = TypeVar("T")
 
 
 class SourceError(ReplicationError):
@@ -61,11 +59,17 @@ class SourceClient:
 
     def get(self, route: Route, *, reader: str | None = None, **query: Any) -> Any:
         """Return the JSON response to a GET. Under the name `reader` the daemon retains later facts."""
-        return self._retry(lambda daemon: daemon.json(_request(route, query), reader=reader or None))
+        return self.send(_request(route, query), reader=reader)
 
-    def send(self, request: HttpRequest, body: bytes | None = None) -> Any:
+    def send(self, request: HttpRequest, body: bytes | None = None, *, reader: str | None = None) -> Any:
         """Return the JSON response to a request, which must be idempotent."""
-        return self._retry(lambda daemon: daemon.json(request, body))
+        deadline = self._deadline()
+        failed: list[SourceError] = []
+        while True:
+            try:
+                return self._daemons[0].json(request, body, reader=reader or None)
+            except REQUEST_ERRORS as error:
+                self._fail(error, failed, deadline)
 
     def extent(self, **query: Any) -> Mapping[str, Any]:
         """Return the extent of the selected facts."""
@@ -121,15 +125,6 @@ class SourceClient:
                     yield batch
         # An unread body would keep the connection from being reused.
         response.read()
-
-    def _retry(self, send: Callable[[BlockingClient], T]) -> T:
-        deadline = self._deadline()
-        failed: list[SourceError] = []
-        while True:
-            try:
-                return send(self._daemons[0])
-            except REQUEST_ERRORS as error:
-                self._fail(error, failed, deadline)
 
     def _deadline(self) -> float:
         return self._seconds() + self._options.retry_seconds

@@ -11,7 +11,7 @@ the daemon. The clock is the same position in tokens, for operators and other to
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeGuard
 
 from synrepl.errors import ConfigError
@@ -46,16 +46,9 @@ class Offset:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object for Spark's checkpoint."""
-        skip: dict[str, Any] = {"skip": self.skip} if self.skip else {}
-        return skip | {
-            "version": VERSION,
-            "epoch": self.epoch,
-            "serial": self.serial,
-            "digest": self.digest,
-            "history": self.history,
-            "clock": {stream: dict(sorted(of.items())) for stream, of in sorted(self.clock.items())},
-            "committed_at_ms": self.committed_at_ms,
-        }
+        clock = {stream: dict(sorted(of.items())) for stream, of in sorted(self.clock.items())}
+        found = {"version": VERSION, **asdict(self), "clock": clock}
+        return found if self.skip else {name: value for name, value in found.items() if name != "skip"}
 
     @classmethod
     def from_json(cls, value: Any) -> "Offset":
