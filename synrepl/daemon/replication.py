@@ -70,7 +70,16 @@ class ReplicationServices:
         self._tasks = Tasks(self._logger, "copies")
         self._peer_client = PeerClient(reactor, daemon.credentials, self._secret_of)
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
-        self.files = self._make_files()
+        self.files = Files(
+            log,
+            FileStore(settings.files_path, seconds=reactor.seconds),
+            FileQueue(settings.files_path),
+            ReactorThread(reactor, "files"),
+            reactor,
+            rule=settings.fetch_files,
+            refusal=lambda: self.roles.file_refusal(),  # noqa: PLW0108  # roles are created later
+            logger=Logger(namespace="synrepl.files"),
+        )
         log.write_barrier = _starting
         self.roles = RoleManager(
             log,
@@ -96,11 +105,7 @@ class ReplicationServices:
         )
         log.on_replaced(self._warn_of_filter)
         self.retention = Retention(
-            log,
-            reactor,
-            settings,
-            keys=keys_of(daemon.table),
-            lowest=self.relays.leases.lowest,
+            log, reactor, settings, keys=keys_of(daemon.table), lowest=self.relays.leases.lowest
         )
 
     @property
@@ -141,20 +146,6 @@ class ReplicationServices:
         await self._diverged_facts.stop()
 
     # -- files ---------------------------------------------------------------------------------------------
-
-    def _make_files(self) -> Files:
-        settings = self._settings
-        return Files(
-            self._log,
-            FileStore(settings.files_path, seconds=self._reactor.seconds),
-            FileQueue(settings.files_path),
-            ReactorThread(self._reactor, "files"),
-            self._reactor,
-            fetch=None,
-            rule=settings.fetch_files,
-            refusal=lambda: self.roles.file_refusal(),  # noqa: PLW0108  # roles are created later
-            logger=Logger(namespace="synrepl.files"),
-        )
 
     def _changed(self) -> None:
         if self.roles.role == PRIMARY:
