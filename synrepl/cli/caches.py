@@ -26,11 +26,10 @@ __all__ = ["caches"]
 
 TIMEOUT_SECONDS: Final = 60.0
 
-Row = tuple[str, list[str] | None]
-"""The name of a cache or alias, and its keys."""
-
 
 class _Row(msgspec.Struct, array_like=True):
+    """A row of the stream `caches`; `cache_func` is the name of a cache or alias."""
+
     cache_func: str
     keys: list[str] | None
 
@@ -89,8 +88,9 @@ class _SeenInvalidations:
         self.lengths: dict[str, set[int]] = {}
         self._registry = registry
 
-    def add(self, rows: Iterable[Row]) -> None:
-        for name, keys in rows:
+    def add(self, rows: Iterable[_Row]) -> None:
+        for row in rows:
+            name, keys = row.cache_func, row.keys
             self.names.add(name)
             if keys is not None and name in self.names:
                 self.lengths.setdefault(name, set()).add(len(keys))
@@ -119,15 +119,13 @@ def _import_registry(name: str) -> CacheRegistry:
     return found
 
 
-def _read_capture(path: Path) -> Iterator[Row]:
+def _read_capture(path: Path) -> Iterator[_Row]:
     for fact in read_file(path).facts:
         if fact.stream == "caches":
-            for text in fact.rows:
-                row = msgspec.json.decode(text, type=_Row)
-                yield row.cache_func, row.keys
+            yield from (msgspec.json.decode(text, type=_Row) for text in fact.rows)
 
 
-def _read_changelog(daemon: DaemonTarget, advance: Advance) -> Iterator[Row]:
+def _read_changelog(daemon: DaemonTarget, advance: Advance) -> Iterator[_Row]:
     try:
         head, lines = daemon.connect(TIMEOUT_SECONDS).lines(CHANGELOG.request(streams=["caches"]))
         advance.total = int(head.get("Synrepl-Serial", 0))
@@ -136,7 +134,7 @@ def _read_changelog(daemon: DaemonTarget, advance: Advance) -> Iterator[Row]:
             fact = msgspec.json.decode(line, type=_Fact)
             advance.step(fact.serial - before, 1)
             before = fact.serial
-            yield from ((row.cache_func, row.keys) for row in fact.rows)
+            yield from fact.rows
     except REQUEST_ERRORS as error:
         raise CliError(f"{daemon.url}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
