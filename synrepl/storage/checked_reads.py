@@ -112,14 +112,13 @@ class CheckedReads:
     ) -> None:
         self.health = ReadHealth(clock.seconds)
         self._thread = thread
-        self._clock = clock
         self._engine = engine
         self._on_lost = on_lost
         self._logger = logger
         self._tasks = Tasks(logger, "log")
         self._is_open = False
         self._is_checking = False
-        self._timer = Timer(clock, self._start_check)
+        self._timer = Timer(clock, lambda: self._tasks.start(self._check_log(), "checking the log"))
         self._waiters: list[Deferred[None]] | None = None
 
     def open(self) -> None:
@@ -192,9 +191,6 @@ class CheckedReads:
     def _check_soon(self, seconds: float) -> None:
         if self._is_open and not self._is_checking:
             self._timer.start_within(seconds)
-
-    def _start_check(self) -> None:
-        self._tasks.start(self._check_log(), "checking the log")
 
     async def _check_log(self) -> None:
         self._is_checking = True

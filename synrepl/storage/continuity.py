@@ -128,21 +128,14 @@ def check_ascend(facts: Sequence[Fact], serial: int, upto: int) -> None:
 def check_epoch_start(epoch_start: EpochStart, position: LogPosition) -> None:
     """Raise `StorageError` unless this epoch is above the current one and starts at the end of the log."""
     if epoch_start.epoch <= position.epoch:
-        raise StorageError(
-            op="begin_epoch", why=f"epoch {epoch_start.epoch} cannot follow epoch {position.epoch}"
-        )
-    if epoch_start.serial != position.serial:
-        raise StorageError(
-            op="begin_epoch",
-            why=f"the new epoch would start after serial {epoch_start.serial}, but the log ends at"
-            f" {position.serial}",
-        )
-    if epoch_start.digest != position.digest:
-        raise StorageError(
-            op="begin_epoch",
-            why=f"the new epoch starts after serial {position.serial}, but with another digest than the"
-            " log's there",
-        )
+        why = f"epoch {epoch_start.epoch} cannot follow epoch {position.epoch}"
+    elif epoch_start.serial != (serial := position.serial):
+        why = f"the new epoch would start after serial {epoch_start.serial}, but the log ends at {serial}"
+    elif epoch_start.digest != position.digest:
+        why = f"the new epoch starts after serial {serial}, but with another digest than the log's there"
+    else:
+        return
+    raise StorageError(op="begin_epoch", why=why)
 
 
 def advance(positions: dict[tuple[str, str], int], facts: Iterable[Fact]) -> None:

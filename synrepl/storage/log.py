@@ -120,7 +120,9 @@ class Log:
         """All leases, by uuid."""
         self.boots = 0
         """How often this log was opened; also the epoch of ephemeral facts."""
-        self._forget_timer = Timer(clock, self._forget_receipts)
+        self._forget_timer = Timer(
+            clock, lambda: self._tasks.start(self._forget_receipts(), "deleting old idempotency receipts")
+        )
 
     # -- life cycle ----------------------------------------------------------------------------------------
 
@@ -205,13 +207,9 @@ class Log:
         """Wait for the last read: the file must not be closed or replaced under it."""
         await self._reading.run(lambda: None)
 
-    def _forget_receipts(self) -> None:
+    async def _forget_receipts(self) -> None:
         self._forget_timer.start(FORGET_EVERY_SECONDS)
-        before_ms = self._now_ms() - RECEIPT_MS
-        self._tasks.start(self._delete_receipts(before_ms), "deleting old idempotency receipts")
-
-    async def _delete_receipts(self, before_ms: int) -> None:
-        await self._writing.run(partial(self._engine.forget_receipts, before_ms))
+        await self._writing.run(partial(self._engine.forget_receipts, self._now_ms() - RECEIPT_MS))
 
     # -- position, health and history ----------------------------------------------------------------------
 

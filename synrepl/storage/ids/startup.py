@@ -44,9 +44,7 @@ class IdProblem(msgspec.Struct, frozen=True, kw_only=True):
 class IdProblems(msgspec.Struct, frozen=True, kw_only=True):
     """The result of examining a stream. The repair raises the sequence to at least `goal`."""
 
-    stream: str
     allocated: int
-    highest_row: int
     positions: Mapping[str, int]
     goal: int
     found: list[IdProblem]
@@ -94,14 +92,7 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> IdProble
         at = positions[writer]
         text = f"{writer} has a position ({at}), but is none of the configured writers"
         add("unknown_writer", f"{text} ({', '.join(stream.writers)})", before=at, writer=writer)
-    return IdProblems(
-        stream=stream.name,
-        allocated=allocated,
-        highest_row=highest,
-        positions=positions,
-        goal=goal,
-        found=found,
-    )
+    return IdProblems(allocated=allocated, positions=positions, goal=goal, found=found)
 
 
 def repair(cursor: ICursor, database: IdDatabase, examined: IdProblems) -> None:

@@ -1,6 +1,6 @@
 """Table readers: read whole facts from tables, in order of their ids, up to the last complete one."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -34,7 +34,6 @@ class TableReader:
         self.stream = stream
         self.ids = IdDatabase(stream.ids, flavor)
         self._flavor = flavor
-        self._tables = [(table, _maker(table)) for table in stream.tables]
 
     def examine(self, cursor: ICursor, seen: int) -> IdProblems:
         """Find problems with the stream's ids. The log has all facts up to id `seen`."""
@@ -99,13 +98,14 @@ class TableReader:
         self, cursor: ICursor, after: int, upto: int, only: Collection[str]
     ) -> Iterator[tuple[int, str, list[Any]]]:
         """The id, writer and JSON items of the rows with ``after < id <= upto``, `only` of these writers."""
-        for table, make in self._tables:
+        for table in self.stream.tables:
             writer_column = table.ids.writer_column or "NULL"
-            columns = ", ".join([table.ids.id_column, writer_column, *columns_of(list(table.row))])
+            template = list(table.row)
+            columns = ", ".join([table.ids.id_column, writer_column, *columns_of(template)])
             for token, wrote, *values in self._select(cursor, table, columns, after, upto):
                 writer = wrote or self.stream.default_writer
                 if not only or writer in only:
-                    yield abs(token), writer, make(iter(values))
+                    yield abs(token), writer, _fill(template, iter(values))
 
     def _select(
         self, cursor: ICursor, table: SourceTable, what: str, after: int, upto: int, end: str = "", *more: int
@@ -122,24 +122,17 @@ class TableReader:
         return cursor.fetchall()
 
 
-def _maker(table: SourceTable) -> Callable[[Iterator[Any]], list[Any]]:
-    """Return a function that makes a row's JSON items from the values of its columns, in order."""
-
-    def fill(template: Template, values: Iterator[Any]) -> Any:
-        match template:
-            case str():
-                return next(values)
-            case None:
-                return None
-            case {"value": value}:
-                return value
-            case {"json": _}:
-                value = next(values)
-                return msgspec.json.decode(value) if isinstance(value, (str, bytes)) else value
-            case _:
-                return [fill(part, values) for part in template]
-
-    def make(values: Iterator[Any]) -> list[Any]:
-        return [fill(part, values) for part in table.row]
-
-    return make
+def _fill(template: Template, values: Iterator[Any]) -> Any:
+    """Fill the template of a row with the values of its columns, in order."""
+    match template:
+        case str():
+            return next(values)
+        case None:
+            return None
+        case {"value": value}:
+            return value
+        case {"json": _}:
+            value = next(values)
+            return msgspec.json.decode(value) if isinstance(value, (str, bytes)) else value
+        case _:
+            return [_fill(part, values) for part in template]
