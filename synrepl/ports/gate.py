@@ -1,4 +1,4 @@
-"""A gate at which a coroutine waits until it is open."""
+"""A gate at which coroutines wait until it is open."""
 
 from twisted.internet.defer import Deferred
 
@@ -6,24 +6,26 @@ __all__ = ["Gate"]
 
 
 class Gate:
-    """Open at first. One coroutine at a time may wait until it is open."""
+    """Coroutines may wait until it is open, as it is at first by default."""
 
-    def __init__(self) -> None:
-        self.is_open = True
-        self._waiter: Deferred[None] | None = None
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.is_open = is_open
+        self._waiters: list[Deferred[None]] = []
 
     async def wait_open(self) -> None:
         """Wait until the gate is open."""
         if not self.is_open:
-            self._waiter = Deferred()
-            await self._waiter
+            waiter: Deferred[None] = Deferred()
+            self._waiters.append(waiter)
+            await waiter
 
     def open(self) -> None:
-        """Open the gate, and let the waiting coroutine pass. Idempotent."""
+        """Open the gate, and let the waiting coroutines pass. Idempotent."""
         self.is_open = True
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.called:
-            waiter.callback(None)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.called:
+                waiter.callback(None)
 
     def close(self) -> None:
         """Close the gate. Idempotent."""

@@ -13,6 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
+from synrepl.ports.gate import Gate
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
@@ -44,35 +45,27 @@ class FailingRead(msgspec.Struct):
 
 
 class ReadHealth:
-    """The kinds of reads that fail now. Each has its first failure, until the same read works."""
+    """`failing` has the kinds of reads that fail now. Each has its first failure until it works again."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
-        self._failing: dict[str, FailingRead] = {}
+        self.failing: dict[str, FailingRead] = {}
 
     def record_failure(self, kind: str, error: StorageError, probe: Probe | None) -> None:
         """Record that a read, or the probe of this kind, has failed."""
-        known = self._failing.get(kind)
+        known = self.failing.get(kind)
         if known is None:
             since, sure = self._seconds(), not error.retryable
-            self._failing[kind] = FailingRead(str(error), since, sure, error.retryable, probe)
+            self.failing[kind] = FailingRead(str(error), since, sure, error.retryable, probe)
         elif known.probe is probe:
             known.why, known.is_sure, known.is_retryable = str(error), True, error.retryable
         elif not error.retryable and not known.is_sure:
-            self._failing[kind] = FailingRead(str(error), known.since, True, False, probe)
-
-    def record_success(self, kind: str) -> None:
-        """Record that the failed read of this kind works again."""
-        self._failing.pop(kind, None)
-
-    def clear(self) -> None:
-        """Forget all failures: the log was replaced."""
-        self._failing.clear()
+            self.failing[kind] = FailingRead(str(error), known.since, True, False, probe)
 
     @property
     def probes(self) -> list[tuple[str, Probe]]:
         """The reads to retry."""
-        return [(kind, one.probe) for kind, one in self._failing.items() if one.probe is not None]
+        return [(kind, one.probe) for kind, one in self.failing.items() if one.probe is not None]
 
     @property
     def why(self) -> str:
@@ -87,12 +80,12 @@ class ReadHealth:
     @property
     def next_check_seconds(self) -> float:
         """How soon to check again, in seconds."""
-        may_pass = any(one.is_retryable and one.probe is not None for one in self._failing.values())
+        may_pass = any(one.is_retryable and one.probe is not None for one in self.failing.values())
         return RETRY_SOON_SECONDS if may_pass else CHECK_SECONDS
 
     @property
     def _worst(self) -> FailingRead | None:
-        return next((one for one in self._failing.values() if one.is_sure), None)
+        return next((one for one in self.failing.values() if one.is_sure), None)
 
 
 class CheckedReads:
@@ -119,7 +112,7 @@ class CheckedReads:
         self._is_open = False
         self._is_checking = False
         self._timer = Timer(clock, lambda: self._tasks.start(self._check_log(), "checking the log"))
-        self._waiters: list[Deferred[None]] | None = None
+        self._gate = Gate()
 
     def open(self) -> None:
         """Check the log from now on."""
@@ -154,20 +147,15 @@ class CheckedReads:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let reads wait while the log is replaced. Reads that run already go on."""
-        waiting: list[Deferred[None]] = []
-        self._waiters = waiting
+        self._gate.close()
         try:
             yield
         finally:
-            self._waiters = None
-            for waiter in waiting:
-                waiter.callback(None)
+            self._gate.open()
 
     async def _run_now(self, thread: IThread, work: Callable[[], T]) -> T:
-        while self._waiters is not None and thread is self._thread:
-            waiter: Deferred[None] = Deferred()
-            self._waiters.append(waiter)
-            await waiter
+        while not self._gate.is_open and thread is self._thread:
+            await self._gate.wait_open()
         return await thread.run(work)
 
     def record_failure(self, kind: str, error: StorageError, probe: Probe | None) -> None:
@@ -214,4 +202,4 @@ class CheckedReads:
         except StorageError as error:
             self.record_failure(kind, error, probe)
         else:
-            self.health.record_success(kind)
+            self.health.failing.pop(kind, None)

@@ -10,6 +10,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
+from synrepl.ports.gate import Gate
 from synrepl.ports.history import Appended
 from synrepl.ports.interfaces import Head, IClock, IThread
 from synrepl.ports.tasks import Tasks
@@ -72,8 +73,8 @@ class Committer:
         self._tasks = Tasks(logger, "log")
         self._queue: deque[AppendRequest] = deque()
         self._keyed: dict[str, AppendRequest] = {}
-        self._is_writing = False
-        self._idle: list[Deferred[None]] = []
+        # Closed while a group or an exclusive write is under way.
+        self._idle = Gate()
         self._uncertain_commit: CommitGroup | None = None
         # After a failed exclusive write of unknown outcome: the digest it would have reached, and how to
         # apply it.
@@ -98,7 +99,7 @@ class Committer:
         self.is_open = False
         self._timer.stop()
         waiting = self._queue, self._idle
-        self._queue, self._idle = deque(), []
+        self._queue, self._idle = deque(), Gate(is_open=self._idle.is_open)
         return waiting
 
     def reset(self) -> None:
@@ -134,7 +135,7 @@ class Committer:
         self._queue.append(request)
         if not delay:
             self._start_writing()
-        elif not self._is_writing:
+        elif self._idle.is_open:
             self._start_later(0)
         return request.response
 
@@ -184,10 +185,10 @@ class Committer:
         await self._wait_until_idle()
         if not self.is_open:
             raise append_error("", "the log is not open", retryable=True)
-        self._is_writing = True
+        self._idle.close()
 
     def _include(self) -> None:
-        self._end_writing()
+        self._idle.open()
         if self._queue or self._uncertain_commit is not None:
             self._start_writing()
 
@@ -195,22 +196,14 @@ class Committer:
         """Wait until the queued requests and the writes before them have succeeded or failed."""
         if self._queue:
             self._start_writing()
-        while self._is_writing:
-            idle: Deferred[None] = Deferred()
-            self._idle.append(idle)
-            await idle
-
-    def _end_writing(self) -> None:
-        self._is_writing = False
-        idle, self._idle = self._idle, []
-        for waiter in idle:
-            waiter.callback(None)
+        while not self._idle.is_open:
+            await self._idle.wait_open()
 
     # -- one coroutine, while the queue has requests or a commit is uncertain --------------------------------
 
     def _start_writing(self) -> None:
-        if not self._is_writing:
-            self._is_writing = True
+        if self._idle.is_open:
+            self._idle.close()
             self._tasks.start(self._write(), "writing")
 
     def _start_later(self, seconds: float) -> None:
@@ -226,7 +219,7 @@ class Committer:
                 if self._queue:
                     await self._write_group(self._next_batch())
         finally:
-            self._end_writing()
+            self._idle.open()
 
     def _next_batch(self) -> list[AppendRequest]:
         """Take the next requests off the queue: at least one, up to `max_batch_bytes`."""

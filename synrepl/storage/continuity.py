@@ -32,22 +32,18 @@ class DiscardedRanges:
     """
 
     def __init__(self, rows: Iterable[tuple[str, int, int]] = ()) -> None:
-        self._by_stream: dict[str, list[tuple[int, int]]] = {}
+        self.by_stream: dict[str, list[tuple[int, int]]] = {}
         for stream, epoch, token in rows:
-            self._by_stream.setdefault(stream, []).append((epoch, token))
-
-    def has_stream(self, stream: str) -> bool:
-        """Whether there is a range of this stream."""
-        return stream in self._by_stream
+            self.by_stream.setdefault(stream, []).append((epoch, token))
 
     def contains(self, fact: Fact) -> bool:
         """Whether a fact is discarded."""
-        ranges = self._by_stream.get(fact.stream, ())
+        ranges = self.by_stream.get(fact.stream, ())
         return any(fact.epoch < epoch and fact.token > token for epoch, token in ranges)
 
     def condition(self, stream: str) -> tuple[str, list[int]]:
         """An SQL condition that excludes discarded facts, and its values."""
-        ranges = self._by_stream.get(stream, ())
+        ranges = self.by_stream.get(stream, ())
         return (
             " AND NOT (epoch < ? AND token > ?)" * len(ranges),
             [value for one in ranges for value in one],
@@ -92,9 +88,9 @@ class ChainCheck:
         Unless the check was of the `whole` log, only the facts read count, and a writer with only late facts
         may be further. After a loss a position is where the old history ended rather than at a fact.
         """
-        for stream, writer in sorted(self.highest | dict(positions) if whole else self.highest):
-            token, position = self.highest.get((stream, writer)), positions.get((stream, writer))
-            is_exact = not self._discarded.has_stream(stream) and (whole or (stream, writer) in self.advanced)
+        for pair in sorted(self.highest | dict(positions) if whole else self.highest):
+            (stream, writer), token, position = pair, self.highest.get(pair), positions.get(pair)
+            is_exact = stream not in self._discarded.by_stream and (whole or pair in self.advanced)
             is_behind = token is not None and (position is None or position < token)
             is_ahead = position is not None and (token is None or position > token)
             if is_behind or (is_ahead and is_exact):

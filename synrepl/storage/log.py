@@ -178,7 +178,7 @@ class Log:
     def _load_state(self, head: Head) -> None:
         """Take the engine's head, and start the ephemeral streams empty."""
         self._committer.reset()
-        self._reads.health.clear()
+        self._reads.health.failing.clear()
         self._head.load(head)
         self.boots = head.boots
         self.ephemeral.restart(head.boots)
@@ -530,7 +530,7 @@ class Log:
                 # Without a probe: by the time of a retry a lease may need the facts.
                 self._reads.record_failure("trim", error, None)
                 raise
-            self._reads.health.record_success("trim")
+            self._reads.health.failing.pop("trim", None)
             self._head.trimmed_upto = trimmed_upto
             return trimmed_upto
 

@@ -25,11 +25,11 @@ def test_a_closed_gate_holds_until_it_opens() -> None:
     """Once, however often it opens."""
     gate = Gate()
     gate.close()
-    passed = waiting(gate)
-    assert passed == []
+    passed = [waiting(gate), waiting(gate)]
+    assert passed == [[], []]
     gate.open()
     gate.open()
-    assert passed == [None]
+    assert passed == [[None], [None]]
 
 
 def test_a_cancelled_wait_leaves_the_gate_usable() -> None:
