@@ -8,8 +8,8 @@ from twisted.internet.task import Clock
 
 from scripts.bench_parts.measuring import EVENT, Options, Result, best
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.strategy import SHARED, FollowStrategy, following
 from synrepl.replication.follower.updates import Updates
+from synrepl.replication.strategies import SHARED, FollowStrategy, following
 from synrepl.streams.catalog import BACKFILL, CACHES, EVENTS
 from synrepl.streams.stream import Stream
 from synrepl.wire.commands import Position, Rdata

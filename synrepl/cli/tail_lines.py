@@ -15,8 +15,8 @@ from synrepl.ports.interfaces import SaveablePosition
 from synrepl.ports.time import Timer
 from synrepl.replication.follower.facts import untyped
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.strategy import following
 from synrepl.replication.follower.updates import FollowerEvent, Updates
+from synrepl.replication.strategies import following
 from synrepl.services import connect
 from synrepl.storage.position_files import FilePositions
 from synrepl.streams.table import StreamTable

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from synrepl.errors import ConfigError
-from synrepl.replication.serve_strategy import serving
+from synrepl.replication.strategies import serving
 from synrepl.transports.endpoints import LOCAL_TYPES, split
 
 if TYPE_CHECKING:

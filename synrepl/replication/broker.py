@@ -16,9 +16,9 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.replication.connection import Connection
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.strategy import SHARED
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.reader import Reader
+from synrepl.replication.strategies import SHARED
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import Position, Rdata, Replicate
 from synrepl.wire.dialect import NEWEST

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from synrepl.replication.serve_strategy import ServeStrategy
+from synrepl.replication.strategies import ServeStrategy
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable

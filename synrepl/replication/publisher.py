@@ -22,7 +22,7 @@ from synrepl.replication.holdings import Holdings
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.reader import Reader
 from synrepl.replication.ring import Ring
-from synrepl.replication.serve_strategy import serving
+from synrepl.replication.strategies import serving
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable

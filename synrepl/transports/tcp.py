@@ -15,7 +15,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import FollowerSession, Publisher
-from synrepl.replication.serve_strategy import serving
+from synrepl.replication.strategies import serving
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol, failure_code
 from synrepl.transports.limits import RejectedConnection
 from synrepl.wire.commands import Error, Name, Ping

@@ -10,9 +10,9 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.replication import ingester as ingester_module
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.strategy import SHARED
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
 from synrepl.replication.ingester import Ingester, LogPositions
+from synrepl.replication.strategies import SHARED
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable

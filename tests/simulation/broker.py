@@ -12,8 +12,8 @@ import msgspec
 from twisted.logger import LogLevel
 
 from synrepl.errors import StorageError
-from synrepl.replication.follower.strategy import following
 from synrepl.replication.follower.updates import ICatchUp
+from synrepl.replication.strategies import following
 from synrepl.streams import digest
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable

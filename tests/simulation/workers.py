@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 from twisted.internet.task import deferLater
 
-from synrepl.replication.follower.strategy import following
 from synrepl.replication.follower.updates import Updates
+from synrepl.replication.strategies import following
 from synrepl.streams import digest
 from synrepl.streams.catalog import RECEIPTS, CacheInvalidation
 from synrepl.streams.facts import Fact

@@ -17,10 +17,10 @@ from synrepl.replication.follower.facts import decoder, untyped
 from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
 from synrepl.replication.follower.position_saver import PositionSaver
 from synrepl.replication.follower.states import ADVANCED, Connected, Disconnected, Report, Reported, Stopped
-from synrepl.replication.follower.strategy import FollowStrategy, following
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, MissedFacts, Subscriber, code_of
 from synrepl.replication.follower.waiters import Allocation, Waiters
+from synrepl.replication.strategies import FollowStrategy, following
 from synrepl.streams.batches import Batches
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable

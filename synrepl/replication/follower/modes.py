@@ -15,8 +15,8 @@ from synrepl.replication.follower.history import (
     ReorderBuffer,
     StreamHistory,
 )
-from synrepl.replication.follower.strategy import FollowStrategy
 from synrepl.replication.follower.updates import RawFact
+from synrepl.replication.strategies import FollowStrategy
 from synrepl.wire.commands import Position
 
 __all__ = ["Judgement", "Mode", "Pull", "Push", "Shared", "Verdict", "mode_for"]

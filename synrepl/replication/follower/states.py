@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.replication.follower.strategy import FollowStrategy
 from synrepl.replication.follower.updates import MissedFacts
+from synrepl.replication.strategies import FollowStrategy
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 

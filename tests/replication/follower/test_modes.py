@@ -19,8 +19,8 @@ from synrepl.replication.follower.history import (
 )
 from synrepl.replication.follower.modes import Mode, Push, Verdict, mode_for
 from synrepl.replication.follower.states import Fetch, Report, Reported
-from synrepl.replication.follower.strategy import SHARED, FollowStrategy
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
+from synrepl.replication.strategies import SHARED, FollowStrategy
 from synrepl.wire.commands import Position
 
 W = "w1"

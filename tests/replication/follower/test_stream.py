@@ -34,9 +34,9 @@ from synrepl.replication.follower.states import (
     Tick,
     Wake,
 )
-from synrepl.replication.follower.strategy import SHARED, FollowStrategy
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
+from synrepl.replication.strategies import SHARED, FollowStrategy
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun

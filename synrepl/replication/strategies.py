@@ -1,7 +1,9 @@
-"""Follow strategies: how a follower requests streams from servers of each release.
+"""Strategies: how followers of each release are served, and how servers of each release are followed.
 
-The counterpart of `serve_strategy`. Before 1.13 a follower requests each stream from a token, and the server
-pushes the missed facts. From 1.13 on it requests all positions and fetches the missed facts.
+Before 1.13 a follower requests each stream by name and token. The server pushes the missed facts, then
+POSITION. From 1.13 on a follower receives every row from the moment it connects; REPLICATE only requests
+positions, and the follower fetches missed facts over HTTP (docs/reference/peers.md#tcp-replicate). From 1.22
+on POSITION also says where it continues from.
 """
 
 from collections.abc import Callable, Collection
@@ -12,7 +14,7 @@ import msgspec
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import Dialect, Span, span
 
-__all__ = ["SHARED", "FollowStrategy", "following"]
+__all__ = ["SHARED", "FollowStrategy", "ServeStrategy", "following", "serving"]
 
 _PUSHED_UNORDERED: Final = frozenset(
     # Masters of those releases push these with descending tokens.
@@ -24,6 +26,19 @@ _OPTIONAL: Final = frozenset(
     # request.
     {"federation"}
 )
+
+
+class ServeStrategy(msgspec.Struct, frozen=True):
+    """How followers of some releases are served.
+
+    `pulls`: the follower fetches missed facts over HTTP. `certifies`: POSITION says where it continues from,
+    so it can advance over facts that hold nothing for this follower. `is_replica`: the peer is a replica, not
+    a follower.
+    """
+
+    pulls: bool
+    certifies: bool
+    is_replica: bool = False
 
 
 class FollowStrategy(msgspec.Struct, frozen=True):
@@ -66,16 +81,24 @@ class FollowStrategy(msgspec.Struct, frozen=True):
         return ordered and not (self.pushed and stream in _PUSHED_UNORDERED)
 
 
-_TABLE: Final[tuple[tuple[Span, FollowStrategy], ...]] = (
-    (span(until="1.13"), FollowStrategy(pushed=True)),
-    (span(since="1.13"), FollowStrategy(pushed=False)),
-)
+_PULL: Final = FollowStrategy(pushed=False)
 
+_TABLE: Final[tuple[tuple[Span, ServeStrategy, FollowStrategy], ...]] = (
+    (span(until="1.13"), ServeStrategy(pulls=False, certifies=False), FollowStrategy(pushed=True)),
+    (span(since="1.13", until="1.22"), ServeStrategy(pulls=True, certifies=False), _PULL),
+    (span(since="1.22", until="999.0"), ServeStrategy(pulls=True, certifies=True), _PULL),
+    (span(since="999.0"), ServeStrategy(pulls=True, certifies=True, is_replica=True), _PULL),
+)
 
 SHARED: Final = FollowStrategy(pushed=False, shared=True)
 """The strategy on a broker, for all releases."""
 
 
+def serving(dialect: Dialect) -> ServeStrategy:
+    """The strategy for followers of this dialect."""
+    return next(serve for releases, serve, _ in _TABLE if dialect.release in releases)
+
+
 def following(dialect: Dialect) -> FollowStrategy:
     """The strategy for servers of this dialect."""
-    return next(strategy for releases, strategy in _TABLE if dialect.release in releases)
+    return next(follow for releases, _, follow in _TABLE if dialect.release in releases)
