@@ -15,15 +15,7 @@ from synrepl.replication.follower.facts import PendingFacts, StreamIntake
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS, GapRepair, StreamGaps
 from synrepl.replication.follower.history import QUIET_SECONDS, PositionStep, StreamHistory
 from synrepl.replication.follower.modes import Mode, Verdict, mode_for
-from synrepl.replication.follower.states import (
-    APPLY,
-    TRANSITIONS,
-    Action,
-    Report,
-    Reported,
-    StreamEvent,
-    StreamState,
-)
+from synrepl.replication.follower.states import APPLY, Report, Reported, StreamEvent, StreamState
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
@@ -61,7 +53,7 @@ class StreamMachine:
         # What everything is dropped for that skipped facts could invalidate.
         self._step: PositionStep | None = None
         self._awaits_quiet = False
-        self._actions: list[Action] = []
+        self._actions: list[states.Action] = []
 
     @property
     def is_blocked(self) -> bool:
@@ -71,7 +63,7 @@ class StreamMachine:
             return mode is not None and mode.collects_rows and mode.collects
         return True
 
-    def feed(self, event: StreamEvent) -> list[Action]:
+    def feed(self, event: StreamEvent) -> list[states.Action]:
         """Handle an event. Returns the actions, which the caller must perform in order.
 
         If the last one is followed by an event, as its class says, that event must be fed once it has come.
@@ -228,7 +220,7 @@ class StreamMachine:
     def _unblock(self, event: states.PauseOver | None = None) -> None:
         self.state = _DISCONNECTED if self._mode is None else _LIVE
 
-    def _block(self, state: StreamState, action: Action) -> None:
+    def _block(self, state: StreamState, action: states.Action) -> None:
         self.state = state
         self._actions.append(action)
 
@@ -337,6 +329,6 @@ _STEPS: Final = {
         event: ((_HANDLERS if state is _LIVE else _HANDLERS | _QUEUING)[event], allowed)
         for event, allowed in events.items()
     }
-    for state, events in TRANSITIONS.items()
+    for state, events in states.TRANSITIONS.items()
 }
 """What handles the events that are possible in each state, and the states that may follow."""

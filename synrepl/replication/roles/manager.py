@@ -1,7 +1,6 @@
 """Roles of a daemon: primary, replica or fenced, and the transitions between them."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -538,16 +537,16 @@ class RoleManager:
         self._warn_rate_limited(
             "later_epoch", self._later_epochs.add_replica(name, address, epoch, self.log.epoch)
         )
-        with suppress(ClaimRefused):
-            self._start_epoch_question(parse_peer_address(address), trusted=trusted)
-
-    def _start_epoch_question(self, address: Address, *, trusted: bool) -> None:
-        """Ask a replica for the primary: one known replica and one unknown replica at a time."""
-        is_known = self._is_known(address)
-        if address and is_known not in self._epoch_questions:
+        try:
+            where = parse_peer_address(address)
+        except ClaimRefused:
+            return
+        # One known replica and one unknown replica is asked at a time.
+        is_known = self._is_known(where)
+        if where and is_known not in self._epoch_questions:
             self._epoch_questions.add(is_known)
             question = self._tasks.start(
-                self._ask_for_primary(address, trusted=trusted), "asking for the primary"
+                self._ask_for_primary(where, trusted=trusted), "asking for the primary"
             )
             question.addBoth(lambda _: self._epoch_questions.discard(is_known))
 
