@@ -138,7 +138,7 @@ def connect(
     on_redis = isinstance(endpoint, str) and endpoint.startswith(SCHEMES)
     catch_up = None
     if http is not None or on_redis:
-        catch_up = HttpCatchUp(reactor, http, secret=secret, instance_map=instance_map or {})
+        catch_up = HttpCatchUp(reactor, http or "", secret=secret, instance_map=instance_map or {})
     follower.engine.complete(reactor, catch_up, catch_up if http is not None else None)
     if on_redis:
         if server_name is None:

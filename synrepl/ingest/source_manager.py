@@ -64,7 +64,7 @@ class SourceManager:
 
     def __post_init__(self) -> None:
         settings, clock = self.settings, self.clock
-        self._http = HttpCatchUp(clock, None, secret=self.credentials, instance_map=settings.instance_map)
+        self._http = HttpCatchUp(clock, secret=self.credentials, instance_map=settings.instance_map)
         self._database = self._database_catch_up()
         self.ingester = Ingester(self.log, self.table, clock, lost=self.lost)
         self.stalled_writers = StalledWriters(self.log, self.table, clock)

@@ -73,7 +73,7 @@ class CatchUpTests(SiteCase):
         unknown = b'{"errcode":"M_UNRECOGNIZED","error":"Unrecognized request"}'
         catch_up = HttpCatchUp(self.clock, URL, client=answering(404, unknown))
         first = ensureDeferred(catch_up.highest("receipts"))
-        catch_up._client = Failing(error=Refused())
+        catch_up.client = Failing(error=Refused())
 
         again = ensureDeferred(catch_up.highest("receipts"))
 
@@ -90,7 +90,7 @@ class CatchUpTests(SiteCase):
         ):
             catch_up = HttpCatchUp(self.clock, URL, client=client)
             self.failureResultOf(ensureDeferred(catch_up.highest("receipts")), ReplicationError)
-            catch_up._client = answering(200, b'{"allocated":7}')
+            catch_up.client = answering(200, b'{"allocated":7}')
 
             again = ensureDeferred(catch_up.highest("receipts"))
 
@@ -167,7 +167,7 @@ class CatchUpTests(SiteCase):
     def test_the_writer_master_is_the_process_main(self) -> None:
         """So a homeserver's instance map can be used as it is."""
         client = RecordingClient(StubTreq(StringStubbingResource(lambda *_: (404, {}, b""))))
-        catch_up = HttpCatchUp(self.clock, None, client=client, instance_map={"main": "http://main:1"})
+        catch_up = HttpCatchUp(self.clock, client=client, instance_map={"main": "http://main:1"})
         fetched = ensureDeferred(catch_up.fetch(stream="receipts", writer="master", after=0, upto=1))
 
         self.failureResultOf(fetched, RemoteProtocolError)
@@ -175,7 +175,7 @@ class CatchUpTests(SiteCase):
 
     def test_a_writer_without_an_address_cannot_be_asked(self) -> None:
         """That is no trouble which passes, so it has a type of its own."""
-        catch_up = HttpCatchUp(self.clock, None)
+        catch_up = HttpCatchUp(self.clock)
         fetched = ensureDeferred(catch_up.fetch(stream="receipts", writer="w1", after=0, upto=1))
 
         self.failureResultOf(fetched, NowhereToFetch)

@@ -94,9 +94,9 @@ class ChangelogClient(HttpClient):
         self, request: HttpRequest, *, wait: float = 0.0, silence: float | None = None
     ) -> AsyncIterator[tuple[FirstAnswer, BodyLines]]:
         """Yield the head of a response, and its lines. `wait` adds to the timeout, in seconds."""
-        url = request.url(self._base_url)
-        response = await self._within(self._timeout + wait, self._open(request.method, url), url)
-        lines = BodyLines.of(response, public_url(url), clock=self._reactor, silence=silence)
+        url = request.url(self.base_url)
+        response = await self._within(self.timeout + wait, self._open(request.method, url), url)
+        lines = BodyLines.of(response, public_url(url), clock=self.reactor, silence=silence)
         try:
             yield _response_head(response), lines
         finally:

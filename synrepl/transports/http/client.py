@@ -3,6 +3,7 @@
 import random
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -24,30 +25,23 @@ __all__ = ["HttpAppender", "HttpCatchUp"]
 MIB: Final = 1024 * 1024
 
 
+@dataclass(eq=False, repr=False)
 class HttpCatchUp(HttpClient):
     """Fetches missed rows as Synapse's workers do; an `ICatchUp`, and for this daemon also an `IAllocated`.
 
     `instance_map` has the URLs of writers by instance name; a homeserver's map works, where `main` stands for
-    `master`. `base_url` is the URL for all other writers (None: they have none). `secret` is sent as a bearer
-    token. A request may take `timeout` seconds, and its response may have `max_bytes` bytes.
+    `master`. `base_url` is the URL for all other writers; without it, they have none. `secret` is sent as a
+    bearer token. A request may take `timeout` seconds, and its response may have `max_bytes` bytes.
     """
 
-    def __init__(
-        self,
-        reactor: Any,
-        base_url: str | None,
-        *,
-        secret: str | Credentials | None = None,
-        instance_map: Mapping[str, str] | None = None,
-        timeout: float = 60.0,
-        max_bytes: int = 256 * MIB,
-        client: Any = None,
-    ) -> None:
-        super().__init__(reactor, base_url or "", secret, timeout=timeout, client=client)
-        self._instance_map = dict(instance_map or {})
-        if "main" in self._instance_map:
-            self._instance_map.setdefault("master", self._instance_map["main"])
-        self._max_bytes = max_bytes
+    max_bytes: int = 256 * MIB
+    instance_map: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self, secret: str | Credentials | None) -> None:
+        super().__post_init__(secret)
+        self._urls = dict(self.instance_map)
+        if "main" in self._urls:
+            self._urls.setdefault("master", self._urls["main"])
         self._has_allocated = True
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
@@ -56,8 +50,8 @@ class HttpCatchUp(HttpClient):
         Raises `NotConnected` without a complete response, `RemoteProtocolError` for an invalid one, and
         `NowhereToFetch` if the writer has no URL.
         """
-        mapped = self._instance_map.get(writer)
-        base = mapped or self._base_url
+        mapped = self._urls.get(writer)
+        base = mapped or self.base_url
         if not base:
             raise NowhereToFetch(f"instance_map has no URL of {writer}")
         # Synapse's workers name the writer in Host; a proxy in front of one URL would not know that name.
@@ -67,7 +61,7 @@ class HttpCatchUp(HttpClient):
         request = CATCH_UP.request(stream, txn_id, from_token=after, upto_token=upto, writer=writer)
         url = request.url(base)
         try:
-            body = await self.read(request.method, url, None, self._max_bytes, host=host)
+            body = await self.read(request.method, url, None, self.max_bytes, host=host)
         except ApiResponseError as error:
             error_type = NotConnected if error.retryable else RemoteProtocolError
             raise error_type(str(error)) from error
@@ -75,7 +69,7 @@ class HttpCatchUp(HttpClient):
 
     async def highest(self, stream: str) -> int | None:
         """Fetch the highest token of a stream from `base_url`; None if the server does not provide it."""
-        if not self._has_allocated or not self._base_url:
+        if not self._has_allocated or not self.base_url:
             return None
         try:
             found = await self.call(ALLOCATED.request(stream), _Allocated)

@@ -1,6 +1,7 @@
 """HTTP client of a daemon; the bodies of responses come whole, by chunks, or by lines, with backpressure."""
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
@@ -60,6 +61,7 @@ class _AddressUrl(URL):
         return URL.to_uri(self.replace(host="localhost")).replace(host=self.host)
 
 
+@dataclass(eq=False, repr=False)
 class HttpClient:
     """Client of a daemon over pooled connections; raises only `ReplicationError` and its subclasses.
 
@@ -67,20 +69,16 @@ class HttpClient:
     response, in seconds. `client` is a treq client, for tests.
     """
 
-    def __init__(
-        self,
-        reactor: Any,
-        base_url: str = "",
-        secret: str | Credentials | None = None,
-        *,
-        timeout: float = 60.0,
-        client: Any = None,
-    ) -> None:
-        self._reactor = reactor
-        self._base_url = base_url.rstrip("/")
+    reactor: Any
+    base_url: str = ""
+    _: KW_ONLY
+    secret: InitVar[str | Credentials | None] = None
+    timeout: float = 60.0
+    client: Any = None
+
+    def __post_init__(self, secret: str | Credentials | None) -> None:
+        self.base_url = self.base_url.rstrip("/")
         self._credentials = Credentials.of(secret)
-        self._timeout = timeout
-        self._client = client
         self._pool: Any = None
 
     async def call(
@@ -94,7 +92,7 @@ class HttpClient:
         timeout: float | None = None,
     ) -> T:
         """Send a request of a route; return its decoded answer."""
-        url = request.url(base_url or self._base_url)
+        url = request.url(base_url or self.base_url)
         content = msgspec.json.encode(body) if isinstance(body, msgspec.Struct) else body
         found = await self.read(request.method, url, content, max_bytes, timeout=timeout)
         return decode_json(answer, found, public_url(url))
@@ -115,7 +113,7 @@ class HttpClient:
             response = await self._open(method, url, body, host)
             return await _verified_body(response, max_bytes, public_url(url))
 
-        content: bytes = await self._within(self._timeout if timeout is None else timeout, read(), url)
+        content: bytes = await self._within(self.timeout if timeout is None else timeout, read(), url)
         return content
 
     async def stop(self) -> None:
@@ -139,9 +137,9 @@ class HttpClient:
 
     async def _send(self, method: str, url: str, headers: dict[str, list[str]], body: Any) -> Any:
         """Send a request with these headers, and the secret; return the response, its body unread."""
-        if self._client is None:
-            self._client, self._pool = _make_client(self._reactor, self._credentials)
-        return await self._client.request(
+        if self.client is None:
+            self.client, self._pool = _make_client(self.reactor, self._credentials)
+        return await self.client.request(
             method,
             _treq_url(url),
             headers={**self._credentials.headers, **headers},
@@ -149,7 +147,7 @@ class HttpClient:
             # Redirects are not followed: they would send the secret to another host.
             allow_redirects=False,
             unbuffered=True,
-            reactor=self._reactor,
+            reactor=self.reactor,
         )
 
     async def _within(
@@ -167,7 +165,7 @@ class HttpClient:
             else:
                 timer.start(seconds)
 
-        timer = Timer(self._reactor, check)
+        timer = Timer(self.reactor, check)
         timer.start(seconds)
         try:
             return await done

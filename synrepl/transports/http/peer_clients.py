@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -32,6 +33,7 @@ TIMEOUT_SECONDS: Final = 10.0
 CONFLICT: Final = 409
 
 
+@dataclass(eq=False, repr=False)
 class HttpFiles(HttpClient):
     """Client of the files of the daemon at `base_url`; an `IFetchFile`.
 
@@ -39,20 +41,8 @@ class HttpFiles(HttpClient):
     seconds between bytes. Files over `max_bytes` are refused.
     """
 
-    def __init__(
-        self,
-        reactor: Any,
-        base_url: str,
-        *,
-        secret: str | Credentials | None = None,
-        timeout: float = 60.0,
-        silence: float = 30.0,
-        max_bytes: int = MAX_FILE,
-        client: Any = None,
-    ) -> None:
-        super().__init__(reactor, base_url, secret, timeout=timeout, client=client)
-        self._silence = silence
-        self._max_bytes = max_bytes
+    silence: float = 30.0
+    max_bytes: int = MAX_FILE
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
         """Call `on_chunk` with the bytes from `offset` to the end; await its result before reading on."""
@@ -73,11 +63,11 @@ class HttpFiles(HttpClient):
                     raise RemoteProtocolError(
                         f"{url} sent {content_range or 'no range'} instead of the bytes from {offset}"
                     )
-            room = self._max_bytes - offset + skip
+            room = self.max_bytes - offset + skip
             while data := b"".join(await chunks.next()):
                 room -= len(data)
                 if room < 0:
-                    raise RemoteProtocolError(f"{url} sent more than {self._max_bytes} bytes")
+                    raise RemoteProtocolError(f"{url} sent more than {self.max_bytes} bytes")
                 selected = data[skip:]
                 skip -= min(skip, len(data))
                 if selected:
@@ -104,14 +94,14 @@ class HttpFiles(HttpClient):
 
         The timeout restarts while the server reads the request's body.
         """
-        url = public_url(request.url(self._base_url))
+        url = public_url(request.url(self.base_url))
         response = await self._within(
-            self._timeout,
+            self.timeout,
             self._send(request.method, url, headers or {}, body),
             url,
             progress=lambda: 0 if body is None else body.sent,
         )
-        chunks = BodyChunks.of(response, url, clock=self._reactor, silence=self._silence)
+        chunks = BodyChunks.of(response, url, clock=self.reactor, silence=self.silence)
         try:
             if response.code not in codes:
                 raise as_response_error(response.code, await _error_body(chunks), url)

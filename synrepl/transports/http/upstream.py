@@ -96,7 +96,9 @@ class HttpConversation(EventQueue):
         self._url = url = upstream.where.http.rstrip("/")
         self._uuid = uuid
         self._name = name
-        self._changelog = ChangelogClient(upstream.reactor, url, upstream.secret, client=upstream.client)
+        self._changelog = ChangelogClient(
+            upstream.reactor, url, secret=upstream.secret, client=upstream.client
+        )
         self._tasks = Tasks(self._logger, "upstream")
         self._room = Gate()
         super().__init__(MAX_QUEUED_EVENTS, on_full=self._room.close, on_room=self._room.open)
