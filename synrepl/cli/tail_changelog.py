@@ -17,7 +17,7 @@ from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace
-from synrepl.transports.http.changelog_client import ChangelogClient
+from synrepl.transports.http.client import ChangelogClient
 from synrepl.transports.tls import is_permanent, tls_trouble
 from synrepl.wire import jsontext
 

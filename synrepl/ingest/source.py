@@ -1,11 +1,26 @@
-"""The base class of sources, and their status."""
+"""Sources: their base class and status, and the servers that this daemon follows over TCP."""
 
+from collections import deque
 from typing import Any, Final
 
-from synrepl.errors import GapError
-from synrepl.replication.follower.follower import Follower
+from twisted.internet.interfaces import IStreamClientEndpoint
 
-__all__ = ["PATIENCE_SECONDS", "Source", "Problem", "gap_as_json"]
+from synrepl.errors import GapError, LocalProtocolError, NotConnected
+from synrepl.ingest.settings import IngestSettings
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.time import Timer
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.updates import FollowerEvent
+from synrepl.replication.presence import SyncingUser
+from synrepl.replication.publisher import Publisher
+from synrepl.transports.endpoints import client_endpoint
+from synrepl.transports.tcp import FollowerFactory
+from synrepl.wire.commands import FROM_ALL_PROCESSES, ClearUserSync, UserSync
+from synrepl.wire.dialect import CURRENT, Dialect
+from synrepl.wire.grammar import Command
+
+__all__ = ["MAX_WAITING", "PATIENCE_SECONDS", "Problem", "ServerCommands", "ServerSource", "Source"]
 
 Problem = tuple[str, float]
 """A problem: text, and since when in Unix seconds."""
@@ -16,8 +31,11 @@ LOST_SECONDS: Final = 3600.0
 PATIENCE_SECONDS: Final = 5.0
 """How long a source may be disconnected before that is a problem, in seconds: a restart takes less."""
 
+MAX_WAITING: Final = 1_000
+"""The largest number of commands that wait for a reconnect. Beyond it the oldest is dropped and counted."""
 
-def gap_as_json(gap: GapError) -> dict[str, Any]:
+
+def _gap_as_json(gap: GapError) -> dict[str, Any]:
     """A gap, as the status shows it."""
     return {"stream": gap.stream, "writer": gap.writer, "have": gap.have, "want": gap.want, "why": gap.why}
 
@@ -67,6 +85,162 @@ class Source:
         return {
             "lag_seconds": round(self.lag_seconds(), 3),
             "lag_rows": self.follower.lag_rows(),
-            "gaps": [gap_as_json(gap) for gap in self.follower.gaps()],
-            "lost": [gap_as_json(gap) | {"at": round(at, 3)} for at, gap in self.follower.lost_gaps],
+            "gaps": [_gap_as_json(gap) for gap in self.follower.gaps()],
+            "lost": [_gap_as_json(gap) | {"at": round(at, 3)} for at, gap in self.follower.lost_gaps],
         }
+
+
+class ServerSource(Source):
+    """Keeps a follower connected to the server at `endpoint`, a Twisted client endpoint string.
+
+    The dialect is that of the settings, or the current one. A server with another server name is refused.
+    With a `publisher`, commands of that publisher's followers are forwarded to the server.
+    """
+
+    def __init__(
+        self,
+        settings: IngestSettings,
+        reactor: Any,
+        follower: Follower,
+        *,
+        endpoint: str,
+        metrics: Metrics,
+        server_name: str,
+        publisher: Publisher | None = None,
+    ) -> None:
+        super().__init__(follower, reactor)
+        self.endpoint = endpoint
+        self._target: IStreamClientEndpoint = client_endpoint(reactor, endpoint)
+        self._why = "no answer yet"
+        self._since = self.began
+        self._factory = FollowerFactory(
+            follower,
+            dialect=settings.dialect or CURRENT,
+            expected_server=server_name,
+            clock=reactor,
+            metrics=metrics,
+            keepalive=settings.keepalive,
+        )
+        follower.on_event(self._on_event)
+        self._commands: ServerCommands | None = None
+        if publisher is not None:
+            self._commands = ServerCommands(
+                follower, publisher, dialect=settings.dialect or CURRENT, clock=reactor, metrics=metrics
+            )
+
+    def start(self) -> None:
+        self._factory.connect(self._target)
+
+    async def stop(self) -> None:
+        if self._commands is not None:
+            self._commands.stop()
+        self._factory.stop()
+        self.follower.stop()
+
+    def silence(self) -> Problem | None:
+        if self.follower.is_connected or self.clock.seconds() - self._since < PATIENCE_SECONDS:
+            return None
+        return f"cannot receive from server {self.endpoint}: {self._why}", self._since
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "endpoint": self.endpoint,
+            "connected": self.follower.is_connected,
+            "since": round(self._since, 3),
+            "why": "" if self.follower.is_connected else self._why,
+            **super().status(),
+        }
+
+    def _on_event(self, event: FollowerEvent) -> None:
+        if event.kind == "connected":
+            self._since = self.clock.seconds()
+        elif event.kind == "disconnected":
+            if not self._why or self.follower.is_connected:
+                self._since = self.clock.seconds()
+            self._why = event.text
+
+
+class ServerCommands:
+    """Forwards commands between the followers of this daemon and the server (`follower_commands.Carrier`).
+
+    A release whose USER_SYNC names the worker gets the command of each follower. To an older release this
+    daemon is one worker: a user starts syncing with the first follower that reports it, and stops with the
+    last. After each connect the server gets the users that are syncing.
+    """
+
+    is_active = True
+
+    def __init__(
+        self, follower: Follower, publisher: Publisher, *, dialect: Dialect, clock: IClock, metrics: Metrics
+    ) -> None:
+        self._follower = follower
+        self._publisher = publisher
+        self._upstream = publisher.follower_commands
+        self._dialect = dialect
+        self._clock = clock
+        self._metrics = metrics
+        self._names_workers = dialect.release in ClearUserSync.SPAN
+        self._waiting: deque[Command] = deque()
+        self._timer = Timer(clock, self._connected)
+        self._upstream.carriers.append(self)
+        if not self._names_workers:
+            self._upstream.syncing.watchers.append(self._changed)
+        follower.on_event(self._on_event)
+        for command in FROM_ALL_PROCESSES:
+            follower.on_command(command)(self._on_server_command)
+
+    def stop(self) -> None:
+        """Stop forwarding."""
+        self.is_active = False
+        self._upstream.carriers.remove(self)
+        self._timer.stop()
+
+    def forward(self, command: Command) -> bool:
+        """Send this to the server now, or after a reconnect. False if its release has no such command."""
+        if not self._names_workers and isinstance(command, (UserSync, ClearUserSync)):
+            return True  # `_changed` sends it
+        if self._dialect.release not in command.SPAN:
+            return False
+        if not self._follower.is_connected or self._waiting:
+            if len(self._waiting) >= MAX_WAITING:
+                self._metrics.commands_dropped.labels(self._waiting.popleft().NAME).inc()
+            self._waiting.append(command)
+            return True
+        return self._send(command)
+
+    def _send(self, command: Command) -> bool:
+        try:
+            self._follower.send(command)
+        except (NotConnected, LocalProtocolError):
+            return False
+        return True
+
+    def _on_server_command(self, command: Command) -> None:
+        if self.is_active:
+            self._publisher.broadcast(command)
+
+    def _changed(self, change: SyncingUser) -> None:
+        if self.is_active and self._follower.is_connected and not self._timer.is_active:
+            self._send(
+                UserSync(
+                    user_id=change.user_id, is_syncing=change.is_syncing, last_sync_ms=change.last_sync_ms
+                )
+            )
+
+    def _on_event(self, event: FollowerEvent) -> None:
+        if event.kind == "connected" and self.is_active:
+            # After the commands of the follower itself.
+            self._timer.start(0)
+
+    def _connected(self) -> None:
+        """Send the commands that waited, then the users that are syncing."""
+        waiting, self._waiting = self._waiting, deque()
+        for command in waiting:
+            if not self._send(command):
+                self._metrics.commands_dropped.labels(command.NAME).inc()
+        sent = set()
+        for command in self._upstream.syncing_commands():
+            if not isinstance(command, UserSync) or (not self._names_workers and command.user_id in sent):
+                continue
+            sent.add(command.user_id)
+            self._send(command)

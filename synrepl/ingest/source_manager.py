@@ -9,9 +9,8 @@ import msgspec
 from twisted.internet.defer import Deferred
 
 from synrepl.errors import ConfigError, NotConnected, RowError
-from synrepl.ingest.server import ServerSource
 from synrepl.ingest.settings import IngestSettings
-from synrepl.ingest.source import Problem
+from synrepl.ingest.source import Problem, ServerSource
 from synrepl.ports.interfaces import IThread
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower

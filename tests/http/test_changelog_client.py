@@ -22,8 +22,7 @@ from synrepl.ports.response_errors import (
 )
 from synrepl.streams.catalog import PushRules
 from synrepl.transports.http import http_client
-from synrepl.transports.http.changelog_client import ChangelogClient, FirstAnswer
-from synrepl.transports.http.client import HttpAppender
+from synrepl.transports.http.client import ChangelogClient, FirstAnswer, HttpAppender
 from synrepl.transports.http.http_client import BodyLines
 from tests.http.builders import SiteCase, append_body, receipt
 

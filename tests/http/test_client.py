@@ -11,8 +11,7 @@ from twisted.internet.error import ConnectionRefusedError as Refused
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
-from synrepl.transports.http.changelog_client import ChangelogClient
-from synrepl.transports.http.client import HttpAppender, HttpCatchUp
+from synrepl.transports.http.client import ChangelogClient, HttpAppender, HttpCatchUp
 from tests.http.builders import SiteCase, append_body, receipt
 
 URL = "http://ada:pass@hs.example:9093"

@@ -6,7 +6,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from synrepl.errors import NotConnected
-from synrepl.ingest.server import MAX_WAITING, ServerCommands
+from synrepl.ingest.source import MAX_WAITING, ServerCommands
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryEndpoint

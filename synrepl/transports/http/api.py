@@ -21,9 +21,9 @@ from synrepl.transports.http.authorization import AccessCheck, check_content_typ
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.headers import (
     CONTENT_DIGEST,
+    WANT_DIGEST,
     content_digest,
     headers,
-    is_digest_wanted,
     matches_digest,
 )
 from synrepl.transports.http.server import Services
@@ -131,7 +131,7 @@ class Api(Resource):
             body = synapse_body(refused) if request.path.startswith(SYNAPSE) else api_body(refused)
             request.setHeader(b"content-type", b"application/json")
         request.setHeader(b"content-length", b"%d" % len(body))
-        if is_digest_wanted(request.requestHeaders):
+        if request.requestHeaders.hasHeader(WANT_DIGEST):
             request.setHeader(CONTENT_DIGEST.encode(), content_digest(body).encode())
         return body
 

@@ -13,7 +13,6 @@ __all__ = [
     "content_digest",
     "header",
     "headers",
-    "is_digest_wanted",
     "matches",
     "matches_digest",
     "read_range",
@@ -51,11 +50,6 @@ def matches_digest(body: bytes, received: Sequence[str] | None) -> bool:
     expected = content_digest(body)
     parts = [part.strip() for value in received or () for part in value.split(",")]
     return all(part == expected for part in parts if part.lower().startswith(_SHA256))
-
-
-def is_digest_wanted(request_headers: Any) -> bool:
-    """Whether the client requests the digest of the response."""
-    return bool(request_headers.hasHeader(WANT_DIGEST))
 
 
 # Byte ranges and entity tags of requests for files (RFC 9110).

@@ -31,8 +31,8 @@ from synrepl.streams.facts import Fact, decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
 from synrepl.transports.http import messages
-from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.http.changelog_lines import HeartbeatLine, decode_line
+from synrepl.transports.http.client import ChangelogClient
 from synrepl.transports.http.http_client import decode_json
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire import native

@@ -14,14 +14,16 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import ConfigError
 from synrepl.ports.time import Backoff, Timer, doubling
-from synrepl.transports.redis import errors
 from synrepl.transports.redis.connections import (
+    TLS_WORDS,
+    WITHOUT_A_WORD,
     Lost,
     PublisherConnection,
     RedisConnection,
+    RedisRefused,
     SubscriberConnection,
+    describe_failure,
 )
-from synrepl.transports.redis.errors import RedisRefused, describe_failure
 from synrepl.transports.tls import ClientTls, TlsFiles
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class _Attempt:
         """Open a connection and complete its handshake. `describe` explains what this raises."""
         password = self._link.address.password()
         host, port = await self._find_address()
-        self._peer = errors.host_and_port(host, port)
+        self._peer = f"{host}:{port}" if port else host
         return await self.within(CONNECT_SECONDS, self._greet(connection_type, host, port, password))
 
     async def open(self, host: str, port: int, connection_type: type[C]) -> C:
@@ -92,7 +94,7 @@ class _Attempt:
                 files = TlsFiles(
                     ca_file=address.ca_file, cert_file=address.cert_file, key_file=address.key_file
                 )
-                self._tls = ClientTls(files, address.server_name or host, errors.TLS_WORDS)
+                self._tls = ClientTls(files, address.server_name or host, TLS_WORDS)
                 wrapped = TLSMemoryBIOFactory(self._tls, True, wrapped, link.reactor)
         try:
             await endpoint.connect(wrapped)
@@ -134,7 +136,7 @@ class _Attempt:
             or (self._current.why if self._current is not None else "")
             or describe_failure(failure)
         )
-        if why == errors.WITHOUT_A_WORD and self._tls is None and not self._link.address.path:
+        if why == WITHOUT_A_WORD and self._tls is None and not self._link.address.path:
             return f"{why} (perhaps it requires TLS: use rediss://)"
         return why
 
@@ -149,15 +151,15 @@ class _Attempt:
         """Ask the Sentinels in order. Raises `RedisRefused` if none knows the master."""
         failures = []
         sentinels = self._link.sentinels
-        for sentinel in list(sentinels):
+        for host, port in list(sentinels):
             try:
-                master = await self.within(SENTINEL_SECONDS, self._find_at(*sentinel))
+                master = await self.within(SENTINEL_SECONDS, self._find_at(host, port))
             except RedisRefused as failed:
-                failures.append(f"{errors.host_and_port(*sentinel)}: {failed}")
+                failures.append(f"{host}:{port}: {failed}")
                 continue
             # The next lookup starts with this Sentinel.
-            sentinels.remove(sentinel)
-            sentinels.insert(0, sentinel)
+            sentinels.remove((host, port))
+            sentinels.insert(0, (host, port))
             return master
         raise RedisRefused(f"no Sentinel knows the master: {'; '.join(failures)}")
 

@@ -11,7 +11,7 @@ from twisted.protocols.portforward import ProxyClientFactory, ProxyFactory, Prox
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 
-from synrepl.transports.redis import attempt
+from synrepl.transports.redis import half_link
 from synrepl.transports.redis.address import RedisAddress
 from tests.certificates import Authority
 from tests.redis.worlds import Recorder, rdata
@@ -252,7 +252,7 @@ class TlsTests(RedisCase):
 
     async def test_a_redis_without_tls_is_told(self) -> None:
         """It waits for the end of a line, and we for its certificate."""
-        self.patch(attempt, "CONNECT_SECONDS", 0.3)
+        self.patch(half_link, "CONNECT_SECONDS", 0.3)
         member = Recorder()
         address = RedisAddress.parse(f"rediss://127.0.0.1:{self.world.server.port}")
         link = self.world.link(member, address=address)
