@@ -67,7 +67,7 @@ def _refused(target: str, code: str, body: Any = None, *, message: Any = ..., **
     """An example of a refusal, with the status of its code."""
     kind = ERROR_CODES[code]
     if kind.retryable is not None:
-        more["retryable"] = kind.retryable
+        more.setdefault("retryable", kind.retryable)
     return Example(target, {"error": code, **more, "message": message}, body, kind.status)
 
 
@@ -301,12 +301,7 @@ GET_FILE: Final = Route(
     content_type=OCTETS,
     stream="files",
     errors=(
-        "bad_checksum",
-        "no_such_file",
-        "file_not_here",
-        "range_not_satisfiable",
-        "not_ready",
-        "filtered",
+        *("bad_checksum", "no_such_file", "file_not_here", "range_not_satisfiable", "not_ready", "filtered"),
     ),
     examples=(_refused(f"/v1/files/sha256/{'0' * 64}", "not_found", message="this daemon stores no files"),),
 )
@@ -400,7 +395,7 @@ ACKNOWLEDGE_COMMANDS: Final = Route(
     right="administer",
     errors=("bad_ack",),
     max_body=4 * KIB,
-    examples=(_refused("/v1/commands/ack", "bad_ack", {"life": "another", "number": 1}),),
+    examples=(_refused("/v1/commands/ack", "bad_ack", {"life": "another", "number": 1}, retryable=False),),
 )
 SYNCING: Final = Route(
     "command.syncing",
