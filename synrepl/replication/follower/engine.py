@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from twisted.logger import Logger
@@ -38,6 +39,7 @@ MAX_LOST_GAPS: Final = 100
 """Lost gaps that are remembered for the status."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class FollowerEngine:
     """Follows all streams of one follower: connects their executors to a connection and to the subscribers.
 
@@ -46,56 +48,43 @@ class FollowerEngine:
     """
 
     _logger = Logger()
+    own_clock: IClock | None
+    table: StreamTable
+    store: IPositionStore | None
+    catch_up: ICatchUp | None
+    earliest: bool
+    metrics: Metrics | None
+    raw: bool
+    canonical: bool
+    external_position: Callable[[str, str], int] | None
+    caches: CacheRegistry | None
+    allocated: IAllocated | None
 
-    def __init__(
-        self,
-        *,
-        clock: IClock | None,
-        streams: StreamTable,
-        store: IPositionStore | None,
-        catch_up: ICatchUp | None,
-        earliest: bool,
-        metrics: Metrics | None,
-        raw: bool,
-        canonical: bool,
-        external_position: Callable[[str, str], int] | None,
-        caches: CacheRegistry | None,
-        allocated: IAllocated | None,
-    ) -> None:
-        if (raw or canonical) and caches is not None:
+    def __post_init__(self) -> None:
+        if (self.raw or self.canonical) and self.caches is not None:
             raise ConfigError("caches need typed rows: leave out `raw` and `canonical`, or the caches")
-        if external_position is not None and caches is not None:
+        if self.external_position is not None and self.caches is not None:
             raise ValueError(
                 "a follower has `external_position` or `caches`: caches would miss external facts"
             )
-        self.table = streams
         self.connection: Connection | None = None
         self.is_connected = False
         self.lost_gaps: list[tuple[float, GapError]] = []
-        self.catch_up = catch_up
         self.executors: dict[str, StreamExecutor] = {}
         self.waiters = Waiters()
         self.batches: Batches[bytes] = Batches()
         self.saver = PositionSaver(
-            store,
-            metrics,
+            self.store,
+            self.metrics,
             self.positions,
             lambda: self.clock,
             lambda error: self.report_failure(error, "", "the position store"),
         )
         self.connections = 0
         self.tasks = Tasks(self._logger)
-        self.allocation = Allocation(self.waiters, self.tasks.start, self.report_failure)
-        self.allocation.source = allocated
-        self._clock = clock
+        self.allocation = Allocation(self.waiters, self.tasks.start, self.report_failure, self.allocated)
         self._last_received: float | None = None
         self._current_at = -math.inf
-        self._earliest = earliest
-        self._metrics = metrics
-        self._raw = raw
-        self._canonical = canonical
-        self._external_position = external_position
-        self._caches = caches
         self._subscribers: list[Subscriber] = []
         self.command_subscribers: dict[type[Command], list[Callable[[Any], None]]] = {}
         self.event_listeners: list[Callable[[FollowerEvent], None]] = []
@@ -110,9 +99,9 @@ class FollowerEngine:
     @property
     def clock(self) -> IClock:
         """The clock of this follower. Raises `NotConnected` if it has none yet."""
-        if self._clock is None:
+        if self.own_clock is None:
             raise NotConnected("a follower without a clock gets one from `connect`")
-        return self._clock
+        return self.own_clock
 
     def _seconds(self) -> float:
         return self.clock.seconds()
@@ -121,8 +110,8 @@ class FollowerEngine:
         self, clock: IClock, catch_up: ICatchUp | None = None, allocated: IAllocated | None = None
     ) -> None:
         """Set what the follower was made without; what it has is kept."""
-        if self._clock is None:
-            self._clock = clock
+        if self.own_clock is None:
+            self.own_clock = clock
         if self.catch_up is None:
             self.catch_up = catch_up
         if self.allocation.source is None:
@@ -161,38 +150,38 @@ class FollowerEngine:
         return made
 
     def _make_executor(self, stream: Stream[Any]) -> StreamExecutor:
-        name, external = stream.name, self._external_position
+        name, external = stream.name, self.external_position
         policy = ApplyPolicy(
             ordered=stream.ordered,
             monotonic=stream.monotonic,
-            earliest=self._earliest,
+            earliest=self.earliest,
             descends=stream.descends,
-            is_kept=self._canonical and stream.monotonic and not stream.ephemeral,
-            resumes=self._canonical and bool(self.saver.saved),
+            is_kept=self.canonical and stream.monotonic and not stream.ephemeral,
+            resumes=self.canonical and bool(self.saver.saved),
             external_position=(lambda writer: external(name, writer)) if external is not None else None,
         )
         history = StreamHistory(policy, AppliedPositions(self.saver.saved.get(name, {})))
         machine = StreamMachine(name, history, self.batches, seconds=self._seconds)
-        has_caches = self._caches is not None and name in self._caches.streams
-        return StreamExecutor(machine, self, self._caches if has_caches else None)
+        has_caches = self.caches is not None and name in self.caches.streams
+        return StreamExecutor(machine, self, self.caches if has_caches else None)
 
     def _connected_event(self, stream: Stream[Any]) -> Connected:
         assert self._strategy is not None
         assert self._dialect is not None
-        decode_many = decoder(stream, self._dialect, raw=self._raw, canonical=self._canonical)
+        decode_many = decoder(stream, self._dialect, raw=self.raw, canonical=self.canonical)
         return Connected(self._strategy, decode_many)
 
     def follow_caches(self) -> None:
         """Follow the streams that invalidate caches."""
-        if self._caches is None:
+        if self.caches is None:
             return
-        names = self._caches.streams
+        names = self.caches.streams
         for stream in [stream for stream in self.table if stream.name in names]:
             executor = self.executor(stream)
             if not executor.machine.history.has_caches:
                 # The caches were declared later and missed this stream's facts until now.
-                executor.attach_caches(self._caches)
-                self._caches.invalidate_stream(stream.name)
+                executor.attach_caches(self.caches)
+                self.caches.invalidate_stream(stream.name)
 
     # -- positions and lag ---------------------------------------------------------------------------------
 
@@ -204,7 +193,7 @@ class FollowerEngine:
     def lag_seconds(self) -> float:
         """Seconds since the follower was last up to date; infinite if it never was."""
         self._update_current()
-        return math.inf if self._clock is None else self.clock.seconds() - self._current_at
+        return math.inf if self.own_clock is None else self.clock.seconds() - self._current_at
 
     def mark_alive(self) -> None:
         """The connection works although no command was received: everything sent until now has arrived."""
@@ -254,7 +243,7 @@ class FollowerEngine:
             named=[name for name in streams if name not in catalog],
             everything=everything,
             token=self._resume_token,
-            earliest=self._earliest,
+            earliest=self.earliest,
         ):
             connection.send(command)
 
@@ -264,8 +253,8 @@ class FollowerEngine:
         Raises RemoteProtocolError if one is not allowed, such as too large a batch.
         """
         executors = self.executors
-        assert self._clock is not None
-        self._last_received = self._clock.seconds()
+        assert self.own_clock is not None
+        self._last_received = self.own_clock.seconds()
         for command in commands:
             if type(command) is Rdata or type(command) is RdataRun or type(command) is Position:
                 executor = executors.get(command.stream) or self._unfollowed_stream(command.stream)
@@ -314,7 +303,7 @@ class FollowerEngine:
         """Handle a stream that is not followed: follow it if `raw`, report it once if unknown."""
         if name in self.table or name in self._unknown or len(self._unknown) >= MAX_UNKNOWN:
             return None
-        if self._raw and self._subscribers:
+        if self.raw and self._subscribers:
             executor = self.executor(untyped(name), asks=False)
             for subscriber in self._subscribers:
                 executor.subscribe(subscriber)
@@ -332,15 +321,15 @@ class FollowerEngine:
 
         Raises `ReplicationError`; without a source, gaps stay open and are reported.
         """
-        if self._metrics is not None:
-            self._metrics.catch_up_requests.labels("out").inc()
+        if self.metrics is not None:
+            self.metrics.catch_up_requests.labels("out").inc()
         try:
             if self.catch_up is None:
                 raise NotConnected("no HTTP address is known to fetch missing rows from")
             return await self.catch_up.fetch(stream=stream, writer=writer, after=after, upto=upto)
         except ReplicationError:
-            if self._metrics is not None:
-                self._metrics.catch_up_failures.inc()
+            if self.metrics is not None:
+                self.metrics.catch_up_failures.inc()
             raise
 
     def report(self, stream: str, report: Report) -> None:
@@ -351,7 +340,7 @@ class FollowerEngine:
             if self.waiters.queues:
                 self.waiters.wake(stream, self.executors[stream].machine.positions.reported)
             return
-        writer, token, metrics = report.writer, report.token, self._metrics
+        writer, token, metrics = report.writer, report.token, self.metrics
         match report.about:
             case Reported.POSITION:
                 self._position_processed(stream, writer, token)
@@ -383,8 +372,8 @@ class FollowerEngine:
 
     def report_failure(self, error: Exception, stream: str, owner: str = "") -> None:
         """Report an error to the operator. `owner` names the code that failed, in words."""
-        if isinstance(error, RowError) and self._metrics is not None:
-            self._metrics.rows_refused.labels(stream).inc()
+        if isinstance(error, RowError) and self.metrics is not None:
+            self.metrics.rows_refused.labels(stream).inc()
         gap = error if isinstance(error, GapError) else None
         self._emit(
             FollowerEvent(

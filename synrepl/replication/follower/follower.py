@@ -93,8 +93,8 @@ class Follower:
     ) -> None:
         self.instance = instance
         self.engine = FollowerEngine(
-            clock=clock,
-            streams=streams if streams is not None else StreamTable.default(),
+            own_clock=clock,
+            table=streams if streams is not None else StreamTable.default(),
             store=positions,
             catch_up=catch_up,
             earliest=start == "earliest",

@@ -134,9 +134,9 @@ class Allocation:
     waiters: Waiters
     start: Callable[[Coroutine[Any, Any, None], str], object]
     report_error: Callable[[Exception, str, str], None]
+    source: IAllocated | None
 
     def __post_init__(self) -> None:
-        self.source: IAllocated | None = None
         self._highest: dict[str, int] = {}
         self._querying: set[str] = set()
 
