@@ -26,7 +26,7 @@ STOPPED: Final = "stop the homeserver, run the statement, start it"
 FIX: Final = "run synrepl doctor --fix; the generators do the same when they start"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Doctor:
     """Examines one database. `streams` are those of the configuration, `now` gives seconds since 1970, and
     `progress` is called with the number of newly checked facts and the total.

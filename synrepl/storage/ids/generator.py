@@ -447,7 +447,7 @@ class StreamIdGenerator(MultiWriterIdGenerator):
         super().__init__(pool, stream, instance=instance, flavor=flavor, clock=clock, channel=channel)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _ReservationContext(Generic[T]):
     """The ``async with`` of `next` and `next_many`."""
 
