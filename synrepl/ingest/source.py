@@ -1,6 +1,7 @@
 """Sources: their base class and status, and the servers that this daemon follows over TCP."""
 
 from collections import deque
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -160,6 +161,7 @@ class ServerSource(Source):
             self._why = event.text
 
 
+@dataclass(eq=False, repr=False)
 class ServerCommands:
     """Forwards commands between the followers of this daemon and the server (`follower_commands.Carrier`).
 
@@ -168,26 +170,25 @@ class ServerCommands:
     last. After each connect the server gets the users that are syncing.
     """
 
-    is_active = True
+    follower: Follower
+    publisher: Publisher
+    _: KW_ONLY
+    dialect: Dialect
+    clock: IClock
+    metrics: Metrics
 
-    def __init__(
-        self, follower: Follower, publisher: Publisher, *, dialect: Dialect, clock: IClock, metrics: Metrics
-    ) -> None:
-        self._follower = follower
-        self._publisher = publisher
-        self._upstream = publisher.follower_commands
-        self._dialect = dialect
-        self._clock = clock
-        self._metrics = metrics
-        self._names_workers = dialect.release in ClearUserSync.SPAN
+    def __post_init__(self) -> None:
+        self.is_active = True
+        self._upstream = self.publisher.follower_commands
+        self._names_workers = self.dialect.release in ClearUserSync.SPAN
         self._waiting: deque[Command] = deque()
-        self._timer = Timer(clock, self._connected)
+        self._timer = Timer(self.clock, self._connected)
         self._upstream.carriers.append(self)
         if not self._names_workers:
             self._upstream.syncing.watchers.append(self._changed)
-        follower.on_event(self._on_event)
+        self.follower.on_event(self._on_event)
         for command in FROM_ALL_PROCESSES:
-            follower.on_command(command)(self._on_server_command)
+            self.follower.on_command(command)(self._on_server_command)
 
     def stop(self) -> None:
         """Stop forwarding."""
@@ -199,28 +200,28 @@ class ServerCommands:
         """Send this to the server now, or after a reconnect. False if its release has no such command."""
         if not self._names_workers and isinstance(command, (UserSync, ClearUserSync)):
             return True  # `_changed` sends it
-        if self._dialect.release not in command.SPAN:
+        if self.dialect.release not in command.SPAN:
             return False
-        if not self._follower.is_connected or self._waiting:
+        if not self.follower.is_connected or self._waiting:
             if len(self._waiting) >= MAX_WAITING:
-                self._metrics.commands_dropped.labels(self._waiting.popleft().NAME).inc()
+                self.metrics.commands_dropped.labels(self._waiting.popleft().NAME).inc()
             self._waiting.append(command)
             return True
         return self._send(command)
 
     def _send(self, command: Command) -> bool:
         try:
-            self._follower.send(command)
+            self.follower.send(command)
         except (NotConnected, LocalProtocolError):
             return False
         return True
 
     def _on_server_command(self, command: Command) -> None:
         if self.is_active:
-            self._publisher.broadcast(command)
+            self.publisher.broadcast(command)
 
     def _changed(self, change: SyncingUser) -> None:
-        if self.is_active and self._follower.is_connected and not self._timer.is_active:
+        if self.is_active and self.follower.is_connected and not self._timer.is_active:
             self._send(
                 UserSync(
                     user_id=change.user_id, is_syncing=change.is_syncing, last_sync_ms=change.last_sync_ms
@@ -237,7 +238,7 @@ class ServerCommands:
         waiting, self._waiting = self._waiting, deque()
         for command in waiting:
             if not self._send(command):
-                self._metrics.commands_dropped.labels(command.NAME).inc()
+                self.metrics.commands_dropped.labels(command.NAME).inc()
         sent = set()
         for command in self._upstream.syncing_commands():
             if not isinstance(command, UserSync) or (not self._names_workers and command.user_id in sent):

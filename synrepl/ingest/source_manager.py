@@ -72,6 +72,7 @@ class SourceManager:
         self.servers: list[ServerSource] = []
         if settings.redis is not None:
             self.redis = self._redis_source()
+        self._all: list[RedisSource | ServerSource] = [] if self.redis is None else [self.redis]
         for endpoint in settings.follow:
             is_first = self.redis is None and not self.servers
             server = ServerSource(
@@ -85,6 +86,7 @@ class SourceManager:
                 publisher=self.publisher if is_first else None,
             )
             self.servers.append(server)
+        self._all += self.servers
 
     def start(self) -> None:
         """Start all sources."""
@@ -148,10 +150,6 @@ class SourceManager:
             "following": [server.status() for server in self.servers],
             "stuck": [msgspec.to_builtins(one) for one in self.stalled_writers.stalled()],
         }
-
-    @property
-    def _all(self) -> "list[RedisSource | ServerSource]":
-        return [*([self.redis] if self.redis is not None else []), *self.servers]
 
     def _database_catch_up(self) -> "_DatabaseCatchUp | None":
         streams = [one for one in self.settings.table_streams if one.for_catch_up]

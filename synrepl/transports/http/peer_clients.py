@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -150,19 +150,17 @@ class _Body(Gate):
             self._sending.cancel()
 
 
+@dataclass(eq=False, repr=False)
 class PeerClient:
     """Sends claims and handover requests to other daemons; see `roles.IPeerClient`.
 
     `secret_of` returns the secret for a trusted daemon. HTTP clients are made on first use.
     """
 
-    def __init__(
-        self, reactor: Any, credentials: Credentials, secret_of: Callable[[Address], str | None]
-    ) -> None:
-        self._reactor = reactor
-        self._credentials = credentials
-        self._secret_of = secret_of
-        self._clients: dict[str | None, HttpClient] = {}
+    reactor: Any
+    credentials: Credentials
+    secret_of: Callable[[Address], str | None]
+    _clients: dict[str | None, HttpClient] = field(default_factory=dict, init=False)
 
     async def hand_over(self, address: Address, handover: HandOver) -> LogPosition:
         """Request a handover: the primary refuses facts for a while. Returns its position.
@@ -206,8 +204,8 @@ class PeerClient:
     ) -> T:
         if not address.http:
             raise NotConnected(f"the HTTP address of {address} is unknown")
-        secret = self._secret_of(address) if trusted else None
+        secret = self.secret_of(address) if trusted else None
         if secret not in self._clients:
-            credentials = Credentials(secret, self._credentials.files)
-            self._clients[secret] = HttpClient(self._reactor, secret=credentials, timeout=TIMEOUT_SECONDS)
+            credentials = Credentials(secret, self.credentials.files)
+            self._clients[secret] = HttpClient(self.reactor, secret=credentials, timeout=TIMEOUT_SECONDS)
         return await self._clients[secret].call(request, answer, base_url=address.http, body=body)
