@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.archive.committer import BatchCommitter, LogIdentity
+from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
 from synrepl.pipeline.archive.table import PARTITIONS, PROPERTIES, SCHEMA, ArchiveTable, Batch
 from synrepl.pipeline.archive.writer import WrittenFile
 from synrepl.pipeline.store import Store

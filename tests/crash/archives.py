@@ -7,7 +7,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.archive.committer import BatchCommitter, LogIdentity, add_action
+from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
 from synrepl.pipeline.archive.optimize import plan_merges, rewrite_files
 from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
 from synrepl.pipeline.archive.writer import write_files
@@ -43,7 +43,7 @@ class ArchiveScenario(Scenario):
         table = ArchiveTable(store)
         for plan in plan_merges(table.files, target_bytes=1 << 20, fewest=2):
             written = list(rewrite_files(store, plan["path"].to_pylist()))
-            table = table.replace(plan, [add_action(one, 1, data_change=False) for one in written], now_ms=1)
+            table = table.replace(plan, written, now_ms=1)
         acknowledge(("merged", None))
         table.vacuum(retention_hours=0, dry_run=False)
         acknowledge(("vacuumed", None))

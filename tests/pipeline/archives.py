@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from synrepl.pipeline.archive.committer import BatchCommitter, LogIdentity
+from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.archive.writer import WrittenFile, write_files
 from synrepl.pipeline.keys import KeyExtractor

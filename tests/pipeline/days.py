@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from synrepl.pipeline.archive.committer import BatchCommitter
+from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from synrepl.pipeline.archive.committer import BatchCommitter
+from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
 from synrepl.pipeline.audit.audit import audit

@@ -9,7 +9,7 @@ import duckdb
 import msgspec
 import pytest
 
-from synrepl.pipeline.archive.committer import BatchCommitter, LogIdentity
+from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.snapshot import compact as compaction

@@ -7,7 +7,7 @@ from threading import Barrier, Thread
 import polars as pl
 import pytest
 
-from synrepl.pipeline.archive.committer import BatchCommitter, Overtaken
+from synrepl.pipeline.archive.archive import BatchCommitter, Overtaken
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.store import Store
 from tests.pipeline.archives import LOG, write_facts

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from synrepl.caches.vintages import NEWEST
-from synrepl.pipeline.archive.committer import add_action
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.report import ReportResult, report
@@ -204,7 +203,7 @@ def test_what_is_wrong_is_found(spark: "SparkSession", tmp_path: Path) -> None:
     (written,) = (one for one in write_facts(Store(position), facts) if one.stream == "push_rules")
     copy = msgspec.structs.replace(written, path=written.path.replace(".parquet", "x.parquet"))
     (tmp_path / "archive" / copy.path).write_bytes((tmp_path / "archive" / written.path).read_bytes())
-    table.replace(table.files.slice(0, 0), [add_action(copy, 1)], now_ms=1)
+    table.replace(table.files.slice(0, 0), [copy], now_ms=1)
 
     daemon = DaemonStatus(url="http://127.0.0.1:1", trouble="cannot connect: no")
     found = measure(spark, Store(position), top=5, daemon=daemon, progress=lambda *step: None)

@@ -11,8 +11,9 @@ import pytest
 from deltalake import DeltaTable
 from msgspec.structs import replace
 
-from synrepl.pipeline.archive import committer, optimize, table
-from synrepl.pipeline.archive.committer import BatchCommitter, LogIdentity, Overtaken, add_action
+from synrepl.pipeline.archive import archive as committing
+from synrepl.pipeline.archive import optimize, table
+from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity, Overtaken
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart
@@ -50,7 +51,7 @@ def merged(store: Store, *, fewest: int = 2) -> None:
     found = ArchiveTable(store)
     for plan in optimize.plan_merges(found.files, target_bytes=1 << 20, fewest=fewest):
         written = list(optimize.rewrite_files(store, plan["path"].to_pylist()))
-        found = found.replace(plan, [add_action(one, 1, data_change=False) for one in written], now_ms=1)
+        found = found.replace(plan, written, now_ms=1)
 
 
 def test_batches_follow_each_other(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, effect: int) -> None:
         return call
 
     monkeypatch.setattr(Store, "write", counted(Store.write))
-    monkeypatch.setattr(committer, "create_table", counted(table.create_table, is_commit=True))
+    monkeypatch.setattr(committing, "create_table", counted(table.create_table, is_commit=True))
     for name in ("append", "replace"):
         monkeypatch.setattr(ArchiveTable, name, counted(getattr(ArchiveTable, name), is_commit=True))
 
@@ -132,7 +133,7 @@ def test_of_two_jobs_one_begins_again(tmp_path: Path, monkeypatch: pytest.Monkey
         def call(*given: Any, **named: Any) -> Any:
             upto = next(races, "over")
             with monkeypatch.context() as patch:
-                patch.setattr(committer, "create_table", table.create_table)
+                patch.setattr(committing, "create_table", table.create_table)
                 patch.setattr(ArchiveTable, "append", append)
                 if upto is None:
                     merged(store)
@@ -147,7 +148,7 @@ def test_of_two_jobs_one_begins_again(tmp_path: Path, monkeypatch: pytest.Monkey
         return call
 
     append = ArchiveTable.append
-    monkeypatch.setattr(committer, "create_table", racing(table.create_table))
+    monkeypatch.setattr(committing, "create_table", racing(table.create_table))
     monkeypatch.setattr(ArchiveTable, "append", racing(append))
     run(store)
 
@@ -342,7 +343,7 @@ def test_a_commit_that_always_fails_is_told(tmp_path: Path, monkeypatch: pytest.
     def failing(*_: Any) -> ArchiveTable:
         raise table.CommitConflict("no permission")
 
-    monkeypatch.setattr(committer, "create_table", failing)
+    monkeypatch.setattr(committing, "create_table", failing)
 
     with pytest.raises(BadArchive, match="a batch cannot be committed: no permission"):
         job.commit(write_facts(store, FACTS), now_ms=1)

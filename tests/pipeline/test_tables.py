@@ -18,7 +18,7 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
-from synrepl.pipeline.archive.committer import LogIdentity
+from synrepl.pipeline.archive.archive import LogIdentity
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.store import BadArchive, Store

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
@@ -16,10 +16,9 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from synrepl.http_api.routes import STATUS
-from synrepl.pipeline.archive.committer import BatchCommitter, LogIdentity, Overtaken
 from synrepl.pipeline.archive.optimize import FEWEST, optimize
 from synrepl.pipeline.archive.reading import parallelism
-from synrepl.pipeline.archive.table import Clock
+from synrepl.pipeline.archive.table import ArchiveTable, Batch, Clock, CommitConflict, create_table
 from synrepl.pipeline.archive.writer import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.source.daemon_client import SourceClient
@@ -29,9 +28,11 @@ from synrepl.pipeline.source.planner import Planner
 from synrepl.pipeline.source.ranges import SerialRange, read_range
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
+from synrepl.streams.positions import VClock
 
-__all__ = ["ArchiveResult", "archive"]
+__all__ = ["ArchiveResult", "BatchCommitter", "LogIdentity", "Overtaken", "archive"]
 
+ATTEMPTS: Final = 8
 BATCH_FACTS: Final = 500_000
 TASK_FACTS: Final = 100_000
 """Minimum facts of a task, in a batch of more: each task writes a file for each stream and day."""
@@ -39,6 +40,17 @@ EVERY_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 1
 MERGE_BATCHES: Final = 4 * FEWEST
 """Number of batches after which small files are merged."""
+
+
+class Overtaken(Exception):
+    """Another job has archived facts meanwhile: the next batch begins after them."""
+
+
+class LogIdentity(msgspec.Struct, frozen=True):
+    """The log that is archived."""
+
+    history: str
+    server_name: str
 
 
 class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,46 +87,40 @@ def archive(
     or `DataLoss` if the daemon refuses a request or lacks facts.
     """
     began = time.monotonic()
-    job = _Job(spark, url, store, secret_file, batch_facts, progress, at)
+    # The same for all runs of this archive: the lease makes the daemon retain facts not archived yet.
+    options = {"url": url, "reader": f"archive-{sha256(store.location.encode()).hexdigest()[:12]}"}
+    if secret_file is not None:
+        options["secretFile"] = secret_file
+    job = _Job(spark, store, options, batch_facts, progress, at)
     job.run(follow=follow, every_seconds=every_seconds, stopped=stopped)
     job.merge()
-    end = job.committer.end
+    end = job.committer.offset
     return ArchiveResult(
         **job.counts,
-        serial=job.committer.serial,
-        epoch=1 if end is None else end.epoch,
-        digest="" if end is None else end.digest,
+        serial=end.serial,
+        epoch=end.epoch,
+        digest=end.digest or "",
         seconds=round(time.monotonic() - began, 3),
     )
 
 
+@dataclass
 class _Job:
     """One run of the job."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        url: str,
-        store: Store,
-        secret_file: str | None,
-        batch_facts: int,
-        progress: Progress,
-        at: Callable[[str], None],
-    ) -> None:
-        self._spark = spark
-        self._store = store
-        self._batch_facts = batch_facts
-        self._progress = progress
-        self._at = at
-        # The same for all runs of this archive: the lease makes the daemon retain facts not archived yet.
-        self._reader = f"archive-{sha256(store.location.encode()).hexdigest()[:12]}"
-        self._options = {"url": url, "reader": self._reader}
-        if secret_file is not None:
-            self._options["secretFile"] = secret_file
-        self._daemon = SourceClient(read_options(self._options))
-        self.committer: BatchCommitter
-        self._log: LogIdentity
-        self.counts = Counter(dict.fromkeys(("batches", "facts", "rows", "bytes", "merged"), 0))
+    spark: SparkSession
+    store: Store
+    options: dict[str, str]
+    batch_facts: int
+    progress: Progress
+    at: Callable[[str], None]
+    counts: Counter[str] = field(
+        default_factory=lambda: Counter(batches=0, facts=0, rows=0, bytes=0, merged=0), init=False
+    )
+    committer: "BatchCommitter" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._daemon = SourceClient(read_options(self.options))
 
     @retry_late_workers
     def run(self, *, follow: bool, every_seconds: float, stopped: Callable[[], bool]) -> None:
@@ -132,21 +138,20 @@ class _Job:
 
     def _run(self, follow: bool, every_seconds: float, stopped: Callable[[], bool]) -> None:
         status = self._daemon.get(STATUS)
-        self._log = LogIdentity(status["history"], status["server_name"])
-        self.committer = BatchCommitter(self._store, self._log)
-        self._progress("archiving", 0, max(0, status["serial"] - self.committer.serial))
+        self.committer = BatchCommitter(self.store, LogIdentity(status["history"], status["server_name"]))
+        self.progress("archiving", 0, max(0, status["serial"] - self.committer.serial))
         if self.committer.end is None:
             self._begin_trimmed(status)
         limit: int | None = None
         while not stopped():
             due = time.monotonic() + every_seconds
-            start = self._start()
+            start = self.committer.offset
             proof = {"epoch": start.epoch, "digest": start.digest, "history": start.history}
             # The log must contain `start`; the daemon retains later facts.
-            found = self._daemon.extent(since=start.serial, **proof, limit=1, reader=self._reader)
+            found = self._daemon.extent(since=start.serial, **proof, limit=1, reader=self.options["reader"])
             limit = found["head"] if follow or limit is None else limit
             # Serials are dense: the end of a batch is known without a look at its facts.
-            upto = min(limit, start.serial + self._batch_facts)
+            upto = min(limit, start.serial + self.batch_facts)
             if upto > start.serial:
                 self._write(start, upto)
             elif not follow:
@@ -159,16 +164,16 @@ class _Job:
         # Another job may merge the same files.
         with suppress(BadArchive):
             if self.committer.end is not None:
-                self.counts["merged"] += optimize(self._spark, self._store, fewest=FEWEST).merged
+                self.counts["merged"] += optimize(self.spark, self.store, fewest=FEWEST).merged
 
     def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
         """Archive the remaining facts of the trimmed part of the log as the first batch."""
-        whole = self._daemon.extent(limit=1, compacted=True, reader=self._reader)
+        whole = self._daemon.extent(limit=1, compacted=True, reader=self.options["reader"])
         if not whole["trimmed_upto"]:
             return
         found = self._daemon.extent(upto=whole["trimmed_upto"], compacted=True)
         self._write(
-            self._start(),
+            self.committer.offset,
             whole["trimmed_upto"],
             compacted_upto=LogPosition(found["epoch"], found["serial"], found["digest"]),
             clock=self._quiet(found["serial"], status["streams"]),
@@ -187,13 +192,6 @@ class _Job:
                     quiet.setdefault(name, {})[writer] = token
         return quiet
 
-    def _start(self) -> Offset:
-        """Return the end of the archive."""
-        end = self.committer.end
-        if end is None:
-            return Offset(0, history=self._log.history)
-        return Offset(end.last_serial, epoch=end.epoch, digest=end.digest, history=end.history)
-
     def _write(
         self,
         start: Offset,
@@ -207,22 +205,22 @@ class _Job:
         A task writes what it reads, so that rows do not pass through Spark.
         """
         # Half of the tasks that other jobs have: one for each core, with files of twice the size.
-        each = max(TASK_FACTS, 2 * BATCH_FACTS // parallelism(self._spark))
+        each = max(TASK_FACTS, 2 * BATCH_FACTS // parallelism(self.spark))
         compacted = "false" if compacted_upto is None else "true"
-        options = read_options({**self._options, "compacted": compacted, "factsPerPartition": str(each)})
+        options = read_options({**self.options, "compacted": compacted, "factsPerPartition": str(each)})
         ranges = Planner(options, self._daemon).ranges(start, replace(start, serial=upto), {})
-        tasks = self._spark.range(len(ranges), numPartitions=len(ranges))
-        written = write_in_tasks(tasks, partial(_write_ranges, self._store, options, ranges))
+        tasks = self.spark.range(len(ranges), numPartitions=len(ranges))
+        written = write_in_tasks(tasks, partial(_write_ranges, self.store, options, ranges))
         if not written and compacted_upto is None:
             return
-        self._at("data")
+        self.at("data")
         epoch_starts = self._epoch_starts(max((one.epoch for one in written), default=1))
         batch = self.committer.commit(
             written, epoch_starts=epoch_starts, now_ms=now_ms(), compacted_upto=compacted_upto, clock=clock
         )
-        self._at("commit")
+        self.at("commit")
         self.counts.update(batches=1, facts=batch.facts, rows=batch.rows, bytes=batch.bytes)
-        self._progress("archiving", self.counts["facts"], 0)
+        self.progress("archiving", self.counts["facts"], 0)
         if self.counts["batches"] % MERGE_BATCHES == 0:
             self.merge()
 
@@ -241,3 +239,133 @@ def _write_ranges(
     for batch in batches:
         for number in batch["id"].to_pylist():
             yield from write_files(store, read_range(ranges[number], options, SourceClient(options)))
+
+
+class BatchCommitter:
+    """The end of an archive, and the writer of its next commit.
+
+    Raises `BadArchive` if the archive is of another log.
+    """
+
+    def __init__(self, store: Store, log: LogIdentity) -> None:
+        self._store = store
+        self._log = log
+        store.create()
+        self._table = ArchiveTable.if_any(store)
+        end = self.end
+        if end is not None and end.history != log.history:
+            raise BadArchive(
+                f"{store} is the archive of another log (history {end.history}, server {end.server_name});"
+                " use another directory for this log"
+            )
+
+    @property
+    def end(self) -> Batch | None:
+        """The last batch; None if nothing is archived yet."""
+        return None if self._table is None else self._table.end
+
+    @property
+    def serial(self) -> int:
+        """The last serial of the archive."""
+        return self.offset.serial
+
+    @property
+    def offset(self) -> Offset:
+        """The end of the archive, as an offset of the log."""
+        end = self.end
+        if end is None:
+            return Offset(0, history=self._log.history)
+        return Offset(end.last_serial, epoch=end.epoch, digest=end.digest, history=end.history)
+
+    def commit(
+        self,
+        written: Sequence[WrittenFile],
+        *,
+        epoch_starts: Sequence[EpochStart] = (),
+        now_ms: int,
+        compacted_upto: LogPosition | None = None,
+        clock: Clock | None = None,
+    ) -> Batch:
+        """Commit these files as the next batch.
+
+        With `compacted_upto` serials may be missing up to there; `clock` has positions of writers without
+        facts. Raises `BadArchive` unless the files contain every serial after the archive, and `Overtaken`.
+        """
+        before, start_serial = self.end, self.serial
+        facts = sum(one.facts for one in written)
+        if compacted_upto is not None:
+            ends = compacted_upto
+        else:
+            last = max(written, key=lambda one: one.last_serial)
+            ends = LogPosition(last.epoch, last.last_serial, last.digest)
+            first = min(one.first_serial for one in written)
+            if first != start_serial + 1 or facts != ends.serial - start_serial:
+                raise BadArchive(
+                    f"the batch is not whole: {facts} facts from serial {first} to {ends.serial}, expected"
+                    f" {ends.serial - start_serial} facts after serial {start_serial}"
+                )
+        # An epoch without facts yet belongs to the next batch.
+        known = [start for start in epoch_starts if start.epoch <= ends.epoch]
+        new_starts = [start for start in known if before is None or start.epoch > before.epoch]
+        start = VClock.from_json((clock or {}) if before is None else before.end)
+        end = _advance_clock(start, written, new_starts).to_json()
+        if before is not None:
+            compacted_serial, origin = before.compacted_upto, before.origin
+        else:
+            compacted_serial, origin = (0, {}) if compacted_upto is None else (compacted_upto.serial, end)
+        batch = Batch(
+            first_serial=start_serial + 1,
+            last_serial=ends.serial,
+            facts=facts,
+            rows=sum(one.rows for one in written),
+            bytes=sum(one.bytes for one in written),
+            epoch=ends.epoch,
+            digest=ends.digest,
+            end=end,
+            history=self._log.history,
+            server_name=self._log.server_name,
+            first_at_ms=min((one.first_at_ms for one in written), default=0),
+            last_at_ms=max((one.last_at_ms for one in written), default=0),
+            archived_at_ms=now_ms,
+            compacted_upto=compacted_serial,
+            origin=origin,
+            epoch_starts=known,
+        )
+        self._append(batch, written)
+        return batch
+
+    def _append(self, batch: Batch, written: Sequence[WrittenFile]) -> None:
+        for _ in range(ATTEMPTS):
+            try:
+                if self._table is None:
+                    self._table = create_table(self._store, batch, written)
+                else:
+                    self._table = self._table.append(batch, written)
+            except CommitConflict as error:
+                cause = error
+            else:
+                return
+            before, self._table = self.serial, ArchiveTable.if_any(self._store)
+            if self.serial != before:
+                raise Overtaken(f"{self._store}: another job has archived facts up to serial {self.serial}")
+        raise BadArchive(f"{self._store}: a batch cannot be committed: {cause}")
+
+
+def _advance_clock(
+    clock: VClock, written: Sequence[WrittenFile], epoch_starts: Sequence[EpochStart]
+) -> VClock:
+    """Return the clock after these files. An epoch that began with a loss sets positions back."""
+    tokens: dict[int, dict[str, dict[str, int]]] = {epoch_start.epoch: {} for epoch_start in epoch_starts}
+    for one in written:
+        for epoch, of_writers in one.tokens.items():
+            writers = tokens.setdefault(epoch, {}).setdefault(one.stream, {})
+            for writer, token in of_writers.items():
+                writers[writer] = max(token, writers.get(writer, token))
+    lost = {epoch_start.epoch: epoch_start for epoch_start in epoch_starts if epoch_start.stream}
+    for epoch in sorted(tokens):
+        if (epoch_start := lost.get(epoch)) is not None:
+            for stream, writer, token in list(clock):
+                if stream == epoch_start.stream and token > epoch_start.token:
+                    clock = clock.with_position(stream, writer, epoch_start.token)
+        clock = clock.merge(VClock(tokens[epoch]))
+    return clock

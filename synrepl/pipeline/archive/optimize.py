@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from synrepl.pipeline.archive.committer import add_action
 from synrepl.pipeline.archive.reading import frame_of, read_files
 from synrepl.pipeline.archive.table import ArchiveTable, CommitConflict
 from synrepl.pipeline.archive.writer import WrittenFile, write_files, write_in_tasks
@@ -57,11 +56,8 @@ def optimize(
     for some in _rounds(plans):
         progress("merging", merged, 0)
         removed, written = pa.concat_tables(some), _rewrite(spark, store, some)
-        now = now_ms()
         try:
-            table = table.replace(
-                removed, [add_action(one, now, data_change=False) for one in written], now_ms=now
-            )
+            table = table.replace(removed, written, now_ms=now_ms())
         except CommitConflict as error:
             raise BadArchive(
                 f"{store}: another job has merged files meanwhile: {error}; run the job again"

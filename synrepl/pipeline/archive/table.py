@@ -6,7 +6,7 @@ facts. The name of a file has its SHA-256.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from urllib.parse import unquote
@@ -18,6 +18,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from synrepl.pipeline.archive.writer import WrittenFile
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, NotFound, Store
 from synrepl.ports.history import EpochStart
@@ -42,30 +43,19 @@ PROPERTIES: Final = {
     "delta.enableExpiredLogCleanup": "false",
 }
 
-COLUMNS: Final = (
-    "path",
-    "size_bytes",
-    "num_records",
-    "partition.stream",
-    "partition.date",
-    "min.serial",
-    "max.serial",
-    "max.seq",
-)
-"""The columns of `FILES`, as the log names them."""
+COLUMNS: Final = {
+    "path": ("path", pa.string()),
+    "size_bytes": ("bytes", pa.int64()),
+    "num_records": ("rows", pa.int64()),
+    "partition.stream": ("stream", pa.string()),
+    "partition.date": ("date", pa.date32()),
+    "min.serial": ("first_serial", pa.int64()),
+    "max.serial": ("last_serial", pa.int64()),
+    "max.seq": ("last_seq", pa.int32()),
+}
+"""The columns of `FILES`, by their names in the log."""
 
-FILES: Final = pa.schema(
-    {
-        "path": pa.string(),
-        "bytes": pa.int64(),
-        "rows": pa.int64(),
-        "stream": pa.string(),
-        "date": pa.date32(),
-        "first_serial": pa.int64(),
-        "last_serial": pa.int64(),
-        "last_seq": pa.int32(),
-    }
-)
+FILES: Final = pa.schema(COLUMNS.values())
 """The schema of `ArchiveTable.files`. `last_seq` is the highest `seq`: 0 if every fact has one row."""
 
 _SHA256: Final = re.compile(r"-([0-9a-f]{64})\.parquet$")
@@ -201,14 +191,14 @@ class ArchiveTable:
         except (NotFound, ValueError) as error:
             raise BadArchive(f"{self.store}: version {version} cannot be read: {_line(error)}") from error
 
-    def append(self, batch: Batch, added: Sequence[AddAction]) -> "ArchiveTable":
+    def append(self, batch: Batch, added: Sequence[WrittenFile]) -> "ArchiveTable":
         """Commit the next batch, and return the table, now of the new version. See `create_table`.
 
         Raises `CommitConflict` if the archive has another batch after this version.
         """
-        return self._commit(added, _properties(batch))
+        return self._commit(_add_actions(added, batch.archived_at_ms), _properties(batch))
 
-    def replace(self, removed: Any, added: Sequence[AddAction], *, now_ms: int) -> "ArchiveTable":
+    def replace(self, removed: Any, added: Sequence[WrittenFile], *, now_ms: int) -> "ArchiveTable":
         """Replace files (rows of `files`) by files with the same facts. Return the table as `append` does.
 
         Raises `CommitConflict` if another job has removed one of the files.
@@ -223,7 +213,7 @@ class ArchiveTable:
             )
             for file in removed.to_pylist()
         ]
-        return self._commit([*added, *gone], None)
+        return self._commit([*_add_actions(added, now_ms, data_change=False), *gone])
 
     def vacuum(self, *, retention_hours: int, dry_run: bool) -> list[str]:
         """Remove, or list, the files that no version of the last hours has. Return their paths."""
@@ -233,11 +223,11 @@ class ArchiveTable:
         return found
 
     def _commit(
-        self, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties | None
+        self, actions: list[AddAction | RemoveAction], properties: CommitProperties | None = None
     ) -> "ArchiveTable":
         try:
             self._delta.create_write_transaction(
-                list(actions), "append", SCHEMA, PARTITIONS, commit_properties=properties
+                actions, "append", SCHEMA, PARTITIONS, commit_properties=properties
             )
         except DeltaError as error:
             raise CommitConflict(_line(error)) from error
@@ -248,13 +238,13 @@ class ArchiveTable:
         return _sync(self)
 
 
-def create_table(store: Store, batch: Batch, added: Sequence[AddAction]) -> ArchiveTable:
+def create_table(store: Store, batch: Batch, added: Sequence[WrittenFile]) -> ArchiveTable:
     """Create the table of an archive with its first batch. Raises `CommitConflict` if it exists."""
     try:
         create_table_with_add_actions(
             store.table_uri,
             SCHEMA,
-            list(added),
+            _add_actions(added, batch.archived_at_ms),
             partition_by=PARTITIONS,
             name="synrepl archive",
             configuration=PROPERTIES,
@@ -271,6 +261,15 @@ def sha256_of(path: str) -> str:
     """Return the SHA-256 in the name of a file; empty for a file of another program."""
     found = _SHA256.search(path)
     return "" if found is None else found[1]
+
+
+def _add_actions(added: Iterable[WrittenFile], now_ms: int, *, data_change: bool = True) -> list[Any]:
+    return [
+        AddAction(
+            one.path, one.bytes, {"stream": one.stream, "date": one.date}, now_ms, data_change, one.stats
+        )
+        for one in added
+    ]
 
 
 def _properties(batch: Batch, *, retries: int | None = None) -> CommitProperties:
