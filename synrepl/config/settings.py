@@ -139,10 +139,7 @@ class Settings(
 
             settings = Settings.build({"server_name": "example.org", "lease_bytes": "2GiB"})
         """
-        given = {
-            **(read_file(file, [one.name for one in settings()]) if file is not None else {}),
-            **flags,
-        }
+        given = {**(read_file(file, [one.name for one in settings()]) if file is not None else {}), **flags}
         unparsed = dict(given)
         origin = f" in {file}" if file is not None else ""
         parsed: dict[str, Any] = {}

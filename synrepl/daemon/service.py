@@ -159,10 +159,7 @@ class Daemon(Service):
         log.on_replaced(self._read_declared)
         adjust = partial(self._adjust_ingest, ingest, log, publisher)
         replication = self.replication = ReplicationServices(
-            self,
-            log,
-            publisher,
-            changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest"),
+            self, log, publisher, changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest")
         )
         self._stops.append(replication.stop)
         log.on_replaced(publisher.log_replaced)

@@ -7,15 +7,7 @@ import msgspec
 
 from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
 
-__all__ = [
-    "Head",
-    "IAllocated",
-    "IClock",
-    "IPositionStore",
-    "IThread",
-    "KeysOf",
-    "SaveablePosition",
-]
+__all__ = ["Head", "IAllocated", "IClock", "IPositionStore", "IThread", "KeysOf", "SaveablePosition"]
 
 T = TypeVar("T")
 

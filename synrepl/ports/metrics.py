@@ -56,15 +56,11 @@ class Metrics:
         self.gaps_repaired = counter("gaps_repaired", "Gaps repaired: the missing facts were fetched.")
         self.gaps_lost = counter("gaps_lost", "Gaps given up: no source had the missing facts.")
         self.rows = counter(
-            "rows",
-            "Rows committed to the log (direction in), whether read or not.",
-            ["stream", "direction"],
+            "rows", "Rows committed to the log (direction in), whether read or not.", ["stream", "direction"]
         )
         self.stream_bytes = counter("stream_bytes", "Bytes of rows committed to the log.", ["stream"])
         self.invalidations = counter(
-            "invalidations_seen",
-            "Cache invalidations committed to the log, by name.",
-            ["cache"],
+            "invalidations_seen", "Cache invalidations committed to the log, by name.", ["cache"]
         )
         self.bytes = counter("bytes", "Bytes over connections.", ["direction"])
         self.bytes_in = self.bytes.labels("in")
@@ -99,9 +95,7 @@ class Metrics:
             "facts_withheld", "Facts not sent, since the follower's release has no form for them.", ["stream"]
         )
         self.rows_refused = counter(
-            "rows_refused",
-            "Refused rows: no known release writes them in this form.",
-            ["stream"],
+            "rows_refused", "Refused rows: no known release writes them in this form.", ["stream"]
         )
         self.facts_appended = counter("facts_appended", "Facts made durable.")
         self.oldest_unfinished_id_age = gauge(
@@ -171,8 +165,7 @@ class CacheNumbers(Collector):
             entries.add_metric([cache], info.entries)
         yield entries
         unknown = CounterMetricFamily(
-            "synrepl_cache_unknown_invalidations",
-            "Invalidations that match no cache or alias.",
+            "synrepl_cache_unknown_invalidations", "Invalidations that match no cache or alias."
         )
         if self.watched is not None:
             unknown.add_metric([], sum(self.watched.unknown.values()))

@@ -174,11 +174,7 @@ class NameSettings:
         parse=word,
         example="example.org",
     )
-    instance_name: str = setting(
-        "master",
-        "The instance name of this writer.",
-        parse=word,
-    )
+    instance_name: str = setting("master", "The instance name of this writer.", parse=word)
     is_named: bool = False
     """Whether `server_name` was given, and is not the default."""
 

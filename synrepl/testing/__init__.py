@@ -5,13 +5,7 @@ and publisher over a disk in memory, and can be killed. A `FakeWorker` is a real
 facts that it applied.
 """
 
-from synrepl.testing.cluster import (
-    Cluster,
-    ConnectedFollower,
-    FakeDaemon,
-    FakeWorker,
-    MemoryPositions,
-)
+from synrepl.testing.cluster import Cluster, ConnectedFollower, FakeDaemon, FakeWorker, MemoryPositions
 from synrepl.testing.network import MemoryEndpoint, Network
 
 __all__ = [
