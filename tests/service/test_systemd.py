@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.daemon.systemd import EXTEND_SECONDS, Systemd
+from synrepl.daemon.process import EXTEND_SECONDS, Systemd
 from tests.service.processes import Process
 
 ANY_PORTS = ("--listen", "tcp:0:interface=127.0.0.1", "--http", "tcp:0:interface=127.0.0.1")
