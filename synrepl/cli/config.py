@@ -56,7 +56,7 @@ def check(file: Path, output: Output) -> None:
 
 def _guards(built: "Settings", kind: str, endpoint: str) -> Iterator[str]:
     """Yield what a client of a listener must have."""
-    from synrepl.config.validation import requires_certificates
+    from synrepl.config.settings import requires_certificates
 
     if requires_certificates(endpoint):
         yield "client certificate"

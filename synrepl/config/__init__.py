@@ -5,7 +5,6 @@ overrides the default. An invalid setting raises a one-line `ConfigError` that n
 value.
 """
 
-from synrepl.config.settings import Settings, settings
-from synrepl.config.validation import is_loopback
+from synrepl.config.settings import Settings, is_loopback, settings
 
 __all__ = ["Settings", "is_loopback", "settings"]
