@@ -104,7 +104,7 @@ def _throughput(measured: Measurements, is_wide: bool, kind: str) -> "Figure | N
 
 
 def _archive_lag(measured: Measurements, is_wide: bool) -> "Figure | None":
-    points = [(_day(one.last_at_ms / 1000), lag_seconds(one)) for one in measured.batches]
+    points = [(one.last_at_ms / 1000 / DAY, lag_seconds(one)) for one in measured.batches]
     points = [(at, max(lag, 0.001)) for at, lag in points if lag >= 0]
     if not points:
         return None
@@ -207,7 +207,7 @@ def _sizes(measured: Measurements, is_wide: bool) -> "Figure | None":
             powers = range(min(counts), max(counts) + 1)
             names = [f"from {text(2**power).replace('.0', '')}" for power in powers]
             panels.append((title, names, {"facts": (ACCENT, [counts[power] for power in powers])}))
-    return _bars(is_wide, panels, "facts (log scale)", log=10, text=number) if panels else None
+    return _bars(is_wide, panels, "facts (log scale)", log=10, text=number)
 
 
 def _percentiles(measured: Measurements, is_wide: bool) -> "Figure | None":
@@ -217,7 +217,7 @@ def _percentiles(measured: Measurements, is_wide: bool) -> "Figure | None":
         "99 % are smaller": (LIGHT, [row["bytes_p99"] for row in found]),
         "median": (ACCENT, [row["bytes_median"] for row in found]),
     }
-    panels = [("", [row["stream"] for row in found], series)] if found else []
+    panels = [("", [row["stream"] for row in found], series)]
     label = "bytes per fact (log scale)"
     return _bars(is_wide, panels, label, log=2, text=lambda value: size(value).replace(".0", ""))
 
@@ -228,7 +228,7 @@ def _caches(measured: Measurements, is_wide: bool) -> "Figure | None":
         "of an entry": (ACCENT, [row["invalidations"] - row["whole"] for row in found]),
         "of the whole cache": (ALARM, [row["whole"] for row in found]),
     }
-    return _bars(is_wide, [("", [row["cache"] for row in found], series)] if found else [], "invalidations")
+    return _bars(is_wide, [("", [row["cache"] for row in found], series)], "invalidations")
 
 
 def _bars(
@@ -240,9 +240,9 @@ def _bars(
     text: Callable[[float], str] | None = None,
 ) -> "Figure | None":
     """Draw horizontal bars. Series are stacked; on a logarithmic scale, of the base `log`, they overlap."""
-    if not panels:
-        return None
     counts = [len(names) for _, names, _ in panels]
+    if not any(counts):
+        return None
     # On a phone there is no room for long names next to the bars.
     is_above = not is_wide and any(len(name) > 12 for _, names, _ in panels for name in names)
     rows, columns = (1, len(panels)) if is_wide else (len(panels), 1)
@@ -326,11 +326,7 @@ def _figure(is_wide: bool, height: float, **grid: Any) -> "tuple[Figure, list[An
 
 def _edges(bins: Bins) -> list[float]:
     """Return the edges of bins as matplotlib's dates: days since 1970."""
-    return [_day(bins.first + index * bins.width) for index in range(bins.count + 1)]
-
-
-def _day(second: float) -> float:
-    return second / DAY
+    return [(bins.first + index * bins.width) / DAY for index in range(bins.count + 1)]
 
 
 def _log_seconds(grid: Sequence[Any], known: Sequence[float]) -> None:

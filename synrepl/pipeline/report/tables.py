@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -28,7 +28,9 @@ def as_csv(table: Table) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows([_plain(row.get(key)) for key in table.columns] for row in table.rows)
+    for row in table.rows:
+        values = map(row.get, table.columns)
+        writer.writerow([round(value, 3) if isinstance(value, float) else value for value in values])
     return out.getvalue().encode("utf-8", "backslashreplace")
 
 
@@ -74,7 +76,18 @@ def tables(measured: Measurements) -> dict[str, Table]:
             }
             for batch in measured.batches
         ],
-        "silence": _silence(measured),
+        "silence": [
+            {
+                "to": _iso(start + measured.bins.width),
+                "stream": one.stream,
+                "writer": one.writer,
+                "silent_seconds": silent,
+                "tokens_behind": behind,
+            }
+            for one in measured.lags
+            for start, silent, behind in zip(measured.bins.starts, one.silent, one.behind, strict=True)
+            if silent is not None
+        ],
         "hours": [
             row | {"from": _iso(row["at"])}
             for row in sorted(measured.hours, key=lambda row: (-row["facts"], row["at"]))
@@ -142,14 +155,6 @@ def _from(rows: Iterable[Row], bins: Bins) -> list[Row]:
     return [row | {"from": _iso(bins.starts[row["bin"]])} for row in rows]
 
 
-def _silence(measured: Measurements) -> Iterator[Row]:
-    for one in measured.lags:
-        for start, silent, behind in zip(measured.bins.starts, one.silent, one.behind, strict=True):
-            if silent is not None:
-                row = {"to": _iso(start + measured.bins.width), "stream": one.stream, "writer": one.writer}
-                yield row | {"silent_seconds": silent, "tokens_behind": behind}
-
-
 def _chains(measured: Measurements) -> list[Row]:
     kinds = ("missing", "again", "epoch_start")
     counts = Counter((one.stream, one.writer, one.kind) for one in measured.broken)
@@ -186,10 +191,6 @@ def _leases(measured: Measurements) -> Iterable[Row]:
             "ended_ms": None if ended is None else int(1000 * _number(ended)),
             "reason": str(one.get("reason") or ""),
         }
-
-
-def _plain(value: Any) -> Any:
-    return round(value, 3) if isinstance(value, float) else value
 
 
 def _number(value: object) -> float:

@@ -43,10 +43,9 @@ def findings(measured: Measurements) -> list[Advice]:
         return []
     found = [
         *_chain(measured, covers),
-        *_lost(measured, covers),
         *_silent(measured.lags),
         *_lag(measured),
-        *_epoch_starts(covers),
+        *_epoch_starts(measured, covers),
         *(_daemon(measured.daemon) if measured.daemon is not None else ()),
         *_caches(measured),
     ]
@@ -85,7 +84,8 @@ def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
         yield Advice("dim", f"{counted(late, 'fact')} came late", "after later facts of their writer", "gaps")
 
 
-def _lost(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
+def _epoch_starts(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
+    words = {"promoted": "failover to another daemon", "restored": "the log was restored"}
     for epoch_start in covers.last.epoch_starts:
         if epoch_start.why == "lost":
             void = measured.voided.get(epoch_start.epoch, 0)
@@ -93,12 +93,7 @@ def _lost(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
             text = f"Epoch {epoch_start.epoch}: facts{of} were lost at the source"
             why = f"{counted(void, 'fact')} of earlier epochs {'is' if void == 1 else 'are'} void"
             yield Advice("bad", text, f"{at(epoch_start.at_ms)}; {why}", "gaps")
-
-
-def _epoch_starts(covers: Coverage) -> Iterable[Advice]:
-    words = {"promoted": "failover to another daemon", "restored": "the log was restored"}
-    for epoch_start in covers.last.epoch_starts:
-        if epoch_start.why != "lost" and epoch_start.serial >= covers.first_serial - 1:
+        elif epoch_start.serial >= covers.first_serial - 1:
             text = f"Epoch {epoch_start.epoch}: {words.get(epoch_start.why, printable(epoch_start.why))}"
             why = f"{at(epoch_start.at_ms)}, after serial {epoch_start.serial:,}"
             yield Advice("busy", text, why, "gaps")
@@ -121,16 +116,14 @@ def _lag(measured: Measurements) -> Iterable[Advice]:
 
 
 def _silent(lags: Sequence[WriterLag]) -> Iterable[Advice]:
-    silent: dict[str, list[WriterLag]] = defaultdict(list)
+    silent: dict[str, list[tuple[float, int, str]]] = defaultdict(list)
     for one in lags:
-        if one.silent and (one.silent[-1] or 0.0) > SILENT_SECONDS and (one.behind[-1] or 0) > 0:
-            silent[one.writer].append(one)
-    order = sorted(silent.items(), key=lambda found: -max(one.silent[-1] or 0.0 for one in found[1]))
+        if (seconds := one.silent[-1] or 0.0) > SILENT_SECONDS and (tokens := one.behind[-1] or 0) > 0:
+            silent[one.writer].append((seconds, tokens, printable(one.stream)))
+    order = sorted(silent.items(), key=lambda found: -max(seconds for seconds, *_ in found[1]))
     for writer, found in order[:3]:
-        least = span(min(one.silent[-1] or 0.0 for one in found))
-        behind = " and ".join(
-            f"{counted(one.behind[-1] or 0, 'token')} behind on {printable(one.stream)}" for one in found[:3]
-        )
+        least = span(min(seconds for seconds, *_ in found))
+        behind = " and ".join(f"{counted(n, 'token')} behind on {stream}" for _, n, stream in found[:3])
         text = f"{printable(writer)} has been silent for {least}"
         yield Advice("busy", text, f"other writers continue: this writer is {behind}", "lag")
     if len(order) > 3:
