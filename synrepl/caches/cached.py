@@ -3,6 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 import msgspec
@@ -21,7 +22,8 @@ T = TypeVar("T")
 CoroutineFunction = Callable[P, Coroutine[Any, Any, T]]
 
 
-class CacheInfo(Counters, kw_only=True):
+@dataclass(slots=True, kw_only=True)
+class CacheInfo(Counters):
     """A snapshot of one cache: its `Counters` and its number of `entries`."""
 
     entries: int
@@ -69,7 +71,7 @@ class Cache:
     def info(self) -> CacheInfo:
         """The current counters, and the number of entries."""
         entries = sum(len(entries) for entries in self._live())
-        return CacheInfo(**msgspec.structs.asdict(self.counters), entries=entries)
+        return CacheInfo(**asdict(self.counters), entries=entries)
 
     def _live(self) -> list[Entries]:
         return [entries for reference in self._sets.values() if (entries := reference()) is not None]

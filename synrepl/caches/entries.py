@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Generator, Hashable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -83,7 +84,8 @@ class Shape(msgspec.Struct, frozen=True):
         return len(key) == self.length or (self.tree and 0 < len(key) < self.length)
 
 
-class Counters(msgspec.Struct, kw_only=True):
+@dataclass(slots=True, kw_only=True)
+class Counters:
     """The counters of one cache, shared by all instances of a class.
 
     * `hits`: values returned without a computation of their own, including shared computations
