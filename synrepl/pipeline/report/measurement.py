@@ -15,17 +15,7 @@ from synrepl.pipeline.audit.comparison import compare
 from synrepl.pipeline.audit.explanation import explain
 from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.jobs import Progress
-from synrepl.pipeline.report.counts import (
-    Bins,
-    Row,
-    WriterLag,
-    bins_for,
-    collected,
-    queries,
-    shared_tokens,
-    void,
-    writer_lags,
-)
+from synrepl.pipeline.report import counts
 from synrepl.pipeline.report.daemon_status import DaemonStatus
 from synrepl.pipeline.report.facts import counted_once, scan_facts, seconds_of
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
@@ -76,23 +66,23 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     top: int
     covers: Coverage | None = None
     daemon: DaemonStatus | None = None
-    bins: Bins = Bins(0, 1, 1)
-    totals: list[Row] = []
+    bins: counts.Bins = counts.Bins(0, 1, 1)
+    totals: list[counts.Row] = []
     peaks: dict[tuple[str | None, str | None], tuple[int, int]] = {}
-    over_time: list[Row] = []
-    hours: list[Row] = []
+    over_time: list[counts.Row] = []
+    hours: list[counts.Row] = []
     hours_width: int = 3600
-    sizes: list[Row] = []
-    spread: list[Row] = []
-    largest: list[Row] = []
+    sizes: list[counts.Row] = []
+    spread: list[counts.Row] = []
+    largest: list[counts.Row] = []
     batches: list[Batch] = []
-    lags: list[WriterLag] = []
+    lags: list[counts.WriterLag] = []
     broken: list[ChainBreak] = []
     problems: list[AuditFinding] = []
     doubles: dict[str, int] = {}
     voided: dict[int, int] = {}
     invalidations: Invalidations | None = None
-    minutes: Bins = Bins(0, 60, 1)
+    minutes: counts.Bins = counts.Bins(0, 60, 1)
 
     def total(self, column: str) -> int:
         """Return a total of all writers of all streams."""
@@ -129,8 +119,8 @@ def measure(
         return Measurements(position=str(archive), top=top, daemon=daemon)
     files = table.files
     covers = Coverage(files, batches)
-    bins = bins_for(covers.first_ms, covers.last_ms)
-    minutes = bins_for(covers.first_ms, covers.last_ms, 60)
+    bins = counts.bins_for(covers.first_ms, covers.last_ms)
+    minutes = counts.bins_for(covers.first_ms, covers.last_ms, 60)
     width = 3600 if covers.seconds >= DAY_SECONDS else 60
     lines = facts = seconds = scan_facts(spark, archive, files, batches).persist()
     try:
@@ -147,11 +137,11 @@ def measure(
         shared = [stream for stream, writers in covers.writers.items() if len(writers) > 1]
         cached = compared.readable(covers.first_serial, covers.last.last_serial)
         cached = cached.filter(pc.equal(cached["stream"], CACHES))
-        frames = queries(facts, seconds, bins=bins, width=width, top=top)
+        frames = counts.queries(facts, seconds, bins=bins, width=width, top=top)
         jobs: dict[str, Callable[[], Any]] = {
-            "doubles": lambda: shared_tokens(facts, shared),
-            "voided": lambda: void(facts, covers.last.epoch_starts),
-            **{name: partial(collected, frame) for name, frame in frames.items()},
+            "doubles": lambda: counts.shared_tokens(facts, shared),
+            "voided": lambda: counts.void(facts, covers.last.epoch_starts),
+            **{name: partial(counts.collected, frame) for name, frame in frames.items()},
         }
         if len(cached):
             # The longest first.
@@ -170,7 +160,7 @@ def measure(
         bins=bins,
         hours_width=width,
         batches=[batch for batch in batches if batch.facts and batch.archived_at_ms],
-        lags=writer_lags(counted["over_time"], bins, last_ms=covers.last_ms),
+        lags=counts.writer_lags(counted["over_time"], bins, last_ms=covers.last_ms),
         broken=broken,
         problems=[one for one in found.listed() if one.severity == "error"],
         minutes=minutes,
