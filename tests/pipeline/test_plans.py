@@ -10,10 +10,10 @@ import pytest
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import DECLARED
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceError
+from synrepl.pipeline.source.data_source import BatchPacer
 from synrepl.pipeline.source.offsets import BadOffset, Offset, parse_offset_request
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.source.planner import BatchPacer, Planner
-from synrepl.pipeline.source.ranges import CompletenessCheck, SerialRange, read_range, split_range
+from synrepl.pipeline.source.ranges import CompletenessCheck, Planner, SerialRange, read_range, split_range
 from synrepl.pipeline.source.rows import COLUMNS, explode, split_items
 from synrepl.pipeline.typed import layout_of
 from synrepl.streams.digest import EMPTY
@@ -238,20 +238,20 @@ class TestOptions:
 
 
 @pytest.mark.parametrize(
-    ("after", "upto", "facts", "least", "each", "expected"),
+    ("after", "upto", "least", "each", "expected"),
     [
-        (0, 0, 0, 1, 10, [0]),
-        (5, 5, 0, 4, 10, [5]),
-        (0, 10, 10, 1, 10, [0, 10]),
-        (0, 10, 10, 2, 10, [0, 5, 10]),
-        (0, 11, 11, 1, 5, [0, 3, 7, 11]),
-        (7, 9, 2, 8, 10, [7, 8, 9]),
-        (0, 100, 3, 1, 2, [0, 50, 100]),
+        (0, 0, 1, 10, [0]),
+        (5, 5, 4, 10, [5]),
+        (0, 10, 1, 10, [0, 10]),
+        (0, 10, 2, 10, [0, 5, 10]),
+        (0, 11, 1, 5, [0, 3, 7, 11]),
+        (7, 9, 8, 10, [7, 8, 9]),
+        (0, 100, 1, 50, [0, 50, 100]),
     ],
 )
-def test_cuts(after: int, upto: int, facts: int, least: int, each: int, expected: list[int]) -> None:
+def test_cuts(after: int, upto: int, least: int, each: int, expected: list[int]) -> None:
     """Equal parts, none of them empty."""
-    assert expected == split_range(after, upto, facts=facts, at_least=least, at_most_each=each)
+    assert expected == split_range(after, upto, at_least=least, at_most_each=each)
 
 
 class TestPlans:

@@ -24,8 +24,7 @@ from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import SourceOptions, read_options
-from synrepl.pipeline.source.planner import Planner
-from synrepl.pipeline.source.ranges import SerialRange, read_range
+from synrepl.pipeline.source.ranges import Planner, SerialRange, read_range
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.positions import VClock

@@ -1,7 +1,8 @@
 """The Spark data source: batch reader, stream reader and sinks."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +35,7 @@ from synrepl.pipeline.source.data_sink import FactSink, check_writable
 from synrepl.pipeline.source.layouts import Layout, declared_layout
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import SourceOptions, read_options
-from synrepl.pipeline.source.planner import BatchPacer, Planner
-from synrepl.pipeline.source.ranges import SerialRange, read_range
+from synrepl.pipeline.source.ranges import Planner, SerialRange, read_range
 from synrepl.pipeline.source.rows import spark_schema
 from synrepl.wire import error_codes
 from synrepl.wire import text as text_of_peers
@@ -46,7 +46,7 @@ with suppress(ImportError):  # without msgspec
 
     LAYOUTS = catalog_layouts()
 
-__all__ = ["SynreplSource", "pickle_by_value", "progress", "register"]
+__all__ = ["BatchPacer", "SynreplSource", "pickle_by_value", "progress", "register"]
 
 
 class SynreplSource(DataSource):
@@ -99,15 +99,26 @@ def _find_layout(options: SourceOptions) -> Layout:
     raise ConfigError(f"there is no declared stream {name!r} at {', '.join(options.url)}{why}")
 
 
-class BatchReader(DataSourceReader):
+class _RangeReader:
+    """The part of readers that runs in tasks."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Return the rows of this part."""
+        if partition.value is None:  # Spark's own partition, in place of none.
+            return iter(())
+        number, planned = partition.value
+        return read_range(planned, self._options, SourceClient(self._options, first=number))
+
+
+class BatchReader(_RangeReader, DataSourceReader):
     """Reader of a closed range, for ``spark.read``.
 
     The reader has no ``pushFilters``: Spark uses one reader for all uses of a frame and keeps the filters of
     the first use. Options select the facts that the daemon sends.
     """
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the partitions of the range."""
@@ -115,16 +126,31 @@ class BatchReader(DataSourceReader):
         start, end, until = planner.closed_range()
         return _partitions(planner.ranges(start, end, until))
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of this part."""
-        return _read(partition, self._options)
+
+class BatchPacer:
+    """The pacer of one query. The first micro-batch is due at once, as the age of its facts is unknown."""
+
+    def __init__(self, options: SourceOptions, *, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._seconds = seconds
+        self._began: float | None = None
+
+    def is_due(self, waiting: int) -> bool:
+        """Whether to start a micro-batch now, with `waiting` facts. If so, the delay starts again."""
+        enough, now = self._options.min_offsets_per_trigger, self._seconds()
+        if enough is not None and waiting < enough:
+            is_late = self._began is None or now - self._began >= self._options.max_trigger_delay
+            if not (waiting and is_late):
+                return False
+        self._began = now
+        return True
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of a live log, for ``spark.readStream``."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self._options = options
+        super().__init__(options)
         self._target: int | None = None
         self._opened_planner: Planner | None = None
         self._pacer = BatchPacer(options)
@@ -176,10 +202,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at, to = Offset.from_json(start), Offset.from_json(end)
         return _partitions(self._planner.ranges(at, to, {}))
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of this part."""
-        return _read(partition, self._options)
-
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the lease advances when the next batch is requested."""
 
@@ -190,13 +212,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _partitions(ranges: Sequence[SerialRange]) -> Sequence[InputPartition]:
     return list(map(InputPartition, enumerate(ranges)))
-
-
-def _read(partition: InputPartition, options: SourceOptions) -> Iterator[Any]:
-    if partition.value is None:  # Spark's own partition, in place of none.
-        return iter(())
-    number, planned = partition.value
-    return read_range(planned, options, SourceClient(options, first=number))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ the daemon. The clock is the same position in tokens, for operators and other to
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, TypeGuard
 
 from synrepl.errors import ConfigError
@@ -58,22 +58,16 @@ class Offset:
         version = value.get("version")
         if version != VERSION:
             raise BadOffset(f"the offset has version {version!r}; this release supports version {VERSION}")
-        serial, epoch = value.get("serial"), value.get("epoch", 1)
-        digest, history = value.get("digest"), value.get("history", "")
-        if not _is_integer(serial, 0) or not _is_integer(epoch, 1):
-            raise BadOffset(f"serial and epoch must be whole numbers, not {serial!r} and {epoch!r}")
-        if not isinstance(digest, str | None) or not isinstance(history, str):
+        names = {one.name for one in fields(cls)} & value.keys()
+        found = cls(**{"serial": None} | {name: value[name] for name in names})
+        if not _is_integer(found.serial, 0) or not _is_integer(found.epoch, 1):
+            raise BadOffset(
+                f"serial and epoch must be whole numbers, not {found.serial!r} and {found.epoch!r}"
+            )
+        if not isinstance(found.digest, str | None) or not isinstance(found.history, str):
             raise BadOffset("digest and history of an offset must be strings")
-        at_ms = value.get("committed_at_ms", 0)
-        return cls(
-            serial=serial,
-            epoch=epoch,
-            digest=digest,
-            history=history,
-            clock=_clock(value.get("clock", {})),
-            committed_at_ms=at_ms if _is_integer(at_ms, 0) else 0,
-            skip=_clock(value.get("skip", {})),
-        )
+        at_ms = found.committed_at_ms if _is_integer(found.committed_at_ms, 0) else 0
+        return replace(found, clock=_clock(found.clock), committed_at_ms=at_ms, skip=_clock(found.skip))
 
     def advance(self, found: Mapping[str, Any]) -> "Offset":
         """Return the offset after the range that ``GET /v1/extent`` found. Tokens never go back."""

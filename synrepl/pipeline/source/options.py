@@ -16,26 +16,14 @@ __all__ = ["SourceOptions", "read_options"]
 UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-def _text(name: str, text: str) -> str:
-    return text
-
-
 def _names(name: str, text: str) -> tuple[str, ...]:
     return tuple(one.strip() for one in text.split(",") if one.strip())
-
-
-def _name_set(name: str, text: str) -> frozenset[str] | None:
-    return frozenset(_names(name, text)) or None
 
 
 def _integer(name: str, text: str, *, lowest: int = 1) -> int:
     if not text.strip().isdecimal() or int(text) < lowest:
         raise ConfigError(f"the option {name} must be a whole number of at least {lowest}, not {text[:40]!r}")
     return int(text)
-
-
-def _timestamp(name: str, text: str) -> OffsetRequest:
-    return OffsetRequest(at_ms=_integer(name, text, lowest=0))
 
 
 def _seconds(name: str, text: str) -> float:
@@ -54,14 +42,16 @@ def _flag(name: str, text: str) -> bool:
     return word == "true"
 
 
-Text = Annotated[str | None, _text]
-NameSet = Annotated[frozenset[str] | None, _name_set]
+Text = Annotated[str | None, lambda name, text: text]
+NameSet = Annotated[frozenset[str] | None, lambda name, text: frozenset(_names(name, text)) or None]
 Names = Annotated[tuple[str, ...], _names]
 Integer = Annotated[int, _integer]
 Limit = Annotated[int | None, _integer]
 Flag = Annotated[bool, _flag]
 Request = Annotated[OffsetRequest, parse_offset_request]
-Timestamp = Annotated[OffsetRequest | None, _timestamp]
+Timestamp = Annotated[
+    OffsetRequest | None, lambda name, text: OffsetRequest(at_ms=_integer(name, text, lowest=0))
+]
 
 BEGINNING: Final = OffsetRequest(word=EARLIEST)
 HEAD: Final = OffsetRequest(word=LATEST)
@@ -107,16 +97,6 @@ class SourceOptions:
     query: Text = None
     batch_facts: Integer = 2_000
     layout: Layout | None = None
-
-    @property
-    def starting(self) -> OffsetRequest:
-        """The requested start. A timestamp overrides offsets, as in the Kafka source."""
-        return self.starting_timestamp or self.starting_offsets
-
-    @property
-    def ending(self) -> OffsetRequest:
-        """The requested end of a closed range."""
-        return self.ending_timestamp or self.ending_offsets
 
 
 def read_options(
