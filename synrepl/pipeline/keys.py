@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from synrepl.errors import ConfigError, RowError
 from synrepl.streams.declared import StreamBody, stream_of
-from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
@@ -48,7 +47,9 @@ class KeyExtractor:
         try:
             found_keys = list(map(declared.key, declared.decode_many(texts, NEWEST)))
         except RowError:
-            return [_key(declared, text) for text in texts]
+            if len(texts) == 1:
+                return [None]  # This release cannot decode the row.
+            return [key for row in rows for key in self.extract(stream, [row])]
         lines = _encode_lines(found_keys)
         return [*lines.decode().splitlines()] if lines.isascii() else [*map(_text, found_keys)]
 
@@ -58,25 +59,15 @@ class KeyExtractor:
         position = batch.schema.get_field_index("key")
         names = pc.unique(streams).to_pylist()
         if len(names) == 1:
-            keys = pa.array(self.extract(names[0], batch["row"].to_pylist()), pa.string())
+            found = self.extract(names[0], batch["row"].to_pylist())
         else:
-            found: list[str | None] = [None] * len(batch)
+            found = [None] * len(batch)
             for name in names:
                 at = pc.indices_nonzero(pc.equal(streams, name))
                 rows = batch["row"].take(at).to_pylist()
                 for index, key in zip(at.to_pylist(), self.extract(name, rows), strict=True):
                     found[index] = key
-            keys = pa.array(found, pa.string())
-        return batch.set_column(position, batch.schema.field(position), keys)
-
-
-def _key(stream: Stream[Any], text: bytes) -> str | None:
-    """Return the key of one row; None if this release cannot decode the row."""
-    assert stream.key is not None
-    try:
-        return _text(stream.key(stream.decode(text, NEWEST)))
-    except RowError:
-        return None
+        return batch.set_column(position, batch.schema.field(position), pa.array(found, pa.string()))
 
 
 def _text(key: Any) -> str:

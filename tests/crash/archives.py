@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
-from synrepl.pipeline.archive.optimize import plan_merges, rewrite_files
+from synrepl.pipeline.archive.optimize import plan_merges
+from synrepl.pipeline.archive.reading import read_files
 from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.source.rows import FACTS, explode
+from synrepl.pipeline.source.rows import FACTS, ROWS, explode
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
 from tests.crash.scenarios import Acknowledge, Acknowledged, Scenario
@@ -42,7 +43,7 @@ class ArchiveScenario(Scenario):
             acknowledge(("serial", job.serial))
         table = ArchiveTable(store)
         for plan in plan_merges(table.files, target_bytes=1 << 20, fewest=2):
-            written = list(rewrite_files(store, plan["path"].to_pylist()))
+            written = list(write_files(store, read_files(store, plan["path"].to_pylist(), ROWS)))
             table = table.replace(plan, written, now_ms=1)
         acknowledge(("merged", None))
         table.vacuum(retention_hours=0, dry_run=False)

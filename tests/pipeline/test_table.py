@@ -14,7 +14,10 @@ from msgspec.structs import replace
 from synrepl.pipeline.archive import archive as committing
 from synrepl.pipeline.archive import optimize, table
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity, Overtaken
+from synrepl.pipeline.archive.reading import read_files
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.archive.writer import write_files
+from synrepl.pipeline.source.rows import ROWS as SCHEMA
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart
 from tests.pipeline.archives import LOG, archive, chained, counted_by_the_manual, paths_of, write_facts
@@ -50,7 +53,7 @@ def merged(store: Store, *, fewest: int = 2) -> None:
     """As the job `optimize` does, without tasks."""
     found = ArchiveTable(store)
     for plan in optimize.plan_merges(found.files, target_bytes=1 << 20, fewest=fewest):
-        written = list(optimize.rewrite_files(store, plan["path"].to_pylist()))
+        written = list(write_files(store, read_files(store, plan["path"].to_pylist(), SCHEMA)))
         found = found.replace(plan, written, now_ms=1)
 
 

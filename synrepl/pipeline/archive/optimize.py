@@ -1,6 +1,6 @@
 """The job `optimize`: merges small files, as many small files make an archive slow to read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
 
-__all__ = ["FEWEST", "OptimizeResult", "optimize", "plan_merges", "rewrite_files"]
+__all__ = ["FEWEST", "OptimizeResult", "optimize", "plan_merges"]
 
 TARGET_BYTES: Final = 128 * 1024 * 1024
 
@@ -55,7 +55,10 @@ def optimize(
     merged = made = size = 0
     for some in _rounds(plans):
         progress("merging", merged, 0)
-        removed, written = pa.concat_tables(some), _rewrite(spark, store, some)
+        removed = pa.concat_tables(some)
+        paths = pa.array([plan["path"].to_pylist() for plan in some], pa.list_(pa.string()))
+        tasks = frame_of(spark, pa.table({"paths": paths})).repartition(len(some))
+        written = write_in_tasks(tasks, partial(_rewrite, store))
         try:
             table = table.replace(removed, written, now_ms=now_ms())
         except CommitConflict as error:
@@ -121,19 +124,8 @@ def _rounds(plans: Iterator[Any]) -> Iterator[list[Any]]:
         yield some
 
 
-def _rewrite(spark: SparkSession, store: Store, plans: Sequence[Any]) -> list[WrittenFile]:
-    """Write the files of each plan as one file, in tasks."""
-    paths = pa.array([plan["path"].to_pylist() for plan in plans], pa.list_(pa.string()))
-    frame = frame_of(spark, pa.table({"paths": paths})).repartition(len(plans))
-    return write_in_tasks(frame, partial(_rewrite_all, store))
-
-
-def rewrite_files(store: Store, paths: Sequence[str]) -> Iterator[WrittenFile]:
-    """Write the rows of these files, which follow each other, as one file (runs in a task)."""
-    yield from write_files(store, read_files(store, paths, ROWS))
-
-
-def _rewrite_all(store: Store, plans: Iterator[Any]) -> Iterator[WrittenFile]:
+def _rewrite(store: Store, plans: Iterator[Any]) -> Iterator[WrittenFile]:
+    """Write the files of each plan, which follow each other, as one file (runs in a task)."""
     for plan in plans:
         for paths in plan["paths"].to_pylist():
-            yield from rewrite_files(store, paths)
+            yield from write_files(store, read_files(store, paths, ROWS))
