@@ -66,17 +66,16 @@ def session(
         raise ConfigError(f"Spark is not installed ({error}): run pip install 'synrepl[spark]'") from error
     builder = SparkSession.builder.appName(app)
     environment = {}
+    settings = {**session_settings(master), **conf}
     if remote is not None:
         _check_reachable(remote)
-        builder = builder.remote(remote).config(map={**session_settings(None), **conf})
-    elif SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
-        builder = builder.config(map={**session_settings(master), **conf})
-    else:
+        builder = builder.remote(remote)
+    elif SparkContext._active_spark_context is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         master = master or "local[*]"
         _check_reachable(master)
         environment = _environment(master, conf)
         settings = process_settings(master=master, ui=ui, memory=memory, scratch=_scratch(), conf=conf)
-        builder = builder.config(map={**settings})
+    builder = builder.config(map={**settings})
     try:
         with _set_environment(environment):
             return builder.getOrCreate()

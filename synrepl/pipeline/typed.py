@@ -33,9 +33,6 @@ KIND: Final = "__kind"
 TYPES: Final = "__types"
 FORM: Final = "__form"
 
-VARIANTS: Final = {"string": "STRING", "long": "BIGINT", "boolean": "BOOLEAN"}
-"""The name that Spark gives to the type of a JSON value."""
-
 PLAIN: Final[Mapping[Any, str]] = {
     str: "string",
     int: "long",
@@ -98,15 +95,9 @@ def catalog_layouts() -> Mapping[str, Layout]:
 
 def _layout(stream: Stream[Any]) -> Layout:
     return make_layout(
-        stream.name,
-        (
-            (
-                kind.tag,
-                [("" if field.gone and not field.kept else field.name, _type(field)) for field in shape],
-            )
-            for kind in stream._kinds  # the shapes of all releases, the newest first
-            for shape in kind.shapes.known
-        ),
+        (kind.tag, [("" if field.gone and not field.kept else field.name, _type(field)) for field in shape])
+        for kind in stream._kinds  # the shapes of all releases, the newest first
+        for shape in kind.shapes.known
     )
 
 
@@ -133,8 +124,8 @@ def _fits(layout: Layout, form: Form) -> str:
     if form.tag:
         conditions.append(f"{KIND} = '{form.tag}'")
     for position, at in enumerate(form.items):
-        variant = VARIANTS.get(layout.columns[at].type) if at >= 0 else None
-        if variant is not None:
+        if at >= 0 and layout.columns[at].type != "json":
+            variant = layout.columns[at].sql_type.upper()
             conditions.append(f"get({TYPES}, {position}) IN ('{variant}', 'VOID')")
     return " AND ".join(conditions)
 

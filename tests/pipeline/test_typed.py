@@ -126,7 +126,7 @@ def test_no_column_hides_another() -> None:
         assert len({*names, *RESERVED}) == len(names) + len(RESERVED)
         assert len({(form.tag, len(form.items)) for form in layout.forms}) == len(layout.forms)
 
-    layout = make_layout("x", [("", [("key", "string"), ("key_", "long"), ("date", "json")])])
+    layout = make_layout([("", [("key", "string"), ("key_", "long"), ("date", "json")])])
 
     assert [column.name for column in layout.columns] == ["key__", "key_", "date_"]
 

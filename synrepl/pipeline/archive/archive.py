@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -128,12 +129,9 @@ class _Job:
         Not as a streaming query: it takes longer, and on Spark Connect its handler runs on the server.
         """
         while True:
-            try:
-                self._run(follow, every_seconds, stopped)
-            except Overtaken:
-                # Begin again after the facts that another job has archived.
-                continue
-            return
+            # If overtaken, begin again after the facts that another job has archived.
+            with suppress(Overtaken):
+                return self._run(follow, every_seconds, stopped)
 
     def _run(self, follow: bool, every_seconds: float, stopped: Callable[[], bool]) -> None:
         status = self._daemon.get(STATUS)
@@ -354,17 +352,13 @@ def _advance_clock(
     clock: VClock, written: Sequence[WrittenFile], epoch_starts: Sequence[EpochStart]
 ) -> VClock:
     """Return the clock after these files. An epoch that began with a loss sets positions back."""
-    tokens: dict[int, dict[str, dict[str, int]]] = {epoch_start.epoch: {} for epoch_start in epoch_starts}
-    for one in written:
-        for epoch, of_writers in one.tokens.items():
-            writers = tokens.setdefault(epoch, {}).setdefault(one.stream, {})
-            for writer, token in of_writers.items():
-                writers[writer] = max(token, writers.get(writer, token))
     lost = {epoch_start.epoch: epoch_start for epoch_start in epoch_starts if epoch_start.stream}
-    for epoch in sorted(tokens):
+    for epoch in sorted({*lost, *chain.from_iterable(one.tokens for one in written)}):
         if (epoch_start := lost.get(epoch)) is not None:
             for stream, writer, token in list(clock):
                 if stream == epoch_start.stream and token > epoch_start.token:
                     clock = clock.with_position(stream, writer, epoch_start.token)
-        clock = clock.merge(VClock(tokens[epoch]))
+        for one in written:
+            if epoch in one.tokens:
+                clock = clock.merge(VClock({one.stream: one.tokens[epoch]}))
     return clock

@@ -51,6 +51,7 @@ class SourceClient:
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
+        self._selection: dict[str, Any] = {"streams": options.streams, "writers": options.writers}
         secret = None if options.secret_file is None else read_secret(options.secret_file)
         self._daemons = deque(BlockingClient(url, secret=secret) for url in options.url)
         self._daemons.rotate(-first)
@@ -73,7 +74,7 @@ class SourceClient:
 
     def extent(self, **query: Any) -> Mapping[str, Any]:
         """Return the extent of the selected facts."""
-        found: Mapping[str, Any] = self.get(EXTENT, **self.selection(), **query)
+        found: Mapping[str, Any] = self.get(EXTENT, **self._selection, **query)
         return found
 
     def has_stream(self, stream: str) -> bool:
@@ -85,10 +86,6 @@ class SourceClient:
                 return False
             raise
         return True
-
-    def selection(self) -> dict[str, Any]:
-        """Return the query parameters that select streams and writers."""
-        return {"streams": self._options.streams, "writers": self._options.writers}
 
     def facts(self, *, since: int, upto: int, **query: Any) -> Iterator[Any]:
         """Yield record batches of the selected facts with ``since < serial <= upto``.
@@ -115,7 +112,7 @@ class SourceClient:
             head = daemon.json(_request(EXTENT, {"limit": 1, "compacted": True}))["head"]
             if head < upto:
                 raise ConnectError(f"its log ends at serial {head}, before serial {upto}")
-        selected = {**self.selection(), "checksum": False, "upto": upto, **query}
+        selected = {**self._selection, "checksum": False, "upto": upto, **query}
         response = daemon.stream(_request(CHANGELOG, selected), accept=ARROW)
         if response.headers.get_content_type() != ARROW:
             raise ConnectError("it does not send Arrow; is it a synrepl daemon?", is_retryable=False)

@@ -7,6 +7,7 @@ that travels to tasks by value; `synrepl.pipeline.typed` makes it from the decla
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -64,7 +65,6 @@ class Form:
 class Layout:
     """The columns of a stream, and the forms of its rows. In a stream with tags, column 0 has the tag."""
 
-    stream: str
     columns: tuple[Column, ...]
     forms: tuple[Form, ...]
 
@@ -79,7 +79,7 @@ class Layout:
         return any(form.tag for form in self.forms)
 
 
-def make_layout(stream: str, forms: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Layout:
+def make_layout(forms: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Layout:
     """Return the layout of a stream from its forms: a tag, and the name and type of each item.
 
     An item without a name has no column. Of two forms with one tag and number of items the first counts. A
@@ -88,31 +88,26 @@ def make_layout(stream: str, forms: Iterable[tuple[str, Sequence[tuple[str, str]
     first: dict[tuple[str, int], Sequence[tuple[str, str]]] = {}
     for tag, items in forms:
         first.setdefault((tag, len(items)), items)
-    ordered = [(tag, items) for (tag, _), items in first.items()]
-    types: dict[str, str] = {"kind": "string"} if any(tag for tag, _ in ordered) else {}
-    for _, items in ordered:
-        for name, kind in items:
-            if name and types.setdefault(name, kind) != kind:
-                types[name] = "json"
-    at = {name: position for position, name in enumerate(types)}
+    types: dict[str, str] = {"kind": "string"} if any(tag for tag, _ in first) else {}
+    for name, kind in chain.from_iterable(first.values()):
+        if name and types.setdefault(name, kind) != kind:
+            types[name] = "json"
+    at = {"": -1} | {name: position for position, name in enumerate(types)}
     columns: list[Column] = []
     for name, kind in types.items():
         shown = name
         while shown in RESERVED or (shown != name and shown in types):
             shown += "_"
         columns.append(Column(shown, kind))
-    return Layout(
-        stream,
-        tuple(columns),
-        tuple(Form(tag, tuple(at[name] if name else -1 for name, _ in items)) for tag, items in ordered),
-    )
+    ordered = (Form(tag, tuple(at[name] for name, _ in items)) for (tag, _), items in first.items())
+    return Layout(tuple(columns), tuple(ordered))
 
 
 def declared_layout(declared: Mapping[str, Any]) -> Layout:
     """Return the layout of a stream of one's own, as ``GET /v1/streams`` lists it."""
     columns = declared.get("columns") or {"value": "json"}
     items = [(name, DECLARED_TYPES.get(kind.removesuffix("?"), "json")) for name, kind in columns.items()]
-    return make_layout(declared["name"], [("", items)])
+    return make_layout([("", items)])
 
 
 def decode_rows(layout: Layout, rows: Any) -> dict[str, Any]:
@@ -131,8 +126,7 @@ def decode_rows(layout: Layout, rows: Any) -> dict[str, Any]:
         types = [TYPES[layout.columns[at].type][2] if at >= 0 else None for at in form.items]
         if not all(map(_fits, types, zip(*values, strict=True))):
             fitting = [all(map(_fits, types, zip(items, strict=True))) for items in values]
-            positions = [one for one, fits in zip(positions, fitting, strict=True) if fits]
-            values = [one for one, fits in zip(values, fitting, strict=True) if fits]
+            positions, values = (list(compress(every, fitting)) for every in (positions, values))
         if not values:
             continue
         columns = [*zip(form.items, zip(*values, strict=True), strict=True)]
@@ -172,14 +166,7 @@ def _parse(texts: list[str | None]) -> list[Any]:
         found = []
     if len(found) == len(texts):
         return found
-    return [_parse_one(text) for text in texts]
-
-
-def _parse_one(text: str | None) -> Any:
-    try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    return [None] if len(texts) == 1 else [value for text in texts for value in _parse([text])]
 
 
 def _fits(kind: Any, values: tuple[Any, ...]) -> bool:
