@@ -1,6 +1,7 @@
 """Services that connect a follower, or serve a publisher, within a Twisted application."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -22,22 +23,22 @@ from synrepl.wire.session import AUTO, KEEPALIVE, Keepalive
 __all__ = ["FollowerService", "PublisherService", "RedisService", "connect", "serve"]
 
 
+@dataclass(eq=False, repr=False)
 class FollowerService(Service):
     """Keeps a follower connected over TCP while the service runs."""
 
-    def __init__(self, factory: FollowerFactory, follower: Follower, endpoint: IStreamClientEndpoint) -> None:
-        self._factory = factory
-        self._follower = follower
-        self._endpoint = endpoint
+    factory: FollowerFactory
+    follower: Follower
+    endpoint: IStreamClientEndpoint
 
     def startService(self) -> None:
         super().startService()
-        self._factory.connect(self._endpoint)
+        self.factory.connect(self.endpoint)
 
     def stopService(self) -> None:
         super().stopService()
-        self._factory.stop()
-        self._follower.stop()
+        self.factory.stop()
+        self.follower.stop()
 
 
 class RedisService(Service):

@@ -1,15 +1,13 @@
 """The Redis of a deployment: a source of facts, and the channel to which this daemon publishes its own."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
-from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy
@@ -18,6 +16,7 @@ from synrepl.transports.redis.link import RedisLink
 __all__ = ["RedisSource"]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RedisSource(Source):
     """Makes the daemon one of Synapse's processes (docs/reference/peers.md#redis-receiver).
 
@@ -26,36 +25,30 @@ class RedisSource(Source):
 
     _logger = Logger()
 
-    def __init__(
-        self,
-        settings: IngestSettings,
-        reactor: Any,
-        follower: Follower,
-        *,
-        publisher: Publisher,
-        metrics: Metrics,
-        write_policy: WritePolicy,
-        server_name: str,
-    ) -> None:
-        super().__init__(follower, reactor)
-        assert settings.redis is not None
-        self.peer = BrokerPeer(clock=reactor, follower=follower, publisher=publisher, writes=write_policy.own)
+    publisher: Publisher
+    write_policy: WritePolicy
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.settings.redis is not None
+        self.peer = BrokerPeer(
+            clock=self.clock, follower=self.follower, publisher=self.publisher, writes=self.write_policy.own
+        )
         # USER_IP carries access tokens, so its channel is not subscribed to
         # (docs/reference/peers.md#redis-channels).
         self.link = RedisLink(
-            reactor,
-            settings.redis,
+            self.clock,
+            self.settings.redis,
             self.peer,
-            server_name=server_name,
-            instance=settings.instance_name,
-            metrics=metrics,
+            server_name=self.server_name,
+            instance=self.settings.instance_name,
+            metrics=self.metrics,
             hears=("",),
         )
         self.peer.broker = self.link
-        self._write_policy = write_policy
         self._has_warned = False
-        if write_policy.gives_ids("caches"):
-            follower.on_event(self._warn)
+        if self.write_policy.gives_ids("caches"):
+            self.follower.on_event(self._warn)
 
     def _warn(self, event: FollowerEvent) -> None:
         """Warn if another process writes ``caches``: with ids from two sequences, invalidations collide."""
@@ -101,7 +94,7 @@ class RedisSource(Source):
         return super().lag_seconds()
 
     def status(self) -> dict[str, Any]:
-        own = sorted(self._write_policy.own)
+        own = sorted(self.write_policy.own)
         return {
             **msgspec.to_builtins(self.link.state()),
             **super().status(),

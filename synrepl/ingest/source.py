@@ -41,13 +41,18 @@ def _gap_as_json(gap: GapError) -> dict[str, Any]:
     return {"stream": gap.stream, "writer": gap.writer, "have": gap.have, "want": gap.want, "why": gap.why}
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Source:
     """One follower of a daemon, and its status."""
 
-    def __init__(self, follower: Follower, clock: Any) -> None:
-        self.follower = follower
-        self.clock = clock
-        self.began = clock.seconds()
+    settings: IngestSettings
+    clock: Any
+    follower: Follower
+    metrics: Metrics
+    server_name: str
+
+    def __post_init__(self) -> None:
+        self.began = self.clock.seconds()
 
     def start(self) -> None:
         """Connect, and reconnect until `stop`."""
@@ -91,6 +96,7 @@ class Source:
         }
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ServerSource(Source):
     """Keeps a follower connected to the server at `endpoint`, a Twisted client endpoint string.
 
@@ -98,35 +104,28 @@ class ServerSource(Source):
     With a `publisher`, commands of that publisher's followers are forwarded to the server.
     """
 
-    def __init__(
-        self,
-        settings: IngestSettings,
-        reactor: Any,
-        follower: Follower,
-        *,
-        endpoint: str,
-        metrics: Metrics,
-        server_name: str,
-        publisher: Publisher | None = None,
-    ) -> None:
-        super().__init__(follower, reactor)
-        self.endpoint = endpoint
-        self._target: IStreamClientEndpoint = client_endpoint(reactor, endpoint)
+    endpoint: str
+    publisher: Publisher | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        dialect = self.settings.dialect or CURRENT
+        self._target: IStreamClientEndpoint = client_endpoint(self.clock, self.endpoint)
         self._why = "no answer yet"
         self._since = self.began
         self._factory = FollowerFactory(
-            follower,
-            dialect=settings.dialect or CURRENT,
-            expected_server=server_name,
-            clock=reactor,
-            metrics=metrics,
-            keepalive=settings.keepalive,
+            self.follower,
+            dialect=dialect,
+            expected_server=self.server_name,
+            clock=self.clock,
+            metrics=self.metrics,
+            keepalive=self.settings.keepalive,
         )
-        follower.on_event(self._on_event)
+        self.follower.on_event(self._on_event)
         self._commands: ServerCommands | None = None
-        if publisher is not None:
+        if self.publisher is not None:
             self._commands = ServerCommands(
-                follower, publisher, dialect=settings.dialect or CURRENT, clock=reactor, metrics=metrics
+                self.follower, self.publisher, dialect=dialect, clock=self.clock, metrics=self.metrics
             )
 
     def start(self) -> None:

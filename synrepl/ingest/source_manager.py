@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from twisted.internet.defer import Deferred
 
 from synrepl.errors import ConfigError, NotConnected, RowError
 from synrepl.ingest.settings import IngestSettings
@@ -76,9 +75,9 @@ class SourceManager:
         for endpoint in settings.follow:
             is_first = self.redis is None and not self.servers
             server = ServerSource(
-                settings,
-                clock,
-                self._follower(is_first=is_first),
+                settings=settings,
+                clock=clock,
+                follower=self._follower(is_first=is_first),
                 endpoint=endpoint,
                 metrics=self.metrics,
                 server_name=self._server_name,
@@ -94,11 +93,8 @@ class SourceManager:
         for source in self._all:
             source.start()
 
-    def stop(self) -> "Deferred[None]":
+    async def stop(self) -> None:
         """Stop all sources."""
-        return Deferred.fromCoroutine(self._stop())
-
-    async def _stop(self) -> None:
         for source in self._all:
             await source.stop()
         self.ingester.stop()
@@ -173,9 +169,9 @@ class SourceManager:
             ) from error
 
         return RedisSource(
-            self.settings,
-            self.clock,
-            self._follower(is_first=True),
+            settings=self.settings,
+            clock=self.clock,
+            follower=self._follower(is_first=True),
             publisher=self.publisher,
             metrics=self.metrics,
             write_policy=self.write_policy,
