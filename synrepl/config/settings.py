@@ -167,19 +167,16 @@ class Settings(
             parsed["secret"] = read_secret(parsed["secret_file"], warnings)
         if parsed["keys_file"] is not None:
             parsed["keys"] = read_keys(parsed["keys_file"], warnings)
-        built = cls(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
         # A shared instance map contains this daemon too. `master` and `main` stay, even if this daemon has
         # the default name: they name Synapse's main process (docs/reference/peers.md#http-catchup).
-        own = {built.instance_name} - {"master", "main"}
-        others = {name: url for name, url in built.instance_map.items() if name not in own}
-        built = dataclasses.replace(
-            built,
-            instance_map=MappingProxyType(others),
-            table_streams=tuple(
-                msgspec.structs.replace(one, default_writer=built.instance_name)
-                for one in built.table_streams
-            ),
+        instance = parsed["instance_name"]
+        own = {instance} - {"master", "main"}
+        others = {name: url for name, url in parsed["instance_map"].items() if name not in own}
+        parsed["instance_map"] = MappingProxyType(others)
+        parsed["table_streams"] = tuple(
+            msgspec.structs.replace(one, default_writer=instance) for one in parsed["table_streams"]
         )
+        built = cls(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
         validate(built)
         return built
 

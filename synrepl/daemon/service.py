@@ -16,7 +16,7 @@ from synrepl.daemon.ingest import IngestServices
 from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.replication import ReplicationServices
 from synrepl.errors import ConfigError, ReplicationError, StorageError
-from synrepl.ports.metrics import CommitMetrics, Metrics
+from synrepl.ports.metrics import Metrics
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.declared_streams import DeclaredStreams
@@ -141,7 +141,7 @@ class Daemon(Service):
         self._check_name(log)
         # First among the watchers: the others find the new streams in the table.
         declared = self.declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
-        log.subscribe(CommitMetrics(self.metrics).committed)
+        log.subscribe(self.metrics.count_facts)
         publisher = Publisher(
             log,
             self.table,

@@ -1,4 +1,4 @@
-"""All metrics that synrepl exports, and the counting of committed facts."""
+"""All metrics that synrepl exports."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     # Not imported at run time: a daemon has no caches, and need not load their code.
     from synrepl.caches.registry import CacheRegistry
 
-__all__ = ["CommitMetrics", "Metrics", "OTHERS", "POSITION_WRITERS"]
+__all__ = ["Metrics", "OTHERS", "POSITION_WRITERS"]
 
 POSITION_WRITERS: Final = 100
 """The number of writers of one stream that get their own series."""
@@ -70,6 +70,7 @@ class Metrics:
         self.reconnects = counter("reconnects", "Lost connections that were opened again.")
         self.commands = counter("commands_received", "Commands received.", ["command"])
         self._commands: dict[str, Counter] = {}
+        self._cache_names: set[str] = set()
         self.commands_dropped = counter(
             "commands_dropped",
             "Commands that could not be forwarded: no connection, a full buffer, or unknown to the peer's"
@@ -137,6 +138,26 @@ class Metrics:
                 counter = self._commands[name] = self.commands.labels(name)
             counter.inc(len(command.rows) if isinstance(command, RdataRun) else 1)
 
+    def count_facts(self, facts: Sequence[Fact]) -> None:
+        """Count the bytes of committed facts by stream, and cache invalidations by cache."""
+        sizes: dict[str, int] = {}
+        for fact in facts:
+            sizes[fact.stream] = sizes.get(fact.stream, 0) + len(fact.rows)
+            if fact.stream == "caches":
+                for row in jsontext.split(fact.rows):
+                    self.invalidations.labels(self._cache(row)).inc()
+        for stream, size in sizes.items():
+            self.stream_bytes.labels(stream).inc(size)
+
+    def _cache(self, row: bytes) -> str:
+        """The cache named by a canonical row, whose first element it is."""
+        name = row[2 : row.index(b'"', 2)].decode("ascii", "replace")
+        if name not in self._cache_names:
+            if len(self._cache_names) >= MAX_CACHES or len(name) > MAX_NAME:
+                return OTHERS
+            self._cache_names.add(name)
+        return name
+
 
 _COUNTED: Final = {
     "hits": "Values served from the cache.",
@@ -170,32 +191,3 @@ class CacheNumbers(Collector):
         if self.watched is not None:
             unknown.add_metric([], sum(self.watched.unknown.values()))
         yield unknown
-
-
-class CommitMetrics:
-    """Counts bytes by stream and cache invalidations by cache. Pass `committed` to the log."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._caches: set[str] = set()
-
-    def committed(self, facts: Sequence[Fact]) -> None:
-        """Count facts that were committed."""
-        sizes: dict[str, int] = {}
-        for fact in facts:
-            sizes[fact.stream] = sizes.get(fact.stream, 0) + len(fact.rows)
-            if fact.stream == "caches":
-                for row in jsontext.split(fact.rows):
-                    self._metrics.invalidations.labels(self._cache(row)).inc()
-        for stream, size in sizes.items():
-            self._metrics.stream_bytes.labels(stream).inc(size)
-
-    def _cache(self, row: bytes) -> str:
-        """The cache named by a canonical row, whose first element it is."""
-        name = row[2 : row.index(b'"', 2)].decode("ascii", "replace")
-        if name in self._caches:
-            return name
-        if len(self._caches) >= MAX_CACHES or len(name) > MAX_NAME:
-            return OTHERS
-        self._caches.add(name)
-        return name

@@ -138,7 +138,6 @@ class Backfilled:
 BACKFILL = Stream("backfill", Backfilled, key="event_id", descends=True)
 
 
-# Presence of users.
 @row
 class Presence:
     """The current presence of a user. Times are in milliseconds."""
@@ -155,7 +154,6 @@ class Presence:
 PRESENCE = Stream("presence", Presence, key="user_id", ephemeral=True)
 
 
-# The queue of presence for other servers.
 @row
 class PresenceFederation:
     """A server to send the presence of a user to."""
@@ -175,7 +173,6 @@ PRESENCE_FEDERATION = Stream(
 )
 
 
-# Typing users of rooms.
 @row
 class Typing:
     """All users who are now typing in a room."""
@@ -189,7 +186,6 @@ class Typing:
 TYPING = Stream("typing", Typing, key="room_id", monotonic=False, ephemeral=True)
 
 
-# Read receipts.
 @row
 class Receipt:
     """A user has read a room, or a thread of it, up to an event."""
@@ -205,7 +201,6 @@ class Receipt:
 RECEIPTS = Stream("receipts", Receipt, key=("room_id", "receipt_type", "user_id", "thread_id"))
 
 
-# Changes of push rules.
 @row
 class PushRules:
     """The push rules of a user changed."""
@@ -236,7 +231,6 @@ PUSHERS = Stream(
 )
 
 
-# Invalidations of caches.
 @row
 class CacheInvalidation:
     """A request to drop an entry of a cache, or all of them if `keys` is null.
@@ -257,7 +251,6 @@ def _cache_key(row: CacheInvalidation) -> tuple[Hashable, ...]:
 CACHES = Stream("caches", CacheInvalidation, key=_cache_key, ordered=False)
 
 
-# Rooms in the public directory (until 1.41).
 def _is_public(visibility: bool | int | str) -> bool:
     return visibility == "public" if isinstance(visibility, str) else bool(visibility)
 
@@ -281,7 +274,6 @@ PUBLIC_ROOMS = Stream(
 )
 
 
-# Changes of users' devices.
 @row
 class DeviceList:
     """The devices of a user changed.
@@ -303,7 +295,6 @@ DEVICE_LISTS = Stream(
 )
 
 
-# Recipients of new to-device messages.
 @row
 class ToDevice:
     """There are messages for a local user, or for another server."""
@@ -314,7 +305,6 @@ class ToDevice:
 TO_DEVICE = Stream("to_device", ToDevice, key="entity", any_writer=True)
 
 
-# The queue of federation senders.
 @row
 class Federation:
     """An item for other servers: its type (``p``, ``pd``, ``k``, ``d``...) and its content."""
@@ -341,7 +331,6 @@ class TagAccountData:
 TAG_ACCOUNT_DATA = Stream("tag_account_data", TagAccountData, key=("user_id", "room_id"), until="1.67")
 
 
-# Account data of users, global or for one room.
 @row
 class AccountData:
     """Account data changed; `room_id` is null for global data."""
@@ -360,7 +349,6 @@ ACCOUNT_DATA = Stream(
 )
 
 
-# Memberships of groups (from 0.24 until 1.61).
 @row
 class Group:
     """The membership of a user in a group changed."""
@@ -385,7 +373,6 @@ class UserSignature:
 USER_SIGNATURE = Stream("user_signature", UserSignature, key="user_id", since="1.6", until="1.67")
 
 
-# Changes of profiles, and of the users who see them.
 @row
 class ProfileUpdate:
     """A user changed fields of the profile, or joined or left a room (`action`)."""
@@ -403,7 +390,6 @@ def _profile_key(row: ProfileUpdate) -> tuple[Hashable, ...]:
 PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_profile_key, any_writer=True, since=RECENT)
 
 
-# Sticky events of rooms.
 @row
 class StickyEvent:
     """An event became sticky."""
@@ -417,7 +403,6 @@ STICKY_EVENTS = Stream(
 )
 
 
-# Subscriptions to threads.
 @row
 class ThreadSubscription:
     """A user subscribed to a thread, or unsubscribed; `event_id` is the root of the thread."""
@@ -436,7 +421,6 @@ THREAD_SUBSCRIPTIONS = Stream(
 )
 
 
-# Rooms whose state became complete.
 @row
 class UnPartialStatedRoom:
     """A room that was joined with partial state now has full state."""
@@ -447,7 +431,6 @@ class UnPartialStatedRoom:
 UN_PARTIAL_STATED_ROOM = Stream("un_partial_stated_room", UnPartialStatedRoom, key="room_id", since=RECENT)
 
 
-# Events whose state became complete.
 @row
 class UnPartialStatedEvent:
     """An event with partial state now has full state, which may change whether it is rejected."""
@@ -461,7 +444,6 @@ UN_PARTIAL_STATED_EVENT = Stream(
 )
 
 
-# Quarantined media.
 @row
 class QuarantinedMedia:
     """Media was quarantined or released; `origin` is null for local media."""

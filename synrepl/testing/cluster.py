@@ -1,7 +1,7 @@
 """A daemon and its workers in memory, built from the real parts."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -47,41 +47,31 @@ class MemoryPositions:
         self.saved = {stream: dict(writers) for stream, writers in positions.items()}
 
 
+@dataclass(eq=False, repr=False)
 class FakeDaemon:
     """The real log and publisher, with a disk in memory, behind a `Network`.
 
     It listens at two addresses: `name` detects the dialect, ``<name>-middle`` speaks the middle one.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        *,
-        name: str = "daemon",
-        table: StreamTable | None = None,
-        disk_delay: Callable[[], float] = lambda: 0.0005,
-        ring_bytes: int = 8 * 1024 * 1024,
-        instance: str = "master",
-    ) -> None:
-        self.name = name
-        self.instance = instance
-        self.addresses: dict[str, Dialect | None] = {name: AUTO, f"{name}-middle": MIDDLE}
+    network: Network
+    _: KW_ONLY
+    name: str = "daemon"
+    table: StreamTable = field(default_factory=StreamTable.default)
+    disk_delay: Callable[[], float] = lambda: 0.0005
+    ring_bytes: int = 8 * 1024 * 1024
+    instance: str = "master"
+
+    def __post_init__(self) -> None:
+        self.clock: Any = self.network.clock
+        self.addresses: dict[str, Dialect | None] = {self.name: AUTO, f"{self.name}-middle": MIDDLE}
         self.engine = MemoryEngine()
-        self.table = table if table is not None else StreamTable.default()
         self.metrics = Metrics(CollectorRegistry())
         self.is_running = False
         self.log: Log
         self.publisher: Publisher
-        self._network = network
-        self._disk_delay = disk_delay
-        self._ring_bytes = ring_bytes
         self._threads: list[DelayedThread] = []
         self._factories: list[PublisherFactory] = []
-
-    @property
-    def clock(self) -> Any:
-        """The clock of the network."""
-        return self._network.clock
 
     def address_for(self, dialect: Dialect) -> str:
         """The address for followers of this dialect."""
@@ -93,9 +83,9 @@ class FakeDaemon:
         return Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> None:
-        clock = self._network.clock
+        clock = self.clock
         self.metrics = Metrics(CollectorRegistry())
-        self._threads = [DelayedThread(clock, self._disk_delay) for _ in range(2)]
+        self._threads = [DelayedThread(clock, self.disk_delay) for _ in range(2)]
         self.log = Log(
             self.engine,
             self._threads[0],
@@ -107,14 +97,14 @@ class FakeDaemon:
         )
         await self.log.start()
         self.publisher = Publisher(
-            self.log, self.table, clock, self.metrics, instance=self.instance, ring_bytes=self._ring_bytes
+            self.log, self.table, clock, self.metrics, instance=self.instance, ring_bytes=self.ring_bytes
         )
         self._factories = []
         for address, dialect in self.addresses.items():
             factory = PublisherFactory(
                 self.publisher, server_name="hs", dialect=dialect, clock=clock, metrics=self.metrics
             )
-            self._network.listen(address, factory)
+            self.network.listen(address, factory)
             self._factories.append(factory)
         self.is_running = True
 
@@ -125,13 +115,13 @@ class FakeDaemon:
         """Kill the daemon as SIGKILL does: only committed facts remain."""
         self.is_running = False
         for address in self.addresses:
-            self._network.stop_listening(address)
+            self.network.stop_listening(address)
         self.publisher.stop()
         for thread in self._threads:
             Deferred.fromCoroutine(thread.stop())
         self._abandoned = self.log.abandon()
         for address in self.addresses:
-            for link in self._network.links_of(address):
+            for link in self.network.links_of(address):
                 link.cut()
         self.engine.crash()
 
