@@ -1,6 +1,6 @@
 """Restores an empty log from a snapshot that the pipeline made (``synrepl pipeline compact``)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogSnapshot
 from synrepl.ports.settings import UNNAMED
 from synrepl.storage.log import Log
+from synrepl.storage.staged_copy import StagedCopy
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.facts import Fact
 from synrepl.streams.positions import VClock
@@ -42,26 +43,13 @@ async def restore_snapshot(
     if log.serial or log.notes.get("joined") is not None:
         _log.info("the snapshot was not restored: the log is not empty (serial {serial})", serial=log.serial)
         return
+    seconds = reactor.seconds
+    store = Store(location)
     thread = ReactorThread(reactor, "reading a snapshot")
+    copy: StagedCopy | None = None
     try:
-        await _restore(log, Store(location), thread, reactor.seconds, server_name, is_replica=is_replica)
-    finally:
-        await thread.stop()
-    _log.info("restored from {location}: serial {serial}", location=location, serial=log.serial)
-
-
-async def _restore(
-    log: Log,
-    store: Store,
-    thread: ReactorThread,
-    seconds: Callable[[], float],
-    server_name: str | None,
-    *,
-    is_replica: bool,
-) -> None:
-    snapshot = await thread.run(lambda: _checked(store, server_name))
-    copy = await log.open_staged_copy()
-    try:
+        snapshot = await thread.run(lambda: _checked(store, server_name))
+        copy = await log.open_staged_copy()
         if copy.position.serial:
             # A rest of an interrupted restore, or of an earlier JOIN.
             await log.drop_copy(copy)
@@ -110,8 +98,12 @@ async def _restore(
             await log.note(server_name=snapshot.server_name)
         await log.adopt_copy(copy)
     except BaseException:
-        await copy.close()
+        if copy is not None:
+            await copy.close()
         raise
+    finally:
+        await thread.stop()
+    _log.info("restored from {location}: serial {serial}", location=location, serial=log.serial)
 
 
 def _checked(store: Store, server_name: str | None) -> SnapshotManifest:
