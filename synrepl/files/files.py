@@ -4,19 +4,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger, LogLevel
 
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.files.context import FilesContext, Rule, Wakeup
+from synrepl.files.context import STEP, FilesContext, Rule, Wakeup
 from synrepl.files.fetcher import FileFetcher, IFetchFile
-from synrepl.files.file_check import StoredFile
+from synrepl.files.file_check import Damaged, StoredFile
 from synrepl.files.maintenance import FileMaintenance
 from synrepl.files.name_index import NameIndex
 from synrepl.files.queue import FileQueue, QueueSummary
 from synrepl.files.spool import Spool
 from synrepl.files.store import FileStore
-from synrepl.files.verified_reads import VerifiedReads
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.time import Timer, sleep
 from synrepl.storage.log import Log
@@ -61,7 +60,7 @@ class Files:
         self._summary_wakeup = Wakeup(clock)
         self._context = FilesContext(store, queue, thread, clock, self._rule_now(), logger)
         self._names = NameIndex(log, self._context, self._on_new_names)
-        self._verified_reads = VerifiedReads(self._context, self._on_loss)
+        self._verified_reads = _VerifiedReads(self._context, self._on_loss)
         self._fetcher = FileFetcher(
             self._context, fetch, workers, on_arrival=self._on_arrival, on_failure=self._summary_wakeup.open
         )
@@ -312,3 +311,64 @@ class Files:
 def _answer(waiter: "Deferred[bool]", *, is_present: bool) -> None:
     if not waiter.called:
         waiter.callback(is_present)
+
+
+class _VerifiedReads:
+    """Opens files. `on_damage` is called with each damaged file and the reason.
+
+    A check continues even if no reader waits for it any more: a reader that timed out will retry.
+    """
+
+    def __init__(self, context: FilesContext, on_damage: Callable[[str, str], None]) -> None:
+        self._context = context
+        self._on_damage = on_damage
+        self._waiting: dict[str, list[Deferred[StoredFile | None]]] = {}
+
+    async def open(self, sha256: str) -> StoredFile | None:
+        """Return the verified file; None if it is missing."""
+        waiter: Deferred[StoredFile | None] = Deferred()
+        waiting = self._waiting.get(sha256)
+        if waiting is not None:
+            waiting.append(waiter)
+        else:
+            self._waiting[sha256] = [waiter]
+            self._context.tasks.start(self._check(sha256), "checking a file")
+        return await waiter
+
+    async def _check(self, sha256: str) -> None:
+        found: StoredFile | None = None
+        failure: Exception | None = None
+        try:
+            found = await self._verify(sha256)
+        except Damaged as error:
+            self._on_damage(sha256, str(error))
+        except CancelledError:
+            failure = StorageError(op="check a file", why="this daemon is stopping", retryable=True)
+        except Exception as error:
+            failure = error
+        for waiter in self._waiting.pop(sha256):
+            if waiter.called:
+                continue
+            if failure is not None:
+                waiter.errback(failure)
+            else:
+                waiter.callback(found if found is None else found.again())
+        if found is not None:
+            found.close()
+
+    async def _verify(self, sha256: str) -> StoredFile | None:
+        context = self._context
+        file = await context.acquire(partial(context.store.open, sha256), _close)
+        try:
+            while file is not None and not await context.run(file.verify, STEP):
+                pass
+        except BaseException:
+            assert file is not None
+            context.run_later(file.close)
+            raise
+        return file
+
+
+def _close(file: StoredFile | None) -> None:
+    if file is not None:
+        file.close()
