@@ -139,8 +139,6 @@ class _Row:
 
 
 class _AppendRun:
-    """A run of the command: the input is appended in batches."""
-
     def __init__(self, stream: str, writer: str | None, daemon: DaemonTarget) -> None:
         self._stream = stream
         self._writer = writer
@@ -194,7 +192,6 @@ def _batches(source: object, batch: int) -> Iterator[list[_Row]]:
 
 
 def _size(source: object) -> int | None:
-    """Return the size of the input in bytes, if known."""
     try:
         found = os.fstat(source.fileno())  # type: ignore[attr-defined]  # an AttributeError is caught below
     except (OSError, AttributeError):

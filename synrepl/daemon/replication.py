@@ -248,12 +248,10 @@ class ReplicationServices:
         return self._daemon.credentials.secret if key is None or key.secret is None else key.secret
 
     def _is_leased(self, uuid: str) -> bool:
-        """Whether this replica is connected, or has a valid lease."""
         lease = self.relays.leases[uuid]
         return (lease is not None and lease.ended_ms is None) or uuid in self.relays.present()
 
     def _others(self) -> Sequence[Address]:
-        """The addresses of all known daemons."""
         noted = self._log.notes.get("peers", "[]")
         known = [*msgspec.json.decode(noted, type=list[str])]
         known += [text for text in (self._log.notes.get("primary_at"),) if text]

@@ -37,7 +37,6 @@ MAX_WAITING: Final = 1_000
 
 
 def _gap_as_json(gap: GapError) -> dict[str, Any]:
-    """A gap, as the status shows it."""
     return {"stream": gap.stream, "writer": gap.writer, "have": gap.have, "want": gap.want, "why": gap.why}
 
 

@@ -74,7 +74,6 @@ def make_java_home(
 
 
 def _javas(environ: Mapping[str, str], importer: Callable[[str], Any]) -> Iterator[tuple[str, Path]]:
-    """Yield the origins and programs of the Javas of this machine."""
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home, "bin", "java")
     if (java := shutil.which("java", path=environ.get("PATH", os.defpath))) is not None:

@@ -131,7 +131,6 @@ def _fits(layout: Layout, form: Form) -> str:
 
 
 def _column(layout: Layout, at: int) -> str:
-    """The SQL expression of a column."""
     column = layout.columns[at]
     cases = [
         f"WHEN {number} THEN {_value(column, form.items.index(at))}"

@@ -303,7 +303,6 @@ class BrokerPeer:
             self._publish()
 
     def _publish(self) -> None:
-        """Publish our positions and all facts from now on."""
         if (
             self._publisher is None
             or self._reader is not None

@@ -118,7 +118,6 @@ class Database:
             cursor.execute("RELEASE SAVEPOINT attempt")
 
     def _begin(self, connection: Any, *, postgres: str, sqlite: str) -> Any:
-        """A cursor in a transaction of this kind."""
         if self.flavor == "postgresql":
             from psycopg import IsolationLevel  # an extra
 

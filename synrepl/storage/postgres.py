@@ -147,7 +147,6 @@ class PostgresDatabase(LogDatabase):
             raise
 
     def release(self) -> None:
-        """Close the connections, and with them release the lock. Idempotent."""
         for connection in (self._reads, self._writes):
             if connection is not None:
                 connection.close()
@@ -171,7 +170,6 @@ class PostgresDatabase(LogDatabase):
         return self._writes
 
     def reader(self, op: str) -> PostgresConnection:
-        """The connection for reading."""
         if self._reads is None or not is_alive(self._reads.raw):
             if self._reads is not None:
                 self._reads.close()
@@ -245,7 +243,6 @@ class PostgresDatabase(LogDatabase):
         )
 
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
-        """Raise PostgreSQL's errors as `StorageError`, with a hint."""
         return self._address.map_errors(op, stream)
 
     def create_meta(self, connection: PostgresConnection) -> None:

@@ -164,7 +164,6 @@ def _parse(url: str) -> dict[str, Any]:
 
 
 def _redacted(parameters: dict[str, Any]) -> str:
-    """The parts of a URL that are no secret."""
     user = f"{parameters['user']}@" if parameters.get("user") else ""
     host = str(parameters.get("host", ""))
     is_path = host.startswith("/")

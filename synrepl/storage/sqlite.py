@@ -158,7 +158,6 @@ class SQLiteDatabase(LogDatabase):
         self._file.acquire()
 
     def release(self) -> None:
-        """Close the connections and release the lock. Idempotent."""
         self._disconnect()
         # After SQLite: closing any descriptor of the file drops SQLite's locks.
         self._file.release()
@@ -173,13 +172,11 @@ class SQLiteDatabase(LogDatabase):
         self._file.forget_wal()
 
     def writer(self, op: str) -> SQLiteConnection:
-        """The connection for writing."""
         if self._writes is None:
             self._writes = _connect(self._path, "NORMAL" if self._is_staging else "FULL")
         return self._writes
 
     def reader(self, op: str) -> SQLiteConnection:
-        """The connection for reading."""
         if self._reads is None:
             # SQLite would open any other file that is at the path by now.
             self.check_in_place(op)
@@ -193,15 +190,12 @@ class SQLiteDatabase(LogDatabase):
         return self._reads
 
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
-        """Raise SQLite's errors as `StorageError`, with a hint."""
         return map_sqlite_errors(op, self.name, stream)
 
     def create_meta(self, connection: SQLiteConnection) -> None:
-        """Create the table `meta` if it is missing."""
         connection.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
 
     def return_space(self, connection: SQLiteConnection) -> None:
-        """Return some free space to the disk after a slice of trimming."""
         # A full disk must not undo the finished slice; the next slice retries.
         with suppress(sqlite3.OperationalError):
             # As a script: `execute` would stop after one step, which is one page.
@@ -238,7 +232,6 @@ class SQLiteDatabase(LogDatabase):
         self._record(self.writer(op))
 
     def record_changes(self, connection: SQLiteConnection) -> None:
-        """Record how far the log has come, if it has changed; failures are logged."""
         version = connection.execute("PRAGMA data_version").fetchone()[0]
         # The version is unchanged if nothing was committed.
         if version != self._recorded_version:

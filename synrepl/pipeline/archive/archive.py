@@ -106,8 +106,6 @@ def archive(
 
 @dataclass
 class _Job:
-    """One run of the job."""
-
     spark: SparkSession
     store: Store
     options: dict[str, str]
@@ -222,7 +220,6 @@ class _Job:
             self.merge()
 
     def _epoch_starts(self, epoch: int) -> list[EpochStart]:
-        """Return the starts of epochs up to this epoch."""
         end = self.committer.end
         if end is not None and end.epoch == epoch:
             return end.epoch_starts

@@ -339,5 +339,4 @@ def _overlapping(scans: Iterable[FileScan]) -> Iterator[list[FileScan]]:
 
 
 def _is_named(files: Any, paths: Iterable[str]) -> Any:
-    """Return for each file whether it is one of these."""
     return pc.is_in(files["path"], pa.array(sorted(paths), pa.string()))

@@ -94,7 +94,6 @@ def _facts(batches: Iterable[Any], ends: Any, times: Any) -> Iterator[Any]:
 
 
 def _merged(rows: Any, ends: Any, times: Any) -> Any:
-    """Merge adjacent rows of the same fact."""
     serials = rows["serial"].to_numpy()
     starts = np.flatnonzero(np.diff(serials, prepend=serials[0] - 1))
     copies = np.add.reduceat(np.equal(rows["seq"].to_numpy(), 0).astype(np.int64), starts)

@@ -163,11 +163,9 @@ class Planner:
         return low
 
     def _trimmed_upto(self) -> int:
-        """Return the serial up to which the log was trimmed."""
         return int(self._daemon.extent(limit=1, compacted=True)["trimmed_upto"])
 
     def _with_proof(self, offset: Offset) -> Offset:
-        """Return the offset with its digest and history."""
         if offset.history and offset.digest is not None:
             return offset
         found = self._daemon.get(DIGESTS, serials=[offset.serial])

@@ -127,7 +127,6 @@ class WriterChain(msgspec.Struct, kw_only=True):
         return max(float(rules.stall_ms), rules.times * self.usual_ms)
 
     def _count_intervals(self, run: FactRun, rules: WatchRules) -> None:
-        """Count the facts and intervals of this run."""
         before_ms = float(max(0, run.first_ms - self.at_ms))
         # There is no interval before the first fact.
         count = self.intervals + run.facts - (not self.facts)

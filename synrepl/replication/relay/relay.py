@@ -162,7 +162,6 @@ class Relay:
         return self._is_sending_digests or (self._is_paused and isinstance(command, REQUESTS))
 
     def _process(self, command: Command | RdataRun) -> None:
-        """Process one command. Raises RemoteProtocolError."""
         if self._is_gone or self.state == "refused":
             return
         match command:
@@ -413,7 +412,6 @@ class Relay:
         self._registry.leases.advance(self.uuid, command.serial)
 
     def _on_forwarded(self, command: native.Up) -> None:
-        """Pass on a command that a follower of the replica sent up."""
         if not self.is_known:
             raise RemoteProtocolError("UP is not valid before WELCOME")
         number, since = self._registry.publisher.command_receiver.receive(

@@ -193,7 +193,6 @@ class JoinAttempt:
             raise
 
     async def _request_copy(self) -> JoinRecord:
-        """Request a copy, or the rest of an interrupted one."""
         record = self._resumable()
         if record is None:
             request = Join(filter=self.query)

@@ -241,7 +241,6 @@ class WriterSession:
     # -- in the thread -------------------------------------------------------------------------------------
 
     def _acquire(self) -> bool:
-        """Connect if necessary, and acquire the name."""
         if self._connection is None:
             self._connection = self._connect()
             # A writer that was gone may have come back unnoticed.

@@ -250,7 +250,6 @@ class TableSource:
         followed.state.upto, followed.state.limit = page.upto, page.limit
 
     async def _read_writer_status(self) -> None:
-        """Read the writers' status, if there is any."""
         try:
             self._writers = await self._run(self._read_writers)
         except Exception:
@@ -263,7 +262,6 @@ class TableSource:
         return self._thread.run(partial(self._interact, work))
 
     def _interact(self, work: Callable[[Any], T]) -> T:
-        """Run a read-only transaction."""
         if self._connection is None:
             self._connection = self._connect()
         cursor = self._connection.cursor()

@@ -189,7 +189,6 @@ def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiErro
 
 
 def _read_body(call: Call, handler: Handler) -> list[Any]:
-    """Return the decoded body, if the handler takes one. Raises `ApiError`."""
     if handler.decoder is None:
         return []
     limit = call.route.max_body

@@ -398,13 +398,11 @@ def _root_cause(error: BaseException | None) -> BaseException | None:
 
 
 def _describe_error(error: BaseException | None) -> str:
-    """Describe the cause of an error in one line."""
     error = _root_cause(error)
     return printable(" ".join(str(error).split()), limit=1_000) or type(error).__name__
 
 
 def _is_complete(reason: Failure) -> bool:
-    """Whether a response ended properly."""
     # Imported here: a follower over TCP has this module, and needs nothing of twisted.web.
     from twisted.web.client import ResponseDone
 

@@ -231,7 +231,6 @@ class ApiRequest(Request):
         return ApiError("too_large", f"the body is limited to {self._limit} bytes")
 
     def _upload_failed(self, error: ApiError) -> None:
-        """Refuse the rest of a failed upload."""
         if self.channel is not None and not self._is_complete and not self._is_refused:
             self._refuse_body(error)
 

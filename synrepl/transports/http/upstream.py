@@ -150,7 +150,6 @@ class HttpConversation(EventQueue):
             raise _convert_error(error) from error
 
     def _identity(self) -> dict[str, Any]:
-        """The fields of `ReplicaIdentity`."""
         upstream = self._upstream
         is_registered = not upstream.settings.anonymous
         return {"name": self._name, "registered": is_registered, "address": upstream.address()}
