@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from synrepl.errors import UnknownStream
-from synrepl.pipeline.source.layouts import Column, Form, Layout, declared_layout, make_layout
+from synrepl.pipeline.source.rows import Column, Form, Layout, declared_layout, make_layout
 from synrepl.streams.shapes import ShapeField
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable

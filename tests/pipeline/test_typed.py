@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import UnknownStream
-from synrepl.pipeline.source.layouts import RESERVED, decode_rows, make_layout
-from synrepl.pipeline.source.rows import COLUMNS
+from synrepl.pipeline.source.rows import COLUMNS, RESERVED, decode_rows, make_layout
 from synrepl.pipeline.typed import catalog_layouts, columns, layout_of, typed
 
 if TYPE_CHECKING:

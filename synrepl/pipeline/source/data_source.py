@@ -32,11 +32,10 @@ from synrepl.errors import ConfigError
 from synrepl.http_api.routes import DECLARED, DIGESTS
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import FactSink, check_writable
-from synrepl.pipeline.source.layouts import Layout, declared_layout
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import SourceOptions, read_options
 from synrepl.pipeline.source.ranges import Planner, SerialRange, read_range
-from synrepl.pipeline.source.rows import spark_schema
+from synrepl.pipeline.source.rows import Layout, declared_layout, spark_schema
 from synrepl.wire import error_codes
 from synrepl.wire import text as text_of_peers
 

@@ -7,9 +7,8 @@ from functools import partial
 from typing import Annotated, Final
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.source.layouts import Layout
 from synrepl.pipeline.source.offsets import EARLIEST, LATEST, OffsetRequest, parse_offset_request
-from synrepl.pipeline.source.rows import COLUMNS
+from synrepl.pipeline.source.rows import COLUMNS, Layout
 
 __all__ = ["SourceOptions", "read_options"]
 

@@ -11,10 +11,9 @@ import pyarrow.compute as pc
 
 from synrepl.http_api.routes import DECLARED, DIGESTS
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError
-from synrepl.pipeline.source.layouts import decode_rows
 from synrepl.pipeline.source.offsets import EARLIEST, LATEST, Clock, Offset
 from synrepl.pipeline.source.options import SourceOptions
-from synrepl.pipeline.source.rows import explode, row_schema
+from synrepl.pipeline.source.rows import decode_rows, explode, row_schema
 
 __all__ = ["CompletenessCheck", "Planner", "SerialRange", "read_range", "split_range"]
 

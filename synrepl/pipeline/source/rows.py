@@ -1,7 +1,14 @@
-"""Rows: their schema in Arrow and Spark, and the conversion of facts to rows."""
+"""Rows: their schema in Arrow and Spark, the conversion of facts to rows, and the columns of one stream.
+
+A row is a JSON array without names, whose items depend on the release that wrote it. A layout tells how tasks
+decode rows into columns. It is plain data that travels to tasks by value; `synrepl.pipeline.typed` makes it
+from the declarations in `synrepl.streams`.
+"""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, compress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -12,10 +19,17 @@ __all__ = [
     "FACTS",
     "GROUP_ROWS",
     "PARQUET",
+    "RESERVED",
     "ROWS",
+    "Column",
+    "Form",
+    "Layout",
+    "declared_layout",
+    "decode_rows",
+    "explode",
+    "make_layout",
     "row_schema",
     "spark_schema",
-    "explode",
     "split_items",
 ]
 
@@ -68,7 +82,7 @@ GROUP_ROWS: Final = 128 * 1024
 
 COLUMNS: Final[tuple[str, ...]] = tuple(ROWS.names)
 
-_SPARK: Final = {
+_SQL: Final = {
     pa.int64(): "bigint",
     pa.int32(): "int",
     pa.string(): "string",
@@ -86,7 +100,7 @@ def row_schema(columns: tuple[str, ...], own: Iterable[Any] = ()) -> Any:
 def spark_schema(columns: tuple[str, ...], own: Iterable[Any] = ()) -> str:
     """Return the Spark schema of these columns, as DDL."""
     return ", ".join(
-        f"`{field.name}` {_SPARK[field.type]}" + ("" if field.nullable else " NOT NULL")
+        f"`{field.name}` {_SQL[field.type]}" + ("" if field.nullable else " NOT NULL")
         for field in row_schema(columns, own)
     )
 
@@ -135,3 +149,176 @@ def _rows(facts: Any, seqs: Any, rows: Any) -> Any:
     }
     columns = [computed[name] if name in computed else facts[name] for name in ROWS.names]
     return pa.record_batch(columns, schema=ROWS)
+
+
+RESERVED: Final = frozenset({*COLUMNS, "date", "last"})
+"""The columns of the source, of archives and of snapshots. A field of such a name gets a ``_`` after it."""
+
+TYPES: Final[Mapping[str, tuple[Any, Any]]] = {
+    "string": (pa.string(), str),
+    "long": (pa.int64(), int),
+    "boolean": (pa.bool_(), bool),
+    "json": (pa.string(), None),
+}
+"""The Arrow type and the Python type of each type of column; ``json`` accepts any value."""
+
+DECLARED_TYPES: Final = {"str": "string", "int": "long", "bool": "boolean"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name, and one of `TYPES`."""
+
+    name: str
+    type: str
+
+    @property
+    def sql_type(self) -> str:
+        """The type in SQL."""
+        return _SQL[self.arrow_type]
+
+    @property
+    def arrow_type(self) -> Any:
+        """The type in Arrow."""
+        return TYPES[self.type][0]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A shape of rows: the `tag` of its kind, if the stream has several, and the column of each item.
+
+    An item without a column (-1) is not shown. A stream has one form of each tag and number of items.
+    """
+
+    tag: str
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a stream, and the forms of its rows. In a stream with tags, column 0 has the tag."""
+
+    columns: tuple[Column, ...]
+    forms: tuple[Form, ...]
+
+    @property
+    def fields(self) -> tuple[Any, ...]:
+        """The columns as Arrow fields."""
+        return tuple(pa.field(column.name, column.arrow_type) for column in self.columns)
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether rows are ``[tag, [items...]]``."""
+        return any(form.tag for form in self.forms)
+
+
+def make_layout(forms: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Layout:
+    """Return the layout of a stream from its forms: a tag, and the name and type of each item.
+
+    An item without a name has no column. Of two forms with one tag and number of items the first counts. A
+    field with another type in another form is ``json``.
+    """
+    first: dict[tuple[str, int], Sequence[tuple[str, str]]] = {}
+    for tag, items in forms:
+        first.setdefault((tag, len(items)), items)
+    types: dict[str, str] = {"kind": "string"} if any(tag for tag, _ in first) else {}
+    for name, kind in chain.from_iterable(first.values()):
+        if name and types.setdefault(name, kind) != kind:
+            types[name] = "json"
+    at = {"": -1} | {name: position for position, name in enumerate(types)}
+    columns: list[Column] = []
+    for name, kind in types.items():
+        shown = name
+        while shown in RESERVED or (shown != name and shown in types):
+            shown += "_"
+        columns.append(Column(shown, kind))
+    ordered = (Form(tag, tuple(at[name] for name, _ in items)) for (tag, _), items in first.items())
+    return Layout(tuple(columns), tuple(ordered))
+
+
+def declared_layout(declared: Mapping[str, Any]) -> Layout:
+    """Return the layout of a stream of one's own, as ``GET /v1/streams`` lists it."""
+    columns = declared.get("columns") or {"value": "json"}
+    items = [(name, DECLARED_TYPES.get(kind.removesuffix("?"), "json")) for name, kind in columns.items()]
+    return make_layout([("", items)])
+
+
+def decode_rows(layout: Layout, rows: Any) -> dict[str, Any]:
+    """Decode an Arrow array of rows into the columns of the layout, by name.
+
+    A row that fits no form, or has a value of another type, has nulls only.
+    """
+    groups: dict[tuple[str, int], tuple[list[int], list[Any]]] = {}
+    for position, tag, items in _read_items(layout, rows.to_pylist()):
+        positions, values = groups.setdefault((tag, len(items)), ([], []))
+        positions.append(position)
+        values.append(items)
+    found: list[Any] = [[None] * len(rows) for _ in layout.columns]
+    for form in layout.forms:
+        positions, values = groups.get((form.tag, len(form.items)), ([], []))
+        types = [TYPES[layout.columns[at].type][1] if at >= 0 else None for at in form.items]
+        if not all(map(_fits, types, zip(*values, strict=True))):
+            fitting = [all(map(_fits, types, zip(items, strict=True))) for items in values]
+            positions, values = (list(compress(every, fitting)) for every in (positions, values))
+        if not values:
+            continue
+        columns = [*zip(form.items, zip(*values, strict=True), strict=True)]
+        if form.tag:
+            columns.append((0, (form.tag,) * len(values)))
+        for at, column in columns:
+            if at < 0:
+                continue
+            of = list(map(_json, column)) if layout.columns[at].type == "json" else column
+            if len(of) == len(rows):
+                found[at] = of
+            else:
+                for position, value in zip(positions, of, strict=True):
+                    found[at][position] = value
+    return {
+        column.name: _array(values, column.arrow_type)
+        for column, values in zip(layout.columns, found, strict=True)
+    }
+
+
+def _read_items(layout: Layout, texts: list[str | None]) -> Iterator[tuple[int, str, list[Any]]]:
+    """Yield the position, the tag and the items of each row that is an array."""
+    for position, row in enumerate(_parse(texts)):
+        if not isinstance(row, list):
+            continue
+        if not layout.is_tagged:
+            yield position, "", row
+        elif len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], list):
+            yield position, row[0], row[1]
+
+
+def _parse(texts: list[str | None]) -> list[Any]:
+    """Parse rows at once, which is twice as fast, or one by one if a row is not JSON (its value is null)."""
+    try:
+        found: list[Any] = json.loads(f"[{','.join(text or 'null' for text in texts)}]")
+    except (ValueError, RecursionError):
+        found = []
+    if len(found) == len(texts):
+        return found
+    return [None] if len(texts) == 1 else [value for text in texts for value in _parse([text])]
+
+
+def _fits(kind: Any, values: tuple[Any, ...]) -> bool:
+    """Whether these values are null or of this Python type. Integers have 64 bits."""
+    if kind is None:
+        return True
+    if not set(map(type, values)) <= {kind, type(None)}:
+        return False
+    return kind is not int or all(value is None or -(2**63) <= value < 2**63 for value in values)
+
+
+def _json(value: Any) -> str | None:
+    if value is None:
+        return None
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def _array(values: Any, kind: Any) -> Any:
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:  # Half of a surrogate pair, which JSON can write.
+        return pa.array([value and value.encode("utf-8", "replace").decode() for value in values], kind)
