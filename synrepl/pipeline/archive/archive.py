@@ -209,21 +209,19 @@ class _Job:
         if not written and compacted_upto is None:
             return
         self.at("data")
-        epoch_starts = self._epoch_starts(max((one.epoch for one in written), default=1))
+        epoch, end = max((one.epoch for one in written), default=1), self.committer.end
+        if end is not None and end.epoch == epoch:
+            starts = end.epoch_starts
+        else:
+            starts = msgspec.convert(self._daemon.get(STATUS)["epoch_starts"], list[EpochStart])
         batch = self.committer.commit(
-            written, epoch_starts=epoch_starts, now_ms=now_ms(), compacted_upto=compacted_upto, clock=clock
+            written, epoch_starts=starts, now_ms=now_ms(), compacted_upto=compacted_upto, clock=clock
         )
         self.at("commit")
         self.counts.update(batches=1, facts=batch.facts, rows=batch.rows, bytes=batch.bytes)
         self.progress("archiving", self.counts["facts"], 0)
         if self.counts["batches"] % MERGE_BATCHES == 0:
             self.merge()
-
-    def _epoch_starts(self, epoch: int) -> list[EpochStart]:
-        end = self.committer.end
-        if end is not None and end.epoch == epoch:
-            return end.epoch_starts
-        return msgspec.convert(self._daemon.get(STATUS)["epoch_starts"], list[EpochStart])
 
 
 def _write_ranges(

@@ -125,8 +125,7 @@ class ArchiveTable:
         except (DeltaError, ValueError, OSError) as error:
             what = "" if as_of is None else f" as of {as_of}"
             raise BadArchive(f"{store} cannot be read{what}: {_line(error)}") from error
-        self.version = self._delta.version()
-        self.end = self._end()
+        self._look()
 
     @classmethod
     def if_any(cls, store: Store, as_of: str | None = None) -> "ArchiveTable | None":
@@ -161,13 +160,14 @@ class ArchiveTable:
             expected = batch.last_serial + 1
         return found
 
-    def _end(self) -> Batch:
+    def _look(self) -> None:
+        self.version = self._delta.version()
         found = next(self._batches(), None)
         if found is None:
             raise BadArchive(
                 f"{self.store} is a Delta table, but not an archive: no commit has the field {FIELD}"
             )
-        return found
+        self.end = found
 
     def _batches(self) -> Iterator[Batch]:
         """Yield the batches, the last first.
@@ -233,8 +233,7 @@ class ArchiveTable:
             raise CommitConflict(_line(error)) from error
         # Not loaded again: for a large archive that costs seconds, and twice the memory.
         self._delta.update_incremental()
-        self.version = self._delta.version()
-        self.end = self._end()
+        self._look()
         return _sync(self)
 
 

@@ -32,9 +32,9 @@ from synrepl.errors import ConfigError
 from synrepl.http_api.routes import DECLARED, DIGESTS
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import FactSink, check_writable
-from synrepl.pipeline.source.offsets import Offset
+from synrepl.pipeline.source.offsets import Clock, Offset
 from synrepl.pipeline.source.options import SourceOptions, read_options
-from synrepl.pipeline.source.ranges import Planner, SerialRange, read_range
+from synrepl.pipeline.source.ranges import Planner, read_range
 from synrepl.pipeline.source.rows import Layout, declared_layout, spark_schema
 from synrepl.wire import error_codes
 from synrepl.wire import text as text_of_peers
@@ -99,10 +99,24 @@ def _find_layout(options: SourceOptions) -> Layout:
 
 
 class _RangeReader:
-    """The part of readers that runs in tasks."""
+    """What both readers do: ranges are planned in the driver, and read in tasks."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._opened_planner: Planner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks receive the reader, but not the connection of its planner.
+        return {**self.__dict__, "_opened_planner": None}
+
+    @property
+    def _planner(self) -> Planner:
+        if self._opened_planner is None:
+            self._opened_planner = Planner(self._options, SourceClient(self._options))
+        return self._opened_planner
+
+    def _plan(self, start: Offset, end: Offset, until: Clock) -> Sequence[InputPartition]:
+        return list(map(InputPartition, enumerate(self._planner.ranges(start, end, until))))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Return the rows of this part."""
@@ -121,9 +135,7 @@ class BatchReader(_RangeReader, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the partitions of the range."""
-        planner = Planner(self._options, SourceClient(self._options))
-        start, end, until = planner.closed_range()
-        return _partitions(planner.ranges(start, end, until))
+        return self._plan(*self._planner.closed_range())
 
 
 class BatchPacer:
@@ -151,14 +163,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
         self._target: int | None = None
-        self._opened_planner: Planner | None = None
         self._pacer = BatchPacer(options)
-
-    @property
-    def _planner(self) -> Planner:
-        if self._opened_planner is None:
-            self._opened_planner = Planner(self._options, SourceClient(self._options))
-        return self._opened_planner
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset of a query without a checkpoint."""
@@ -198,19 +203,10 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch."""
-        at, to = Offset.from_json(start), Offset.from_json(end)
-        return _partitions(self._planner.ranges(at, to, {}))
+        return self._plan(Offset.from_json(start), Offset.from_json(end), {})
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the lease advances when the next batch is requested."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tasks receive the reader, but not the connection of its planner.
-        return {**self.__dict__, "_opened_planner": None}
-
-
-def _partitions(ranges: Sequence[SerialRange]) -> Sequence[InputPartition]:
-    return list(map(InputPartition, enumerate(ranges)))
 
 
 @dataclass(frozen=True)
