@@ -10,12 +10,7 @@ from typing import Any
 from pyspark import cloudpickle as pickling
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -190,12 +185,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         daemon = SourceClient(self._options)
         head = daemon.extent(limit=1, compacted=True)["head"]
         found = daemon.get(DIGESTS, serials=[head])
-        return Offset(
-            serial=head,
-            epoch=found["epoch"],
-            digest=found["digests"][str(head)],
-            history=found["history"],
-        ).to_json()
+        return Offset(head, found["epoch"], found["digests"][str(head)], found["history"]).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Make the current head the end of this query."""
