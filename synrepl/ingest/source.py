@@ -42,7 +42,7 @@ def _gap_as_json(gap: GapError) -> dict[str, Any]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Source:
-    """One follower of a daemon, and its status."""
+    """One follower of a daemon, and its status. It is connected from `start` to `stop`."""
 
     settings: IngestSettings
     clock: Any
@@ -52,14 +52,6 @@ class Source:
 
     def __post_init__(self) -> None:
         self.began = self.clock.seconds()
-
-    def start(self) -> None:
-        """Connect, and reconnect until `stop`."""
-        raise NotImplementedError
-
-    async def stop(self) -> None:
-        """Disconnect."""
-        raise NotImplementedError
 
     def silence(self) -> Problem | None:
         """Why this source cannot receive or publish, if that lasts longer than a restart takes; else None."""

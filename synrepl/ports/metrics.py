@@ -1,7 +1,7 @@
 """All metrics that synrepl exports."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -69,7 +69,7 @@ class Metrics:
         self.send_buffer = gauge("send_buffer_bytes", "Bytes waiting in the transports of all connections.")
         self.reconnects = counter("reconnects", "Lost connections that were opened again.")
         self.commands = counter("commands_received", "Commands received.", ["command"])
-        self._commands: dict[str, Counter] = {}
+        self._command_counter = lru_cache(maxsize=None)(self.commands.labels)
         self._cache_names: set[str] = set()
         self.commands_dropped = counter(
             "commands_dropped",
@@ -133,10 +133,7 @@ class Metrics:
         """Count received commands, by name."""
         for command in commands:
             name = "RDATA" if isinstance(command, RdataRun) else command.NAME
-            counter = self._commands.get(name)
-            if counter is None:
-                counter = self._commands[name] = self.commands.labels(name)
-            counter.inc(len(command.rows) if isinstance(command, RdataRun) else 1)
+            self._command_counter(name).inc(len(command.rows) if isinstance(command, RdataRun) else 1)
 
     def count_facts(self, facts: Sequence[Fact]) -> None:
         """Count the bytes of committed facts by stream, and cache invalidations by cache."""

@@ -168,30 +168,28 @@ class DirectCatchUp:
         return MissedFacts.of_rows(rows, page.upto, limited=page.limited)
 
 
+@dataclass(eq=False, repr=False)
 class ConnectedFollower:
     """Any follower, connected to a `FakeDaemon` over a `Network`: what the process of a worker is."""
 
-    def __init__(
-        self,
-        network: Network,
-        daemon: FakeDaemon,
-        follower: Follower,
-        *,
-        dialect: Dialect = CURRENT,
-        metrics: Metrics | None = None,
-    ) -> None:
-        self.name = follower.instance
-        self.follower = follower
-        self._network = network
+    network: Network
+    daemon: FakeDaemon
+    follower: Follower
+    _: KW_ONLY
+    dialect: Dialect = CURRENT
+    metrics: Metrics = field(default_factory=lambda: Metrics(CollectorRegistry()))
+
+    def __post_init__(self) -> None:
+        self.name = self.follower.instance
         self._factory = FollowerFactory(
-            follower,
-            dialect=dialect,
+            self.follower,
+            dialect=self.dialect,
             expected_server="hs",
-            clock=network.clock,
-            metrics=metrics or Metrics(CollectorRegistry()),
+            clock=self.network.clock,
+            metrics=self.metrics,
         )
         self._factory.jitter = 0  # the simulation is the only source of chance
-        self._endpoint = MemoryEndpoint(network, self.name, daemon.address_for(dialect))
+        self._endpoint = MemoryEndpoint(self.network, self.name, self.daemon.address_for(self.dialect))
 
     def start(self) -> None:
         """Connect, and reconnect until `stop`."""
@@ -212,7 +210,7 @@ class ConnectedFollower:
 
     def links(self) -> list[MemoryLink]:
         """The open connections of this worker."""
-        return self._network.links_of(self.name)
+        return self.network.links_of(self.name)
 
 
 class FakeWorker(ConnectedFollower):
@@ -238,7 +236,7 @@ class FakeWorker(ConnectedFollower):
     ) -> None:
         self.applied: list[Updates[Any]] = []
         self.events: list[FollowerEvent] = []
-        self.metrics = Metrics(CollectorRegistry())
+        metrics = Metrics(CollectorRegistry())
         self.catch_up = DirectCatchUp(daemon, network.clock, delay, page_rows=page_rows)
         follower = Follower(
             instance=name,
@@ -247,7 +245,7 @@ class FakeWorker(ConnectedFollower):
             positions=positions,
             catch_up=self.catch_up,
             start=start,
-            metrics=self.metrics,
+            metrics=metrics,
             caches=caches,
         )
         record = self.applied.append if subscriber is None else partial(subscriber, self)
@@ -257,7 +255,7 @@ class FakeWorker(ConnectedFollower):
             for stream in streams:
                 follower.on(stream)(record)
         follower.on_event(self.events.append)
-        super().__init__(network, daemon, follower, dialect=dialect, metrics=self.metrics)
+        super().__init__(network, daemon, follower, dialect=dialect, metrics=metrics)
 
     def tokens(self, stream: str) -> list[int]:
         """The tokens of a stream, in the order in which they were applied."""
