@@ -20,16 +20,6 @@ from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import READER
 from synrepl.wire.error_codes import is_retryable
 
-__all__ = [
-    "REQUEST_ERRORS",
-    "BlockingClient",
-    "Response",
-    "NotADaemon",
-    "HttpError",
-    "ConnectError",
-    "read_secret",
-]
-
 TIMEOUT_SECONDS: Final = 60.0
 
 CHUNK_BYTES: Final = 65_536

@@ -20,8 +20,6 @@ from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, Dialect
 from synrepl.wire.session import AUTO, KEEPALIVE, Keepalive
 
-__all__ = ["FollowerService", "PublisherService", "RedisService", "connect", "serve"]
-
 
 @dataclass(eq=False, repr=False)
 class FollowerService(Service):

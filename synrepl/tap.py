@@ -12,9 +12,6 @@ from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.route import public_url
 
-__all__ = ["Options", "makeService"]
-
-
 LISTS: Final = frozenset(one.flag for one in settings() if one.kind == "list")
 """The flags that may be repeated."""
 

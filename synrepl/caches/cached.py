@@ -12,8 +12,6 @@ from synrepl.caches.calls import Arguments, AsyncCalls, Calls, Plan
 from synrepl.caches.entries import Counters, Entries, IWaiter, Shape
 from synrepl.errors import ConfigError
 
-__all__ = ["Cache", "CacheInfo", "Cached", "CachedCoroutine", "CachedFunction", "CacheSettings"]
-
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 S = TypeVar("S")

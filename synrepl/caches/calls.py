@@ -11,8 +11,6 @@ import msgspec
 from synrepl.caches.entries import AGAIN, MISSING, Entries, IWaiter, Key
 from synrepl.errors import ConfigError
 
-__all__ = ["Arguments", "AsyncCalls", "Calls", "Plan"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

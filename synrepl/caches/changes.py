@@ -7,8 +7,6 @@ from synrepl.caches.vintage import PACKED, pack
 from synrepl.errors import LocalProtocolError
 from synrepl.streams.catalog import CacheInvalidation
 
-__all__ = ["Changes"]
-
 # Keys or users in one row. Real writers send no more, and a row must fit a line.
 PER_ROW = 50
 

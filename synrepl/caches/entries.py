@@ -7,8 +7,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-__all__ = ["AGAIN", "MISSING", "Computation", "Counters", "Entries", "IWaiter", "Key", "Shape"]
-
 Key = tuple[Hashable, ...]
 
 MISSING: Final = object()

@@ -9,8 +9,6 @@ import msgspec
 from synrepl.caches.entries import Shape
 from synrepl.caches.registry import CacheRegistry, NameCounts
 
-__all__ = ["CacheWarning", "lint"]
-
 Kind = Literal["no-route", "misshapen", "unknown", "never-seen"]
 
 

@@ -13,8 +13,6 @@ from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.caches.vintages import NEWEST
 from synrepl.errors import ConfigError
 
-__all__ = ["CacheRegistry", "NameCounts"]
-
 
 class NameCounts(dict[str, int]):
     """Counts of names on the wire. As peers choose them, names beyond the first `most` share one count."""

@@ -13,8 +13,6 @@ import msgspec
 from synrepl.errors import ConfigError
 from synrepl.wire import jsontext
 
-__all__ = ["Drop", "Invalidation", "PACKED", "Unreadable", "Vintage", "pack", "unpack"]
-
 PACKED: Final = ("_get_e2e_cross_signing_signatures_for_device", "_get_server_keys_json")
 """Caches whose rows are lists of packed keys: keys of several arguments, each sent as one string. The row of
 any other cache is one key, argument by argument.

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator
 from synrepl.caches.vintage import PACKED, Drop, Unreadable, Vintage, pack, unpack
 from synrepl.streams.catalog import Backfilled, Event, State, StateAll
 
-__all__ = ["LEGACY", "NEWEST"]
-
 NEWEST = Vintage("NEWEST")
 
 _SLIDING_SYNC = "get_sliding_sync_rooms_for_user_from_membership_snapshots"

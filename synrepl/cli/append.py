@@ -24,8 +24,6 @@ from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, Ht
 from synrepl.wire import jsontext
 from synrepl.wire.text import printable
 
-__all__ = ["BATCH", "PATIENCE_SECONDS", "POST_SECONDS", "append", "post_facts"]
-
 BATCH: Final = 500
 """Default number of facts per request."""
 

@@ -22,8 +22,6 @@ from synrepl.html.humanize import counted
 from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import REQUEST_ERRORS
 
-__all__ = ["caches"]
-
 TIMEOUT_SECONDS: Final = 60.0
 
 

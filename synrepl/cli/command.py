@@ -9,8 +9,6 @@ import click
 
 from synrepl.errors import ReplicationError
 
-__all__ = ["EXIT_CODES", "CliError", "CliCommand", "LazyGroup", "MainGroup", "Option"]
-
 EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
 
 MAX_LINE: Final = 2_000

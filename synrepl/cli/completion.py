@@ -5,8 +5,6 @@ from click.shell_completion import get_completion_class
 
 from synrepl.cli.command import CliCommand
 
-__all__ = ["completion"]
-
 
 @click.command(cls=CliCommand)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

@@ -14,8 +14,6 @@ from synrepl.errors import ConfigError
 if TYPE_CHECKING:
     from synrepl.config import Settings
 
-__all__ = ["config"]
-
 
 @click.group(epilog=EXIT_CODES)
 def config() -> None:

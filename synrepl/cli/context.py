@@ -19,8 +19,6 @@ from synrepl.cli.tables import table
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_client import BlockingClient
 
-__all__ = ["Context", "Contexts", "context"]
-
 MAX_BYTES: Final = 1024 * 1024
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")

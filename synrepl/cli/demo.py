@@ -23,8 +23,6 @@ from synrepl.cli.tables import table
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
 
-__all__ = ["demo"]
-
 DIALECTS: Final = ("legacy", "current")
 PATIENCE_SECONDS: Final = 60.0
 PORT: Final = click.IntRange(0, 65_535)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from synrepl.storage.doctor.complaints import Diagnosis
     from synrepl.storage.id_tables import IdStream
 
-__all__ = ["doctor"]
-
 COLORS: Final = {"error": "red", "warning": "yellow", "mended": "green"}
 WHAT: Final = {
     "synrepl": "a database of synrepl",

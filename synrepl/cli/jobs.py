@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from synrepl.pipeline.store import Store
 
-__all__ = ["pipeline"]
-
 
 JOBS: Final = "synrepl.cli.jobs"
 

@@ -7,8 +7,6 @@ from typing import Any, BinaryIO
 
 from synrepl.wire import jsontext
 
-__all__ = ["JsonLines", "OutputClosed"]
-
 
 class OutputClosed(Exception):
     """Standard output was closed by its reader."""

@@ -4,8 +4,6 @@ import click
 
 from synrepl.cli.command import MainGroup
 
-__all__ = ["main"]
-
 
 @click.group(
     cls=MainGroup,

@@ -21,23 +21,6 @@ from synrepl.ports.settings import duration
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.text import printable_values
 
-__all__ = [
-    "DaemonTarget",
-    "Output",
-    "confirm",
-    "daemon_options",
-    "dialect_option",
-    "duration_option",
-    "output_option",
-    "read_secret",
-    "retry_delays",
-    "secret_option",
-    "send",
-    "speed_option",
-    "stream_option",
-    "with_options",
-]
-
 DEFAULT_URL: Final = "http://127.0.0.1:9093"
 
 TIMEOUT_SECONDS: Final = 10.0

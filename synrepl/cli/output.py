@@ -13,8 +13,6 @@ from synrepl.ports.time import Timer
 from synrepl.storage.position_files import FilePositions
 from synrepl.wire.dialect import Dialect
 
-__all__ = ["TailOptions", "TailOutput", "quiet"]
-
 
 class TailOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a tail follows, and how. `endpoint` is a URL, or a Twisted client endpoint string.

@@ -17,8 +17,6 @@ from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import REQUEST_ERRORS, BlockingClient
 
-__all__ = ["Advance", "post_and_watch"]
-
 
 class Advance:
     """A progress bar on a terminal's standard error. `total` is in the unit of `done`, if it is known."""

@@ -19,8 +19,6 @@ from synrepl.errors import RowError
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, span
 
-__all__ = ["BadLine", "RecordedFacts", "Recording", "read", "read_file"]
-
 _MARKED: Final = re.compile(rb"\s*(\d+(?:\.\d+)?) (?:(c\d+) )?([<>*]) (.*)", re.DOTALL)
 _PUBLISHED: Final = re.compile(rb"\d+\t[^\t]*\t(.*)", re.DOTALL)
 _TOKEN: Final = re.compile(rb"-?\d+|batch")

@@ -26,8 +26,6 @@ from synrepl.http_client import HttpError
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import Dialect
 
-__all__ = ["replay"]
-
 BATCH_BYTES: Final = 4 * 1024 * 1024
 
 

@@ -15,8 +15,6 @@ from synrepl.cli.tables import address
 from synrepl.http_api.routes import PROMOTE, RESYNC
 from synrepl.http_client import ConnectError, HttpError
 
-__all__ = ["WHAT_TO_DO", "promote", "resync"]
-
 TIMEOUT_SECONDS: Final = 180.0
 LOOK_SECONDS: Final = 0.3
 

@@ -12,8 +12,6 @@ from synrepl.cli.command import CliCommand, Option
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError
 
-__all__ = ["serve"]
-
 START_SECONDS: Final = 2.0
 """A start that takes longer shows its log before it ends."""
 

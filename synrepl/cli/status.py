@@ -15,8 +15,6 @@ from synrepl.cli.tables import followers_table, leases_table, replicas_table, st
 from synrepl.http_api.routes import ADD_LEASE, DROP_LEASE, LEASES, STATUS
 from synrepl.http_client import REQUEST_ERRORS
 
-__all__ = ["leases", "replicas", "status", "top", "who"]
-
 BAD: Final = frozenset({"lost", "behind", "ended"})
 
 interval_option = duration_option("--interval", default="1s", help="The time between refreshes.")

@@ -18,8 +18,6 @@ from synrepl.http_api.routes import DECLARE
 if TYPE_CHECKING:
     from synrepl.storage.doctor.holds import Hold
 
-__all__ = ["streams"]
-
 
 class ReadTable(msgspec.Struct, frozen=True):
     """A stream that the daemon reads from a table: read up to `upto`, complete up to `limit`.

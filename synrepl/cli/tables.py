@@ -10,18 +10,6 @@ import click
 
 from synrepl.html.humanize import size, span
 
-__all__ = [
-    "SHOWN",
-    "address",
-    "bar",
-    "followers_table",
-    "leases_table",
-    "replicas_table",
-    "status_lines",
-    "styled",
-    "table",
-]
-
 SHOWN: Final = 50
 """Maximum rows of a table; JSON has all."""
 

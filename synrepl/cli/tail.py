@@ -13,8 +13,6 @@ from synrepl.storage.position_files import FilePositions
 from synrepl.transports.endpoints import check_client
 from synrepl.transports.redis.address import SCHEMES
 
-__all__ = ["tail"]
-
 
 @click.command(cls=CliCommand)
 @click.argument("target")

@@ -21,8 +21,6 @@ from synrepl.transports.http.client import ChangelogClient
 from synrepl.transports.tls import is_permanent, tls_trouble
 from synrepl.wire import jsontext
 
-__all__ = ["ChangelogTail"]
-
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
 SAVE_SECONDS: Final = 0.1

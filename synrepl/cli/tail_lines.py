@@ -24,9 +24,6 @@ from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.redis.address import SCHEMES
 from synrepl.wire.commands import Position
 
-__all__ = ["TargetCheck", "tail_lines"]
-
-
 SILENT_SECONDS: Final = 3.0
 """A server greets at once. Without a greeting for this long, the target is probed for HTTP."""
 

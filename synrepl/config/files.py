@@ -8,9 +8,6 @@ from synrepl import http_client
 from synrepl.errors import ConfigError, suggest
 from synrepl.ports.access import ALL_RIGHTS, Key, Right
 
-__all__ = ["read_file", "read_keys", "read_secret"]
-
-
 CERTIFICATE: Final = "certificate"
 """Stands in place of a secret: the peer authenticates by a TLS certificate with its name."""
 

@@ -27,8 +27,6 @@ from synrepl.transports.settings import ApiSettings, UpstreamSettings, endpoint,
 if TYPE_CHECKING:
     from synrepl.transports.credentials import Credentials
 
-__all__ = ["Settings", "is_loopback", "requires_certificates", "settings", "validate"]
-
 GROUPS: Final[Mapping[str, str]] = {
     "Identity": "server_name instance_name",
     "Listeners and access": "listen http insecure secret_file keys_file ca_file certificate_file"

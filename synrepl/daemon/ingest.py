@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from synrepl.storage.tables.source import TableSource
     from synrepl.storage.wakeups import Wakeups
 
-__all__ = ["IngestServices"]
-
 POLL_SECONDS: Final = 1.0
 """Seconds between polls of the tables; a NOTIFY of PostgreSQL wakes them earlier."""
 

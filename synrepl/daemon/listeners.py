@@ -22,8 +22,6 @@ from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 if TYPE_CHECKING:
     from synrepl.transports.tls import ServerTls
 
-__all__ = ["Listeners"]
-
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not listened at
 FAREWELL_SECONDS: Final = 2.0
 """How long a stopping daemon waits for followers to receive what was sent to them."""

@@ -21,8 +21,6 @@ from twisted.python.logfile import LogFile
 from synrepl.errors import ConfigError
 from synrepl.wire import jsontext
 
-__all__ = ["log_observer"]
-
 FILE_MODE: Final = 0o640
 
 

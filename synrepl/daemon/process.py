@@ -20,8 +20,6 @@ from synrepl.errors import ConfigError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 
-__all__ = ["Systemd", "exit_with_failure", "prepare_process"]
-
 MAX_DESCRIPTORS: Final = 65_536
 
 REPORT_SECONDS: Final = 1.0

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from synrepl.replication.replica.replica import Replica
     from synrepl.transports.http.client import HttpAppender
 
-__all__ = ["ReplicationServices", "make_write_forwarder"]
-
 
 class ReplicationServices:
     """The role, the relays, the leases and the files of one daemon.

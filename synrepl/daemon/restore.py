@@ -19,8 +19,6 @@ from synrepl.streams.facts import Fact
 from synrepl.streams.positions import VClock
 from synrepl.wire import jsontext
 
-__all__ = ["restore_snapshot"]
-
 COMMIT_FACTS: Final = 8_000
 PROGRESS_SECONDS: Final = 5.0
 

@@ -31,8 +31,6 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import Services
 from synrepl.wire.dialect import NEWEST
 
-__all__ = ["Daemon"]
-
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
 """The settings that `Daemon.reload` applies."""
 

@@ -15,8 +15,6 @@ from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, doubling, sleep
 
-__all__ = ["STEP", "Wakeup", "FilesContext", "Rule"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -12,8 +12,6 @@ from synrepl.files.queue import WantedFile
 from synrepl.files.spool import Spool
 from synrepl.ports.time import sleep
 
-__all__ = ["FileFetcher", "IFetchFile"]
-
 UNRECORDED_SECONDS: Final = 10.0
 """The delay before a retry when the failure itself cannot be recorded."""
 

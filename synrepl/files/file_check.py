@@ -10,8 +10,6 @@ from typing import Final, NoReturn
 from synrepl.errors import StorageError
 from synrepl.storage.private_files import map_errors
 
-__all__ = ["Damaged", "Scrub", "StoredFile"]
-
 BLOCK: Final = 1024 * 1024
 
 

@@ -20,8 +20,6 @@ from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.time import Timer, sleep
 from synrepl.storage.log import Log
 
-__all__ = ["Files"]
-
 MAX_FAILING_SHOWN: Final = 20
 SUMMARY_SECONDS: Final = 2.0
 """The shortest interval between two summaries of the queue."""

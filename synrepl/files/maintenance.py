@@ -6,8 +6,6 @@ from typing import Final
 from synrepl.files.context import STEP, FilesContext, Wakeup
 from synrepl.files.file_check import Scrub
 
-__all__ = ["FileMaintenance"]
-
 PAGE: Final = 1_000
 """How many names or files are processed in one step."""
 HOUR: Final = 3_600.0

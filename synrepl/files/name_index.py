@@ -15,8 +15,6 @@ from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.filter import Filter
 
-__all__ = ["NameIndex"]
-
 PAGE_ROWS: Final = 1_000
 FILES_ONLY: Final = Filter.of(streams=[FILES.name])
 UNSAVED_SERIALS: Final = 10_000

@@ -11,8 +11,6 @@ import msgspec
 from synrepl.files.tables import Tables
 from synrepl.ports.history import EMPTY
 
-__all__ = ["FailingFile", "FileQueue", "LogProgress", "NamedFile", "QueueSummary", "WantedFile"]
-
 FIRST_DELAY_MS: Final = 1_000
 LONGEST_DELAY_MS: Final = 600_000
 

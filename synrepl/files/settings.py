@@ -8,8 +8,6 @@ from synrepl.errors import ConfigError
 from synrepl.ports.settings import path, setting
 from synrepl.storage.settings import LogSettings
 
-__all__ = ["FilesSettings"]
-
 
 def fetch_rule(value: Any) -> str:
     """Parse the rule by which a replica fetches files."""

@@ -9,8 +9,6 @@ from typing import Final
 from synrepl.errors import StorageError
 from synrepl.storage.private_files import map_errors
 
-__all__ = ["ChecksumMismatch", "Spool"]
-
 BLOCK: Final = 1024 * 1024
 
 Store = Callable[[Path, str, int], bool]

@@ -19,8 +19,6 @@ from synrepl.files.file_check import Scrub, StoredFile
 from synrepl.files.spool import Spool
 from synrepl.storage.private_files import make_directory, map_errors, sync_directory
 
-__all__ = ["FileStore"]
-
 REMEMBERED: Final = 10_000
 """The number of recently verified files that are remembered."""
 

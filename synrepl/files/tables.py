@@ -15,8 +15,6 @@ from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.private_files import DiskFull, make_directory
 from synrepl.storage.sqlite import HINTS, RETRYABLE, SQLiteConnection
 
-__all__ = ["Tables"]
-
 TABLES: Final = (
     # The file of each name; deleted names are not kept.
     """CREATE TABLE names (

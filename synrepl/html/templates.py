@@ -6,8 +6,6 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Te
 
 from synrepl.html import humanize
 
-__all__ = ["load_template"]
-
 
 def load_template(package: str, name: str, **names: Any) -> Template:
     """Load a template of a package, or of this one. It knows `names`, and the functions of `humanize`."""

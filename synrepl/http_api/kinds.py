@@ -6,25 +6,6 @@ from typing import Any, Final
 
 from synrepl.wire.text import MAX_NAME, is_name
 
-__all__ = [
-    "BAD_WRITER",
-    "MAX_INTEGER",
-    "BadParameter",
-    "Choice",
-    "Digest",
-    "Flag",
-    "WholeNumber",
-    "WholeNumbers",
-    "Kind",
-    "Names",
-    "ReaderName",
-    "Misplaced",
-    "Seconds",
-    "SynapseToken",
-    "Text",
-    "InstanceName",
-]
-
 MAX_INTEGER: Final = 2**63 - 1
 BAD_WRITER: Final = f"a writer must be one word, without control characters, of at most {MAX_NAME} characters"
 

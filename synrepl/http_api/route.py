@@ -8,8 +8,6 @@ from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from synrepl.http_api.kinds import Kind, Misplaced
 
-__all__ = ["Example", "HttpRequest", "Parameter", "Route", "RouteTable", "public_url"]
-
 JSON: Final = "application/json"
 
 

@@ -554,6 +554,3 @@ OPENAPI: Final = Route(
 )
 
 ROUTES: Final = tuple(value for value in globals().values() if isinstance(value, Route))
-
-__all__ = ["ARROW", "NDJSON", "READER", "ROUTES"]
-__all__ += [name for name, value in globals().items() if isinstance(value, Route)]

@@ -13,8 +13,6 @@ from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.transports.redis.link import RedisLink
 
-__all__ = ["RedisSource"]
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RedisSource(Source):

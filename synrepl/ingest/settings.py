@@ -14,8 +14,6 @@ from synrepl.storage.tables.layout import TableStream, table_streams
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.settings import ConnectionSettings, client_endpoints
 
-__all__ = ["IngestSettings"]
-
 
 def parse_instance_map(value: Any) -> Mapping[str, str]:
     """Parse a table of instance names to HTTP addresses: URLs, or tables as in Synapse's configuration.

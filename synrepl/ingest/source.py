@@ -21,8 +21,6 @@ from synrepl.wire.commands import FROM_ALL_PROCESSES, ClearUserSync, UserSync
 from synrepl.wire.dialect import CURRENT, Dialect
 from synrepl.wire.grammar import Command
 
-__all__ = ["MAX_WAITING", "PATIENCE_SECONDS", "Problem", "ServerCommands", "ServerSource", "Source"]
-
 Problem = tuple[str, float]
 """A problem: text, and since when in Unix seconds."""
 

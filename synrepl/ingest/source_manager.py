@@ -32,8 +32,6 @@ from synrepl.wire.dialect import NEWEST
 if TYPE_CHECKING:
     from synrepl.ingest.redis import RedisSource
 
-__all__ = ["SourceManager"]
-
 PAGE_ROWS: Final = 1_000
 """Rows of a page that is read from a table."""
 

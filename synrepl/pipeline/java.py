@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from synrepl.errors import ConfigError
 
-__all__ = ["OLDEST", "make_java_home"]
-
 OLDEST: Final = 17
 """The oldest Java that Spark runs on."""
 

@@ -9,16 +9,6 @@ from typing import Final, ParamSpec, TypeVar
 
 from synrepl.errors import ReplicationError
 
-__all__ = [
-    "Progress",
-    "ignore_progress",
-    "now_ms",
-    "ATTEMPTS",
-    "is_late_worker",
-    "retry_late_workers",
-    "explain_failure",
-]
-
 Progress = Callable[[str, int, int], None]
 """Called with the step, the amount done and the total. The total is 0 if unchanged or unknown."""
 

@@ -14,8 +14,6 @@ from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 
-__all__ = ["KeyExtractor"]
-
 _encode = msgspec.json.Encoder().encode
 _encode_lines = msgspec.json.Encoder().encode_lines
 

@@ -26,8 +26,6 @@ from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.store import Store
 
-__all__ = ["ReplayResult", "replay"]
-
 COLUMNS: Final = ("serial", "seq", "stream", "writer", "row", "committed_at")
 BATCH_FACTS: Final = 2_000
 RUN_FACTS: Final = 500_000

@@ -22,8 +22,6 @@ from synrepl.pipeline.java import make_java_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_master", "is_remote", "process_settings", "session", "session_settings"]
-
 LOOPBACK: Final = "127.0.0.1"
 CONNECT_PORT: Final = 15002
 REACH_SECONDS: Final = 10.0

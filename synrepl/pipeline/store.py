@@ -16,8 +16,6 @@ from pyarrow import fs
 
 from synrepl.errors import ConfigError
 
-__all__ = ["BadArchive", "NotFound", "Store"]
-
 OPTIONS: Final = {"endpoint_override": "aws_endpoint_url", "region": "aws_region", "scheme": "aws_allow_http"}
 """Parameters of an ``s3://`` URI for pyarrow, and the names of the same options in delta-rs."""
 

@@ -7,8 +7,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["ALL_RIGHTS", "LOCAL", "REMOTE", "Access", "Key", "Keyring", "Right", "access_of"]
-
 
 class Right(StrEnum):
     """An action that a key may allow."""

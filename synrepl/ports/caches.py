@@ -6,8 +6,6 @@ from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Vintage
 from synrepl.caches.vintages import NEWEST
 
-__all__ = ["Caches"]
-
 
 class Caches(CacheRegistry):
     """A worker's caches, for functions and coroutines that may await Deferreds and be cancelled.

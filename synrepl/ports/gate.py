@@ -2,8 +2,6 @@
 
 from twisted.internet.defer import Deferred
 
-__all__ = ["Gate"]
-
 
 class Gate:
     """Coroutines may wait until it is open, as it is at first by default."""

@@ -7,8 +7,6 @@ import msgspec
 
 from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
 
-__all__ = ["Head", "IAllocated", "IClock", "IPositionStore", "IThread", "KeysOf", "SaveablePosition"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from twisted.logger import Logger, LogLevel
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 
-__all__ = ["MAX_LINES", "WINDOW_SECONDS", "LimitedLogger"]
-
 MAX_LINES: Final = 10
 WINDOW_SECONDS: Final = 60.0
 

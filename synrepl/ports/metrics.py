@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     # Not imported at run time: a daemon has no caches, and need not load their code.
     from synrepl.caches.registry import CacheRegistry
 
-__all__ = ["Metrics", "OTHERS", "POSITION_WRITERS"]
-
 POSITION_WRITERS: Final = 100
 """The number of writers of one stream that get their own series."""
 MAX_CACHES: Final = 500

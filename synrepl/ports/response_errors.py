@@ -7,8 +7,6 @@ import msgspec
 from synrepl.errors import NotConnected, ReplicationError
 from synrepl.wire.error_codes import ERROR_CODES, is_retryable
 
-__all__ = ["NeverSent", "NotForwarded", "ApiResponseError", "as_response_error"]
-
 
 class NeverSent(NotConnected):
     """The request was not sent: there was no connection."""

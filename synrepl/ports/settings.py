@@ -14,20 +14,6 @@ from typing import Any, Final
 
 from synrepl.errors import ConfigError
 
-__all__ = [
-    "UNNAMED",
-    "NameSettings",
-    "Setting",
-    "duration",
-    "names",
-    "path",
-    "setting",
-    "size",
-    "switch",
-    "text",
-    "word",
-]
-
 SIZES: Final = {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
 DURATIONS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 

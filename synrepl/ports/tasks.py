@@ -9,8 +9,6 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-__all__ = ["Tasks", "resume", "step_eagerly"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from twisted.internet.task import deferLater
 
 from synrepl.ports.interfaces import IClock
 
-__all__ = ["Backoff", "Timer", "doubling", "sleep"]
-
 
 class Timer:
     """Calls `work` once after each start. At most one call is pending."""

@@ -2,8 +2,6 @@
 
 import msgspec
 
-__all__ = ["Address"]
-
 
 class Address(msgspec.Struct, frozen=True, omit_defaults=True):
     """The addresses of a daemon.

@@ -13,8 +13,6 @@ from synrepl.storage.log import Log
 from synrepl.wire.position import LogPosition
 from synrepl.wire.text import printable
 
-__all__ = ["Mismatch", "ReaderPosition", "history_mismatch", "position_mismatch"]
-
 
 class ReaderPosition(msgspec.Struct, frozen=True, kw_only=True):
     """A reader's position in its own log, as far as the reader states it.

@@ -25,8 +25,6 @@ from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["PROBE_SECONDS", "BrokerPeer", "NameConflict", "Echoes"]
-
 PROBE_SECONDS: Final = 1.0
 """How long to listen for another process with our name before publishing under it."""
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from synrepl.replication.publisher import Publisher
     from synrepl.replication.replica.conversation import IConversation
 
-__all__ = ["CommandForwarder", "CommandReceiver", "Numbered", "CommandOrigin", "command_of", "line_of"]
-
 MAX_QUEUED: Final = 10_000
 """Commands that wait for an upstream. Beyond this the oldest is dropped and counted."""
 

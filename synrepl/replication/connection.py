@@ -4,8 +4,6 @@ from typing import Protocol
 
 from synrepl.wire.grammar import Command
 
-__all__ = ["Connection"]
-
 
 class Connection(Protocol):
     """A connection that commands are sent on: to one peer, or to all processes on a broker."""

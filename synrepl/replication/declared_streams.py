@@ -16,8 +16,6 @@ from synrepl.streams.stream import Stream
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 
-__all__ = ["DeclaredStreams"]
-
 MAX_STREAMS: Final = 100
 """Maximum number of declared streams."""
 

@@ -13,8 +13,6 @@ from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import Command
 
-__all__ = ["OPEN", "BlockEncoder", "Encoder", "facts_block"]
-
 BATCH = b"batch "
 """In place of a token, for every row of a fact but the last."""
 

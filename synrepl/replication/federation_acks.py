@@ -9,8 +9,6 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.command_forwarder import REMIND_SECONDS, CommandOrigin
 
-__all__ = ["FederationAcks"]
-
 RECONNECT_SECONDS: Final = 300.0
 """How long the ack of a lost connection still counts. A sender that reconnects requests the facts after its
 last ack, so those must be kept. Synapse's own workers reconnect within 30 s

@@ -33,18 +33,6 @@ from synrepl.wire.filter import ALL, Filter
 if TYPE_CHECKING:
     from synrepl.storage.log import Log
 
-__all__ = [
-    "PAGE_ROWS",
-    "EphemeralMode",
-    "EphemeralStep",
-    "Feed",
-    "FeedPosition",
-    "PageStep",
-    "Step",
-    "Stop",
-    "read_page",
-]
-
 PAGE_ROWS: Final = 1_000
 """Rows per page: a few milliseconds of work, and at most 250 kB unless one fact is larger."""
 

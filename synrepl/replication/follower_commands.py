@@ -27,8 +27,6 @@ from synrepl.wire.grammar import Command
 if TYPE_CHECKING:
     from synrepl.storage.log import Log
 
-__all__ = ["FollowerCommands", "MAX_BYTES", "MAX_COMMANDS", "CommandFeed", "FeedEntry"]
-
 
 class Carrier(Protocol):
     """Forwards commands to the process that this daemon follows."""

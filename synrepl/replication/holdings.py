@@ -9,8 +9,6 @@ import msgspec
 from synrepl.replication.addresses import Address
 from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["Holdings", "held"]
-
 MAX_NAMED: Final = 10
 """Names listed in a message; the rest are counted."""
 

@@ -22,8 +22,6 @@ from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.commands import Replicate
 
-__all__ = ["Ingester", "LogPositions"]
-
 CERTIFY_SECONDS: Final = 1.0
 """How often a writer's silence is recorded in the log: each record is a fact without rows."""
 

@@ -15,8 +15,6 @@ from synrepl.wire.filter import Filter
 if TYPE_CHECKING:
     from synrepl.storage.log import Log
 
-__all__ = ["LogWaiters", "TooManyWaiting"]
-
 MAX_WAITERS: Final = 10_000
 POLL_SECONDS: Final = 0.5
 """Interval at which the log's position is polled while there are waiters: the position of a filtered copy

@@ -11,8 +11,6 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.wire.commands import ClearUserSync, UserSync
 
-__all__ = ["SyncingUser", "SyncingUsers"]
-
 EXPIRY_SECONDS: Final = 300.0
 """A worker that is silent for this long is removed together with its users."""
 

@@ -38,8 +38,6 @@ from synrepl.wire.text import MAX_NAME
 if TYPE_CHECKING:
     from synrepl.storage.log import Log
 
-__all__ = ["FollowerSession", "Publisher"]
-
 CACHES: Final = "caches"
 
 MAX_NAMED: Final = 200

@@ -29,8 +29,6 @@ from synrepl.wire.grammar import Command
 if TYPE_CHECKING:
     from synrepl.replication.publisher import Publisher
 
-__all__ = ["Backlog", "Reader"]
-
 MAX_COMMANDS: Final = 1_000
 """Broadcast commands buffered for a reader whose transport is full. The oldest are dropped: delivery is best
 effort.

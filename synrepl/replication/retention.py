@@ -16,8 +16,6 @@ from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 
-__all__ = ["Retention", "keys_of"]
-
 CHECK_SECONDS: Final = 10.0
 SLICE_FACTS: Final = 1_000
 PAUSE_SECONDS: Final = 0.02

@@ -8,8 +8,6 @@ from typing import Final, Protocol
 
 from synrepl.streams.facts import Fact
 
-__all__ = ["WRITE_BYTES", "RingGroup", "IEncoder", "Ring"]
-
 WRITE_BYTES: Final = 256 * 1024
 """Groups are combined into writes of up to this size. A single larger group is written whole."""
 

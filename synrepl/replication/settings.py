@@ -5,8 +5,6 @@ import dataclasses
 from synrepl.ports.settings import NameSettings, duration, names, setting, size, switch, word
 from synrepl.wire.filter import Filter
 
-__all__ = ["CopySettings", "RelaySettings", "RetentionSettings"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CopySettings(NameSettings):

@@ -9,8 +9,6 @@ from synrepl.ports.time import Timer
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 
-__all__ = ["STUCK_SECONDS", "StalledWriter", "StalledWriters"]
-
 CHECK_SECONDS: Final = 5.0
 
 STUCK_SECONDS: Final = 15.0

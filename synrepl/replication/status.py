@@ -14,8 +14,6 @@ from synrepl.wire import jsontext
 from synrepl.wire.filter import Filter
 from synrepl.wire.text import printable
 
-__all__ = ["STATES", "StatusSource", "build_status"]
-
 STATES: Final = {
     "failing": "facts cannot be stored, or stored facts cannot be read; readable facts are still sent",
     "stopped": "this replica's history has diverged from its upstream's: an operator must decide (resync)",

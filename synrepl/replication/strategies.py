@@ -14,8 +14,6 @@ import msgspec
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import Dialect, Span, span
 
-__all__ = ["SHARED", "FollowStrategy", "ServeStrategy", "following", "serving"]
-
 _PUSHED_UNORDERED: Final = frozenset(
     # Masters of those releases push these with descending tokens.
     {"account_data", "tag_account_data", "presence", "federation"}

@@ -24,8 +24,6 @@ from synrepl.ports.time import sleep
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.storage.log import Log
 
-__all__ = ["PostedFacts", "WriteForwarder"]
-
 MIB: Final = 1024 * 1024
 TIMEOUT_SECONDS: Final = 10.0
 LOWEST_SECONDS: Final = 0.1

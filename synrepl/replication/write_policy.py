@@ -12,8 +12,6 @@ from synrepl.wire.dialect import NEWEST
 if TYPE_CHECKING:
     from synrepl.storage.log import Log
 
-__all__ = ["StreamWrite", "WritePolicy", "read_writes"]
-
 EVERYTHING: Final = "all"
 
 

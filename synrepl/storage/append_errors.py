@@ -4,8 +4,6 @@ from typing import Final
 
 from synrepl.errors import StorageError
 
-__all__ = ["FROM_TABLE", "GivenElsewhere", "InvalidValue", "KeyReused", "LogLost", "append_error"]
-
 FROM_TABLE: Final = "its facts come from the homeserver's table"
 """Why the log takes no appends to a stream whose facts are rows of a table."""
 

@@ -20,8 +20,6 @@ from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, LogLost
 from synrepl.storage.engine import SQLEngine
 
-__all__ = ["CHECK_SECONDS", "RETRY_SOON_SECONDS", "CheckedReads", "ReadHealth"]
-
 T = TypeVar("T")
 
 CHECK_SECONDS: Final = 5.0

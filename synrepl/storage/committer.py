@@ -20,8 +20,6 @@ from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, CommitGroup, LogHead, build_group
 from synrepl.streams.facts import Fact
 
-__all__ = ["Committer", "detached"]
-
 T = TypeVar("T")
 
 RETRY_SECONDS = 1.0

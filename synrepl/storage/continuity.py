@@ -13,17 +13,6 @@ from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
-__all__ = [
-    "CHECKED_AT_OPEN",
-    "ChainCheck",
-    "DiscardedRanges",
-    "advance",
-    "check_ascend",
-    "check_epoch_start",
-    "check_follow",
-    "find_inconsistency",
-]
-
 
 class DiscardedRanges:
     """All discarded ranges of a log: each discards the facts of a stream before an epoch and beyond a token.

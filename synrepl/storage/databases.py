@@ -14,8 +14,6 @@ from synrepl.storage.postgres_connection import PostgresAddress
 from synrepl.storage.sql import Flavor
 from synrepl.storage.sqlite import SQLiteDatabase, map_sqlite_errors
 
-__all__ = ["Database", "engine_for"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from synrepl.ports.interfaces import IThread
 from synrepl.storage.private_files import create_private, map_path_errors, sync_directory
 from synrepl.streams.facts import Fact, encode_facts
 
-__all__ = ["DivergedFacts"]
-
 T = TypeVar("T")
 
 

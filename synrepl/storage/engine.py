@@ -42,8 +42,6 @@ from synrepl.streams.digest import verify
 from synrepl.streams.facts import NO_ROWS, Fact, take_rows, take_tokens
 from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["SQLEngine"]
-
 _log = Logger(namespace="synrepl.storage")
 
 UPSERT_POSITION: Final = (

@@ -11,8 +11,6 @@ from synrepl.ports.history import Appended
 from synrepl.storage.append_errors import KeyReused
 from synrepl.streams.facts import NO_ROWS, Fact, take_tokens
 
-__all__ = ["EphemeralStore", "EphemeralStream", "KeyOf"]
-
 KeyOf = Callable[[str, bytes], Hashable | None]
 """Returns the key of one row (the JSON of its array) of a stream; None if it has none."""
 

@@ -14,8 +14,6 @@ from synrepl.ports.interfaces import Head
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import NO_ROWS, Fact
 
-__all__ = ["CommitGroup", "AppendRequest", "LogHead", "build_group", "checksum"]
-
 FACT_BYTES = 300
 """The approximate size of a fact besides its rows, in memory and on disk, in bytes."""
 

@@ -6,8 +6,6 @@ import msgspec
 
 from synrepl.errors import ConfigError
 
-__all__ = ["IdStream", "IdTable", "identifier"]
-
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(?:\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
 
 

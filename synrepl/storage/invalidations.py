@@ -17,8 +17,6 @@ from synrepl.storage.ids.generator import MultiWriterIdGenerator
 from synrepl.storage.ids.transactions import ITransaction
 from synrepl.storage.sql import execute
 
-__all__ = ["InvalidationWriter"]
-
 TABLE: Final = "cache_invalidation_stream_by_instance"
 
 

@@ -10,8 +10,6 @@ from typing import Final
 from synrepl.errors import StorageError
 from synrepl.storage.private_files import make_private, map_path_errors
 
-__all__ = ["DatabaseFile", "FileLock"]
-
 Identity = tuple[int, int]
 """Device and inode: the identity of a file under any name."""
 

@@ -31,8 +31,6 @@ from synrepl.storage.staged_copy import HistoryMismatch, StagedCopy, commit_foll
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["Log"]
-
 T = TypeVar("T")
 
 MIB = 1024 * 1024

@@ -11,8 +11,6 @@ from synrepl.ports.interfaces import SaveablePosition
 from synrepl.storage.lock import FileLock
 from synrepl.storage.private_files import map_path_errors, replace_private
 
-__all__ = ["ChangelogPlace", "FilePositions"]
-
 VERSION: Final = 1
 
 

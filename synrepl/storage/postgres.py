@@ -24,8 +24,6 @@ from synrepl.storage.sql import LogDatabase, Row, SQLDialect, for_postgres
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["PostgresDatabase"]
-
 SCHEMA: Final = "synrepl"
 STAGED: Final = "synrepl_joining"
 """The schema in which a copy is staged."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["PostgresAddress", "is_alive"]
-
 PATIENCE: Final = {
     "connect_timeout": 5,
     "keepalives": 1,

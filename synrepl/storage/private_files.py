@@ -11,17 +11,6 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 
-__all__ = [
-    "DiskFull",
-    "create_private",
-    "make_directory",
-    "make_private",
-    "map_errors",
-    "map_path_errors",
-    "replace_private",
-    "sync_directory",
-]
-
 _log = Logger(namespace="synrepl.storage")
 
 

@@ -10,24 +10,6 @@ from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart
 from synrepl.storage.sql import Flavor, Row, SQLConnection
 from synrepl.streams.digest import EMPTY
 
-__all__ = [
-    "COLUMNS",
-    "EPOCH_START_COLUMNS",
-    "LEASE_COLUMNS",
-    "RECEIPT_COLUMNS",
-    "TABLES",
-    "VERSION",
-    "LogBounds",
-    "digest_of",
-    "end_of_log",
-    "load_bounds",
-    "migrate",
-    "migrations",
-    "read_bounds",
-    "receipt_of",
-    "row_of_receipt",
-]
-
 COLUMNS: Final = "serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
 
 RECEIPT_COLUMNS: Final = "key, request, epoch, first_serial, tokens, at_ms"

@@ -8,8 +8,6 @@ from urllib.parse import parse_qsl, urlsplit
 from synrepl.errors import ConfigError
 from synrepl.ports.settings import setting, text
 
-__all__ = ["LogSettings", "parse_database"]
-
 
 def parse_database(value: Any) -> str:
     """Parse ``sqlite:PATH``, or a PostgreSQL URL without a password."""

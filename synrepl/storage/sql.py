@@ -16,18 +16,6 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.storage.append_errors import LogLost
 
-__all__ = [
-    "DAMAGED",
-    "SQLConnection",
-    "SQLDialect",
-    "Flavor",
-    "LogDatabase",
-    "Ownership",
-    "Row",
-    "execute",
-    "for_postgres",
-]
-
 Flavor = Literal["sqlite", "postgresql"]
 
 Row = tuple[Any, ...]

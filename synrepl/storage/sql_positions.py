@@ -12,8 +12,6 @@ from synrepl.storage.ids.database import lock_table_creation
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import Flavor, execute
 
-__all__ = ["SQLPositions"]
-
 SAVEPOINT: Final = "synrepl_effects"
 
 

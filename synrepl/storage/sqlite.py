@@ -30,8 +30,6 @@ from synrepl.storage.schema import COLUMNS, digest_of, end_of_log, read_bounds
 from synrepl.storage.sql import DAMAGED, LogDatabase, Row, SQLDialect
 from synrepl.storage.state_file import StateFile, Summary
 
-__all__ = ["SQLiteConnection", "SQLiteDatabase", "map_sqlite_errors"]
-
 _log = Logger(namespace="synrepl.storage")
 
 HINTS = {

@@ -10,8 +10,6 @@ from synrepl.storage.engine import SQLEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
-__all__ = ["HistoryMismatch", "StagedCopy", "commit_followed", "position_after"]
-
 
 class HistoryMismatch(StorageError):
     """A fact's digest does not follow from the fact before it. The fact was not stored."""

@@ -13,8 +13,6 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.storage.private_files import map_path_errors, replace_private
 
-__all__ = ["StateFile", "Summary"]
-
 VERSION: Final = 1
 
 

@@ -11,8 +11,6 @@ from twisted.python.threadpool import ThreadPool
 
 from synrepl.errors import StorageError
 
-__all__ = ["ImmediateThread", "ReactorThread", "stopped_error"]
-
 T = TypeVar("T")
 
 

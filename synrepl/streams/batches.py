@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["Batches", "split"]
-
 T = TypeVar("T")
 
 MAX_PENDING_ROWS = 100_000

@@ -12,8 +12,6 @@ from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.text import MAX_NAME, is_name, printable
 
-__all__ = ["Declaration", "DeclaredTable", "StreamBody", "difference", "parse_declarations", "stream_of"]
-
 TYPES: Final[Mapping[str, Any]] = {"str": str, "int": int, "float": float, "bool": bool, "json": Any}
 MAX_LISTED: Final = 100
 """Maximum number of columns, and of writers, of a stream."""

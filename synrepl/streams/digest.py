@@ -20,8 +20,6 @@ from typing import Final
 
 from synrepl.streams.facts import Fact
 
-__all__ = ["EMPTY", "chain", "checksum", "verify"]
-
 EMPTY: Final = "0" * 64
 """The digest of the empty log."""
 

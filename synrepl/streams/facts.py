@@ -12,8 +12,6 @@ import msgspec
 from synrepl.errors import RemoteProtocolError
 from synrepl.wire.position import LogPosition
 
-__all__ = ["NO_ROWS", "Fact", "decode_facts", "encode_fact", "encode_facts", "take_rows", "take_tokens"]
-
 NO_ROWS: Final = b"[]"
 """The rows of a fact that only certifies the position of its writer."""
 

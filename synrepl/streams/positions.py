@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["VClock"]
-
 
 class VClock:
     """A vector clock: the last token of each writer of each stream. Immutable; changes return a new clock.

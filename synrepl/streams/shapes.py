@@ -23,8 +23,6 @@ from synrepl.errors import ConfigError
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import ALWAYS, Dialect, Release, Span
 
-__all__ = ["Projection", "ShapeField", "RowKind", "Shapes", "BoolSpelling", "may_hold_float", "undecodable"]
-
 # Exceptions of the decoder on hostile text: bad JSON, bad UTF-8, huge numbers, deep nesting.
 undecodable = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 

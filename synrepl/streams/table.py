@@ -7,8 +7,6 @@ from synrepl.errors import ConfigError, UnknownStream
 from synrepl.streams.stream import Stream
 from synrepl.wire.dialect import Dialect
 
-__all__ = ["StreamTable"]
-
 
 class StreamTable:
     """Streams by name, in the order in which their positions are announced. Immutable.

@@ -31,8 +31,6 @@ from synrepl.wire import jsontext
 from synrepl.wire.dialect import CURRENT, MIDDLE, Dialect
 from synrepl.wire.session import AUTO
 
-__all__ = ["Cluster", "ConnectedFollower", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions"]
-
 
 class MemoryPositions:
     """Positions in memory that outlive their worker, as a file does."""

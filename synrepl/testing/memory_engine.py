@@ -29,8 +29,6 @@ from synrepl.storage.sqlite import SQLiteConnection, SQLiteDatabase, map_sqlite_
 from synrepl.storage.threads import ImmediateThread, stopped_error
 from synrepl.streams.facts import Fact
 
-__all__ = ["DelayedThread", "MemoryDatabase", "MemoryEngine"]
-
 T = TypeVar("T")
 
 SELECT_NOTE: Final = "SELECT value FROM notes WHERE name = ?"

@@ -14,8 +14,6 @@ from zope.interface import implementer
 
 from synrepl.ports.interfaces import IClock
 
-__all__ = ["BUFFER_BYTES", "MemoryLink", "MemoryEndpoint", "MemoryTransport", "Network"]
-
 BUFFER_BYTES: Final = 64 * 1024
 """What a transport takes before it asks its producer to pause; as Twisted's own."""
 

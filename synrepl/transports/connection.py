@@ -25,8 +25,6 @@ from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import Action, Close, Deliver, Send, Session
 
-__all__ = ["ConnectionOwner", "ReplicationProtocol", "failure_code"]
-
 ABORT_SECONDS: Final = 25.0
 """Time between our close and the abort of the connection, for a peer that does not read the rest."""
 

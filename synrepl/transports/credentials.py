@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from synrepl.transports.tls import ClientTls, TlsFiles
 
 
-__all__ = ["Credentials", "certified_name", "ip_of", "is_local"]
-
-
 @implementer(IPolicyForHTTPS)
 class Credentials:
     """A secret, and files for ``https://``: trusted CAs (None: the system's) and the own certificate.

@@ -14,17 +14,6 @@ if TYPE_CHECKING:
 
     from synrepl.transports.tls import TlsFiles
 
-__all__ = [
-    "LOCAL_TYPES",
-    "REPLICA_TYPES",
-    "check_client",
-    "check_server",
-    "client_endpoint",
-    "join",
-    "server_endpoint",
-    "split",
-]
-
 OWN_TYPES: Final[Mapping[str, str]] = MappingProxyType({"tls": "synrepl.transports.tls_endpoints"})
 """Our own endpoint types, each with the module of its `server_endpoint` and `client_endpoint`.
 

@@ -7,8 +7,6 @@ from typing import Any
 from synrepl.ports.gate import Gate
 from synrepl.replication.replica.conversation import Event
 
-__all__ = ["EventQueue"]
-
 
 class EventQueue:
     """Events in the order in which they were received, with backpressure.

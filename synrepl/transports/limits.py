@@ -11,8 +11,6 @@ from twisted.protocols.policies import WrappingFactory
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 
-__all__ = ["LimitedFactory", "RejectedConnection", "connection_limit"]
-
 RESERVED: Final = 64
 """File descriptors that are not used for connections: for the log, its files, the upstream, late imports."""
 

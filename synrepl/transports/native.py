@@ -42,8 +42,6 @@ from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import MAX_TEXT, Session
 from synrepl.wire.text import printable
 
-__all__ = ["NativeConversation", "NativeUpstream"]
-
 CONNECT_SECONDS: Final = 30.0
 """Timeout for connecting, and for the handshake."""
 

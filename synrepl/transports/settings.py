@@ -13,15 +13,6 @@ from synrepl.transports.endpoints import check_client, check_server
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.session import Keepalive
 
-__all__ = [
-    "ApiSettings",
-    "ConnectionSettings",
-    "UpstreamSettings",
-    "client_endpoints",
-    "endpoint",
-    "endpoints",
-]
-
 
 def endpoint(value: Any) -> str:
     """Parse a Twisted server endpoint string."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from synrepl.replication.relay.registry import ReplicaRegistry
     from synrepl.replication.relay.relay import Relay
 
-__all__ = ["MAX_CONNECTIONS", "FollowerFactory", "PublisherFactory"]
-
 MAX_CONNECTIONS: Final = 10_000
 """Limit of connections per listener: far more than the largest deployment has workers, and few enough to
 leave file descriptors and memory (some 3 kB each) for the rest of the daemon.

@@ -25,8 +25,6 @@ from zope.interface import implementer
 
 from synrepl.errors import ConfigError
 
-__all__ = ["ClientTls", "ServerTls", "TlsFiles", "TlsWords", "is_permanent", "tls_trouble"]
-
 # OpenSSL's X509_V_ERR numbers.
 NOT_YET_VALID: Final = 9
 EXPIRED: Final = 10

@@ -42,8 +42,6 @@ from synrepl.transports.endpoints import join
 from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles, is_permanent
 from synrepl.wire.text import printable
 
-__all__ = ["TlsClientEndpoint", "TlsServerEndpoint", "client_endpoint", "server_endpoint"]
-
 HANDSHAKE_SECONDS: Final = 30.0
 
 

@@ -14,17 +14,6 @@ from synrepl.wire.grammar import CLIENT, SERVER
 from synrepl.wire.native import Block
 from synrepl.wire.text import printable
 
-__all__ = [
-    "MAX_BLOCK",
-    "MAX_FACT",
-    "MAX_HELD",
-    "MAX_LINES",
-    "BlockReader",
-    "Payload",
-    "encode_block",
-    "encode_blocks",
-]
-
 MIB: Final = 1024 * 1024
 
 MAX_FACT: Final = 64 * MIB

@@ -11,8 +11,6 @@ from synrepl.wire.grammar import BROKER, Command, CommandForm, Side
 from synrepl.wire.kinds import show
 from synrepl.wire.rdata_runs import RunReader
 
-__all__ = ["Codec", "LineBuffer", "MAX_LENGTH", "MAX_MESSAGE", "codec_of"]
-
 MAX_LENGTH = 16_384
 """Bytes in a line without its end. Peers reject longer ones (docs/reference/peers.md#tcp-limits)."""
 

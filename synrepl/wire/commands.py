@@ -23,31 +23,6 @@ from synrepl.wire.kinds import (
 )
 from synrepl.wire.native import NATIVE_COMMANDS
 
-__all__ = [
-    "CancelTask",
-    "FORWARDED",
-    "FOR_ALL_PROCESSES",
-    "FROM_ALL_PROCESSES",
-    "ClearUserSync",
-    "Error",
-    "FederationAck",
-    "InvalidateCache",
-    "LockReleased",
-    "Name",
-    "NewActiveTask",
-    "Ping",
-    "Position",
-    "Rdata",
-    "RemoteServerUp",
-    "RemovePusher",
-    "Replicate",
-    "Server",
-    "Sync",
-    "UserIp",
-    "UserSync",
-    "declared_commands",
-]
-
 ANYONE = BOTH | BROKER
 
 

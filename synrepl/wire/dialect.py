@@ -11,19 +11,6 @@ import msgspec
 
 from synrepl.errors import ConfigError
 
-__all__ = [
-    "ALWAYS",
-    "CURRENT",
-    "LEGACY",
-    "MIDDLE",
-    "NATIVE",
-    "NEWEST",
-    "Dialect",
-    "Release",
-    "Span",
-    "span",
-]
-
 Release = tuple[int, int, int]
 
 

@@ -7,8 +7,6 @@ replica, is given where it is used.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["ERROR_CODES", "REFUSALS", "RETRYABLE_STATUSES", "ErrorCode", "is_retryable"]
-
 
 class ErrorCode(NamedTuple):
     """What a code means for programs and for people.

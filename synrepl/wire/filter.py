@@ -5,8 +5,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["ALL", "Filter"]
-
 
 class Filter(msgspec.Struct, frozen=True, omit_defaults=True):
     """Selects the facts of these streams by these writers. None selects all streams, or all writers."""

@@ -16,19 +16,6 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.dialect import Dialect, Span, span
 from synrepl.wire.kinds import Body, FieldKind, MiddleText, Rest, show
 
-__all__ = [
-    "BOTH",
-    "BROKER",
-    "CLIENT",
-    "SERVER",
-    "Command",
-    "CommandForm",
-    "Side",
-    "command",
-    "field",
-    "json_command",
-]
-
 _REQUIRED: Final = object()
 
 

@@ -12,8 +12,6 @@ import msgspec
 
 from synrepl.wire.dialect import Dialect, span
 
-__all__ = ["count_rows", "dumps", "is_spaced", "join", "loads", "split"]
-
 _SPACED: Final = span(until="1.19")
 _compact: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 _spaced: Final = json.JSONEncoder(allow_nan=False, separators=(", ", ": "))

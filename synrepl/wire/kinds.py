@@ -9,24 +9,6 @@ from synrepl.wire import jsontext
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.text import printable
 
-__all__ = [
-    "MAX_INTEGER",
-    "MIN_INTEGER",
-    "Body",
-    "Either",
-    "Integer",
-    "JsonArray",
-    "JsonValue",
-    "FieldKind",
-    "MiddleText",
-    "RawJson",
-    "Rest",
-    "TokenOr",
-    "Word",
-    "WordOr",
-    "show",
-]
-
 MAX_INTEGER: Final = 2**63 - 1
 MIN_INTEGER: Final = -(2**63)
 

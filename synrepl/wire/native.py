@@ -35,34 +35,6 @@ from synrepl.wire.grammar import CLIENT, SERVER, Command, command, field, json_c
 from synrepl.wire.kinds import Body, Integer, Rest, Word
 from synrepl.wire.position import Int64, LogPosition, Natural64
 
-__all__ = [
-    "NATIVE_COMMANDS",
-    "CAPABILITIES",
-    "COMMANDS",
-    "OWN_CAPABILITIES",
-    "VERSION",
-    "Ack",
-    "Auth",
-    "Block",
-    "Challenge",
-    "Digests",
-    "DigestsAre",
-    "Down",
-    "Heartbeat",
-    "Hello",
-    "Join",
-    "Joined",
-    "Joining",
-    "Peers",
-    "Refused",
-    "Subscribe",
-    "Subscribed",
-    "Taken",
-    "Up",
-    "Welcome",
-    "heartbeat_check",
-]
-
 VERSION: Final = 1
 """Version of the native commands. Two daemons use the lower of their versions."""
 

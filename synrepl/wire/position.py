@@ -6,8 +6,6 @@ import msgspec
 
 from synrepl.wire.kinds import MAX_INTEGER, MIN_INTEGER
 
-__all__ = ["Int64", "LogPosition", "Natural64"]
-
 Int64 = Annotated[int, msgspec.Meta(ge=MIN_INTEGER, le=MAX_INTEGER)]
 """An integer that fits a database column. JSON integers are unbounded."""
 

@@ -8,8 +8,6 @@ import msgspec
 from synrepl.wire.commands import Rdata
 from synrepl.wire.grammar import CommandForm
 
-__all__ = ["RunReader", "RdataRun"]
-
 
 class RdataRun(msgspec.Struct, frozen=True):
     """Consecutive RDATA lines of one stream and writer.

@@ -24,19 +24,6 @@ from synrepl.wire.native import NATIVE_COMMANDS, Hello
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
 
-__all__ = [
-    "AUTO",
-    "KEEPALIVE",
-    "MAX_TEXT",
-    "Action",
-    "Close",
-    "Warn",
-    "Deliver",
-    "Keepalive",
-    "Send",
-    "Session",
-]
-
 AUTO: Final = None
 """Detect the dialect: use that of the peer's first command that only one dialect can parse."""
 

@@ -2,18 +2,6 @@
 
 from typing import Any, Final
 
-__all__ = [
-    "MAX_ADDRESS",
-    "MAX_NAME",
-    "MAX_UUID",
-    "identity_error",
-    "is_address",
-    "is_name",
-    "is_uuid",
-    "printable",
-    "printable_values",
-]
-
 SHOWN: Final = 200
 """Characters of a peer's text that are shown by default."""
 

@@ -30,8 +30,6 @@ from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.positions import VClock
 
-__all__ = ["ArchiveResult", "BatchCommitter", "LogIdentity", "Overtaken", "archive"]
-
 ATTEMPTS: Final = 8
 BATCH_FACTS: Final = 500_000
 TASK_FACTS: Final = 100_000

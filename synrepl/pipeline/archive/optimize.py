@@ -17,8 +17,6 @@ from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
 
-__all__ = ["FEWEST", "OptimizeResult", "optimize", "plan_merges"]
-
 TARGET_BYTES: Final = 128 * 1024 * 1024
 
 FEWEST: Final = 8

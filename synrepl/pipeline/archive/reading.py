@@ -13,17 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 from synrepl.pipeline.source.rows import COLUMNS, row_schema, spark_schema
 from synrepl.pipeline.store import Store
 
-__all__ = [
-    "frame_of",
-    "map_files",
-    "pack",
-    "parallelism",
-    "read_files",
-    "read_rows",
-    "unpack",
-    "within",
-]
-
 TASK_ROWS: Final = 2_000_000
 """Maximum rows per task, as far as files can be distributed."""
 

@@ -24,8 +24,6 @@ from synrepl.pipeline.store import BadArchive, NotFound, Store
 from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY
 
-__all__ = ["ArchiveTable", "Batch", "Clock", "CommitConflict", "create_table", "sha256_of"]
-
 APP: Final = "synrepl-archive"
 FIELD: Final = "synrepl"
 LOG: Final = "_delta_log"

@@ -16,8 +16,6 @@ from pyspark.sql import DataFrame
 from synrepl.pipeline.source.rows import GROUP_ROWS, PARQUET, ROWS
 from synrepl.pipeline.store import Store
 
-__all__ = ["WrittenFile", "write_files", "write_in_tasks"]
-
 
 class WrittenFile(msgspec.Struct, kw_only=True):
     """A file, with the highest token of each writer by epoch, and the epoch and digest of its last fact.

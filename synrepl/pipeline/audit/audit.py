@@ -20,8 +20,6 @@ from synrepl.pipeline.audit.findings import AuditFindings, AuditResult
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.store import Store
 
-__all__ = ["audit"]
-
 RETENTION_HOURS: Final = 168
 
 AT_ONCE: Final = 500

@@ -18,8 +18,6 @@ from synrepl.pipeline.source.rows import COLUMNS, spark_schema
 from synrepl.pipeline.store import BadArchive
 from synrepl.streams.digest import EMPTY
 
-__all__ = ["AuditSpan", "Comparison", "compare"]
-
 ORDERED: Final = 10_000
 """Number of scans that the driver loads together."""
 

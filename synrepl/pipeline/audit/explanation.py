@@ -14,8 +14,6 @@ from synrepl.pipeline.audit.comparison import AuditSpan, Comparison
 from synrepl.pipeline.audit.findings import ChainBreak
 from synrepl.pipeline.jobs import Progress, ignore_progress
 
-__all__ = ["explain"]
-
 BLOCK: Final = 16_384
 """Serials per window: a single window over all serials would run in one task."""
 

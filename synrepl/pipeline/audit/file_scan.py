@@ -21,17 +21,6 @@ from synrepl.pipeline.archive.table import sha256_of
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import NotFound, Store
 
-__all__ = [
-    "SEEN",
-    "FileProblem",
-    "FileScan",
-    "ListedFile",
-    "TokenRun",
-    "rank_files",
-    "read_checked",
-    "scan_files",
-]
-
 ODD_AT_MOST: Final = 50
 """Maximum number of problems reported per file."""
 

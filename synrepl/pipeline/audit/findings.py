@@ -7,8 +7,6 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["CODES", "AuditFinding", "AuditFindings", "AuditResult", "ChainBreak"]
-
 AT_MOST: Final = 1_000
 """Maximum number of findings reported per code."""
 

@@ -24,8 +24,6 @@ from synrepl.pipeline.report.measurement import Measurements, lag_seconds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["CHARTS", "Picture", "pictures"]
-
 STYLE: Final = Path(__file__).with_name("report.mplstyle")
 
 OTHER: Final = "#9aa4af"

@@ -10,21 +10,6 @@ from pyspark.sql import functions as f
 
 from synrepl.ports.history import EpochStart
 
-__all__ = [
-    "DAY",
-    "Bins",
-    "bins_for",
-    "Row",
-    "collected",
-    "grouped",
-    "queries",
-    "shared_tokens",
-    "summed",
-    "void",
-    "WriterLag",
-    "writer_lags",
-]
-
 MOST: Final = 200
 
 DAY: Final = 86_400

@@ -9,8 +9,6 @@ import msgspec
 from synrepl.http_api.routes import LEASES, METRICS, STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError, NotADaemon
 
-__all__ = ["DaemonStatus", "ask", "counters"]
-
 _COUNTER: Final = re.compile(
     r"(?m)^(synrepl_gaps_(?:detected|repaired|lost)_total) (\d+(?:\.\d+)?(?:e\+?\d\d?)?)(?!\S)"
 )

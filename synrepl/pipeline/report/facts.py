@@ -19,8 +19,6 @@ from synrepl.pipeline.audit.file_scan import COLUMNS, rank_files, scan_files
 from synrepl.pipeline.report.counts import grouped, summed
 from synrepl.pipeline.store import Store
 
-__all__ = ["counted_once", "scan_facts", "seconds_of"]
-
 READ: Final = (*COLUMNS, "epoch", "row", "committed_at")
 
 SAME: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token")

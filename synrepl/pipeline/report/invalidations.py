@@ -16,8 +16,6 @@ from synrepl.pipeline.report.counts import Bins, Row, collected, grouped, summed
 from synrepl.pipeline.store import Store
 from synrepl.wire import jsontext
 
-__all__ = ["CACHES", "Invalidations", "Meaning", "expand", "expand_batches", "invalidations", "meaning"]
-
 CACHES: Final = "caches"
 
 READ: Final = ("key", "row", "committed_at")

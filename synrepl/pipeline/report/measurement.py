@@ -21,8 +21,6 @@ from synrepl.pipeline.report.facts import counted_once, scan_facts, seconds_of
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
 from synrepl.pipeline.store import Store
 
-__all__ = ["Coverage", "lag_seconds", "Measurements", "STEPS", "measure"]
-
 
 class Coverage:
     """The coverage of an archive: of its files (rows of `ArchiveTable.files`) and batches, some with facts.

@@ -20,8 +20,6 @@ from synrepl.pipeline.report.tables import as_csv, silent_writers, tables
 from synrepl.pipeline.report.verdict import Advice, findings
 from synrepl.pipeline.store import Store
 
-__all__ = ["ReportResult", "report", "shown", "write"]
-
 PAGE: Final = "index.html"
 
 STATES: Mapping[str, str] = {

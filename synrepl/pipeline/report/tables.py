@@ -12,8 +12,6 @@ import msgspec
 from synrepl.pipeline.report.counts import Bins, Row
 from synrepl.pipeline.report.measurement import Measurements, lag_seconds
 
-__all__ = ["Table", "as_csv", "silent_writers", "tables"]
-
 
 class Table(msgspec.Struct, frozen=True):
     """A table: rows by the keys of its columns, which name the unit. Its file is `name` and ``.csv``."""

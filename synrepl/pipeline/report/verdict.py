@@ -12,8 +12,6 @@ from synrepl.pipeline.report.counts import WriterLag
 from synrepl.pipeline.report.daemon_status import DaemonStatus
 from synrepl.pipeline.report.measurement import Coverage, Measurements, lag_seconds
 
-__all__ = ["KINDS", "Advice", "findings"]
-
 KINDS: Final = ("bad", "busy", "good", "dim")
 """The kinds, the worst first: missing or wrong facts; needs attention; good; information."""
 

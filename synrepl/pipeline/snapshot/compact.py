@@ -23,8 +23,6 @@ from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
 
-__all__ = ["CompactResult", "compact"]
-
 FILE_ROWS: Final = 256 * 1024
 """Approximate keys per file; the rows of a file are in memory while it is written."""
 

@@ -27,8 +27,6 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
 
-__all__ = ["MISSING", "FoldReader", "bucket_size", "find_last_rows", "find_tombstones"]
-
 MISSING: Final = "a file is missing"
 
 SEQ_BITS: Final = 20

@@ -18,16 +18,6 @@ from synrepl.pipeline.source.rows import GROUP_ROWS, PARQUET, ROWS
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
 
-__all__ = [
-    "LAST",
-    "SNAPSHOT",
-    "PartFile",
-    "SnapshotManifest",
-    "read_snapshot",
-    "write_part",
-    "write_snapshot",
-]
-
 SNAPSHOT: Final = "_snapshot.json"
 VERSION: Final = 1
 

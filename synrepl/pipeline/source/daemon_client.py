@@ -16,8 +16,6 @@ from synrepl.http_api.routes import ALLOCATED, ARROW, CHANGELOG, EXTENT
 from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, HttpError, read_secret
 from synrepl.pipeline.source.options import SourceOptions
 
-__all__ = ["SourceClient", "DataLoss", "SourceError"]
-
 PAUSE_SECONDS: Final = 0.5
 
 LOST: Final = (ConnectionError, TimeoutError, ssl.SSLError)

@@ -23,8 +23,6 @@ from synrepl.http_api.routes import APPEND_BATCH, PUT_FILE
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.options import SourceOptions
 
-__all__ = ["FactSink", "build_facts", "check_writable", "request_bodies"]
-
 Fact = tuple[str, str | None, str]
 """The stream and the writer of a fact, and its rows as a JSON array."""
 

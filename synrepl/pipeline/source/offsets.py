@@ -16,8 +16,6 @@ from typing import Any, Final, TypeGuard
 
 from synrepl.errors import ConfigError
 
-__all__ = ["EARLIEST", "LATEST", "BadOffset", "Clock", "Offset", "OffsetRequest", "parse_offset_request"]
-
 VERSION: Final = 1
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

@@ -10,8 +10,6 @@ from synrepl.errors import ConfigError
 from synrepl.pipeline.source.offsets import EARLIEST, LATEST, OffsetRequest, parse_offset_request
 from synrepl.pipeline.source.rows import COLUMNS, Layout
 
-__all__ = ["SourceOptions", "read_options"]
-
 UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 

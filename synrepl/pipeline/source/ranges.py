@@ -15,8 +15,6 @@ from synrepl.pipeline.source.offsets import EARLIEST, LATEST, Clock, Offset
 from synrepl.pipeline.source.options import SourceOptions
 from synrepl.pipeline.source.rows import decode_rows, explode, row_schema
 
-__all__ = ["CompletenessCheck", "Planner", "SerialRange", "read_range", "split_range"]
-
 MAX_SERIALS: Final = 1_000
 """Maximum number of digests per request."""
 

@@ -14,25 +14,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = [
-    "COLUMNS",
-    "FACTS",
-    "GROUP_ROWS",
-    "PARQUET",
-    "RESERVED",
-    "ROWS",
-    "Column",
-    "Form",
-    "Layout",
-    "declared_layout",
-    "decode_rows",
-    "explode",
-    "make_layout",
-    "row_schema",
-    "spark_schema",
-    "split_items",
-]
-
 FACTS: Final = pa.schema(
     [
         pa.field("serial", pa.int64(), nullable=False),

@@ -9,8 +9,6 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["TABLES", "TableColumn", "TableDeclaration"]
-
 POSITION: Final = "struct(serial, seq)"
 """The order of rows in the log, in SQL."""
 

@@ -25,8 +25,6 @@ from synrepl.pipeline.tables.declarations import TABLES, TableDeclaration
 from synrepl.pipeline.typed import typed
 from synrepl.ports.history import EpochStart
 
-__all__ = ["TableResult", "TablesResult", "child", "stream_batches", "update_tables"]
-
 MERGED_ROWS: Final = 2_000_000
 """Maximum new rows of a merge, whose join is in the memory of the driver. More rows are a new computation."""
 

@@ -5,24 +5,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = [
-    "KINDS",
-    "Active",
-    "Again",
-    "Count",
-    "Gap",
-    "Hot",
-    "PositionEvent",
-    "WatchEvent",
-    "WriterEvent",
-    "Repaired",
-    "Restart",
-    "Stall",
-    "Epoch",
-    "encode",
-    "order",
-]
-
 
 class WatchEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
     """An event. `at_ms` is the commit time of the fact that the event is about, otherwise the current time.

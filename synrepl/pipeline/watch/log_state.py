@@ -22,8 +22,6 @@ from synrepl.pipeline.watch.events import (
 )
 from synrepl.pipeline.watch.observations import Drops, FactRun, Observations
 
-__all__ = ["MINUTE_MS", "Hole", "LogState", "WatchRules", "WriterChain"]
-
 MINUTE_MS: Final = 60_000
 GRACE_MS: Final = 5_000
 """Delay of the report of a minute: the clock of a daemon may go back a little."""

@@ -12,8 +12,6 @@ from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.report.invalidations import CACHES, SUMS, Meaning, meaning
 from synrepl.pipeline.watch.events import Epoch
 
-__all__ = ["COLUMNS", "OBSERVED_DDL", "Drops", "FactRun", "Observations", "add_fact", "observe"]
-
 OF_FACTS: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token")
 
 COLUMNS: Final = (*OF_FACTS, "seq", "row", "committed_at")

@@ -37,8 +37,6 @@ from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, order
 from synrepl.pipeline.watch.log_state import LogState, WatchRules
 from synrepl.pipeline.watch.observations import COLUMNS, OBSERVED_DDL, Observations, observe
 
-__all__ = ["CheckpointedState", "WatchResult", "watch"]
-
 LOOK_SECONDS: Final = 0.2
 STOP_SECONDS: Final = 10.0
 

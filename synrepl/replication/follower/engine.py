@@ -30,8 +30,6 @@ from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["FollowerEngine"]
-
 MAX_UNKNOWN: Final = 1_000
 """Names of unknown streams that are remembered; the peer chooses them."""
 

@@ -19,8 +19,6 @@ from synrepl.replication.follower.updates import Subscriber, Updates
 if TYPE_CHECKING:
     from synrepl.replication.follower.engine import FollowerEngine
 
-__all__ = ["StreamExecutor"]
-
 Waiting = Coroutine[Any, Any, StreamEvent]
 
 

@@ -17,8 +17,6 @@ from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["MAX_WAITING_BYTES", "StreamIntake", "PendingFacts", "decoder", "untyped"]
-
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """The largest size of one stream's queued rows."""
 

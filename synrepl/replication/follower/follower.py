@@ -18,8 +18,6 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.grammar import Command
 
-__all__ = ["Follower"]
-
 R = TypeVar("R")
 C = TypeVar("C", bound=Command)
 

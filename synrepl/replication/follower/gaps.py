@@ -11,8 +11,6 @@ from synrepl.replication.follower.history import AppliedPositions, PositionStep
 from synrepl.replication.follower.states import Fetch, Report, Reported
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 
-__all__ = ["MAX_ATTEMPTS", "GapRepair", "StreamGaps", "RETRY_SECONDS"]
-
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 MAX_ATTEMPTS: Final = 3

@@ -7,21 +7,6 @@ import msgspec
 
 from synrepl.replication.follower.updates import RawFact
 
-__all__ = [
-    "ORDERED",
-    "OVERTAKING",
-    "QUIET_SECONDS",
-    "RESTARTING",
-    "UNORDERED",
-    "Order",
-    "RecentFacts",
-    "ReorderBuffer",
-    "AppliedPositions",
-    "ApplyPolicy",
-    "PositionStep",
-    "StreamHistory",
-]
-
 
 class Order(msgspec.Struct, frozen=True):
     """The order of a stream's facts on one connection.

@@ -19,8 +19,6 @@ from synrepl.replication.follower.updates import RawFact
 from synrepl.replication.strategies import FollowStrategy
 from synrepl.wire.commands import Position
 
-__all__ = ["Judgement", "Mode", "Pull", "Push", "Shared", "Verdict", "mode_for"]
-
 RECHECK_TOKENS: Final = 1_000
 """Tokens before the last one that are fetched again after a disconnect, where later facts arrive before
 earlier ones.

@@ -8,8 +8,6 @@ from synrepl.ports.interfaces import IClock, IPositionStore, SaveablePosition
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.updates import Subscriber
 
-__all__ = ["PositionSaver"]
-
 SAVE_SECONDS: Final = 0.1
 """The shortest time between two saves of positions. After a kill, facts applied since the last save are
 delivered again.

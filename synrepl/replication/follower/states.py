@@ -15,32 +15,6 @@ from synrepl.replication.strategies import FollowStrategy
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = [
-    "ADVANCED",
-    "APPLIED",
-    "APPLY",
-    "TRANSITIONS",
-    "Action",
-    "Applied",
-    "Cancel",
-    "Connected",
-    "Disconnected",
-    "Fetch",
-    "FetchFailed",
-    "Invalidate",
-    "Invalidated",
-    "Pause",
-    "PauseOver",
-    "Report",
-    "Reported",
-    "Stopped",
-    "StreamEvent",
-    "StreamState",
-    "Tick",
-    "Wake",
-]
-
-
 # -- events ------------------------------------------------------------------------------------------------
 
 

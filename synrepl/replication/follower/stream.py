@@ -21,8 +21,6 @@ from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["StreamMachine"]
-
 _DISCONNECTED: Final = StreamState.DISCONNECTED
 _LIVE: Final = StreamState.LIVE
 _APPLYING: Final = StreamState.APPLYING

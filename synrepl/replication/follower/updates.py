@@ -10,17 +10,6 @@ import msgspec
 
 from synrepl.errors import NotConnected
 
-__all__ = [
-    "RawFact",
-    "Subscriber",
-    "Updates",
-    "ICatchUp",
-    "MissedFacts",
-    "NowhereToFetch",
-    "FollowerEvent",
-    "code_of",
-]
-
 R = TypeVar("R")
 
 

@@ -11,8 +11,6 @@ from twisted.internet.defer import Deferred
 from synrepl.errors import NeverAllocated, ReplicationError
 from synrepl.ports.interfaces import IAllocated
 
-__all__ = ["Waiter", "Waiters", "Allocation"]
-
 _SORT_KEY: Final = itemgetter(0, 1)
 """Waiters of a writer are sorted by token, then by number."""
 

@@ -14,8 +14,6 @@ from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.storage.log import Log
 from synrepl.wire.native import OWN_CAPABILITIES, Hello, Join, Joining, Welcome
 
-__all__ = ["PRIMARY", "REPLICA", "make_welcome", "nonce", "proof", "proves", "start_snapshot"]
-
 REPLICA: Final = "synrepl replica"
 PRIMARY: Final = "synrepl primary"
 

@@ -16,8 +16,6 @@ from synrepl.replication.settings import RelaySettings
 from synrepl.storage.log import Log
 from synrepl.wire.text import MAX_NAME, is_address, printable
 
-__all__ = ["MAX_ANONYMOUS", "MAX_ENDED", "MAX_LEASES", "Leases"]
-
 MAX_ANONYMOUS: Final = 1_000
 """The most active leases of anonymous readers. The rest of `MAX_LEASES` is reserved for replicas."""
 MAX_LEASES: Final = 2_000

@@ -30,8 +30,6 @@ from synrepl.wire.text import identity_error
 if TYPE_CHECKING:
     from synrepl.replication.relay.relay import Relay, RelayConnection
 
-__all__ = ["RELAY_STATES", "REPLICA_STATES", "ReplicaRegistry"]
-
 NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
 
 MAX_PEERS: Final = 50

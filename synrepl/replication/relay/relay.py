@@ -35,8 +35,6 @@ from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import identity_error, printable
 
-__all__ = ["Relay", "RelayConnection"]
-
 LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
 """Refusals after which a replica joins again from the start, so that its lease has no use."""
 

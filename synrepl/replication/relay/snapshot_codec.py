@@ -9,8 +9,6 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import Appended, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.wire.blocks import encode_block, encode_blocks
 
-__all__ = ["SnapshotReader", "meta_block", "read_meta", "read_snapshot", "snapshot_block", "snapshot_lines"]
-
 MAX_SNAPSHOT: Final = 640 * 1024 * 1024
 """The most memory in bytes for a snapshot's metadata: mostly the receipts of a day, 1.3 million."""
 LINE_BYTES: Final = 300

@@ -14,18 +14,6 @@ from synrepl.wire.grammar import Command
 from synrepl.wire.native import Join, Refused, Subscribe, Welcome
 from synrepl.wire.text import is_address, printable
 
-__all__ = [
-    "Ephemeral",
-    "Event",
-    "Facts",
-    "IConversation",
-    "IUpstream",
-    "SnapshotFacts",
-    "SnapshotMeta",
-    "RefusedByUpstream",
-]
-
-
 MAX_MESSAGE: Final = 1_000
 """How many characters of a refusal are shown."""
 

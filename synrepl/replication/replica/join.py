@@ -26,8 +26,6 @@ from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Heartbeat, Join, Joined, Joining, Peers
 
-__all__ = ["FactBatcher", "JoinAttempt", "Progress", "UntrueCopy", "facts_after", "last_common"]
-
 
 class FactBatcher:
     """Collects received facts and commits them to the target in one piece at `flush`.

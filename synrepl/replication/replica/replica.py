@@ -33,8 +33,6 @@ from synrepl.wire import native
 from synrepl.wire.grammar import Command
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable
 
-__all__ = ["RESYNC", "STATES", "WAYS_OUT", "Replica"]
-
 FLUSH_FACTS: Final = 8_000
 """How many facts are committed together while more are received."""
 

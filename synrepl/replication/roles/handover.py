@@ -24,8 +24,6 @@ from synrepl.replication.roles.verification import ClaimVerifier, parse_peer_add
 from synrepl.storage.log import Log
 from synrepl.wire.text import printable
 
-__all__ = ["HANDOVER_SECONDS", "MAX_HANDOVER_SECONDS", "HandOverCandidate", "HandOverHandler"]
-
 HANDOVER_SECONDS: Final = 15.0
 """How long a primary refuses writes for one hand-over request. The candidate renews the request; if the
 candidate dies, writes are refused for this long."""

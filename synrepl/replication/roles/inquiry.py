@@ -15,8 +15,6 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import Claim, IPeerClient, PeerStatus
 from synrepl.wire.text import printable
 
-__all__ = ["INQUIRY_INTERVAL", "INQUIRY_SECONDS", "MAX_ASKED", "Inquiry", "LaterEpochs", "PrimaryNotifier"]
-
 INQUIRY_SECONDS: Final = 3.0
 """How long a starting primary refuses facts while daemons that it knows have not responded."""
 

@@ -8,8 +8,6 @@ from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, Claim
 from synrepl.replication.roles.record import RoleRecord
 from synrepl.replication.roles.verification import plausible_epoch
 
-__all__ = ["RoleState", "ClaimVerdict", "judge"]
-
 
 class ClaimVerdict(Enum):
     """The effect of a claim."""

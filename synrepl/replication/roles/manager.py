@@ -48,8 +48,6 @@ from synrepl.wire.text import printable
 if TYPE_CHECKING:
     from synrepl.replication.replica.replica import Replica
 
-__all__ = ["RoleManager"]
-
 MAX_UUID: Final = 200
 
 LOG_SECONDS: Final = 60.0

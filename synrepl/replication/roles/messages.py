@@ -10,19 +10,6 @@ from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 from synrepl.wire.error_codes import ERROR_CODES
 
-__all__ = [
-    "FENCED",
-    "PRIMARY",
-    "REPLICA",
-    "CannotPromote",
-    "Claim",
-    "ClaimRefused",
-    "HandOver",
-    "IPeerClient",
-    "PeerStatus",
-    "ReadOnlyHere",
-]
-
 PRIMARY: Final = "primary"
 REPLICA: Final = "replica"
 FENCED: Final = "fenced"

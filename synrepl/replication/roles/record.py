@@ -11,8 +11,6 @@ from synrepl.replication.roles.messages import PRIMARY
 from synrepl.replication.roles.verification import plausible_epoch
 from synrepl.storage.log import Log
 
-__all__ = ["PromotionRecord", "RoleRecord", "RoleStore"]
-
 MAX_KNOWN: Final = 20
 
 

@@ -17,8 +17,6 @@ from synrepl.replication.roles.messages import ClaimRefused, IPeerClient, PeerSt
 from synrepl.storage.log import Log
 from synrepl.wire.text import MAX_ADDRESS, printable
 
-__all__ = ["MAX_EPOCH", "ClaimVerifier", "common_serial", "parse_peer_address", "plausible_epoch"]
-
 T = TypeVar("T")
 
 MAX_EPOCH: Final = 2**53

@@ -4,8 +4,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Complaint", "Diagnosis", "Severity"]
-
 Severity = Literal["error", "warning", "note"]
 
 

@@ -17,8 +17,6 @@ from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair
 
-__all__ = ["Doctor"]
-
 ORDER: Final = ("error", "warning", "note")
 HARMLESS: Final = ("unknown_writer", "sequence_unused")
 LOG: Final = "the log"

@@ -12,8 +12,6 @@ from synrepl.storage.doctor.synapse import read_catalog
 from synrepl.storage.ids.writer_session import STUCK_SECONDS
 from synrepl.storage.ids.writers import WriterState, read_writers
 
-__all__ = ["Hold", "Positions", "holds", "holds_in", "read_holds"]
-
 SILENT_SECONDS: Final = 15.0
 """A writer without a status update for so long is gone, or cannot reach its database."""
 

@@ -11,8 +11,6 @@ from synrepl.storage.schema import COLUMNS, VERSION, load_bounds
 from synrepl.storage.sql import execute
 from synrepl.streams.facts import Fact
 
-__all__ = ["NEWEST", "check_log", "repair_positions"]
-
 AT_ONCE: Final = 5_000
 NEWEST: Final = 10_000
 """The number of newest facts that a quick check covers."""

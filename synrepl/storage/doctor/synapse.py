@@ -13,8 +13,6 @@ import msgspec
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import Flavor
 
-__all__ = ["Catalog", "MARKS", "STREAMS", "read_catalog"]
-
 LOG: Final = {"facts", "meta", "positions"}
 """The tables of a log."""
 

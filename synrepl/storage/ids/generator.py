@@ -25,16 +25,6 @@ from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, trans
 if TYPE_CHECKING:
     from synrepl.storage.ids.writer_session import WriterSession
 
-__all__ = [
-    "AllocatedIds",
-    "CHANNEL",
-    "MultiWriterIdGenerator",
-    "NotAWriter",
-    "Reservation",
-    "StreamIdGenerator",
-    "Unfinished",
-]
-
 T = TypeVar("T")
 
 SETTLE_SECONDS: Final = 0.5

@@ -11,8 +11,6 @@ from synrepl.errors import StorageError
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.lock import FileLock
 
-__all__ = ["FileNames", "SessionNames"]
-
 NAMES: Final = 0x5359_4E57
 """The class of the advisory locks for writers' names."""
 

@@ -14,8 +14,6 @@ from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.tracker import IdPosition
 from synrepl.storage.ids.transactions import ICursor
 
-__all__ = ["IdProblem", "IdProblems", "examine", "initial_position", "repair"]
-
 Kind = Literal[
     "sequence_behind_tables",
     "sequence_behind_positions",

@@ -17,8 +17,6 @@ from heapq import heappop, heappush
 
 import msgspec
 
-__all__ = ["IdPosition", "Tracker"]
-
 
 class IdPosition(msgspec.Struct, frozen=True, kw_only=True):
     """The positions from which a process starts its `Tracker`.

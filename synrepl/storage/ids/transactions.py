@@ -6,8 +6,6 @@ from typing import Any, Protocol, TypeVar
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.python.failure import Failure
 
-__all__ = ["ICursor", "IPool", "ITransaction", "Transaction", "transact"]
-
 T = TypeVar("T")
 
 

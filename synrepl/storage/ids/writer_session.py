@@ -27,8 +27,6 @@ from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.ids.writers import create_writers, last_process, store_status
 from synrepl.storage.threads import ReactorThread
 
-__all__ = ["WriterSession"]
-
 HEARTBEAT_SECONDS: Final = 1.0
 ACQUIRE_SECONDS: Final = 15.0
 """How long a start waits for the name, in seconds: the session of a killed predecessor may linger."""

@@ -10,8 +10,6 @@ from synrepl.storage.ids.generator import Unfinished
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import execute
 
-__all__ = ["WriterState", "create_writers", "last_process", "read_writers", "store_status"]
-
 WRITERS: Final = """CREATE TABLE IF NOT EXISTS synrepl_writers (
     stream_name TEXT NOT NULL,
     instance_name TEXT NOT NULL,

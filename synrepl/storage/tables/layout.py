@@ -8,8 +8,6 @@ import msgspec
 from synrepl.errors import ConfigError
 from synrepl.storage.id_tables import IdStream, IdTable, identifier
 
-__all__ = ["SourceTable", "TableStream", "Template", "columns_of", "table_streams"]
-
 Template = Any
 """The template of one row: the name of a column, None, ``{"json": column}`` for a column with JSON text,
 ``{"value": anything}`` for a constant, or a list of these.

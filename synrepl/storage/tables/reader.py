@@ -12,8 +12,6 @@ from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import execute
 from synrepl.storage.tables.layout import SourceTable, TableStream, Template, columns_of
 
-__all__ = ["TablePage", "TableReader"]
-
 
 class TablePage(msgspec.Struct, frozen=True, kw_only=True):
     """A page of facts, ``(writer, token, rows)``, in order of their ids and complete up to `upto`.

@@ -21,8 +21,6 @@ from synrepl.storage.tables.reader import TablePage, TableReader
 from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable
 
-__all__ = ["TableSource", "TableState"]
-
 T = TypeVar("T")
 
 PAGE_ROWS: Final = 1_000

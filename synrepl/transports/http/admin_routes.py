@@ -12,8 +12,6 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.replica_routes import refusal_error
 
-__all__ = ["add_lease", "claim", "drop_lease", "hand_over", "list_leases", "promote", "resync"]
-
 
 class PromoteBody(msgspec.Struct, forbid_unknown_fields=True):
     """With `force`, the old primary is not asked."""

@@ -32,8 +32,6 @@ from synrepl.wire import jsontext
 if TYPE_CHECKING:
     from synrepl.transports.http.changelog_routes import ChangelogFeed  # loaded with the first reader
 
-__all__ = ["Api", "Handler", "decode_body", "handler_of"]
-
 T = TypeVar("T")
 
 UNAUTHORIZED: Final = 401

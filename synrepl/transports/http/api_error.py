@@ -13,8 +13,6 @@ from synrepl.storage.private_files import DiskFull
 from synrepl.wire.error_codes import ERROR_CODES
 from synrepl.wire.jsontext import dumps
 
-__all__ = ["INTERNAL", "ApiError", "api_body", "as_api_error", "synapse_body"]
-
 MAX_MESSAGE: Final = 1_000
 """Maximum length of a message in characters; some quote the request."""
 

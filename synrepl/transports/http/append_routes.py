@@ -20,8 +20,6 @@ from synrepl.transports.http.call import Call, check_checksum
 from synrepl.wire.blocks import MAX_FACT
 from synrepl.wire.text import is_name
 
-__all__ = ["MAX_WRITERS", "AppendBody", "BatchAnswer", "BatchBody", "append", "append_batch"]
-
 FILES: Final = "files"
 
 FACTS_AT_ONCE: Final = 1_000

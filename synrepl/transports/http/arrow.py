@@ -20,8 +20,6 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.headers import header
 
-__all__ = ["ArrowForm", "arrow_form"]
-
 PAGE_FACTS: Final = 5_000
 """Facts per record batch: about a megabyte."""
 

@@ -17,8 +17,6 @@ from synrepl.transports.credentials import certified_name, ip_of, is_local
 from synrepl.transports.http.api_error import ApiError
 from synrepl.wire.text import printable
 
-__all__ = ["AccessCheck", "check_content_type", "check_right", "check_streams"]
-
 SCHEME: Final = b"bearer "
 JSON_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
 DEFAULT_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded"})

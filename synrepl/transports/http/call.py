@@ -22,8 +22,6 @@ from synrepl.transports.http.api_error import ApiError
 if TYPE_CHECKING:
     from synrepl.transports.http.api import Api  # it imports this module
 
-__all__ = ["Call", "Valve", "check_checksum"]
-
 _checksum: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 

@@ -16,8 +16,6 @@ from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.wire.filter import Filter
 
-__all__ = ["HeartbeatLine", "decode_line", "encode_line", "encode_page", "held_line", "line_encoder"]
-
 
 class HeartbeatLine(msgspec.Struct, frozen=True):
     """All matching facts up to `serial` were sent; the log is at `head`."""

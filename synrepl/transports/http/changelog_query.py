@@ -15,8 +15,6 @@ from synrepl.transports.http.authorization import check_right, check_streams
 from synrepl.transports.http.call import Call
 from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["ChangelogQuery", "check_position", "query_feed", "read_query", "stop_error"]
-
 CODES: Final = {"ahead": "ahead_of_log"}
 """Codes that have another name over HTTP."""
 

@@ -33,8 +33,6 @@ from synrepl.transports.http.replica_routes import renew_lease
 from synrepl.transports.http.server import Services
 from synrepl.wire.grammar import Command
 
-__all__ = ["ChangelogFeed", "ExtentAnswer", "digests", "extent", "read"]
-
 MAX_FACTS: Final = 2**62
 
 

@@ -23,8 +23,6 @@ from synrepl.transports.http.http_client import BodyLines, HttpClient, decode_js
 from synrepl.transports.http.messages import DigestsAnswer
 from synrepl.wire.jsontext import dumps
 
-__all__ = ["ChangelogClient", "FirstAnswer", "HttpAppender", "HttpCatchUp"]
-
 MIB: Final = 1024 * 1024
 
 

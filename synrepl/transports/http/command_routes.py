@@ -10,8 +10,6 @@ from synrepl.transports.http.call import Call
 from synrepl.transports.http.messages import AcceptedForwards, ForwardedCommands
 from synrepl.wire.position import Natural64
 
-__all__ = ["acknowledge", "forward", "read", "syncing"]
-
 MAX_READERS: Final = 100
 
 

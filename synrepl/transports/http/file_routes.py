@@ -13,8 +13,6 @@ from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.headers import Unsatisfiable, header, matches, read_range
 from synrepl.transports.http.uploads import Upload
 
-__all__ = ["FileAnswer", "get", "put"]
-
 BLOCK: Final = 256 * 1024
 """Bytes per read."""
 

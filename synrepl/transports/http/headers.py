@@ -6,18 +6,6 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, Final
 
-__all__ = [
-    "CONTENT_DIGEST",
-    "WANT_DIGEST",
-    "Unsatisfiable",
-    "content_digest",
-    "header",
-    "headers",
-    "matches",
-    "matches_digest",
-    "read_range",
-]
-
 
 def headers(request: Any, name: str) -> list[str]:
     """Return the values of a header, with U+FFFD for bytes that are not UTF-8, where Twisted would raise."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     # Imported for types only: a daemon without TLS should not load OpenSSL.
     from OpenSSL import SSL
 
-__all__ = ["MAX_ERROR_BYTES", "BodyChunks", "BodyLines", "HttpClient", "collect_body", "decode_json"]
-
 T = TypeVar("T")
 
 MIB: Final = 1024 * 1024

@@ -7,19 +7,6 @@ import msgspec
 from synrepl.wire.native import Join, Joining, Subscribe
 from synrepl.wire.position import LogPosition
 
-__all__ = [
-    "AcceptedForwards",
-    "AckAnswer",
-    "AckBody",
-    "DigestsAnswer",
-    "ForwardedCommands",
-    "JoinAnswer",
-    "JoinBody",
-    "ReplicaIdentity",
-    "SubscribeAnswer",
-    "SubscribeBody",
-]
-
 
 class DigestsAnswer(msgspec.Struct, frozen=True):
     """The digests of a log at some serials (None: unknown), and its head."""

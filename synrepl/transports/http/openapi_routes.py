@@ -12,8 +12,6 @@ from synrepl.transports.http.call import Call
 from synrepl.transports.http.status_routes import daemon_version
 from synrepl.wire.error_codes import ERROR_CODES
 
-__all__ = ["ErrorAnswer", "SynapseError", "build_description", "describe"]
-
 REFERENCE: Final = "#/components/schemas/{name}"
 BINARY: Final = {"type": "string", "format": "binary"}
 COMMON_ERRORS: Final = ("bad_request", "unauthorized", "no_rights", "internal")

@@ -22,8 +22,6 @@ from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import MAX_ERROR_BYTES, BodyChunks, HttpClient
 from synrepl.transports.http.messages import DigestsAnswer
 
-__all__ = ["HttpFiles", "PeerClient"]
-
 T = TypeVar("T")
 
 BLOCK: Final = 256 * 1024

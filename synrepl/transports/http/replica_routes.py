@@ -12,8 +12,6 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.wire.native import Hello, Refused
 
-__all__ = ["about", "acknowledge", "describe_log", "join", "refusal_error", "renew_lease", "subscribe"]
-
 PRESENT_SECONDS: Final = 15.0
 """A replica without requests for this time counts as disconnected."""
 

@@ -17,8 +17,6 @@ from synrepl.transports.http.call import Call
 from synrepl.transports.http.headers import header
 from synrepl.wire.dialect import Dialect
 
-__all__ = ["AllocatedAnswer", "RowPage", "allocated", "page", "read_page", "updates"]
-
 CATCH_UP_ROWS: Final = 1_000
 
 _synapse: Final = re.compile(r"Synapse/([0-9]{1,3}\.[0-9]{1,4}(?:\.[0-9]{1,4})?)", re.ASCII)

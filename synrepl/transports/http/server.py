@@ -30,8 +30,6 @@ from synrepl.transports.http.authorization import AccessCheck
 from synrepl.transports.http.uploads import Upload, is_upload
 from synrepl.transports.settings import ApiSettings
 
-__all__ = ["ApiRequest", "ApiSite", "Services", "make_site"]
-
 LENGTH: Final = b"content-length:"
 MAX_LENGTH_LINE: Final = 64
 """Limit for this header line in bytes: 2**63 has 19 digits."""

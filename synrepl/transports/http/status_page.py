@@ -9,8 +9,6 @@ from synrepl.html.templates import load_template
 from synrepl.replication.relay.registry import RELAY_STATES, REPLICA_STATES
 from synrepl.replication.status import STATES
 
-__all__ = ["KINDS", "POLICY", "page"]
-
 KINDS: Final = {
     "failing": "bad",
     "stopped": "bad",

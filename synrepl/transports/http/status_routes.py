@@ -17,8 +17,6 @@ from synrepl.transports.http.call import Call
 from synrepl.transports.http.server import Services
 from synrepl.wire import jsontext
 
-__all__ = ["Alive", "Ready", "daemon_version", "livez", "metrics", "page", "readyz", "root", "status"]
-
 
 class Alive(msgspec.Struct, frozen=True):
     """The process runs."""

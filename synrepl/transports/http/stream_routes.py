@@ -10,8 +10,6 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check_streams
 from synrepl.transports.http.call import Call
 
-__all__ = ["DeclaredAnswer", "DeclaredStreamsAnswer", "create", "list_all"]
-
 
 class DeclaredAnswer(msgspec.Struct, frozen=True):
     """The stream; `created` is false if it was declared before."""

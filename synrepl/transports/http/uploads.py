@@ -14,8 +14,6 @@ from synrepl.ports.gate import Gate
 from synrepl.ports.tasks import Tasks
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
 
-__all__ = ["Upload", "is_upload"]
-
 MAX_BUFFERED_BYTES: Final = 1024 * 1024
 """Bytes that wait for the disk at which reading from the connection pauses."""
 

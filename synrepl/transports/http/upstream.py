@@ -39,8 +39,6 @@ from synrepl.wire import native
 from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import Filter
 
-__all__ = ["HttpConversation", "HttpUpstream"]
-
 T = TypeVar("T")
 
 MAX_RESPONSE_BYTES: Final = 1024 * 1024

@@ -15,8 +15,6 @@ import msgspec
 
 from synrepl.errors import ConfigError, suggest
 
-__all__ = ["SCHEMES", "RedisAddress"]
-
 SCHEMES: Final = ("redis://", "rediss://", "redis+sentinel://", "redis+unix://")
 """Schemes of Redis URLs that could be nothing else; ``unix:`` also begins a Twisted endpoint."""
 

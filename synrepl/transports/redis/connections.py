@@ -23,8 +23,6 @@ from synrepl.transports.tls import TlsWords, tls_trouble
 if TYPE_CHECKING:
     from synrepl.transports.redis.link import RedisLink
 
-__all__ = ["Lost", "PublisherConnection", "RedisConnection", "RedisRefused", "SubscriberConnection"]
-
 Lost: Final = txredisapi.ConnectionError
 """Raised by commands that wait for a reply when the connection is lost."""
 

@@ -29,8 +29,6 @@ from synrepl.transports.tls import ClientTls, TlsFiles
 if TYPE_CHECKING:
     from synrepl.transports.redis.link import RedisLink
 
-__all__ = ["HalfLink"]
-
 CONNECT_SECONDS: Final = 10.0
 """Timeout for connecting: TCP, TLS, AUTH and SUBSCRIBE together."""
 SENTINEL_SECONDS: Final = 3.0

@@ -24,8 +24,6 @@ from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import Close, Deliver, Keepalive, Session, Warn
 
-__all__ = ["REDIS_KEEPALIVE", "RedisLink", "RedisState"]
-
 REDIS_KEEPALIVE: Final = Keepalive(ping_seconds=5.0, timeout_seconds=15.0)
 """PING after `ping_seconds` of silence; the connection is lost after `timeout_seconds`."""
 
