@@ -217,10 +217,7 @@ def _archive_lines(done: Any) -> Iterator[str]:
     "--every", "every_seconds", default="5s", help="With --follow: the time between two batches."
 )
 @click.option(
-    "--batch-facts",
-    type=click.IntRange(1),
-    default=500_000,
-    help="The maximum number of facts in a batch.",
+    "--batch-facts", type=click.IntRange(1), default=500_000, help="The maximum number of facts in a batch."
 )
 @spark_job(_archive_lines)
 def archive_command(
@@ -446,12 +443,7 @@ def replay_command(session: "SparkSession", archive: "Store", daemon: DaemonTarg
 )
 @duration_option("--every", "every_seconds", default="5s", help="The time between two batches.")
 @ranking_option(10)
-@click.option(
-    "--from",
-    "since",
-    default="latest",
-    help="The start position: latest, earliest, or a serial.",
-)
+@click.option("--from", "since", default="latest", help="The start position: latest, earliest, or a serial.")
 @click.option(
     "--checkpoint", metavar="DIR", help="The checkpoint directory, from which the next run continues."
 )

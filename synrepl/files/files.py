@@ -63,10 +63,7 @@ class Files:
             self._context, fetch, workers, on_arrival=self._on_arrival, on_failure=self._summary_wakeup.open
         )
         self._maintenance = FileMaintenance(
-            self._context,
-            self._on_loss,
-            lambda: self._names.is_complete,
-            grace_seconds=grace_seconds,
+            self._context, self._on_loss, lambda: self._names.is_complete, grace_seconds=grace_seconds
         )
         self._waiting: dict[str, set[Deferred[bool]]] = {}
         self._is_running = False

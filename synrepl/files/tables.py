@@ -140,8 +140,5 @@ class Tables:
             base = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
             kind = DiskFull if base == "SQLITE_FULL" else StorageError
             raise kind(
-                op=op,
-                why=f"{self._path}: {error}",
-                hint=HINTS.get(base, ""),
-                retryable=base in RETRYABLE,
+                op=op, why=f"{self._path}: {error}", hint=HINTS.get(base, ""), retryable=base in RETRYABLE
             ) from error

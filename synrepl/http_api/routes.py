@@ -164,9 +164,7 @@ CATCH_UP: Final = Route(
         Parameter("from_token", SynapseToken(), "the rows after this token"),
         Parameter("upto_token", SynapseToken(), "the last token"),
         Parameter(
-            "writer",
-            InstanceName(),
-            "the writer; default: the writer named in `Host`, else this instance",
+            "writer", InstanceName(), "the writer; default: the writer named in `Host`, else this instance"
         ),
         *_READ_YOUR_WRITES,
     ),
@@ -178,10 +176,7 @@ CATCH_UP: Final = Route(
         ),
         Example(
             "/_synapse/replication/get_repl_stream_updates/push_rules/t1?from_token=2",
-            {
-                "errcode": "M_MISSING_PARAM",
-                "error": "Missing required integer query parameter upto_token",
-            },
+            {"errcode": "M_MISSING_PARAM", "error": "Missing required integer query parameter upto_token"},
             status=400,
         ),
     ),
@@ -306,10 +301,7 @@ GET_FILE: Final = Route(
     examples=(_refused(f"/v1/files/sha256/{'0' * 64}", "not_found", message="this daemon stores no files"),),
 )
 REPLICATION: Final = Route(
-    "replica.about",
-    "GET",
-    "/v1/replication",
-    "Read this log's history, epochs, oldest position and head.",
+    "replica.about", "GET", "/v1/replication", "Read this log's history, epochs, oldest position and head."
 )
 _REPLICA: Final = (
     *_POSITION,

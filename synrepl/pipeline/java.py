@@ -43,10 +43,7 @@ exec {java} "$@"
 
 
 def make_java_home(
-    folder: Path,
-    environ: Mapping[str, str] = os.environ,
-    *,
-    importer: Callable[[str], Any] = import_module,
+    folder: Path, environ: Mapping[str, str] = os.environ, *, importer: Callable[[str], Any] = import_module
 ) -> Path:
     """Make a JAVA_HOME for Spark in a new folder, and return it.
 

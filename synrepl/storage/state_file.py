@@ -106,9 +106,7 @@ class StateFile:
 
     def _map_errors(self, op: str) -> AbstractContextManager[None]:
         return map_path_errors(
-            op,
-            self.path,
-            "make the file readable and writable for this user, and free some space",
+            op, self.path, "make the file readable and writable for this user, and free some space"
         )
 
     def _invalid(self, why: str) -> StorageError:

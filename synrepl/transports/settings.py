@@ -90,15 +90,9 @@ class ConnectionSettings(NameSettings):
         parse=parse_dialect,
         metavar="DIALECT",
     )
-    ping_seconds: float = setting(
-        "5s",
-        "The time after which an idle connection sends PING.",
-        parse=duration,
-    )
+    ping_seconds: float = setting("5s", "The time after which an idle connection sends PING.", parse=duration)
     timeout_seconds: float = setting(
-        "25s",
-        "The time after which a silent connection is closed.",
-        parse=duration,
+        "25s", "The time after which a silent connection is closed.", parse=duration
     )
 
     @property
@@ -153,16 +147,8 @@ class ApiSettings(ConnectionSettings):
         parse=names,
         example="[replication.example.org]",
     )
-    max_body_bytes: int = setting(
-        "64MiB",
-        "The size limit of the body of an HTTP request.",
-        parse=size,
-    )
-    max_file_bytes: int = setting(
-        "16GiB",
-        "The size limit of a file by checksum.",
-        parse=size,
-    )
+    max_body_bytes: int = setting("64MiB", "The size limit of the body of an HTTP request.", parse=size)
+    max_file_bytes: int = setting("16GiB", "The size limit of a file by checksum.", parse=size)
 
     def hosts(self, notes: Mapping[str, str]) -> set[str]:
         """Return the names with dots by which clients may reach a daemon whose log has these notes."""

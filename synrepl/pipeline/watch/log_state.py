@@ -9,17 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.pipeline.watch.events import (
-    Active,
-    Again,
-    Count,
-    Gap,
-    Hot,
-    Repaired,
-    Restart,
-    Stall,
-    WatchEvent,
-)
+from synrepl.pipeline.watch.events import Active, Again, Count, Gap, Hot, Repaired, Restart, Stall, WatchEvent
 from synrepl.pipeline.watch.observations import Drops, FactRun, Observations
 
 MINUTE_MS: Final = 60_000

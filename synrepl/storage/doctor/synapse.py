@@ -89,11 +89,7 @@ STREAMS: Final = (
         negative=True,
     ),
     _stream(
-        "account_data",
-        "account_data_sequence",
-        "room_account_data",
-        "room_tags_revisions",
-        "account_data",
+        "account_data", "account_data_sequence", "room_account_data", "room_tags_revisions", "account_data"
     ),
     _stream("caches", "cache_invalidation_stream_seq", "cache_invalidation_stream_by_instance"),
     _stream(

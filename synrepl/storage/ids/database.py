@@ -257,9 +257,7 @@ class IdDatabase:
         else:
             # The first write takes SQLite's only write lock.
             self._execute(
-                cursor,
-                "UPDATE synrepl_sequences SET value = value WHERE name = ?",
-                self.stream.sequence,
+                cursor, "UPDATE synrepl_sequences SET value = value WHERE name = ?", self.stream.sequence
             )
 
     def notify(self, cursor: ICursor, channel: str) -> None:

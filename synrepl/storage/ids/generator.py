@@ -261,8 +261,7 @@ class MultiWriterIdGenerator:
             if not before:
                 before.append(await transact(self.pool, self.database.mark))
             return await transact(
-                self.pool,
-                lambda cursor: self.database.have_ended(cursor, reservation.mark + 1, before[0]),
+                self.pool, lambda cursor: self.database.have_ended(cursor, reservation.mark + 1, before[0])
             )
 
         ensureDeferred(self._finish_when(reservation, has_ended))
@@ -462,10 +461,7 @@ class _ReservationContext(Generic[T]):
         return self.select(self.reservation.tokens)
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self.reservation is not None
         if kind is None:

@@ -15,11 +15,7 @@ from synrepl.storage.ids.tracker import IdPosition
 from synrepl.storage.ids.transactions import ICursor
 
 Kind = Literal[
-    "sequence_behind_tables",
-    "sequence_behind_positions",
-    "sequence_unused",
-    "unknown_writer",
-    "history_lost",
+    "sequence_behind_tables", "sequence_behind_positions", "sequence_unused", "unknown_writer", "history_lost"
 ]
 
 

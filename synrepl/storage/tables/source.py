@@ -180,9 +180,7 @@ class TableSource:
     def _complain(self, followed: _Followed, why: str) -> None:
         if why != followed.state.trouble:
             self._logger.warn(
-                "cannot read {stream} from its table, retrying: {why}",
-                stream=followed.stream.stream,
-                why=why,
+                "cannot read {stream} from its table, retrying: {why}", stream=followed.stream.stream, why=why
             )
         followed.state.trouble = why
 
