@@ -1,6 +1,6 @@
 """A daemon and its workers in memory, built from the real parts."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -49,7 +49,8 @@ class MemoryPositions:
 class FakeDaemon:
     """The real log and publisher, with a disk in memory, behind a `Network`.
 
-    It listens at two addresses: `name` detects the dialect, ``<name>-middle`` speaks the middle one.
+    It listens at two addresses: `name` detects the dialect, ``<name>-middle`` speaks the middle one. The
+    `log_options` are further arguments of its log.
     """
 
     network: Network
@@ -59,11 +60,12 @@ class FakeDaemon:
     disk_delay: Callable[[], float] = lambda: 0.0005
     ring_bytes: int = 8 * 1024 * 1024
     instance: str = "master"
+    engine: MemoryEngine = field(default_factory=MemoryEngine)
+    log_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.clock: Any = self.network.clock
         self.addresses: dict[str, Dialect | None] = {self.name: AUTO, f"{self.name}-middle": MIDDLE}
-        self.engine = MemoryEngine()
         self.metrics = Metrics(CollectorRegistry())
         self.is_running = False
         self.log: Log
@@ -91,7 +93,7 @@ class FakeDaemon:
             clock,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             logger=Logger(),
-            **self._log_options(),
+            **self.log_options,
         )
         await self.log.start()
         self.publisher = Publisher(
@@ -105,9 +107,6 @@ class FakeDaemon:
             self.network.listen(address, factory)
             self._factories.append(factory)
         self.is_running = True
-
-    def _log_options(self) -> dict[str, Any]:
-        return {}
 
     def kill(self) -> None:
         """Kill the daemon as SIGKILL does: only committed facts remain."""

@@ -2,36 +2,22 @@
 
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from itertools import starmap
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 
-from synrepl.errors import StorageError
-from synrepl.ports.history import AppendReceipt, LogPosition
-from synrepl.ports.interfaces import Head, IClock
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
-from synrepl.storage.engine import UPSERT_NOTE, SQLEngine
-from synrepl.storage.schema import (
-    COLUMNS,
-    RECEIPT_COLUMNS,
-    LogBounds,
-    migrate,
-    migrations,
-    read_bounds,
-    receipt_of,
-)
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.schema import migrate, migrations
 from synrepl.storage.sql import LogDatabase
 from synrepl.storage.sqlite import SQLiteConnection, SQLiteDatabase, map_sqlite_errors
 from synrepl.storage.threads import ImmediateThread, stopped_error
-from synrepl.streams.facts import Fact
 
 T = TypeVar("T")
-
-SELECT_NOTE: Final = "SELECT value FROM notes WHERE name = ?"
 
 
 @cache
@@ -91,65 +77,12 @@ class MemoryDatabase(LogDatabase):
 
 
 class MemoryEngine(SQLEngine):
-    """An engine whose disk is this object: commits survive `crash` and `close`.
-
-    For tests, `commits` counts the successful commits.
-    """
+    """An engine whose disk is this object: commits survive `crash` and `close`."""
 
     database: MemoryDatabase
 
     def __init__(self, database: MemoryDatabase | None = None) -> None:
         super().__init__(MemoryDatabase() if database is None else database)
-        self.commits = 0
-        self.staged: MemoryEngine | None = None
-        self._failure: tuple[StorageError, bool, int] | None = None
-        self._head_failures: list[StorageError] = []
-        self._facts: list[Fact] = []
-        self._facts_at: tuple[SQLiteConnection, int] | None = None
-
-    @property
-    def facts(self) -> list[Fact]:
-        """All facts, in order of serial."""
-        connection = self.database.connection
-        if self._facts_at != (connection, connection.total_changes):
-            self._facts = list(
-                starmap(Fact, connection.execute(f"SELECT {COLUMNS} FROM facts ORDER BY serial"))
-            )
-            self._facts_at = connection, connection.total_changes
-        return self._facts
-
-    @property
-    def receipts(self) -> dict[str, AppendReceipt]:
-        """All receipts, by key."""
-        rows = self.database.connection.execute(f"SELECT {RECEIPT_COLUMNS} FROM receipts")
-        return {receipt.key: receipt for receipt in map(receipt_of, rows)}
-
-    @property
-    def bounds(self) -> LogBounds:
-        """The bounds of the log, open or not."""
-        return read_bounds(self.database.connection)
-
-    def read_note(self, name: str) -> str:
-        """A note of the log, open or not."""
-        return str(self.database.connection.execute(SELECT_NOTE, (name,)).fetchone()[0])
-
-    def write_notes(self, **notes: str) -> None:
-        """Store these notes, even in a log that was never open."""
-        self.database.connection.executemany(UPSERT_NOTE, list(notes.items()))
-
-    def copy(self) -> "MemoryEngine":
-        """A copy of what is on the disk, not opened."""
-        made = MemoryEngine()
-        self.database.connection.backup(made.database.connection)
-        return made
-
-    def fail_next(self, error: StorageError, *, kept: bool = False, silent: int | None = None) -> None:
-        """Make the next commit raise `error`: before it stores anything, or, with `kept`, after it.
-
-        Then `silent` calls of `head` fail as well, as for an unreachable database: with 1 (the default if
-        `kept`) the outcome of the commit stays unknown; with 0 it can be read at once.
-        """
-        self._failure = (error, kept, int(kept) if silent is None else silent)
 
     def crash(self) -> None:
         """Close without cleanup, as a killed process does. The next `open` finds the commits.
@@ -157,44 +90,6 @@ class MemoryEngine(SQLEngine):
         The old log's threads must have stopped: they would use the engine of the new log.
         """
         self._is_open = False
-        self._failure = None
-        self._head_failures.clear()
-        if self.staged is not None:
-            self.staged.crash()
-
-    def head(self) -> Head:
-        self._check_open("head")
-        if self._head_failures:
-            raise self._head_failures.pop()
-        return super().head()
-
-    def commit(
-        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
-    ) -> None:
-        self._check_open("commit")
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            self._head_failures = [failure[0]] * failure[2]
-            if not failure[1]:
-                raise failure[0]
-        super().commit(facts, receipts, upto=upto)
-        self.commits += 1
-        if failure is not None:
-            raise failure[0]
-
-    def staging(self) -> "MemoryEngine":
-        if self.staged is None:
-            self.staged = MemoryEngine(self.database.staging())
-        return self.staged
-
-    def adopt_staged(self) -> Head:
-        head = super().adopt_staged()
-        self.staged = None
-        return head
-
-    def drop_staged(self) -> None:
-        super().drop_staged()
-        self.staged = None
 
 
 class DelayedThread(ImmediateThread):

@@ -27,9 +27,9 @@ from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.declared import DeclaredTable
 from synrepl.streams.table import StreamTable
-from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.settings import ApiSettings
+from tests.memory_engine import FaultyEngine
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""
@@ -131,7 +131,7 @@ class SiteCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
         self.table = DeclaredTable(StreamTable.default())
         self.log = self.make_log()
         self.declared = DeclaredStreams(self.log, self.table, instance=self.instance)

@@ -22,12 +22,12 @@ from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.replication.status import NO_REPLICATION, SHOWN
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
-from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire.commands import FederationAck, RemoteServerUp
 from synrepl.wire.native import Subscribe
 from tests.http.builders import Answer, SiteCase, receipt, typing
+from tests.memory_engine import FaultyEngine
 
 HERE = Address(http="http://hs.example:9093")
 HS = UpstreamSettings(server_name="hs.example")
@@ -386,7 +386,7 @@ class FollowingOverHttpTests(CopiesCase):
     def replica(self, settings: CopySettings = PARIS, **options: Any) -> tuple[Replica, Log]:
         """A replica that has begun."""
         thread = ImmediateThread()
-        log = Log(MemoryEngine(), thread, thread, self.clock, ephemeral=self.ephemeral, logger=Logger())
+        log = Log(FaultyEngine(), thread, thread, self.clock, ephemeral=self.ephemeral, logger=Logger())
         self.wait(log.start())
         self.client = StubTreq(self.site.resource)
         commands = options.get("commands")

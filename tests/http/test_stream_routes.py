@@ -8,10 +8,10 @@ from synrepl.ports.access import Access, Key, Keyring, Right
 from synrepl.replication.declared_streams import MAX_EPHEMERAL, MAX_STREAMS, DeclaredStreams
 from synrepl.streams.declared import DeclaredTable, StreamBody
 from synrepl.streams.table import StreamTable
-from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
 from tests.http.builders import Answer, SiteCase
+from tests.memory_engine import FaultyEngine
 
 PACKAGES: dict[str, Any] = {
     "name": "packages",
@@ -184,7 +184,7 @@ class DeclaringTests(StreamCase):
         """A replica joined again: what the new log lacks is gone, another declaration replaces the former."""
         self.declare()
         self.declare(name="gone")
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
         self.log = self.make_log()
         self.wait(self.log.start())
         self.declared._log = self.log

@@ -17,10 +17,10 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_forwarder import WriteForwarder
-from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.http.client import HttpAppender
 from tests.http.builders import BROKEN, Answer, SiteCase, Talk, receipt, typing
 from tests.http.test_append_body import BAD
+from tests.memory_engine import FaultyEngine
 
 URL = "http://primary:9093"
 FACTS = "/v1/streams/receipts/facts"
@@ -81,7 +81,7 @@ class RelayCase(SiteCase):
         super().setUp()
         self.primary_log, self.primary_engine = self.log, self.engine
         self.primary = Primary(self.site, self.clock)
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
         self.log = self.make_log()
         self.wait(self.log.start())
         metrics = Metrics(CollectorRegistry())

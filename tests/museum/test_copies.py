@@ -8,10 +8,10 @@ from twisted.internet.defer import Deferred
 from synrepl.errors import StorageError
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
-from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.native import MAX_QUEUED_BYTES, NativeConversation
 from synrepl.wire.blocks import Payload
 from synrepl.wire.position import LogPosition
+from tests.memory_engine import FaultyEngine
 from tests.replication.nodes import FakeNode
 from tests.replication.relay.test_refusals import PINNED, known, trim
 from tests.replication.relay.test_sending import MOST
@@ -143,7 +143,7 @@ class TailTests(LogCase):
 
         Here: a failed group leaves no hole, the next one takes its serials, and readers go on.
         """
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine, delay=lambda: 0.1)
         seen: list[Fact] = []
         log.subscribe(seen.extend)

@@ -21,6 +21,7 @@ from synrepl.testing import FakeDaemon, Network
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.dialect import NEWEST
+from tests.memory_engine import FaultyEngine
 from tests.redis.fake_redis import FakeRedis
 
 __all__ = ["RedisDaemon", "link_to"]
@@ -78,6 +79,8 @@ class RedisDaemon(FakeDaemon):
     `peers`, by the name of their writer. `redis_side` holds its Redis parts until the next `kill`.
     """
 
+    engine: FaultyEngine
+
     def __init__(
         self,
         network: Network,
@@ -89,7 +92,12 @@ class RedisDaemon(FakeDaemon):
         chance: random.Random,
         **options: Any,
     ) -> None:
-        super().__init__(network, name=name, instance=name, **options)
+        super().__init__(network, name=name, instance=name, engine=FaultyEngine(), **options)
+        self.log_options = {
+            "unordered": [stream.name for stream in self.table if not stream.ordered],
+            "any_writer": [stream.name for stream in self.table if stream.any_writer],
+            "append_refusal": self._refuses,
+        }
         self.writes = tuple(writes)
         self.peers = peers
         self.chance = chance
@@ -100,13 +108,6 @@ class RedisDaemon(FakeDaemon):
         await super()._start()
         self.redis_side = OnFakeRedis(self, self._redis)
         self.redis_side.start()
-
-    def _log_options(self) -> dict[str, Any]:
-        return {
-            "unordered": [stream.name for stream in self.table if not stream.ordered],
-            "any_writer": [stream.name for stream in self.table if stream.any_writer],
-            "append_refusal": self._refuses,
-        }
 
     def history_lost(self, stream: str) -> None:
         """Disconnect followers: they hold facts that the log has discarded."""

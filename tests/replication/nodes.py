@@ -33,7 +33,7 @@ from synrepl.storage.log import Log
 from synrepl.streams.declared import DeclaredTable
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
-from synrepl.testing.memory_engine import DelayedThread, MemoryEngine
+from synrepl.testing.memory_engine import DelayedThread
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.http.replica_routes import describe_log
 from synrepl.transports.native import NativeUpstream
@@ -41,6 +41,7 @@ from synrepl.transports.settings import UpstreamSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire import jsontext
 from synrepl.wire.session import AUTO, Keepalive
+from tests.memory_engine import FaultyEngine
 
 __all__ = ["FakeNode"]
 
@@ -85,7 +86,7 @@ class FakeNode:
     ) -> None:
         self.name = name
         self.upstream = upstream
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
         self._base_table = table if table is not None else StreamTable.default()
         self.table = DeclaredTable(self._base_table)
         self.metrics = Metrics(CollectorRegistry())

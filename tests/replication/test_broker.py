@@ -20,7 +20,6 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
-from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import Network
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.codec import codec_of
@@ -28,6 +27,7 @@ from synrepl.wire.commands import RemoteServerUp, Replicate, UserIp, UserSync
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.session import AUTO
+from tests.memory_engine import FaultyEngine
 from tests.raw_peer import RawPeer, raw_client
 
 TABLE = StreamTable.default()
@@ -103,7 +103,7 @@ class Story:
         self.clock = Clock()
         self.network = Network(self.clock)
         self.log = Log(
-            MemoryEngine(),
+            FaultyEngine(),
             ImmediateThread(),
             ImmediateThread(),
             self.clock,

@@ -12,7 +12,8 @@ from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.storage.log import Log
 from synrepl.streams.declared import Declaration, DeclaredTable, StreamBody
 from synrepl.streams.table import StreamTable
-from synrepl.testing.memory_engine import DelayedThread, MemoryEngine
+from synrepl.testing.memory_engine import DelayedThread
+from tests.memory_engine import FaultyEngine
 
 
 class SimultaneousTests(SynchronousTestCase):
@@ -21,7 +22,7 @@ class SimultaneousTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         writing, reading = (DelayedThread(self.clock, lambda: 0.1) for _ in range(2))
-        self.log = Log(MemoryEngine(), writing, reading, self.clock, ephemeral=[], logger=Logger())
+        self.log = Log(FaultyEngine(), writing, reading, self.clock, ephemeral=[], logger=Logger())
         started = Deferred.fromCoroutine(self.log.start())
         self.clock.pump([0.1] * 5)
         self.successResultOf(started)

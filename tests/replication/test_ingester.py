@@ -16,10 +16,11 @@ from synrepl.replication.strategies import SHARED
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
-from synrepl.testing.memory_engine import DelayedThread, MemoryEngine
+from synrepl.testing.memory_engine import DelayedThread
 from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import Command
+from tests.memory_engine import FaultyEngine
 
 TABLE = StreamTable.default()
 ROW = b'["@a:hs"]'
@@ -63,7 +64,7 @@ class Story:
 
     def __init__(self, *, knows_history: bool = True, confirms: bool = False) -> None:
         self.clock = Clock()
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
         self.log = Log(
             self.engine,
             DelayedThread(self.clock, lambda: 0.01),

@@ -15,8 +15,8 @@ from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
-from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.transports.credentials import Credentials
+from tests.memory_engine import FaultyEngine
 
 TABLE = StreamTable.default()
 
@@ -27,7 +27,7 @@ def sources(*servers: str, tables: tuple[str, ...] = ()) -> SourceManager:
     settings = Settings.build({"follow": list(servers)})
     metrics = Metrics(CollectorRegistry())
     log = Log(
-        MemoryEngine(),
+        FaultyEngine(),
         ImmediateThread(),
         ImmediateThread(),
         reactor,

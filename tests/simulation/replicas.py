@@ -29,9 +29,9 @@ from synrepl.storage.schema import end_of_log
 from synrepl.streams.declared import StreamBody, stream_of
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
-from synrepl.testing.memory_engine import MemoryEngine
 from synrepl.testing.network import MemoryLink, Network
 from synrepl.wire.native import Hello, Subscribe
+from tests.memory_engine import FaultyEngine
 from tests.replication.nodes import FakeNode
 from tests.simulation.histories import Content, Histories, content
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
@@ -179,7 +179,7 @@ class ReplicaSimulation(SeededRun):
         self._whole: set[str] = set()
         self._not_live_since: dict[object, float] = {}
         self._fresh: Counter[object] = Counter()
-        self._copies: dict[str, MemoryEngine] = {}
+        self._copies: dict[str, FaultyEngine] = {}
         self.lost_by_restore: set[Content] = set()
         self._trimmed: set[Content] = set()
         self._aim: tuple[str, str] | None = None
@@ -279,7 +279,7 @@ class ReplicaSimulation(SeededRun):
                 node.kill()
 
     def _fresh_disk(self, node: FakeNode) -> None:
-        node.engine = MemoryEngine()
+        node.engine = FaultyEngine()
         node.engine.write_notes(uuid=f"{self.chance.getrandbits(64):x}", history=f"history of {node.name}")
 
     def _start(self, name: str) -> None:

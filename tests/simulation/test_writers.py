@@ -28,7 +28,7 @@ from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.source import TableSource
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
-from synrepl.testing.memory_engine import MemoryEngine
+from tests.memory_engine import FaultyEngine
 from tests.simulation.seeds import seeds
 
 STEP = 0.05
@@ -182,7 +182,7 @@ class _World:
         with sqlite3.connect(self.path) as database:
             IdDatabase(STREAM, "sqlite").create(database.cursor())
             database.execute("CREATE TABLE inbox (stream_id BIGINT, instance_name TEXT, entity TEXT)")
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
         self.writers = {name: _Writer(self, name) for name in STREAM.writers}
         self._start_daemon()
 

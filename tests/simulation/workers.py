@@ -21,6 +21,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.testing.cluster import FakeDaemon, FakeWorker, MemoryPositions
 from synrepl.testing.network import BUFFER_BYTES, Network
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
+from tests.memory_engine import FaultyEngine
 from tests.simulation.cached_reads import CachedReader, CacheTruth, invalidation
 from tests.simulation.seeded import STEP_SECONDS, Broken, SeededRun
 
@@ -101,8 +102,10 @@ class Simulation(SeededRun):
         if self.loses_caches:
             table = StreamTable([_LOST_CACHES if one.name == "caches" else one for one in table])
         self.truth = CacheTruth()
+        self.engine = FaultyEngine()
         self.daemon = FakeDaemon(
             self.network,
+            engine=self.engine,
             table=table,
             disk_delay=lambda: self.chance.uniform(0.0002, 0.01),
             ring_bytes=self.chance.choice([300, 2_000, 8_000_000]),
@@ -147,7 +150,7 @@ class Simulation(SeededRun):
 
     def _daemon_started(self, _: None) -> None:
         ephemeral = [stream.name for stream in self.daemon.table if stream.ephemeral]
-        self.truth.begin_life(ephemeral, self.daemon.engine.facts)
+        self.truth.begin_life(ephemeral, self.engine.facts)
         self.daemon.log.subscribe(self.truth.committed)
 
     def _start_worker(self, slot: _Slot) -> None:
@@ -171,7 +174,7 @@ class Simulation(SeededRun):
             subscriber=self._subscriber(),
         )
         reader.follow(worker.follower)
-        slot.lives.append(_Life(worker, reader, slot.positions.load(), len(self.daemon.engine.facts)))
+        slot.lives.append(_Life(worker, reader, slot.positions.load(), len(self.engine.facts)))
         reader.read_everything()
         worker.start()
 
@@ -324,7 +327,7 @@ class Simulation(SeededRun):
     # -- the promises --------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        facts = self.daemon.engine.facts
+        facts = self.engine.facts
         self._check_failures()
         if [fact.serial for fact in facts] != list(range(1, len(facts) + 1)):
             self._fail("G5: serials are not dense")

@@ -8,7 +8,7 @@ from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
-from synrepl.testing.memory_engine import MemoryEngine
+from tests.memory_engine import FaultyEngine
 from tests.postgres import new_database
 from tests.storage.builders import NOW, LogCase
 
@@ -20,7 +20,7 @@ class OverMemory(LogCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
 
     def again(self) -> SQLEngine:
         """The engine of the next process."""

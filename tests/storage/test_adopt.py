@@ -13,7 +13,7 @@ from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.catalog import ALL
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
-from synrepl.testing.memory_engine import MemoryEngine
+from tests.memory_engine import FaultyEngine
 from tests.storage.builders import DISK_FULL, LogCase, rows
 
 A, B, C = rows("a"), rows("b"), rows("c")
@@ -23,7 +23,7 @@ Given = tuple[str, int, bytes]
 Kept = tuple[str, int, int, bytes]
 
 
-class Asked(MemoryEngine):
+class Asked(FaultyEngine):
     """Notes how often anybody looks under a token."""
 
     def __init__(self) -> None:
@@ -306,7 +306,7 @@ class RefusedTests(LogCase):
     def test_who_appends_is_told_where_the_facts_come_from(self) -> None:
         """A person has to know where to write instead, a program what to do without a person."""
         log = self.started(
-            MemoryEngine(),
+            FaultyEngine(),
             assigned={"caches": FROM_TABLE, "receipts": "its facts come over Redis", "typing": "so do these"},
         )
 
@@ -320,6 +320,6 @@ class RefusedTests(LogCase):
 
     def test_names_alone_are_tables(self) -> None:
         """What a daemon that follows tables has always said."""
-        log = self.started(MemoryEngine(), assigned=["caches"])
+        log = self.started(FaultyEngine(), assigned=["caches"])
 
         self.assertEqual("table_backed", self.refused(log, "caches").code)

@@ -17,7 +17,7 @@ from synrepl.storage.log import Log
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
-from synrepl.testing.memory_engine import MemoryEngine
+from tests.memory_engine import FaultyEngine
 from tests.storage.builders import DISK_FULL, NOW, LogCase, facts_after, rows, tokens
 
 A, B, C = rows("a"), rows("b"), rows("c")
@@ -28,7 +28,7 @@ class AppendTests(LogCase):
 
     def test_tokens_are_one_sequence_a_stream_and_chained_per_writer(self) -> None:
         """Old protocols know one position per stream; new ones check the chain of each writer."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine)
 
         answers = [
@@ -62,7 +62,7 @@ class AppendTests(LogCase):
 
     def test_what_comes_during_a_commit_goes_together_into_the_next(self) -> None:
         """One sync of the disk serves them all: this is where the speed comes from."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine, delay=lambda: 0.1)
 
         answers = [log.append("events", f"w{n}", [A]) for n in range(20)]
@@ -76,7 +76,7 @@ class AppendTests(LogCase):
 
     def test_a_group_is_bounded(self) -> None:
         """One sync of a gigabyte would hold up everyone."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine, delay=lambda: 0.1, max_batch_bytes=1000)
 
         answers = [log.append("events", "w1", [A]) for _ in range(7)]
@@ -88,7 +88,7 @@ class AppendTests(LogCase):
 
     def test_an_append_of_nothing_is_answered_with_nothing(self) -> None:
         """It needs no commit, and has no place in the log."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine)
 
         self.assertEqual(Appended(1, None, []), self.append(log, "events", "w1"))
@@ -96,7 +96,7 @@ class AppendTests(LogCase):
 
     def test_names_that_would_make_the_digest_ambiguous_are_refused(self) -> None:
         """The digest's text is parted by spaces; and one bad name must not spoil its group."""
-        log = self.started(MemoryEngine())
+        log = self.started(FaultyEngine())
 
         for name in ("two words", "w\n1", "", "\ud800", "a\0b", "w" * 1025):
             self.failureResultOf(log.append(name, "w1", [A]), StorageError)
@@ -125,7 +125,7 @@ class AppendTests(LogCase):
 
     def test_a_caller_that_gives_up_does_not_disturb_the_others(self) -> None:
         """A client that hangs up cancels its request; the fact may be kept all the same."""
-        log = self.started(MemoryEngine(), delay=lambda: 0.1)
+        log = self.started(FaultyEngine(), delay=lambda: 0.1)
         answers = [log.append("events", "w1", [A]) for _ in range(3)]
 
         answers[1].cancel()
@@ -141,7 +141,7 @@ class WatchTests(LogCase):
     def test_watchers_see_a_group_before_its_appends_are_answered(self) -> None:
         """Who is answered and asks a follower at once should find it on its way."""
         story: list[object] = []
-        log = self.started(MemoryEngine(), delay=lambda: 0.1)
+        log = self.started(FaultyEngine(), delay=lambda: 0.1)
         log.subscribe(lambda facts: story.append([fact.serial for fact in facts]))
         for _ in range(3):
             log.append("events", "w1", [A]).addCallback(lambda told: story.append(told.first_serial))
@@ -153,7 +153,7 @@ class WatchTests(LogCase):
     def test_a_watcher_finds_the_log_standing_after_what_it_is_told(self) -> None:
         """A publisher that answers with positions right now must not answer with old ones."""
         seen: list[tuple[int, int, dict[str, int]]] = []
-        log = self.started(MemoryEngine())
+        log = self.started(FaultyEngine())
         log.subscribe(lambda facts: seen.append((facts[-1].serial, log.serial, log.positions("events"))))
 
         self.append(log, "events", "w1", A, B)
@@ -163,7 +163,7 @@ class WatchTests(LogCase):
     def test_a_watcher_that_fails_stops_nobody(self) -> None:
         """One broken connection must not take the log with it."""
         seen: list[int] = []
-        log = self.started(MemoryEngine())
+        log = self.started(FaultyEngine())
 
         def fails(facts: Sequence[Fact]) -> None:
             raise ZeroDivisionError
@@ -180,7 +180,7 @@ class WatchTests(LogCase):
     def test_a_watcher_may_append(self) -> None:
         """Its fact comes after the ones it was told of, and nothing recurses."""
         seen: list[int] = []
-        log = self.started(MemoryEngine())
+        log = self.started(FaultyEngine())
 
         def watcher(facts: Sequence[Fact]) -> None:
             seen.extend(fact.serial for fact in facts)
@@ -194,7 +194,7 @@ class WatchTests(LogCase):
 
     def test_readers_do_not_run_ahead_of_watchers(self) -> None:
         """A fact read before it is announced would be announced to a reader that has it already."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine)
         self.append(log, "events", "w1", A)
         other = facts_after(engine.facts[0], ("events", "w1", 1, 2))
@@ -213,7 +213,7 @@ class IdempotencyTests(LogCase):
 
     def test_the_same_key_gives_the_same_answer_and_stores_nothing(self) -> None:
         """A client whose answer was lost asks again."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine)
 
         first = self.append(log, "events", "w1", A, B, key="k")
@@ -236,7 +236,7 @@ class IdempotencyTests(LogCase):
 
     def test_a_key_stands_for_one_request_only(self) -> None:
         """Answering with the tokens of something else would lose these facts in silence."""
-        log = self.started(MemoryEngine())
+        log = self.started(FaultyEngine())
         self.append(log, "events", "w1", A, B, key="k")
 
         for stream, writer, facts in (
@@ -257,7 +257,7 @@ class IdempotencyTests(LogCase):
 
     def test_two_at_once_share_one_answer(self) -> None:
         """An impatient client asks again before the first is answered."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine, delay=lambda: 0.1)
 
         first, second = (log.append("events", "w1", [A], key="k") for _ in range(2))
@@ -272,7 +272,7 @@ class IdempotencyTests(LogCase):
 
     def test_a_key_whose_append_failed_is_free_again(self) -> None:
         """Trying again is what keys are for."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine, delay=lambda: 0.1)
         engine.fail_next(DISK_FULL)
         failed = [log.append("events", "w1", [A], key="k") for _ in range(2)]
@@ -284,7 +284,7 @@ class IdempotencyTests(LogCase):
 
     def test_answers_are_remembered_for_a_day(self) -> None:
         """For ever would be a second log."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine)
         self.append(log, "events", "w1", A, key="k")
 
@@ -301,7 +301,7 @@ class FailureTests(LogCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
         self.seen: list[int] = []
 
     def start(self) -> Log:
@@ -466,7 +466,7 @@ class FailureTests(LogCase):
         """It is neither where this process left it nor where its commit would have led: nobody may number
         facts here any more."""
         log = self.start()
-        other = MemoryEngine()
+        other = FaultyEngine()
         self.append(self.started(other), "events", "w2", B)
         self.engine.commit(other.facts, [])
         failed = log.append("events", "w1", [A])
@@ -524,7 +524,7 @@ class OverloadTests(LogCase):
 
     def test_a_busy_log_says_so_at_once(self) -> None:
         """Memory is bounded; a client that is told can wait, one that is kept waiting asks twice."""
-        log = self.started(MemoryEngine(), delay=lambda: 0.1, max_pending_bytes=2000)
+        log = self.started(FaultyEngine(), delay=lambda: 0.1, max_pending_bytes=2000)
         answers = [log.append("events", "w1", [A]) for _ in range(10)]
 
         refused = [answer for answer in answers if answer.called]
@@ -539,7 +539,7 @@ class OverloadTests(LogCase):
 
     def test_one_append_over_the_bound_goes_through_alone(self) -> None:
         """Refusing it as "busy" would have the client try for ever."""
-        log = self.started(MemoryEngine(), max_pending_bytes=10)
+        log = self.started(FaultyEngine(), max_pending_bytes=10)
 
         self.assertEqual(1, self.append(log, "events", "w1", A).first_serial)
 
@@ -549,7 +549,7 @@ class EphemeralLogTests(LogCase):
 
     def test_they_are_answered_at_once_and_never_stored(self) -> None:
         """Typing notifications are not worth a sync of the disk."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine, delay=lambda: 0.1)
         seen: list[tuple[int, str, int]] = []
         log.subscribe(lambda facts: seen.extend((fact.serial, fact.digest, fact.token) for fact in facts))
@@ -565,7 +565,7 @@ class EphemeralLogTests(LogCase):
 
     def test_a_restart_is_visible(self) -> None:
         """Token 1 after token 2 is news, not a repeat: the epoch says so."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine)
         self.append(log, "typing", "w1", A, B)
         self.wait(log.stop())
@@ -578,7 +578,7 @@ class EphemeralLogTests(LogCase):
 
     def test_they_are_read_from_memory_until_forgotten(self) -> None:
         """What every follower has is of no use to anyone."""
-        log = self.started(MemoryEngine())
+        log = self.started(FaultyEngine())
         self.append(log, "typing", "w1", A, B, C)
 
         page, more = self.wait(
@@ -592,7 +592,7 @@ class EphemeralLogTests(LogCase):
 
     def test_keys_work_for_them_too(self) -> None:
         """A client need not know which streams are stored."""
-        log = self.started(MemoryEngine())
+        log = self.started(FaultyEngine())
         first = self.append(log, "typing", "w1", A, key="k")
 
         self.assertEqual(first, self.append(log, "typing", "w1", A, key="k"))
@@ -605,7 +605,7 @@ class LifeTests(LogCase):
 
     def test_stop_finishes_what_is_queued(self) -> None:
         """A planned restart must not fail appends that could be kept."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine, delay=lambda: 0.1)
         answers = [log.append("events", "w1", [A]) for _ in range(3)]
 
@@ -619,7 +619,7 @@ class LifeTests(LogCase):
 
     def test_stop_ends_even_when_nobody_knows_where_the_log_stands(self) -> None:
         """A dead database must not keep a daemon from ending."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine, delay=lambda: 0.1)
         engine.fail_next(DISK_FULL, silent=1000)
         answers = [log.append("events", "w1", [A]) for _ in range(3)]
@@ -632,7 +632,7 @@ class LifeTests(LogCase):
 
     def test_a_log_is_of_one_homeserver(self) -> None:
         """A typo in the configuration must not mix the facts of two of them."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         self.wait(self.started(engine).stop())
         # One without a name, as all of earlier releases are, takes the first real one it is given.
         self.wait(self.started(engine, server_name=UNNAMED).stop())
@@ -661,7 +661,7 @@ class LifeTests(LogCase):
 
     def test_a_copy_is_of_the_homeserver_of_the_daemon_that_has_it(self) -> None:
         """After a JOIN, and after a restored snapshot, which both end so."""
-        engine = MemoryEngine()
+        engine = FaultyEngine()
         log = self.started(engine, server_name="example.org")
 
         async def adopt() -> None:
@@ -682,6 +682,6 @@ class LifeTests(LogCase):
 
     def test_an_append_before_the_start_fails(self) -> None:
         """Not with tokens that begin at 1 again."""
-        log = self.log(MemoryEngine())
+        log = self.log(FaultyEngine())
 
         self.failureResultOf(log.append("events", "w1", [A]), StorageError)

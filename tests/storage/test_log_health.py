@@ -12,7 +12,7 @@ from synrepl.storage.append_errors import InvalidValue, LogLost
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.facts import Fact
-from synrepl.testing.memory_engine import MemoryEngine
+from tests.memory_engine import FaultyEngine
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
 
 A = rows("a")
@@ -21,7 +21,7 @@ BUSY = StorageError(op="read", why="somebody has it", retryable=True)
 LOST = LogLost(op="check", why="somebody else writes to it", retryable=True, tried=False)
 
 
-class Damaged(MemoryEngine):
+class Damaged(FaultyEngine):
     """Fails to read whatever comes after these serials, to trim, or to be what it was."""
 
     def __init__(self) -> None:

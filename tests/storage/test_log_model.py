@@ -22,7 +22,8 @@ from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import NO_ROWS, Fact
-from synrepl.testing.memory_engine import DelayedThread, MemoryEngine
+from synrepl.testing.memory_engine import DelayedThread
+from tests.memory_engine import FaultyEngine
 from tests.postgres import new_database
 from tests.storage.builders import DISK_FULL, NOW, rows
 
@@ -36,7 +37,7 @@ class LogMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.clock.advance(NOW)
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
         self.count = 0
         # What clients were told, and whether it can be stored nevertheless.
         self.acknowledged: list[tuple[Asked, Appended]] = []
@@ -386,7 +387,7 @@ class MemoryAdoptMachine(AdoptMachine):
     """In memory: the same object again."""
 
     def __init__(self) -> None:
-        self.memory = MemoryEngine()
+        self.memory = FaultyEngine()
         super().__init__()
 
     def again(self) -> SQLEngine:

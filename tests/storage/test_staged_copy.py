@@ -9,7 +9,7 @@ from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart
 from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import HistoryMismatch
 from synrepl.streams.facts import Fact
-from synrepl.testing.memory_engine import MemoryEngine
+from tests.memory_engine import FaultyEngine
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
 
 FACTS = facts_after(None, *(("events", "w", token - 1, token) for token in range(1, 7)))
@@ -25,7 +25,7 @@ class FollowingTests(LogCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
         self.copy = self.slow_log()
 
     def slow_log(self) -> Log:

@@ -18,7 +18,7 @@ from synrepl.storage.tables.source import TableSource
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
-from synrepl.testing.memory_engine import MemoryEngine
+from tests.memory_engine import FaultyEngine
 from tests.storage.ids.databases import IdCase
 
 RECEIPTS = {
@@ -46,7 +46,7 @@ class Sources(IdCase):
         )
         self.interact(create_writers)
         self.table = StreamTable.default()
-        self.engine = MemoryEngine()
+        self.engine = FaultyEngine()
         self.told: list[Any] = []
         self.errors: list[str] = []
         self.log = self.new_log()

@@ -1,0 +1,115 @@
+"""An engine in memory whose content tests read and change, and whose commits they let fail."""
+
+from collections.abc import Sequence
+from itertools import starmap
+from typing import Final
+
+from synrepl.errors import StorageError
+from synrepl.ports.history import AppendReceipt, LogPosition
+from synrepl.ports.interfaces import Head
+from synrepl.storage.engine import UPSERT_NOTE
+from synrepl.storage.schema import COLUMNS, RECEIPT_COLUMNS, LogBounds, read_bounds, receipt_of
+from synrepl.storage.sqlite import SQLiteConnection
+from synrepl.streams.facts import Fact
+from synrepl.testing.memory_engine import MemoryDatabase, MemoryEngine
+
+SELECT_NOTE: Final = "SELECT value FROM notes WHERE name = ?"
+
+
+class FaultyEngine(MemoryEngine):
+    """A `MemoryEngine` that fails on request. `commits` counts the successful commits."""
+
+    def __init__(self, database: MemoryDatabase | None = None) -> None:
+        super().__init__(database)
+        self.commits = 0
+        self.staged: FaultyEngine | None = None
+        self._failure: tuple[StorageError, bool, int] | None = None
+        self._head_failures: list[StorageError] = []
+        self._facts: list[Fact] = []
+        self._facts_at: tuple[SQLiteConnection, int] | None = None
+
+    @property
+    def facts(self) -> list[Fact]:
+        """All facts, in order of serial."""
+        connection = self.database.connection
+        if self._facts_at != (connection, connection.total_changes):
+            self._facts = list(
+                starmap(Fact, connection.execute(f"SELECT {COLUMNS} FROM facts ORDER BY serial"))
+            )
+            self._facts_at = connection, connection.total_changes
+        return self._facts
+
+    @property
+    def receipts(self) -> dict[str, AppendReceipt]:
+        """All receipts, by key."""
+        rows = self.database.connection.execute(f"SELECT {RECEIPT_COLUMNS} FROM receipts")
+        return {receipt.key: receipt for receipt in map(receipt_of, rows)}
+
+    @property
+    def bounds(self) -> LogBounds:
+        """The bounds of the log, open or not."""
+        return read_bounds(self.database.connection)
+
+    def read_note(self, name: str) -> str:
+        """A note of the log, open or not."""
+        return str(self.database.connection.execute(SELECT_NOTE, (name,)).fetchone()[0])
+
+    def write_notes(self, **notes: str) -> None:
+        """Store these notes, even in a log that was never open."""
+        self.database.connection.executemany(UPSERT_NOTE, list(notes.items()))
+
+    def copy(self) -> "FaultyEngine":
+        """A copy of what is on the disk, not opened."""
+        made = FaultyEngine()
+        self.database.connection.backup(made.database.connection)
+        return made
+
+    def fail_next(self, error: StorageError, *, kept: bool = False, silent: int | None = None) -> None:
+        """Make the next commit raise `error`: before it stores anything, or, with `kept`, after it.
+
+        Then `silent` calls of `head` fail as well, as for an unreachable database: with 1 (the default if
+        `kept`) the outcome of the commit stays unknown; with 0 it can be read at once.
+        """
+        self._failure = (error, kept, int(kept) if silent is None else silent)
+
+    def crash(self) -> None:
+        """Close without cleanup, and forget failures that were requested."""
+        super().crash()
+        self._failure = None
+        self._head_failures.clear()
+        if self.staged is not None:
+            self.staged.crash()
+
+    def head(self) -> Head:
+        self._check_open("head")
+        if self._head_failures:
+            raise self._head_failures.pop()
+        return super().head()
+
+    def commit(
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
+    ) -> None:
+        self._check_open("commit")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._head_failures = [failure[0]] * failure[2]
+            if not failure[1]:
+                raise failure[0]
+        super().commit(facts, receipts, upto=upto)
+        self.commits += 1
+        if failure is not None:
+            raise failure[0]
+
+    def staging(self) -> "FaultyEngine":
+        if self.staged is None:
+            self.staged = FaultyEngine(self.database.staging())
+        return self.staged
+
+    def adopt_staged(self) -> Head:
+        head = super().adopt_staged()
+        self.staged = None
+        return head
+
+    def drop_staged(self) -> None:
+        super().drop_staged()
+        self.staged = None
