@@ -20,6 +20,7 @@ from synrepl.testing.network import MemoryLink
 from synrepl.transports.http.server import Services, make_site
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.transports.settings import ApiSettings
+from tests.memory_engine import FaultyEngine
 from tests.redis.daemon import RedisDaemon
 from tests.redis.fake_redis import FakeRedis
 from tests.replication.nodes import FakeNode
@@ -115,7 +116,7 @@ class TcpWorld(TransportWorld):
 
     def __init__(self, **network: Any) -> None:
         super().__init__(**network)
-        self.server = FakeDaemon(self.network)
+        self.server = FakeDaemon(self.network, engine=FaultyEngine())
         self.server.start()
         self.wait(0.1)
         self.reader = FakeWorker(
