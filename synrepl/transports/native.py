@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Final
 
-from msgspec.structs import astuple
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -39,7 +38,7 @@ from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.session import MAX_TEXT, Session
+from synrepl.wire.session import Session
 from synrepl.wire.text import printable
 
 CONNECT_SECONDS: Final = 30.0
@@ -92,10 +91,8 @@ class NativeConversation(ConnectionOwner, EventQueue):
                     raise RemoteProtocolError("corrupted HEARTBEAT: its check does not match")
             case native.Refused():
                 command = RefusedByUpstream(command)
-            case native.Welcome():
-                _check_printable(*(text for text in astuple(command) if isinstance(text, str)))
-            case native.Peers():
-                _check_printable(*command.addresses)
+            case native.Welcome() | native.Peers():
+                command.check()
             case Error():
                 self._end(NotConnected(f"ERROR from the upstream: {command.text}"))
                 self.close()
@@ -279,10 +276,3 @@ class NativeUpstream:
             logger=LimitedLogger(self._logger, self.clock),
             framing=BlockReader,
         )
-
-
-def _check_printable(*texts: str) -> None:
-    """Raises `RemoteProtocolError` unless these names and addresses are printable."""
-    for text in texts:
-        if len(text) > MAX_TEXT or not text.isprintable():
-            raise RemoteProtocolError(f"the upstream sent an invalid name or address: {printable(text)}")

@@ -8,6 +8,7 @@ span of releases. A field that a release lacks takes its default when parsed and
 import enum
 import typing
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -85,9 +86,11 @@ def command(
         # Required fields first, as the hot path makes Structs by position.
         members: list[Any] = [(f.name, types[f.name]) for f in fields if f.default is _REQUIRED]
         members += [(f.name, types[f.name], f.default) for f in fields if f.default is not _REQUIRED]
-        kept = ("__doc__", "__repr__", "EXAMPLES")
+        methods = (FunctionType, property)
         namespace = {
-            key: value for key, value in vars(declared).items() if key in kept or isinstance(value, property)
+            key: value
+            for key, value in vars(declared).items()
+            if key in ("__doc__", "EXAMPLES") or isinstance(value, methods)
         }
         namespace |= {
             "NAME": name,

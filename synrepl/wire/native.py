@@ -28,12 +28,15 @@ Instead of any answer the primary may send REFUSED with a reason, and then close
 from typing import Final
 from zlib import crc32
 
+from msgspec.structs import astuple
+
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import CLIENT, SERVER, Command, command, field, json_command
 from synrepl.wire.kinds import Body, Integer, Rest, Word
 from synrepl.wire.position import Int64, LogPosition, Natural64
+from synrepl.wire.text import check_printable
 
 VERSION: Final = 1
 """Version of the native commands. Two daemons use the lower of their versions."""
@@ -124,6 +127,10 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
             '"server_name":"example.org","role":"primary","position":{"epoch":1,"serial":9,"digest":"e"},"trimmed_upto":0}'
         )
     }
+
+    def check(self) -> None:
+        """Raises `RemoteProtocolError` unless names and addresses are printable: status and log show them."""
+        check_printable(*(text for text in astuple(self) if isinstance(text, str)))
 
 
 @json_command("JOIN", sent_by=CLIENT, since=SINCE)
@@ -314,6 +321,10 @@ class Peers(Command, frozen=True):
     addresses: list[str] = field(Body(list[str]))
 
     EXAMPLES = {NATIVE: 'PEERS ["tcp:host:9092 http://host:9093"]'}
+
+    def check(self) -> None:
+        """Raises `RemoteProtocolError` unless the addresses are printable."""
+        check_printable(*self.addresses)
 
 
 @json_command("REFUSED", sent_by=SERVER, since=SINCE)

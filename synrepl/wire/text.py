@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from synrepl.errors import RemoteProtocolError
+
 SHOWN: Final = 200
 """Characters of a peer's text that are shown by default."""
 
@@ -51,6 +53,13 @@ def is_uuid(uuid: str) -> bool:
 def is_address(address: str) -> bool:
     """Whether this is a valid address of a daemon. An empty one means that the address is unknown."""
     return len(address) <= MAX_ADDRESS and address.isprintable()
+
+
+def check_printable(*texts: str) -> None:
+    """Raises `RemoteProtocolError` unless these names and addresses of an upstream are printable."""
+    for text in texts:
+        if not is_address(text):
+            raise RemoteProtocolError(f"the upstream sent an invalid name or address: {printable(text)}")
 
 
 def identity_error(uuid: str, name: str, address: str = "") -> str:

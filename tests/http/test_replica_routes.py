@@ -7,8 +7,9 @@ from typing import Any
 from treq.testing import StubTreq
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
+from twisted.web.resource import Resource
 
-from synrepl.errors import NotConnected
+from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.history import EMPTY, EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
@@ -541,6 +542,55 @@ class AcknowledgingTests(CopiesCase):
 
         acknowledged = [said["serial"] for path, said in client.posted if path == "/v1/replicas/u-1/ack"]
         self.assertEqual([6, 8, 8, 9], acknowledged)
+
+
+class Canned(Resource):
+    """Answers every request with one JSON object."""
+
+    isLeaf = True
+
+    def __init__(self, **answer: Any) -> None:
+        super().__init__()
+        self.answer = json.dumps(answer).encode()
+
+    def render(self, request: Any) -> bytes:
+        """The answer."""
+        return self.answer
+
+
+class HostileUpstreamTests(CopiesCase):
+    """Names and addresses of an upstream are shown in the status and in the log."""
+
+    def connect(self, **changed: Any) -> Any:
+        """Connect to an upstream that answers every request with its identity, changed like this."""
+        client: Any = StubTreq(Canned(**self.get("/v1/replication").json() | changed))
+        upstream = HttpUpstream(self.clock, HS, where=HERE, client=client)
+        return Deferred.fromCoroutine(upstream.connect("u-1", "paris"))
+
+    def assert_refused(self, asked: "Deferred[Any]") -> None:
+        """Check that this failed, and why."""
+        failure = self.failureResultOf(asked, RemoteProtocolError)
+        self.assertIn("sent an invalid name or address", str(failure.value))
+
+    def test_a_welcome_with_a_name_that_is_not_printable_is_refused(self) -> None:
+        """As on the native connection."""
+        for member in ("instance", "server_name", "address"):
+            for text in ("a\x1b[2J", "\u202e", "x" * 1_001):
+                self.assert_refused(self.connect(**{member: text}))
+
+    def test_addresses_of_other_replicas_that_are_not_printable_end_the_connection(self) -> None:
+        """Both answers name them: that to a subscription, and that to an acknowledgement."""
+        for is_subscribed in (True, False):
+            conversation = self.successResultOf(self.connect(serial=9, peers=["http://b:1\x1b[2J"]))
+            self.addCleanup(conversation.close)
+            if is_subscribed:
+                conversation.subscribe(Subscribe(history=self.log.history, position=self.log.position))
+                self.successResultOf(Deferred.fromCoroutine(conversation.next()))
+            else:
+                conversation.acknowledge(self.log.position, 0)
+                conversation._acknowledge_tick()
+
+            self.assert_refused(Deferred.fromCoroutine(conversation.next()))
 
 
 class CommandsTests(CopiesCase):

@@ -112,6 +112,7 @@ class HttpConversation(EventQueue):
     async def greet(self) -> None:
         """Fetch the upstream's identity and history."""
         self.welcome = await self._request(REPLICATION.request(), native.Welcome)
+        self.welcome.check()
 
     def join(self, request: native.Join) -> None:
         """Request a snapshot."""
@@ -181,7 +182,7 @@ class HttpConversation(EventQueue):
         response = await self._request(SUBSCRIBE.request(self._uuid), messages.SubscribeAnswer, body)
         self._head = response.position.serial
         self.put(native.Subscribed(position=response.position))
-        self.put(native.Peers(addresses=response.peers))
+        self._put_peers(response.peers)
         self._acknowledged = request.position.serial
         self._ack_timer.start(ACK_SECONDS)
         await self._follow(
@@ -273,7 +274,7 @@ class HttpConversation(EventQueue):
     def _acknowledge_tick(self) -> None:
         self._ack_timer.start(ACK_SECONDS)
         if len(self._tasks) < 2 + self._is_forwarding:
-            self._tasks.start(self._acknowledge(), "acknowledging")
+            self._start(self._acknowledge(), "acknowledging")
 
     async def _acknowledge(self) -> None:
         position = self._to_acknowledge
@@ -289,7 +290,12 @@ class HttpConversation(EventQueue):
             self._logger.debug("cannot acknowledge: {why}", why=str(error))
         else:
             self._head = max(self._head, response.serial)
-            self.put(native.Peers(addresses=response.peers))
+            self._put_peers(response.peers)
+
+    def _put_peers(self, addresses: list[str]) -> None:
+        peers = native.Peers(addresses=addresses)
+        peers.check()
+        self.put(peers)
 
     # -- followers' commands -------------------------------------------------------------------------------
 
