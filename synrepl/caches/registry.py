@@ -64,8 +64,6 @@ class CacheRegistry:
         self._abandoned = abandoned
         self._caches: dict[str, Cache] = {}
 
-    # -- making caches ---------------------------------------------------------------------------------
-
     def cached(
         self,
         *,
@@ -116,8 +114,6 @@ class CacheRegistry:
                 " invalidated; rename it"
             )
         self._caches[cache.name] = cache
-
-    # -- dropping entries ------------------------------------------------------------------------------
 
     @property
     def streams(self) -> frozenset[str]:
@@ -180,8 +176,6 @@ class CacheRegistry:
         for invalidation in applied:
             for listener in self.on_invalidation:
                 listener(invalidation)
-
-    # -- inspection ------------------------------------------------------------------------------------
 
     def routes(self, cache: str) -> frozenset[str]:
         """The streams that can invalidate a cache: those it declares, and those of the vintage."""

@@ -92,8 +92,6 @@ class Vintage:
     def __repr__(self) -> str:
         return f"Vintage({self.name!r})"
 
-    # -- declarations ----------------------------------------------------------------------------------
-
     def extended(self, name: str) -> "Vintage":
         """Return a copy to which aliases and implications can be added, or in which they can be replaced."""
         copy = Vintage(name)
@@ -156,8 +154,6 @@ class Vintage:
         if (kind, name) in self._own:
             raise ConfigError(f"vintage {self.name} declares {name} twice")
         self._own.add((kind, name))
-
-    # -- lookups ---------------------------------------------------------------------------------------
 
     @property
     def aliases(self) -> Mapping[str, AliasFunction]:

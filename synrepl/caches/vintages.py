@@ -19,9 +19,6 @@ def _each(caches: Iterable[str], key: tuple[str, ...] | None) -> Iterator[Drop]:
     return ((cache, key) for cache in caches)
 
 
-# -- aliases -------------------------------------------------------------------------------------------
-
-
 _MEMBERS_OF_ROOM = (
     "get_users_in_room",
     "get_current_hosts_in_room",
@@ -151,9 +148,6 @@ for _name in PACKED:
     _packed(_name)
 
 
-# -- implications --------------------------------------------------------------------------------------
-
-
 _ROOMS_OF_USER = (
     "get_invited_rooms_for_local_user",
     "get_rooms_for_user",
@@ -244,9 +238,6 @@ def events(row: Event | Backfilled | State | StateAll) -> Iterator[Drop]:
 
 
 NEWEST.seal()
-
-
-# -- 1.0 ----------------------------------------------------------------------------------------------
 
 
 LEGACY = Vintage("LEGACY")

@@ -147,8 +147,6 @@ class IngestServices:
             age = 0.0 if state.oldest_since is None else max(0.0, now - state.oldest_since)
             self._daemon.metrics.oldest_unfinished_id_age.labels(state.stream, state.writer).set(age)
 
-    # -- status (`status.StatusSource`) --------------------------------------------------------------------
-
     @property
     def _parts(self) -> "list[TableSource | SourceManager]":
         return [part for part in (self.tables, self.sources) if part is not None]

@@ -49,8 +49,6 @@ class FileStore:
         self._good: dict[str, tuple[float, _Identity]] = {}
         self._counted: dict[str, tuple[int, int]] = {}
 
-    # -- counts --------------------------------------------------------------------------------------------
-
     @property
     def stored(self) -> int:
         """The number of stored files, as far as they are counted."""
@@ -95,8 +93,6 @@ class FileStore:
         """Restart the count."""
         self._counted.clear()
 
-    # -- incoming files ------------------------------------------------------------------------------------
-
     def receive(self) -> Spool:
         """Start an upload whose checksum comes at its end."""
         with map_errors("receive"):
@@ -123,8 +119,6 @@ class FileStore:
         self._adjust_count(sha256, 0 if before is not None else 1, size - (before or 0))
         self._remember(sha256, target.stat())
         return before is None
-
-    # -- stored files --------------------------------------------------------------------------------------
 
     def has(self, sha256: str) -> bool:
         """Whether the file is stored and not known to be damaged."""

@@ -143,8 +143,6 @@ class Ingester:
         self._timer.stop()
         self._tasks.cancel_all()
 
-    # -- pending facts -------------------------------------------------------------------------------------
-
     def _add(self, stream: str, writer: str, token: int, rows: bytes) -> None:
         facts = self._pending.get(stream)
         if facts is None:
@@ -207,8 +205,6 @@ class Ingester:
         for (stream, writer), token in announced.items():
             if self.log.positions(stream).get(writer, -1) < token:
                 self._add(stream, writer, token, NO_ROWS)
-
-    # -- commits: one at a time ----------------------------------------------------------------------------
 
     async def _store(self) -> None:
         try:

@@ -149,8 +149,6 @@ class WriteForwarder:
         key = str(uuid4()) if posted.key is None else posted.key
         return _Write(posted.stream, posted.body(key), key, query, self.clock.seconds() + posted.timeout)
 
-    # -- request to the primary ----------------------------------------------------------------------------
-
     async def _forward(self, outcome: "Deferred[Appended | NotForwarded]", write: _Write) -> None:
         self.pending_bytes += len(write.body)
         try:
@@ -202,8 +200,6 @@ class WriteForwarder:
             if before is not None:
                 self._tasks.start(before[1].stop(), "closing connections to a former primary")
         return self._client[1]
-
-    # -- wait until the facts are applied locally -----------------------------------------------------------
 
     async def _wait_until_applied(
         self, appended: Appended, serial: int, write: _Write, files: Collection[str], waiters: LogWaiters

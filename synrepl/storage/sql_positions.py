@@ -126,8 +126,6 @@ class SQLPositions:
         finally:
             cursor.execute(f"RELEASE SAVEPOINT {SAVEPOINT}")
 
-    # -- in a transaction of the caller --------------------------------------------------------------------
-
     def create(self, cursor: ICursor) -> None:
         """Create the table if it is missing."""
         lock_table_creation(cursor, self._flavor)

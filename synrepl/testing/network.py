@@ -39,8 +39,6 @@ class MemoryTransport:
         self._timer: Any = None
         self.is_open = True
 
-    # -- ITransport, IConsumer -----------------------------------------------------------------------------
-
     def write(self, data: bytes) -> None:
         if not self.is_open or self.disconnecting or not data:
             return
@@ -82,8 +80,6 @@ class MemoryTransport:
 
     def getHost(self) -> UNIXAddress:
         return UNIXAddress(self._name)
-
-    # -- the link's side -----------------------------------------------------------------------------------
 
     def carry(self) -> None:
         """Schedule the delivery of written data."""

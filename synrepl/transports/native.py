@@ -65,8 +65,6 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self._metrics = metrics
         self._snapshot = SnapshotReader()
 
-    # -- called by the connection ----------------------------------------------------------------------------
-
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         for command in commands:
             self._receive(command)
@@ -103,8 +101,6 @@ class NativeConversation(ConnectionOwner, EventQueue):
                 raise RemoteProtocolError(f"{type(command).__name__} is not valid for a replica")
         self.put(command, EVENT_BYTES)
 
-    # -- events --------------------------------------------------------------------------------------------
-
     def _event(self, payload: Payload) -> Event | None:
         """Decode a block; None for a part of a snapshot that continues."""
         match payload.kind:
@@ -125,8 +121,6 @@ class NativeConversation(ConnectionOwner, EventQueue):
         # Free an incomplete snapshot, which may be large.
         self._snapshot = SnapshotReader()
         self.end(error)
-
-    # -- requests and messages -------------------------------------------------------------------------------
 
     async def greet(
         self, uuid: str, name: str, secret: str | None, address: str, *, registered: bool

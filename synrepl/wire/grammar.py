@@ -48,9 +48,6 @@ def field(kind: FieldKind, *, since: str = "", until: str = "", default: Any = _
     return FieldSpec(kind=kind, span=span(since=since, until=until), default=default)
 
 
-# -- commands ------------------------------------------------------------------------------------------
-
-
 class Command(msgspec.Struct, frozen=True):
     """A line of the wire. `command` makes the subclasses; `json_command` declares them."""
 

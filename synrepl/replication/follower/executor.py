@@ -96,8 +96,6 @@ class StreamExecutor:
             self._current = None
             waiting = self._perform(self.machine.feed(event))
 
-    # -- actions -------------------------------------------------------------------------------------------
-
     def _execute(self, action: Action) -> StreamEvent | Waiting | None:
         match action:
             case Report():

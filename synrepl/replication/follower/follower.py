@@ -108,8 +108,6 @@ class Follower:
             metrics.lag_seconds.set_function(self.lag_seconds)
             metrics.lag_rows.set_function(self.lag_rows)
 
-    # -- subscriptions -------------------------------------------------------------------------------------
-
     def on(self, stream: Stream[R]) -> Callable[[Subscriber[R]], Subscriber[R]]:
         """Decorator: call this function with each fact of the stream.
 
@@ -152,8 +150,6 @@ class Follower:
         """Decorator: call this function with each `FollowerEvent`."""
         self.engine.event_listeners.append(watcher)
         return watcher
-
-    # -- waiting -------------------------------------------------------------------------------------------
 
     def wait_for(
         self, stream: Stream[Any] | str, positions: Mapping[str, int] | VClock, timeout: float
@@ -208,8 +204,6 @@ class Follower:
             queued=len(machine.intake.queue),
         )
 
-    # -- state ---------------------------------------------------------------------------------------------
-
     @property
     def table(self) -> StreamTable:
         """The known streams, those with a subscriber included."""
@@ -249,8 +243,6 @@ class Follower:
     def lost_gaps(self) -> list[tuple[float, GapError]]:
         """The last gaps whose facts cannot be fetched, each with its time in seconds of the clock."""
         return self.engine.lost_gaps
-
-    # -- the connection ------------------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
         """Send a command to the server, such as USER_SYNC.

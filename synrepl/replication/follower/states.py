@@ -15,8 +15,6 @@ from synrepl.replication.strategies import FollowStrategy
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 
-# -- events ------------------------------------------------------------------------------------------------
-
 
 class Connected(msgspec.Struct, frozen=True):
     """A connection was opened. `decode_many` decodes rows as its release writes them; raises `RowError`."""
@@ -71,9 +69,6 @@ StreamEvent = (
     | PauseOver
     | Tick
 )
-
-
-# -- actions -----------------------------------------------------------------------------------------------
 
 
 class Apply(msgspec.Struct, frozen=True):
@@ -137,9 +132,6 @@ APPLY: Final = Apply()
 
 Action = Apply | Invalidate | Fetch | Pause | Cancel | Wake | Report
 """At most one action of a list is followed by an event: the last one."""
-
-
-# -- states -----------------------------------------------------------------------------------------------
 
 
 class StreamState(enum.Enum):

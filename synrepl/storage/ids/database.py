@@ -50,8 +50,6 @@ class IdDatabase:
         self.stream = stream
         self.flavor: Final = flavor
 
-    # -- creation ------------------------------------------------------------------------------------------
-
     def create(self, cursor: ICursor) -> None:
         """Create the table of positions and the sequence, if missing.
 
@@ -66,8 +64,6 @@ class IdDatabase:
             self._execute(
                 cursor, "INSERT OR IGNORE INTO synrepl_sequences VALUES (?, 1)", self.stream.sequence
             )
-
-    # -- the sequence --------------------------------------------------------------------------------------
 
     def allocate(self, cursor: ICursor, count: int, above: int) -> tuple[list[int], int]:
         """Reserve the next `count` ids beyond `above`, in order. Returns them and the transaction's id.
@@ -163,8 +159,6 @@ class IdDatabase:
                 self.stream.sequence,
             )
 
-    # -- the tables ----------------------------------------------------------------------------------------
-
     def highest_row(self, cursor: ICursor) -> int:
         """The highest id of any committed row in the tables; 0 if they are empty."""
         highest = 0
@@ -215,8 +209,6 @@ class IdDatabase:
                 highest = max(highest or 0, found * sign)
         return highest
 
-    # -- the positions -------------------------------------------------------------------------------------
-
     def positions(self, cursor: ICursor) -> dict[str, int]:
         """The stored position of every instance."""
         self._execute(
@@ -247,8 +239,6 @@ class IdDatabase:
             self.stream.name,
             instance,
         )
-
-    # -- locks and notifications ---------------------------------------------------------------------------
 
     def lock_start(self, cursor: ICursor) -> None:
         """Exclude other examinations and repairs of this stream until the transaction ends."""

@@ -57,8 +57,6 @@ class Tracker:
         """Whether this process may reserve ids."""
         return not self.writers or self.instance in self.writers
 
-    # -- events --------------------------------------------------------------------------------------------
-
     def begin_reservation(self) -> int:
         """Start a reservation. Returns its floor, to be passed to `end_reservation` or `cancel_reservation`.
 
@@ -105,8 +103,6 @@ class Tracker:
         self._advance_linear(token if wrote else None)
         self._advance_announced()
 
-    # -- queries -------------------------------------------------------------------------------------------
-
     @property
     def minimal(self) -> int:
         """The minimal token; for a process that cannot write, the persisted position."""
@@ -129,8 +125,6 @@ class Tracker:
     def positions(self) -> dict[str, int]:
         """The position of each known writer, as announced."""
         return dict(self._positions)
-
-    # -- movement of the positions -------------------------------------------------------------------------
 
     def _advance_own(self) -> None:
         """Advance the own position over finished ids, up to the first pending one."""

@@ -136,8 +136,6 @@ class TableSource:
         """Whether this source follows the stream."""
         return any(one.stream.stream == stream for one in self._followed)
 
-    # -- polling -------------------------------------------------------------------------------------------
-
     def wake(self) -> None:
         """Poll soon: facts may have been committed."""
         self._poll_again = True
@@ -251,8 +249,6 @@ class TableSource:
         except Exception:
             return  # the problems of the streams cover it
         self._on_writer_status(self._writers)
-
-    # -- in the thread -------------------------------------------------------------------------------------
 
     def _run(self, work: Callable[[Any], T]) -> Awaitable[T]:
         return self._thread.run(partial(self._interact, work))

@@ -69,8 +69,6 @@ class Call:
             raise _no_replication()
         return self.services.relays
 
-    # -- reads of a copy -----------------------------------------------------------------------------------
-
     @property
     def holdings(self) -> Holdings:
         """The streams and writers that this daemon holds."""
@@ -127,8 +125,6 @@ class Call:
         if not is_here:
             why = f"serial {serial} has not arrived yet; this log is at {log.serial}"
             raise ApiError("not_here_yet", why, serial=serial, at=log.serial)
-
-    # -- responses of unknown length -----------------------------------------------------------------------
 
     @asynccontextmanager
     async def streaming(self) -> AsyncIterator[Valve]:

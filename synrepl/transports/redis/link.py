@@ -89,8 +89,6 @@ class RedisLink:
         self._publisher = HalfLink(self, PublisherConnection)
         self._halves = (self._subscriber, self._publisher)
 
-    # -- called by the member ------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Connect, and reconnect until `stop`."""
         for half in self._halves:
@@ -155,8 +153,6 @@ class RedisLink:
             messages_refused=self._refused,
             why=next((half.why for half in self._halves if half.current is None and half.why), ""),
         )
-
-    # -- called by the connections -------------------------------------------------------------------------
 
     def changed(self, *, again: bool = False) -> None:
         """Record that a connection was established (`again`: after a loss) or lost."""
