@@ -52,22 +52,19 @@ class AuditPosition(msgspec.Struct):
         """Return the token of a writer; None if it is unknown."""
         return self.tokens.get((stream, writer), None if stream in self.lost else self.initial)
 
-    def copied(self) -> "AuditPosition":
-        """Return a copy."""
-        copies = (self.tokens.copy(), self.serials.copy(), self.lost.copy())
-        return AuditPosition(self.serial, self.digest, *copies, self.initial)
-
 
 class AuditSpan(msgspec.Struct, kw_only=True):
-    """Serials from `first` to `last`, of which no other file has any, after the position `start`.
+    """Serials from `first` to `last`, of which no other file has any, after a fact with this `digest`.
 
-    In `broken` streams, the tokens of a writer are not consecutive. `unknown` are the streams with an
-    unreadable file, whose holes are not reported. `short` files have other counts than in the log.
+    `starts` has the token (None: unknown) and the serial of each of its writers before it. In `broken`
+    streams, the tokens of a writer are not consecutive. `unknown` are the streams with an unreadable file,
+    whose holes are not reported. `short` files have other counts than in the log.
     """
 
     first: int
     last: int
-    start: AuditPosition
+    digest: str
+    starts: dict[tuple[str, str], tuple[int | None, int]]
     is_compacted: bool
     is_uneven: bool = False
     broken: set[str] = set()
@@ -259,14 +256,16 @@ class Comparison(msgspec.Struct, dict=True):
         if end.compacted_upto and at.serial <= end.compacted_upto < first:
             # The clock after the compacted part is in the log.
             at.serial, at.digest = end.compacted_upto, self._logged_digest(end.compacted_upto)
-            for stream, writers in end.origin.items():
-                at.tokens.update({(stream, writer): token for writer, token in writers.items()})
+            for stream, origin in end.origin.items():
+                at.tokens.update({(stream, writer): token for writer, token in origin.items()})
         is_compacted = first <= end.compacted_upto
         if first > at.serial + 1 and not is_compacted:
             self._report_gap(at.serial + 1, first - 1)
             at.digest, at.initial = "", None
             at.tokens.clear()
-        span = AuditSpan(first=first, last=last, start=at.copied(), is_compacted=is_compacted)
+        writers = {(one.file.stream, writer) for one in scans for writer in one.runs}
+        starts = {key: (at.token(*key), at.serials.get(key, 0)) for key in writers}
+        span = AuditSpan(first=first, last=last, digest=at.digest, starts=starts, is_compacted=is_compacted)
         for scan in scans:
             self._compare_file(scan, span)
         ends = [one.digest for one in scans if one.last == last and one.file.path not in self.unreadable]
@@ -318,6 +317,7 @@ class Comparison(msgspec.Struct, dict=True):
             self.spans.append(span)
             return
         before.last = span.last
+        before.starts = span.starts | before.starts
         before.is_uneven |= span.is_uneven
         before.broken |= span.broken
 

@@ -100,7 +100,7 @@ def _check_serials(rows: DataFrame, spans: Sequence[AuditSpan]) -> tuple[list[An
     )
     previous = F.when(F.expr("before = serial - 1"), F.col("before_digest"))
     for span in spans:
-        previous = previous.when(F.col("serial") == span.first, F.lit(span.start.digest or None))
+        previous = previous.when(F.col("serial") == span.first, F.lit(span.digest or None))
     suspects = (
         facts.withColumn("previous", previous)
         .selectExpr(*SUSPECT)
@@ -155,8 +155,7 @@ def _follow(compared: Comparison, moves: Iterable[Any]) -> tuple[list[ChainBreak
         if is_known:
             after, expected = one.before_serial, one.before_token
         else:
-            after = span.start.serials.get((one.stream, one.writer), 0)
-            known = span.start.token(one.stream, one.writer)
+            known, after = span.starts.get((one.stream, one.writer), (None, 0))
             expected = one.prev_token if known is None else known
         kind = "missing" if one.prev_token > expected else "again"
         for start in compared.table.end.epoch_starts:
