@@ -1,4 +1,4 @@
-"""The connection of a follower, of a server to one follower, or to a broker, independent of the transport."""
+"""The interface of connections of followers, to followers and to brokers, whatever the transport."""
 
 from typing import Protocol
 

@@ -15,7 +15,7 @@ from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import Dialect, Span, span
 
 _PUSHED_UNORDERED: Final = frozenset(
-    # Masters of those releases push these with descending tokens.
+    # Masters before 1.13 push these with descending tokens.
     {"account_data", "tag_account_data", "presence", "federation"}
 )
 
@@ -60,10 +60,9 @@ class FollowStrategy(msgspec.Struct, frozen=True):
     ) -> list[Replicate]:
         """The REPLICATE commands to send on connecting.
 
-        `named` are those of one's own, which a server sends only on request.
-        `token` returns the position to continue a stream from, None if there is none. `everything`: all
-        streams of the server are subscribed to; a request for a stream that it lacks would close the
-        connection.
+        `named` are the declared streams, which a server sends only on request. `token` returns the position
+        to continue a stream from, None if there is none. `everything`: all streams of the server are
+        subscribed to; a request for a stream that the server lacks would close the connection.
         """
         if not self.pushed:
             return [Replicate(text="" if self.shared else " ".join(f"+{name}" for name in named))]

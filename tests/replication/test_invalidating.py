@@ -296,7 +296,7 @@ class TestTroubleWithCaches:
         first = [("subscriber", 2), CLEARED, ("position", 2)]
         others = [step for token in range(3, 2 + count) for step in fact(token)]
         assert told.since() == [*first, *others, ("waiter", 2)]
-        assert told.errors() == ["a cache failed: KeyError('room')"]
+        assert told.errors() == ["cache invalidation of to_device failed: KeyError('room')"]
 
     def test_what_cannot_even_be_cleared_is_tried_again(self) -> None:
         """With patience, as for subscribers, which are not asked again."""
@@ -310,7 +310,8 @@ class TestTroubleWithCaches:
 
         assert before == [("subscriber", 2)]
         assert told.since() == [CLEARED, ("position", 2), ("waiter", 2)]
-        assert told.errors() == [f"a cache failed: KeyError('{one}')" for one in ("room", "all", "room")]
+        failed = "cache invalidation of to_device failed"
+        assert told.errors() == [f"{failed}: KeyError('{one}')" for one in ("room", "all", "room")]
 
     @pytest.mark.parametrize(("dialect", "at"), [(CURRENT, "master 5 5"), (LEGACY, "5")])
     def test_a_position_that_cannot_be_adopted_waits(self, dialect: Dialect, at: str) -> None:
@@ -501,7 +502,7 @@ class TestSettingUp:
 
     def test_another_source_and_caches_do_not_go_together(self) -> None:
         """A position that it moves would be told before our caches have dropped anything."""
-        with pytest.raises(ValueError, match="`external_position` or `caches`"):
+        with pytest.raises(ValueError, match="both `external_position` and `caches`"):
             Follower(
                 instance="worker",
                 external_position=lambda stream, writer: 7,

@@ -63,7 +63,8 @@ class FollowerEngine:
             raise ConfigError("caches need typed rows: leave out `raw` and `canonical`, or the caches")
         if self.external_position is not None and self.caches is not None:
             raise ValueError(
-                "a follower has `external_position` or `caches`: caches would miss external facts"
+                "a follower cannot have both `external_position` and `caches`: the caches would miss external"
+                " facts; leave one out"
             )
         self.connection: Connection | None = None
         self.is_connected = False
@@ -98,7 +99,7 @@ class FollowerEngine:
     def clock(self) -> IClock:
         """The clock of this follower. Raises `NotConnected` if it has none yet."""
         if self.own_clock is None:
-            raise NotConnected("a follower without a clock gets one from `connect`")
+            raise NotConnected("this follower has no clock: pass `clock`, or call `synrepl.connect` first")
         return self.own_clock
 
     def _seconds(self) -> float:
@@ -107,7 +108,7 @@ class FollowerEngine:
     def complete(
         self, clock: IClock, catch_up: ICatchUp | None = None, allocated: IAllocated | None = None
     ) -> None:
-        """Set what the follower was made without; what it has is kept."""
+        """Set those of the arguments that the follower was made without; the others are kept."""
         if self.own_clock is None:
             self.own_clock = clock
         if self.catch_up is None:
@@ -132,7 +133,7 @@ class FollowerEngine:
         self.follow_caches()
 
     def executor(self, stream: Stream[Any], *, asks: bool = True) -> StreamExecutor:
-        """The executor of a stream, which is followed from now on. `asks`: the server is asked for it."""
+        """The executor of a stream, which is followed from now on. `asks`: request it from the server."""
         found = self.executors.get(stream.name)
         if found is not None:
             return found
@@ -307,15 +308,14 @@ class FollowerEngine:
                 executor.subscribe(subscriber)
             return executor
         self._unknown.add(name)
-        self._emit(
-            FollowerEvent(kind="error", stream=name, text=f"the server has a stream unknown here: {name}")
-        )
+        text = f"ignoring the rows of stream {name}: this follower does not know it"
+        self._emit(FollowerEvent(kind="error", stream=name, text=text))
         return None
 
     # -- called by the executors ---------------------------------------------------------------------------
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """Fetch missing facts, and count it in the metrics.
+        """Fetch missing facts, and count the request in the metrics.
 
         Raises `ReplicationError`; without a source, gaps stay open and are reported.
         """
@@ -372,14 +372,14 @@ class FollowerEngine:
         """Report an error to the operator. `owner` names the code that failed, in words."""
         if isinstance(error, RowError) and self.metrics is not None:
             self.metrics.rows_refused.labels(stream).inc()
-        gap = error if isinstance(error, GapError) else None
+        gap, of = error if isinstance(error, GapError) else None, f" of {stream}" if stream else ""
         self._emit(
             FollowerEvent(
                 kind="error",
                 stream=stream,
                 writer=gap.writer if gap is not None else "",
                 token=gap.want if gap is not None else 0,
-                text=str(error) if isinstance(error, ReplicationError) else f"{owner} failed: {error!r}",
+                text=str(error) if isinstance(error, ReplicationError) else f"{owner}{of} failed: {error!r}",
                 error=error,
             )
         )
@@ -393,7 +393,7 @@ class FollowerEngine:
             self.connection.established()
 
     def _writer_rewound(self, stream: str, writer: str, token: int) -> None:
-        """The writer's position is lower than on the last connection: its later facts are lost."""
+        """The writer's position is lower than before: its later facts are lost."""
         self.allocation.forget(stream)
         for waiter in self.waiters.for_stream(stream):
             want = waiter.targets.get(writer, token)

@@ -26,7 +26,7 @@ class StreamExecutor:
     """Performs the actions of `machine`: calls subscribers, invalidates caches, fetches, waits.
 
     A failed subscriber is called again with backoff, without limit: its database may be down for a moment,
-    and a fact is never skipped. So are caches.
+    and no fact is skipped for that. Failed caches are retried in the same way.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class StreamExecutor:
         facts, is_page = machine.facts, machine.gaps.repair is not None
         for updates in facts.take():
             if is_page:
-                # A page may be long: the positions count after each fact of it.
+                # A page may be long: report the positions after each of its facts.
                 self._engine.report(self.machine.name, ADVANCED)
             for index, step in steps[-1:] if facts.is_repetition else steps:
                 try:
@@ -161,7 +161,7 @@ class StreamExecutor:
             except Exception as error:
                 if turn != self._turn:
                     raise CancelledError from error
-                owner = "a cache" if steps[index][1] == self._invalidate_rows else "a subscriber"
+                owner = "cache invalidation" if steps[index][1] == self._invalidate_rows else "a subscriber"
                 self._engine.report_failure(error, self.machine.name, owner)
                 failure = None
                 await sleep(self._engine.clock, backoff.next())
@@ -169,7 +169,7 @@ class StreamExecutor:
         return APPLIED
 
     def _invalidate_rows(self, updates: Updates[object]) -> None:
-        """The last step. Raises only if neither the entries nor all caches can be dropped."""
+        """The last step of a fact. Raises only what `CacheRegistry.invalidate_stream` raises."""
         name = self.machine.name
         assert self._caches is not None
         if updates.writer not in self.machine.positions.tokens:
@@ -178,7 +178,7 @@ class StreamExecutor:
         try:
             self._caches.apply(name, updates.rows, token=updates.token)
         except Exception as error:
-            self._engine.report_failure(error, name, "a cache")
+            self._engine.report_failure(error, name, "cache invalidation")
             self._caches.invalidate_stream(name)
 
     def _invalidate_stream(self) -> None:
@@ -195,7 +195,7 @@ class StreamExecutor:
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
         backoff = Backoff(RETRY_SECONDS)
         while True:
-            self._engine.report_failure(error, self.machine.name, "a cache")
+            self._engine.report_failure(error, self.machine.name, "cache invalidation")
             await sleep(self._engine.clock, backoff.next())
             try:
                 self._invalidate_stream()

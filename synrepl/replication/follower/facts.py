@@ -24,8 +24,8 @@ MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 class StreamIntake:
     """The commands of one stream on their way to `stream.StreamMachine`, and the `queue` of those that wait.
 
-    If the queue is full and rows can be fetched again, its rows are replaced by a POSITION at the token of
-    their newest complete fact. That position cannot be reached without fetching the rows. `bytes`: the size
+    If the queue is full and rows can be fetched again, its rows are replaced by POSITIONs at the tokens of
+    their complete facts. Such a position cannot be reached without fetching the rows. `bytes`: the size
     of the queued rows. `is_full`: a server that pushes must be paused, until the queue is empty again.
     """
 
@@ -37,7 +37,7 @@ class StreamIntake:
         self._batches = batches
         # The writers with an incomplete fact.
         self._batching: set[str] = set()
-        # Those of which part of an incomplete fact was dropped: the rest of it must be dropped too.
+        # The writers of whose incomplete fact a part was dropped: the rest of it must be dropped too.
         self._dropping: set[str] = set()
 
     def clear(self) -> None:
@@ -137,11 +137,11 @@ class StreamIntake:
 class PendingFacts:
     """Facts to apply in order, without those that are known already. Set `mode` and `decode_many` first.
 
-    They are the rest of a `run`, whose rows were decoded together, then those in the `queue`.
+    The facts are the rest of a `run`, whose rows were decoded together, then those in the `queue`.
 
     A repetition that may be an equal fact of a lost history is applied to the caches again, if the stream has
-    some. `is_repetition`: the last fact of `take` is one. `failure`: why a fact cannot be decoded, at which
-    `take` ended. `token`: that to which the fact being applied moves the position, if it does.
+    some. `is_repetition`: the last fact of `take` is one. `failure`: `take` ended at a fact that cannot be
+    decoded, for this reason. `token`: the fact being applied moves the position there; None if it does not.
     """
 
     def __init__(self, stream: str, history: StreamHistory, gaps: StreamGaps) -> None:
@@ -166,7 +166,7 @@ class PendingFacts:
             try:
                 rows = self.decode_many(run.rows)
             except RowError:
-                pass  # one by one: report the bad one, apply the others
+                pass  # decode fact by fact: report the bad one, apply the others
             else:
                 self._writer, self.run = run.instance, zip(tokens, rows, strict=True)
                 return
@@ -233,7 +233,7 @@ class PendingFacts:
                 self.token = None
 
     def finish(self) -> PositionStep | None:
-        """End the fact at which `take` stopped. Returns the step that it made; None if it made none."""
+        """End the fact at which `take` stopped. Returns its step; None if it does not move the position."""
         token = self.token
         if token is None:
             return None
@@ -256,16 +256,16 @@ def untyped(name: str) -> Stream[Any]:
 def decoder(
     stream: Stream[Any], dialect: Dialect, *, raw: bool = False, canonical: bool = False
 ) -> Callable[[list[bytes]], list[Any]]:
-    """What decodes the rows of a stream: to typed rows, to JSON values (`raw`), or to canonical JSON texts.
+    """Return the decoder of a stream's rows: to typed rows, JSON values (`raw`), or canonical JSON texts.
 
-    It raises `RowError` for a row of no known shape.
+    The decoder raises `RowError` for a row that it cannot decode.
     """
     if raw:
         return lambda rows: _decode_raw(stream.name, rows)
     if canonical:
         return lambda rows: [stream.canonical(row, dialect) for row in rows]
     decode, decode_many = stream.decode, stream.decode_many
-    # A row alone costs less by itself.
+    # For a single row, `decode` is faster.
     return lambda rows: [decode(rows[0], dialect)] if len(rows) == 1 else decode_many(rows, dialect)
 
 

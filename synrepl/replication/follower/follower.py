@@ -219,7 +219,7 @@ class Follower:
         return self.engine.positions()
 
     def waiting_streams(self) -> list[str]:
-        """The streams that are blocked now by missing facts or a busy subscriber."""
+        """The streams that wait for missing facts, a busy subscriber or the end of a burst."""
         return [name for name, one in self.engine.executors.items() if one.machine.is_blocked]
 
     def lag_seconds(self) -> float:
@@ -241,7 +241,7 @@ class Follower:
 
     @property
     def lost_gaps(self) -> list[tuple[float, GapError]]:
-        """The last gaps whose facts cannot be fetched, each with its time in seconds of the clock."""
+        """The last 100 gaps that were skipped, as their facts cannot be fetched, each with its clock time."""
         return self.engine.lost_gaps
 
     def send(self, command: Command) -> None:

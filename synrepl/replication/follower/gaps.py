@@ -14,7 +14,7 @@ from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 MAX_ATTEMPTS: Final = 3
-"""Attempts to fetch facts that may be gone, such as those of a restarted writer: then it goes on without."""
+"""Attempts to fetch facts that may be gone, such as those of a restarted writer. Then they are skipped."""
 
 DESCENDING_TOKENS: Final = 50
 """Tokens per request of a stream whose responses descend. Real masters limit these responses to the highest
@@ -27,8 +27,8 @@ class GapRepair:
     """Fetches the facts of `writer` after `after` up to `upto`, page by page.
 
     `is_recheck`: no fact is known to be missing, so this is a precaution: no gap is reported, and the stream
-    continues if there is no source. `max_attempts`: failures in a row after which the repair ends (None: it
-    never does). `descends`: responses descend.
+    continues if there is no source. `max_attempts`: failures in a row after which the repair ends (None: no
+    limit); `NowhereToFetch` ends it at once. `descends`: the tokens of a response descend.
     """
 
     stream: str
@@ -55,12 +55,13 @@ class GapRepair:
         return min(self.upto, self.after + DESCENDING_TOKENS) if self.descends else self.upto
 
     def received(self, page: MissedFacts) -> Sequence[tuple[int, list[bytes]]]:
-        """Facts in the order to apply them, before the next request.
+        """Take a page. Returns its facts in the order to apply them.
 
-        Raises `ReplicationError` if the page makes no progress.
+        Raises `ReplicationError` if the page makes no progress, although more facts follow.
         """
         if page.limited and page.upto <= self.after:
-            raise ReplicationError(f"the response makes no progress beyond {self.after}")
+            why = f"the source announces more facts, but its page ends at token {page.upto}"
+            raise ReplicationError(f"{why}, not beyond {self.after}")
         self.after = page.upto if page.limited else self._request_end
         self.failures = 0
         return sorted(page.facts, key=itemgetter(0)) if self.descends else page.facts
@@ -99,7 +100,7 @@ class StreamGaps:
         return sum(max(0, upto - tokens.get(writer, 0)) for writer, upto in self._ends.items())
 
     def open(self, writer: str, after: int, upto: int, *, max_attempts: int | None = None) -> list[Report]:
-        """Repair a gap. Returns what to report."""
+        """Begin to repair a gap. Returns the reports for the follower."""
         is_new = writer not in self._ends
         self._ends[writer] = upto
         self.repair = self._make_repair(writer, after, upto, max_attempts=max_attempts)
@@ -110,12 +111,12 @@ class StreamGaps:
         self.repair = self._make_repair(writer, after, upto, is_recheck=True, max_attempts=MAX_ATTEMPTS)
 
     def close(self, writer: str) -> list[Report]:
-        """No facts of this writer are missing. Returns what to report."""
+        """Close the writer's gap, if it has one. Returns the reports for the follower."""
         self.errors.pop(writer, None)
         return [] if self._ends.pop(writer, None) is None else [Report(Reported.GAP_REPAIRED)]
 
     def finish(self) -> PositionStep:
-        """End the repair. Returns how far it came."""
+        """End the repair. Returns the step beyond its facts, whether or not all were fetched."""
         repair, self.repair = self.repair, None
         assert repair is not None
         # Real masters return later facts than requested.
@@ -123,7 +124,7 @@ class StreamGaps:
         return PositionStep(repair.writer, token, is_position=True)
 
     def failed(self, error: Exception) -> tuple[list[Report], float | None]:
-        """A request failed. Returns what to report, and the seconds until the next; None to give up."""
+        """A request failed. Returns the reports, and the seconds until the next request; None to give up."""
         repair = self.repair
         assert repair is not None
         gap, seconds = repair.error(error), repair.failed(error)

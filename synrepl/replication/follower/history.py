@@ -11,9 +11,10 @@ from synrepl.replication.follower.updates import RawFact
 class Order(msgspec.Struct, frozen=True):
     """The order of a stream's facts on one connection.
 
-    `is_exact`: a fact above the position is new, and a position includes every earlier fact. Otherwise it
-    does so only when a POSITION, or the end of a fetch, shows it. `has_late_facts`: a fact at or below the
-    position is new, too, unless it is among `RecentFacts`. `restarts`: a late fact lowers the position.
+    `is_exact`: a fact above the position is new, and a position includes every earlier fact. Otherwise only a
+    POSITION, or the end of a fetch, shows that earlier facts are included. `has_late_facts`: a fact at or
+    below the position is new, too, unless it is among `RecentFacts`. `restarts`: a late fact lowers the
+    position.
     """
 
     is_exact: bool
@@ -28,13 +29,13 @@ OVERTAKING: Final = Order(is_exact=True, has_late_facts=True)
 """Tokens of each writer ascend, but the rows name no writer, so that writers overtake each other."""
 
 UNORDERED: Final = Order(is_exact=False, has_late_facts=True)
-"""Facts may arrive after later ones, and again."""
+"""Facts may arrive after facts with higher tokens, and more than once."""
 
 RESTARTING: Final = Order(is_exact=False, has_late_facts=True, restarts=True)
 """Tokens begin again when the writer restarts, and nothing announces it."""
 
 REMEMBERED: Final = 10_000
-"""Facts of an unordered stream that are remembered. A real master repeats a few dozen."""
+"""The number of facts in `RecentFacts`. A real master repeats a few dozen."""
 
 
 class RecentFacts:
@@ -101,9 +102,9 @@ class ReorderBuffer:
 
 
 class PositionStep(msgspec.Struct, frozen=True):
-    """The position of `writer` moves to `token` once something is done: a fact is applied, or skipped.
+    """Moves the position of `writer` to `token`, once the facts up to it are applied or skipped.
 
-    `is_position`: a POSITION is processed then.
+    `is_position`: this ends the processing of a POSITION.
     """
 
     writer: str
@@ -112,14 +113,14 @@ class PositionStep(msgspec.Struct, frozen=True):
 
 
 class AppliedPositions:
-    """The applied position of each writer of one stream: every fact up to that token was applied.
+    """The applied position of each writer of one stream: facts up to that token were applied or skipped.
 
     The only owner of these tokens; everything else reads `tokens`. They move in two ways:
 
     * `advance`: a fact was applied and its caches were invalidated; or nothing up to a POSITION is missing;
-      or everything that the skipped facts could invalidate was dropped first; or another source applied the
-      facts, and there are no caches in that case;
-    * `rewind`: a push without order was cut off; none of its positions was in `reported`.
+      or facts were skipped, and everything that they could invalidate was dropped first; or another source
+      applied the facts (such a follower has no caches);
+    * `rewind`: the connection was lost during a push of unordered facts, whose positions were held back.
     """
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
@@ -135,7 +136,7 @@ class AppliedPositions:
         return self.tokens if self._held is None else self._held
 
     def hold_back(self) -> None:
-        """Report the present positions until `release`: a later token says nothing about earlier facts."""
+        """Report the present positions until `release` or `rewind`: a later token proves no earlier facts."""
         self._held = dict(self._tokens)
 
     def release(self) -> None:
@@ -145,7 +146,7 @@ class AppliedPositions:
     def rewind(self) -> None:
         """Go back to the positions held back, if any.
 
-        The facts applied since are applied again. Their caches were invalidated.
+        The facts applied since then are applied again; they have invalidated caches already.
         """
         if self._held is not None:
             self._tokens.clear()
@@ -158,7 +159,7 @@ class ApplyPolicy(msgspec.Struct, frozen=True):
 
     `earliest`: a new writer is followed from its first fact. `is_kept`: facts are appended to a log, which
     does not need its own facts again when a writer is rewound. `resumes`: that log followed this channel
-    before, so a stream without positions is a new one. `external_position` returns the token up to which
+    before, so a stream without positions is a new stream. `external_position` returns the token up to which
     another source has applied a writer's facts in order; -1 if none has.
     """
 
@@ -175,10 +176,10 @@ class StreamHistory:
     """What is known about one stream over all its connections.
 
     `policy`: how it is followed. `positions`: how far it is applied. `recent`: facts to deduplicate.
-    `has_started`: a POSITION was processed. `is_out_of_order`: the server was seen to send later facts before
-    earlier ones, as real masters do. `was_disconnected`: this is not the first connection. `announced`: the
-    last POSITION of each writer whose rows arrive ahead of it; all earlier facts were applied. `has_caches`:
-    the stream invalidates caches.
+    `has_started`: a POSITION was processed, in this run or a saved one. `is_out_of_order`: the server sent
+    later facts before earlier ones, as real masters do. `was_disconnected`: a connection was lost before.
+    `announced`: the highest POSITION of each writer whose rows arrive ahead of POSITION; all facts up to it
+    were applied. `has_caches`: the stream invalidates caches.
     """
 
     def __init__(self, policy: ApplyPolicy, positions: AppliedPositions) -> None:
@@ -190,7 +191,7 @@ class StreamHistory:
         self.was_disconnected = False
         self.has_caches = False
         self.announced: dict[str, int] = {}
-        # The POSITION being processed. If it is not completed, the next one covers it.
+        # The POSITION of each writer that is being processed. If cut off, the next POSITION covers it.
         self.announcing: dict[str, int] = {}
 
     def position_done(self, writer: str) -> None:

@@ -20,8 +20,8 @@ from synrepl.replication.strategies import FollowStrategy
 from synrepl.wire.commands import Position
 
 RECHECK_TOKENS: Final = 1_000
-"""Tokens before the last one that are fetched again after a disconnect, where later facts arrive before
-earlier ones.
+"""The number of tokens below the position that are fetched again after a disconnect, in streams whose facts
+arrive out of order.
 """
 
 
@@ -34,14 +34,15 @@ class Verdict(enum.Enum):
     RECHECK = "late facts may have been missed: the last facts are fetched again"
     REWOUND = "the writer has lost facts, and the log discards them: the position falls"
     RESTARTED = "the writer begins again: all its facts are fetched"
-    STALE = "it was sent before rows that have arrived: nothing changes"
+    STALE = "facts beyond the POSITION were applied already: nothing changes"
 
 
 class Judgement(msgspec.Struct, frozen=True):
     """A `verdict` on a POSITION, and the `token` to reach.
 
-    `after`: where to fetch from. `is_certain`: no fact at or below `after` is missing. `is_rewound`: the
-    writer's position fell. `void_after`: facts after this token are void, so that equal ones are new.
+    `after`: the token after which to fetch. `is_certain`: no fact at or below `after` is missing.
+    `is_rewound`: the writer's position fell. `void_after`: facts after this token are void, so that equal
+    ones are new.
     """
 
     verdict: Verdict
@@ -55,10 +56,10 @@ class Judgement(msgspec.Struct, frozen=True):
 class Mode:
     """How one stream is followed on one connection.
 
-    `order`: the order of its facts. `pushes`: the server pushes missed facts, and can only be paused;
-    otherwise they can be fetched. `collects_rows`: rows are given to `collect`; otherwise each that is not
-    part of a batch is a fact that can be applied now. `in_backlog`: the server still pushes what it had
-    before this connection. `ready`: the writers of which rows can be applied.
+    `order`: the order of its facts. `pushes`: the server pushes missed facts; otherwise they are fetched.
+    `collects_rows`: rows are given to `collect`; otherwise each complete fact can be applied at once.
+    `in_backlog`: the server still pushes facts from before this connection. `ready`: the writers whose rows
+    can be applied.
     """
 
     pushes = False
@@ -74,23 +75,23 @@ class Mode:
 
     @property
     def collects(self) -> bool:
-        """Whether facts arrived that are applied only when more has arrived, or after a while."""
+        """Whether a burst of facts is buffered, as only `Shared` does."""
         return False
 
     def collect(self, writer: str, token: int, rows: list[bytes]) -> Sequence[RawFact]:
-        """Take rows. Returns the facts that can be applied now."""
+        """Take the rows of a token. Returns the facts that can be applied now."""
         raise NotImplementedError
 
     def flush(self, writer: str) -> Sequence[RawFact]:
-        """The facts that are complete because the writer announces a POSITION."""
+        """Remove and return the collected facts that a POSITION of this writer completes."""
         return ()
 
     def quiet_facts(self) -> Sequence[RawFact]:
-        """The facts that are complete because nothing followed them for a while."""
+        """Remove and return the collected facts of writers that have sent nothing for a while."""
         return ()
 
     def accepts_writer(self, writer: str) -> bool:
-        """Whether rows of a writer can be applied that is not `ready`; it is then."""
+        """Whether rows of this writer, which is not `ready`, can be applied. If so, it becomes `ready`."""
         raise NotImplementedError
 
     def announce(self, writer: str) -> bool:
@@ -98,7 +99,7 @@ class Mode:
         raise NotImplementedError
 
     def judge(self, command: Position, *, is_first: bool) -> Judgement:
-        """What a POSITION shows, after the facts before it were applied."""
+        """Judge a POSITION, once the facts that arrived before it are applied."""
         raise NotImplementedError
 
     def _is_certain(self, command: Position, *, is_first: bool) -> bool:
@@ -106,8 +107,8 @@ class Mode:
 
         False for an unknown writer: the facts it wrote since our caches were filled are unknown. False on the
         first POSITION of a connection if tokens can go back: between two connections they may have gone back
-        and grown again. False if the master sends facts out of order (such as 211 before 206), because the
-        disconnect may have come between two of them.
+        and grown again. False there, too, if the master sends facts out of order (such as 211 before 206):
+        the disconnect may have come between two of them.
         """
         if command.instance not in self._positions.tokens:
             return False
@@ -139,7 +140,7 @@ class Pull(Mode):
         return is_first
 
     def judge(self, command: Position, *, is_first: bool) -> Judgement:
-        """Compare a writer's POSITION with the applied one, or with that of another source if it is ahead."""
+        """Compare a writer's POSITION with its applied position, or its external one if that is higher."""
         writer, token = command.instance, command.token
         known = self._known(command)
         if self.order.is_exact and known <= token and (external := self._external(writer)) > known:
@@ -179,7 +180,7 @@ class Pull(Mode):
         if self._policy.earliest:
             return 0
         if self._is_new_stream:
-            # Every writer starts here, not only the one announced first.
+            # Every writer of a new stream starts at its POSITION, not only the one announced first.
             return 0 if self._policy.is_kept and self._policy.resumes else command.token
         # The writer appeared while we were disconnected, so its facts are after our positions of all others.
         return min(tokens.values(), default=command.token)
@@ -211,7 +212,7 @@ class Pull(Mode):
 
 
 class Shared(Pull):
-    """A shared channel: every writer publishes its own facts, and may fall back at any time."""
+    """A shared channel: every writer publishes its own facts, and its tokens may go back at any time."""
 
     _rewinds_any_time = True
 
@@ -224,19 +225,19 @@ class Shared(Pull):
 
     @property
     def collects(self) -> bool:
-        """Whether a burst has begun."""
+        """Whether a burst is buffered."""
         return bool(self._burst)
 
     def collect(self, writer: str, token: int, rows: list[bytes]) -> Sequence[RawFact]:
-        """Collect a burst, as facts descend."""
+        """Add a fact to the burst of its writer. Returns the burst if the buffer is full."""
         return self._burst.add(writer, token, rows)
 
     def flush(self, writer: str) -> Sequence[RawFact]:
-        """End the writer's burst."""
+        """Remove and return the writer's burst: POSITION ends it."""
         return self._burst.pop(writer)
 
     def quiet_facts(self) -> Sequence[RawFact]:
-        """The bursts of the writers that are quiet."""
+        """Remove and return the buffered facts of writers that have sent nothing for `QUIET_SECONDS`."""
         return self._burst.pop_quiet()
 
 
@@ -274,7 +275,7 @@ class Push(Mode):
         return () if last is None else (last,)
 
     def accepts_writer(self, writer: str) -> bool:
-        """Always: a push has no POSITION before its rows."""
+        """Always True: a push has no POSITION before its rows."""
         self.ready.add(writer)
         return True
 
@@ -283,10 +284,10 @@ class Push(Mode):
         return self.in_backlog
 
     def judge(self, command: Position, *, is_first: bool) -> Judgement:
-        """What the POSITION that ends a push shows (`is_first`), or a later one."""
+        """Judge the POSITION that ends the push (`is_first`), or a later one."""
         writer, token = command.instance, command.token
         known = self._positions.tokens.get(writer, token)
-        # Only the end of a push certifies. A later POSITION ahead of its rows says nothing about them.
+        # Only the POSITION that ends a push is certain. A later one may be ahead of its rows.
         is_certain = self._is_certain(command, is_first=is_first) and (
             token == known or (is_first and known < token)
         )

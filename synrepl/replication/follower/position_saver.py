@@ -9,7 +9,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.updates import Subscriber
 
 SAVE_SECONDS: Final = 0.1
-"""The shortest time between two saves of positions. After a kill, facts applied since the last save are
+"""The time from a change of positions to their save. After a kill, facts applied since the last save are
 delivered again.
 """
 
@@ -40,13 +40,13 @@ class PositionSaver:
         self._timer: Any = None
 
     def check_subscriber(self, subscriber: Subscriber) -> None:
-        """Let the store refuse a subscriber that it cannot save positions for, if it has such rules."""
+        """Raise `ConfigError` if the store refuses this subscriber (see `IPositionStore`)."""
         check = getattr(self.store, "check_subscriber", None)
         if check is not None:
             check(subscriber)
 
     def save_soon(self, seconds: float = SAVE_SECONDS) -> None:
-        """Save within so many seconds."""
+        """Save after this many seconds, unless a save is due already."""
         if not self.is_due:
             self.is_due = True
             self._timer = self.clock().callLater(seconds, self.save)

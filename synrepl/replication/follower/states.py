@@ -17,7 +17,7 @@ from synrepl.wire.rdata_runs import RdataRun
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A connection was opened. `decode_many` decodes rows as its release writes them; raises `RowError`."""
+    """A connection was opened. `decode_many` decodes rows of the server's release, and raises `RowError`."""
 
     strategy: FollowStrategy
     decode_many: Callable[[list[bytes]], list[Any]]
@@ -72,15 +72,15 @@ StreamEvent = (
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """Apply the facts of `PendingFacts.take`. Then: `Applied`. Also if one had to be waited for."""
+    """Apply facts of `PendingFacts.take`, up to the first that a subscriber must finish. Then: `Applied`."""
 
 
 class Invalidate(msgspec.Struct, frozen=True):
-    """Drop everything that the stream can invalidate. Then: `Invalidated`."""
+    """Drop all cache entries that the stream can invalidate. Then: `Invalidated`."""
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """Fetch the facts with ``after < token <= upto``. Then: `MissedFacts` or `FetchFailed`."""
+    """Fetch facts of `writer` with ``after < token <= upto``. Then: `MissedFacts` or `FetchFailed`."""
 
     writer: str
     after: int
@@ -94,11 +94,11 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Cancel what was ordered last; its event must not come."""
+    """Cancel the work that was ordered last; the event that ends it must not be fed."""
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """Feed a `Tick` after some seconds, unless the connection is lost before. Nothing waits for it."""
+    """Feed a `Tick` after some seconds, unless the connection is lost before. The stream is not blocked."""
 
     seconds: float
 
@@ -111,15 +111,15 @@ class Reported(enum.Enum):
     REWOUND = "the writer's position is lower than before: its facts beyond the token are lost"
     RESTARTED = "the writer restarted the stream: its earlier facts are void"
     GAP_DETECTED = "facts are missing"
-    GAP_REPAIRED = "the missing facts were fetched"
+    GAP_REPAIRED = "no facts are missing any more"
     GAP_LOST = "the missing facts cannot be fetched; the stream continues without them"
-    ERROR = "the operator must know the error"
+    ERROR = "an error that the operator must know"
     FULL = "the queue is full: stop reading from the server"
     EMPTY = "the queue is empty again: read from the server"
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Report something to the follower."""
+    """Tell the follower `about` an event of this stream."""
 
     about: Reported
     writer: str = ""
@@ -131,11 +131,11 @@ ADVANCED: Final = Report(Reported.ADVANCED)
 APPLY: Final = Apply()
 
 Action = Apply | Invalidate | Fetch | Pause | Cancel | Wake | Report
-"""At most one action of a list is followed by an event: the last one."""
+"""Of the actions that one event orders, only the last one may be followed by an event (`Wake` aside)."""
 
 
 class StreamState(enum.Enum):
-    """What a stream waits for; the value says it in words."""
+    """The state of a stream; the value says it in words."""
 
     DISCONNECTED = "there is no connection"
     LIVE = "rows and positions are processed as they arrive"
@@ -144,13 +144,13 @@ class StreamState(enum.Enum):
     FETCHING = "a page of missing facts was requested"
     BACKING_OFF = "a request failed and is repeated after a pause"
 
-    __hash__ = object.__hash__  # that of `Enum` costs more than all else that is done with a state
+    __hash__ = object.__hash__  # `Enum.__hash__` is slower than all other work with a state
 
 
 _D, _L, _A, _I, _F, _B = StreamState
 
 _READY: Final = frozenset({_L, _A, _I, _F})
-"""Where a stream can be once nothing blocks it: live, or at the next thing that blocks it."""
+"""The states that may follow the end of a block: live, or blocked again by the next fact or gap."""
 
 
 def _queued(state: StreamState) -> dict[type, frozenset[StreamState]]:
@@ -160,7 +160,7 @@ def _queued(state: StreamState) -> dict[type, frozenset[StreamState]]:
 
 
 TRANSITIONS: Final[Mapping[StreamState, Mapping[type, frozenset[StreamState]]]] = {
-    # What arrives after the end of a connection is dropped: the next connection brings it again.
+    # Commands that arrive after the end of a connection are dropped: the next connection repeats them.
     _D: _queued(_D) | {Connected: frozenset({_L}), Disconnected: frozenset({_D})},
     _L: {
         Rdata: _READY,
@@ -179,5 +179,5 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[type, frozenset[StreamState]]]] 
 }
 """The events that are possible in each state, and the states that may follow. Any other event is an error.
 
-More than one state follows where the stream then processes what was queued.
+Several states may follow an event after which the stream processes its queue.
 """

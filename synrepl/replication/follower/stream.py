@@ -46,16 +46,16 @@ class StreamMachine:
         self.history = history
         self._seconds = seconds
         self._mode: Mode | None = None
-        # What to do next, after the facts and the repair, and before the queue: judge this position.
+        # The POSITION to judge after the facts and the repair, and before the queue; whether it is the first.
         self._position: tuple[Position, bool] | None = None
-        # What everything is dropped for that skipped facts could invalidate.
+        # The step to make once everything is dropped that skipped facts could invalidate.
         self._step: PositionStep | None = None
         self._awaits_quiet = False
         self._actions: list[states.Action] = []
 
     @property
     def is_blocked(self) -> bool:
-        """Whether facts have arrived, or are known to be missing, that are not applied yet."""
+        """Whether received facts wait to be applied, or missing facts to be fetched."""
         if self.state is _LIVE or self.state is _DISCONNECTED:
             mode = self._mode
             return mode is not None and mode.collects_rows and mode.collects
@@ -64,15 +64,16 @@ class StreamMachine:
     def feed(self, event: StreamEvent) -> list[states.Action]:
         """Handle an event. Returns the actions, which the caller must perform in order.
 
-        If the last one is followed by an event, as its class says, that event must be fed once it has come.
-        Until then anything else may be fed. Actions that are left must not be performed after a `Cancel`.
+        If the class of the last action names an event that follows, feed that event once it has come; until
+        then any other event may be fed. After a `Cancel`, perform no actions of earlier events.
 
-        Raises `LocalProtocolError` for an event that `TRANSITIONS` lacks, `RemoteProtocolError` for a batch
-        that is too large.
+        Raises `LocalProtocolError` for an event that `TRANSITIONS` does not allow in this state,
+        `RemoteProtocolError` for a batch that is too large.
         """
         step = _STEPS[self.state].get(type(event))
         if step is None:
-            raise LocalProtocolError(f"{self.name}: {type(event).__name__} while {self.state.name}")
+            why = f"the event {type(event).__name__} is impossible in state {self.state.name}"
+            raise LocalProtocolError(f"stream {self.name}: {why}")
         handle, allowed = step
         handle(self, event)
         if self.state is _LIVE:
@@ -91,7 +92,7 @@ class StreamMachine:
             self.state = _LIVE
 
     def _disconnected(self, event: states.Disconnected) -> None:
-        """Drop everything that was partly received. The next POSITION repeats what is not applied."""
+        """Drop everything that was partly received. The next connection repeats what was not applied."""
         self.history.was_disconnected = True
         self._awaits_quiet = False
         self._mode = self._position = self._step = self.gaps.repair = None
@@ -329,4 +330,4 @@ _STEPS: Final = {
     }
     for state, events in states.TRANSITIONS.items()
 }
-"""What handles the events that are possible in each state, and the states that may follow."""
+"""By state and possible event: the method that handles it, and the states that may follow."""

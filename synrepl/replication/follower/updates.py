@@ -73,7 +73,7 @@ class ICatchUp(Protocol):
 class FollowerEvent(msgspec.Struct, frozen=True):
     """An event of a follower other than a fact. `kind` is one of:
 
-    * ``connected``, ``disconnected`` (`text` is the reason);
+    * ``connected``; ``disconnected``, also after each failed attempt to connect (`text` is the reason);
     * ``server``: the server's name, in `text`;
     * ``position``: a POSITION was processed; `writer` of `stream` is at `token`;
     * ``restarted``: `writer` restarted `stream`, and its tokens begin again;
@@ -99,9 +99,9 @@ REFUSALS: Final = {
         r"lacks the right |this takes the right |the certificate of .* is not in keys_file"
     ),
 }
-"""The permanent reasons in ERROR lines, which have no code of their own."""
+"""The texts of ERROR lines that no retry changes, by code: such lines have no code of their own."""
 
 
 def code_of(error: str) -> str:
-    """Return the code of the text of an ERROR line; empty if a retry may succeed."""
+    """Return the code for the text of an ERROR line; empty if a retry may succeed."""
     return next((code for code, text in REFUSALS.items() if text.search(error)), "")

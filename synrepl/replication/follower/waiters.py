@@ -126,7 +126,7 @@ class Allocation:
 
     One query per stream runs at a time, for all unchecked waiters. A response says nothing about waiters that
     came after the query, since their token may be newer. It does show that all tokens up to it exist, which
-    is remembered until a connection is lost or the stream is rewound.
+    is remembered until the next connection, or until the stream is rewound.
     """
 
     waiters: Waiters

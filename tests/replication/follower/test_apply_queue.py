@@ -277,7 +277,7 @@ class TestTokensThatDoNotExist:
         story.allocations.answers.pop().errback(KeyError("oops"))
 
         assert quiet == []
-        assert story.errors() == ["querying the highest token failed: KeyError('oops')"]
+        assert story.errors() == ["querying the highest token of to_device failed: KeyError('oops')"]
         assert story.ended == []
 
     def test_a_token_that_somebody_has_reached_costs_no_request(self) -> None:

@@ -251,5 +251,5 @@ def test_a_repair_ends_after_some_failures_in_a_row() -> None:
 
 def test_a_page_without_progress_is_an_error() -> None:
     """Or the source would be asked without a pause."""
-    with pytest.raises(ReplicationError, match="no progress beyond 5"):
+    with pytest.raises(ReplicationError, match="token 5, not beyond 5"):
         GapRepair("s", W, 5, 9).received(MissedFacts(facts=[], upto=5, limited=True))

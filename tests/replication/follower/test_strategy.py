@@ -338,7 +338,7 @@ class TestPositions:
 
         assert at_once == 1
         assert story.tokens() == [2, 3]
-        assert story.errors()[0].endswith("the response makes no progress beyond 1")
+        assert story.errors()[0].endswith("its page ends at token 1, not beyond 1")
         assert story.gaps() == (1, 1)
 
     def test_a_failed_fetch_is_told_and_tried_again_for_ever(self) -> None:
@@ -875,7 +875,7 @@ class TestFacts:
 
         story.hears("POSITION newest master 1 1", "RDATA newest master 2 [1]", "RDATA newest master 3 [1]")
 
-        assert story.errors() == ["the server has a stream unknown here: newest"]
+        assert story.errors() == ["ignoring the rows of stream newest: this follower does not know it"]
 
 
 class TestSubscribers:
@@ -897,7 +897,7 @@ class TestSubscribers:
         story.wait(5)
 
         assert calls == [2, 2, 2, 3]
-        assert story.errors() == ["a subscriber failed: OSError('database is away')"] * 2
+        assert story.errors() == ["a subscriber of to_device failed: OSError('database is away')"] * 2
         assert story.follower.positions() == {"to_device": {"master": 3}}
 
     def test_a_stray_stop_iteration_of_a_subscriber_is_a_failure_like_any_other(self) -> None:

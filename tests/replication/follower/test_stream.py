@@ -195,7 +195,9 @@ def test_every_event_in_every_state(state: StreamState, event: StreamEvent) -> N
     allowed = TRANSITIONS[state].get(type(event))
 
     if allowed is None:
-        with pytest.raises(LocalProtocolError, match=f"{type(event).__name__} while {state.name}"):
+        with pytest.raises(
+            LocalProtocolError, match=f"{type(event).__name__} is impossible in state {state.name}"
+        ):
             machine.feed(event)
         assert machine.state is state
     else:
