@@ -1,8 +1,8 @@
 """Admission: whether the position that a reader states lies in this log's history.
 
 A reader on a diverged history must be refused at once. Otherwise it would receive facts that do not follow
-its own, or wait forever. Every transport asks here, and puts the answer in its own words. The codes are those
-of `error_codes.REFUSALS`.
+its own, or wait forever. Every transport calls these functions. The codes are those of
+`error_codes.REFUSALS`.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from synrepl.wire.text import printable
 class ReaderPosition(msgspec.Struct, frozen=True, kw_only=True):
     """A reader's position in its own log, as far as the reader states it.
 
-    `epoch_start` and what follows describe the start of the reader's epoch (`wire.native.Subscribe`),
-    `clock` the tokens of its writers. `compacted`: the reader accepts a trimmed log. `digest_decides`: a
-    right digest makes up for an epoch that is too low.
+    `epoch_start`, `began_ms`, `lost_stream` and `lost_upto` describe the start of the reader's epoch, `clock`
+    the tokens of its writers (`wire.native.Subscribe`). `compacted`: the reader accepts a trimmed log.
+    `digest_decides`: a right digest makes up for an epoch that is too low.
     """
 
     name: str = "the reader"
@@ -47,10 +47,11 @@ def history_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None:
     """Return why the reader has another log or is in a later epoch; None if it has neither."""
     name = reader.name
     if reader.history is not None and reader.history != log.history:
-        why = f"{name} is a copy of the log {printable(reader.history)}, this log is {log.history}"
+        why = f"{name} is a copy of the log {printable(reader.history)}, not of this log, {log.history}"
         return Mismatch("other_history", why)
     if reader.epoch is not None and reader.epoch > log.epoch:
-        return Mismatch("other_epoch", f"{name} is in epoch {reader.epoch}, this daemon in {log.epoch}")
+        why = f"{name} is in epoch {reader.epoch}, later than epoch {log.epoch} here"
+        return Mismatch("other_epoch", why)
     return None
 
 
@@ -69,20 +70,21 @@ async def position_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None
         why = f"at {name} epoch {began.epoch} began at serial {began.serial}, in this log it did not"
         if same:
             why = f"epoch {began.epoch} began for another reason at {name}: one daemon lost facts"
-        return Mismatch("fork", why)
+        return Mismatch("fork", f"the histories differ: {why}")
     next_start = next(
         (start for start in starts if reader.epoch is not None and start.epoch > reader.epoch), None
     )
     is_proven = reader.digest_decides and known is not None and known == reader.digest
     if next_start is not None and next_start.serial < serial and not is_proven:
-        why = f"in this log that epoch ended at serial {next_start.serial}"
-        return Mismatch("fork", f"{name} has serial {serial} of epoch {reader.epoch}; {why}")
+        why = f"{name} has serial {serial} of epoch {reader.epoch}, which ended here at {next_start.serial}"
+        return Mismatch("fork", f"the histories differ: {why}")
     if serial > head.serial:
-        return Mismatch("ahead", f"{name} is at serial {serial}, this log ends at {head.serial}")
+        return Mismatch("ahead", f"{name} is at serial {serial}, beyond the end of this log, {head.serial}")
     if serial < log.trimmed_upto.serial and not reader.compacted:
         if same and reader.began_ms and reader.began_ms not in [start.at_ms for start in same]:
-            return Mismatch("fork", f"{name} began epoch {same[0].epoch} at another time")
-        why = f"{name} is at serial {serial}, this log begins after {log.trimmed_upto.serial}"
+            why = f"the histories differ: {name} began epoch {same[0].epoch} at another time"
+            return Mismatch("fork", why)
+        why = f"{name} is at serial {serial}, but this log begins after {log.trimmed_upto.serial}"
         return Mismatch("trimmed", why)
     if known is not None and known != reader.digest:
         return Mismatch("fork", f"the histories differ at serial {serial}")
@@ -90,6 +92,6 @@ async def position_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None
         positions = log.positions(stream)
         for writer, token in writers.items():
             if token > (at := positions.get(writer, 0)):
-                why = f"{printable(stream)} of {printable(writer)} up to token {token}, this log up to {at}"
-                return Mismatch("ahead", f"the replica has {why}")
+                why = f"{name} has {printable(stream)} of {printable(writer)} up to token {token}"
+                return Mismatch("ahead", f"{why}, beyond the last token here, {at}")
     return None

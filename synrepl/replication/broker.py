@@ -38,7 +38,7 @@ lost if its sender loses its connection; a removed writer never responds.
 
 MAX_NAME: Final = 255
 MAX_WRITERS: Final = 10_000
-"""Names of writers come from the channel."""
+"""The most names of writers that are remembered: any process on the channel can choose one."""
 
 
 class NameConflict(msgspec.Struct, frozen=True):
@@ -61,8 +61,8 @@ class BrokerPeer:
     `publisher`'s log; others never are, so no received fact is published again. Commands of the publisher's
     followers go to the channel; commands from the channel go to the followers.
 
-    It is the member of the broker's link, and the connection of both the follower and the reader. The link
-    calls it in the reactor's thread, and not after its own `stop`. Set `broker` before the first callback.
+    The broker's link calls the peer (its `member`) in the reactor's thread, and not after the link's `stop`.
+    The follower and the reader use the peer as their connection. Set `broker` before the first callback.
     `rng` is for delays that must differ between processes.
     """
 
@@ -95,7 +95,7 @@ class BrokerPeer:
         # Whether our own REPLICATE came back: earlier messages may be from our previous run.
         self._has_own_echo = False
         self._position_echoes = Echoes(clock)  # positions are matched even if they come back late
-        self._sent_commands = Echoes(clock)  # of commands
+        self._sent_commands = Echoes(clock)
         self._reader: Reader | None = None
         self._is_paused = False
         self._is_full = False
@@ -131,7 +131,7 @@ class BrokerPeer:
     def subscriber_down(self, why: str) -> None:
         """The subscriber's connection was lost: later messages are missed."""
         self.is_subscriber_up = False
-        self._logger.warn("disconnected from the channel: {why}", why=why)
+        self._logger.warn("disconnected from the Redis channel, reconnecting: {why}", why=why)
         # Echoes that have not come back by now never will.
         self._sent_commands.clear()
         self._leave(why)
@@ -148,7 +148,7 @@ class BrokerPeer:
         """The publisher's connection was lost, and possibly the last messages with it. Ends a `pause` too."""
         self.is_publisher_up = False
         self._is_paused = False
-        self._logger.warn("cannot publish on the channel: {why}", why=why)
+        self._logger.warn("cannot publish on the Redis channel, reconnecting: {why}", why=why)
         self._stop_publishing()
 
     def unreachable(self, why: str) -> None:
@@ -226,7 +226,9 @@ class BrokerPeer:
             try:
                 self.send(command)
             except LocalProtocolError as error:
-                self._logger.warn("cannot publish {name}: {why}", name=command.NAME, why=error.why)
+                self._logger.warn(
+                    "cannot publish a follower's {name}, dropped: {why}", name=command.NAME, why=error.why
+                )
             else:
                 return
         if self._publisher is not None:
@@ -257,7 +259,7 @@ class BrokerPeer:
         self._is_joined = True
         self._has_own_echo = False
         self._last_error = ""
-        self._logger.info("joined the channel")
+        self._logger.info("joined the Redis channel")
         if self._follower is not None:
             positions = self._follower.positions()
             self._unanswered = {(stream, writer) for stream in positions for writer in positions[stream]}
@@ -295,7 +297,7 @@ class BrokerPeer:
         """No other process used our names during the probe: publish."""
         if self._is_joined:
             if self.name_conflict is not None:
-                self._logger.info("the name conflict is over: no other process uses our name")
+                self._logger.info("publishing again: no other process uses the name of this one any more")
             self.name_conflict = None
             self._has_probed = True
             self._publish()
@@ -344,7 +346,8 @@ class BrokerPeer:
             if not self._is_full:
                 self._is_full = True
                 self._logger.error(
-                    "more than {count} writers on the channel: ignoring new names", count=MAX_WRITERS
+                    "more than {count} writers on the Redis channel: facts of further writers are ignored",
+                    count=MAX_WRITERS,
                 )
             return False
         self.writers.add(writer)
@@ -432,7 +435,6 @@ class Echoes:
         self._order.clear()
 
     def _forget(self, line: bytes) -> None:
-        """Remove the oldest record of this line."""
         times = self._sent_at[line]
         times.popleft()
         if not times:

@@ -1,4 +1,4 @@
-"""Forwards commands of a replica's followers to its upstream, each exactly once.
+"""Forwards commands of a replica's followers to its upstream, which handles each only once.
 
 The replica numbers the commands under a name of its own, its origin, and sends each again until the upstream
 acknowledges it. The upstream ignores numbers that it has already received.
@@ -31,11 +31,11 @@ MAX_QUEUED: Final = 10_000
 """Commands that wait for an upstream. Beyond this the oldest is dropped and counted."""
 
 WINDOW: Final = 500
-"""Commands sent to an upstream before it acknowledges any of them."""
+"""The most commands that are sent to an upstream and not acknowledged yet."""
 
 REMIND_SECONDS: Final = 60.0
-"""How often an idle replica sends a heartbeat, or its users would expire upstream, and the names of its
-connected federation senders, or their acks would.
+"""How often a replica sends a heartbeat and the acks of its connected federation senders. Without them, the
+upstream would drop its users and acks.
 """
 
 EXPIRY_SECONDS: Final = 300.0
@@ -60,7 +60,7 @@ def command_of(line: bytes) -> Command:
     """Parse a line. Raises RemoteProtocolError if it is not a command that followers send."""
     command = codec_of(NEWEST, ours=SERVER, theirs=CLIENT).parse(line)
     if not isinstance(command, (*FORWARDED, Ping)):
-        raise RemoteProtocolError(f"{command.NAME} is not forwarded")
+        raise RemoteProtocolError(f"{command.NAME} is not a command that replicas forward")
     return command
 
 
@@ -94,7 +94,7 @@ class CommandForwarder:
         self._since = 1
         """The number from which on the upstream knows the commands of this origin."""
         self._unsent_state: Iterator[Command] | None = None
-        """The users that are syncing here, as far as they were not sent again yet."""
+        """USER_SYNC for the users that are syncing here and were not sent to a new upstream yet."""
         self._timer = Timer(clock, self._flush)
         self._reminder = Timer(clock, self._schedule_reminder)
         self._is_reminder_due = False
@@ -105,7 +105,7 @@ class CommandForwarder:
         return self._is_active()
 
     def forward(self, command: Command) -> bool:
-        """Queue a command for the upstream. Returns False if no release has a form for it."""
+        """Queue a command for the upstream. Returns False if it cannot be written on the wire."""
         try:
             self._add(line_of(command))
         except LocalProtocolError:
@@ -114,7 +114,7 @@ class CommandForwarder:
         return True
 
     def connected(self, conversation: "IConversation") -> None:
-        """Start sending to an upstream: first what the last one left unacknowledged."""
+        """Start sending to an upstream: first the commands that the last upstream did not acknowledge."""
         self._conversation = conversation
         self._queue.extendleft(reversed(self._unacknowledged))
         self._unacknowledged.clear()
@@ -138,7 +138,7 @@ class CommandForwarder:
         self._flush_soon()
 
     def hand_back(self) -> None:
-        """This daemon became primary: offer the unacknowledged commands to the homeserver."""
+        """This daemon became primary: forward the unacknowledged commands from here."""
         waiting = [*self._unacknowledged, *self._queue]
         self._unacknowledged.clear()
         self._queue.clear()

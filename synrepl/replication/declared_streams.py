@@ -20,11 +20,11 @@ MAX_STREAMS: Final = 100
 """Maximum number of declared streams."""
 
 MAX_EPHEMERAL: Final = 4
-"""Maximum number of ephemeral ones: what is held of all streams must fit `synrepl.wire.blocks.MAX_HELD`."""
+"""Maximum number of ephemeral ones: held facts of all ephemeral streams must fit `wire.blocks.MAX_HELD`."""
 
 
 class DeclaredStreams:
-    """Follows the stream ``declarations`` of the log, and adds what it declares to the table.
+    """Follows the stream ``declarations`` of the log, and adds the declared streams to the table.
 
     The first declaration of a name counts, on every replica. `watchers` are called with each stream that was
     added. `instance` is the writer of declarations made here.
@@ -43,7 +43,7 @@ class DeclaredStreams:
         log.subscribe(self._on_committed)
 
     async def load(self) -> None:
-        """Read all declarations of the log; forget those that it lacks."""
+        """Read all declarations of the log; forget streams declared otherwise, or not at all."""
         log, name = self._log, DECLARATIONS.name
         facts: list[Fact] = []
         if upto := max(log.positions(name).values(), default=0):
@@ -64,9 +64,10 @@ class DeclaredStreams:
     async def declare(self, wanted: Declaration) -> bool:
         """Store a declaration. Returns whether it is new; an equal one is stored only once.
 
-        Raises `ConfigError` if the stream is declared otherwise or there are too many, and `StorageError`.
+        Raises `ConfigError` if the name is taken, the stream is declared otherwise, or there are too many;
+        and `StorageError`.
         """
-        # One by one: equal declarations at the same time are stored once too.
+        # One by one: of equal declarations at the same time, only one is stored.
         async with self._lock:
             return await self._declare(wanted)
 
@@ -96,11 +97,11 @@ class DeclaredStreams:
     def refusal(self, stream: str, writer: str) -> str:
         """Why this writer cannot append to this stream; empty if it can."""
         if stream == DECLARATIONS.name and not self._is_declaring:
-            return "declare a stream with synrepl streams create, or POST /v1/streams"
+            return "declare the stream with synrepl streams create, or POST /v1/streams, instead"
         declared = self.declared.get(stream)
         if declared is None or not declared.writers or writer in declared.writers:
             return ""
-        return f"only {', '.join(declared.writers)} may write it, as it is declared"
+        return f"only {', '.join(declared.writers)} may write it, by its declaration"
 
     def _on_committed(self, facts: Sequence[Fact]) -> None:
         found = [fact for fact in facts if fact.stream == DECLARATIONS.name]
@@ -114,7 +115,7 @@ class DeclaredStreams:
             try:
                 found.append(DECLARATIONS.decode(text, NEWEST))
             except RowError as error:
-                self._logger.error("a declared stream is not available: {why}", why=error)
+                self._logger.error("cannot read a declaration; its stream is not available: {why}", why=error)
         return found
 
     def _add(self, declared: Declaration) -> None:
@@ -125,7 +126,8 @@ class DeclaredStreams:
             self._table.add(stream)
         except ConfigError as error:
             # A later release of synrepl has a stream of this name.
-            self._logger.error("a declared stream is not available: {why}", why=error)
+            why = "the declared stream {name} is not available: {why}"
+            self._logger.error(why, name=declared.name, why=error)
             return
         self.declared[declared.name] = declared
         if stream.ephemeral:

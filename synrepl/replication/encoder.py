@@ -20,11 +20,11 @@ BATCH = b"batch "
 class Encoder:
     """Formats facts for one release.
 
-    Streams, fields and rows that the release does not know are left out. A fact without rows, or with a row
-    too long for a line, is never sent in part. If the `strategy` allows it, POSITION replaces the fact: one
-    that advances the position (`certifies`), or one that makes the reader fetch the fact (`pulls`). Otherwise
-    `withheld` is called with the fact and the reason. `writes` limits facts to these streams and writers,
-    `served` to those that pass it. `named` are the streams sent on request that are requested.
+    Streams, fields and rows that the release does not know are left out. In place of a fact without known
+    rows, a POSITION advances the reader (if `strategy.certifies`). In place of a fact with a row too long for
+    a line, a POSITION makes the reader fetch the fact (if `strategy.pulls`), or `withheld` is called with the
+    fact and the reason. `writes` limits facts to these streams and writers, `served` to those that pass this
+    filter. `named` are the requested ones of the streams that are sent only on request.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Encoder:
         self._prefixes: dict[tuple[str, str], bytes] = {}
 
     def streams(self) -> list[Stream[Any]]:
-        """The streams that this release knows, in the order in which their positions are announced."""
+        """The streams that are sent, in the order in which their positions are announced."""
         return list(self._streams.values())
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
@@ -96,7 +96,6 @@ class Encoder:
         return self.command(position)
 
     def _prefix(self, stream: str, writer: str) -> bytes:
-        """The part before the token in every RDATA of this stream and writer."""
         try:
             return self._prefixes[stream, writer]
         except KeyError:

@@ -53,8 +53,8 @@ class FederationAcks:
     """The last FEDERATION_ACK of each sender, and the lowest of them.
 
     An ack belongs to the connection that sent it last. After that connection is lost, the ack counts for
-    `RECONNECT_SECONDS` and is then dropped. The connections of a replica (`CommandOrigin`) are not visible
-    here: the replica names the senders connected to it (`refresh`), and a sender that it stops naming is
+    `RECONNECT_SECONDS` and is then dropped. Senders' connections to a replica (`CommandOrigin`) are not seen
+    from here: the replica names the senders connected to it (`refresh`), and a sender that it stops naming is
     dropped after `REMINDED_SECONDS`. One ack costs logarithmic time.
     """
 

@@ -51,7 +51,7 @@ class EphemeralMode(Enum):
 
 
 class FeedPosition(msgspec.Struct, frozen=True):
-    """Every selected fact up to here was handed out. The digest can be unknown."""
+    """Every selected fact up to this position was handed out. The digest can be unknown (None)."""
 
     epoch: int
     serial: int
@@ -72,7 +72,7 @@ class PageStep(msgspec.Struct, frozen=True):
 
 
 class EphemeralStep(msgspec.Struct, frozen=True):
-    """Send these ephemeral facts. Writers of the streams in `resets` were reset since the last ones."""
+    """Send these ephemeral facts. Writers of the streams in `resets` have restarted since the last step."""
 
     facts: Sequence[Fact]
     resets: Sequence[str] = ()
@@ -91,13 +91,13 @@ Step = RingGroup | PageStep | EpochStart | EphemeralStep | Stop
 
 
 class Feed:
-    """A cursor after the serial `after` of the log, in this epoch.
+    """A cursor after the serial `after` of the log, in this `epoch`.
 
     Facts that pass `filter` are selected, up to the serial `upto` and at most `limit` (None: no limit).
     Without a `ring` every fact is read from the log. With `epochs` the starts of epochs are handed out, with
     `receipts` the receipts of appends. `compacted`: the reader accepts a trimmed log, in which facts that
     were replaced are missing. Unless `whole_groups`, a group larger than one write is read from the log by
-    pages. A feed that `is_live` from the start gets no ephemeral facts of before. `tokens` are the last
+    pages. A feed that `is_live` from the start gets only new ephemeral facts. `tokens` are the last
     tokens of ephemeral streams that its reader has (`EphemeralMode.MISSED`).
     """
 
@@ -146,7 +146,7 @@ class Feed:
 
     @property
     def position(self) -> FeedPosition:
-        """Every selected fact up to here was handed out."""
+        """The position up to which every selected fact was handed out."""
         return FeedPosition(self.epoch, self.serial, self.digest)
 
     @property
@@ -219,7 +219,7 @@ class Feed:
             return None
         group = ring.get(self.number + 1)
         while group is not None and group.is_durable and group.serial <= self.serial:
-            self.number = group.number  # a page had it
+            self.number = group.number  # a page contained this group
             group = ring.get(self.number + 1)
         if group is None and self.number < ring.newest:
             if self.is_live and self._last is not None:
@@ -271,7 +271,7 @@ class Feed:
     def take(self, encoder: IEncoder, streams: frozenset[str] | None = None) -> bytes | None:
         """Hand out the next groups at once, as `next`, `lines` and `sent` do in turn.
 
-        This is the short way of a live feed without bounds and epochs. None if the next step is another one.
+        This is the short way of a live feed without bounds and epochs. None if another step is next.
         """
         ring = self._ring
         assert ring is not None
@@ -283,8 +283,9 @@ class Feed:
         return data
 
     def advance(self, upto: int, count: int, digest: str | None = None) -> bool:
-        """A page of `count` facts up to this serial, which has this digest, was read. False if it cannot be
-        sent, as the log was trimmed or replaced meanwhile.
+        """Record that a page of `count` facts up to this serial was read. `digest` is that at the serial.
+
+        Returns False if the page cannot be sent, as the log was trimmed or replaced meanwhile.
         """
         log = self._log
         if log.boots != self._boots or (self.serial < log.trimmed_upto.serial and not self._compacted):
@@ -297,7 +298,7 @@ class Feed:
         return True
 
     def skip(self, before: RingGroup | None = None) -> None:
-        """No selected fact was committed before this group (None: up to the head)."""
+        """Skip to this group (None: to the head): the facts before it are not selected."""
         if before is None:
             self.serial = max(self.serial, self.head)
             if self._ring is not None and self.is_live:

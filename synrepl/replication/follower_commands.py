@@ -45,10 +45,10 @@ class FollowerCommands:
 
     INVALIDATE_CACHE becomes a fact of ``caches``. FEDERATION_ACK trims the federation stream. USER_SYNC
     updates `syncing`. The publisher broadcasts REMOTE_SERVER_UP. On a shared channel, commands for all
-    processes go to the `process_listeners`. A primary or a server that this daemon follows
-    receives all commands through the `carriers`; `dropped` is called with the name of a command
-    that none of them accepted. Without listeners and carriers, the homeserver can read the commands from
-    `feed`.
+    processes go to the `process_listeners`. A primary or a server that this daemon follows receives the
+    commands through the `carriers`; `dropped` is called with the name of a command that none of them
+    accepted. Commands without listeners and carriers wait in the `feed` for the homeserver; `unread` is
+    called with the name of one that is dropped there.
     """
 
     _logger = Logger()
@@ -69,8 +69,8 @@ class FollowerCommands:
         self.acks = FederationAcks(self.clock)
         self._trimmed_upto: int | None = None
         self.process_listeners: list[Callable[[Command], None]] = []
-        """They are called with each command for all processes, in the newest release's form. A connection
-        whose release does not name its worker is given an instance id, which ends with the connection.
+        """Functions called with each command for all processes, in the newest release's form. USER_SYNC of a
+        release without instance ids is given one, which ends with the connection.
         """
         self.carriers: list[Carrier] = []
         """They forward commands, with instance ids as in `process_listeners`. When a connection is lost,
@@ -79,7 +79,7 @@ class FollowerCommands:
         self.feed = CommandFeed(self.clock, self.unread)
         self._generated_ids: dict[object, str] = {}
         self.subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
-        """They are called with every command of their type from a follower."""
+        """By type of command: functions called with every such command of a follower."""
 
     def syncing_commands(self) -> Iterator[Command]:
         """USER_SYNC for every user that is syncing at a follower of this daemon."""
@@ -104,7 +104,7 @@ class FollowerCommands:
                 pass
 
     def connection_lost(self, connection: object) -> None:
-        """Remove a follower's users and acks."""
+        """Forward CLEAR_USER_SYNC for a follower's workers; its users and acks end, some after a while."""
         for instance in self.syncing.instances_of(connection):
             self.forward(commands.ClearUserSync(instance_id=instance))
         self.syncing.connection_lost(connection)
@@ -132,7 +132,7 @@ class FollowerCommands:
             case commands.FederationAck():
                 self._acknowledge(connection, command)
             case commands.Error():
-                self._limited.warn("follower reports: {text}", text=command.text)
+                self._limited.warn("a follower sent ERROR: {text}", text=command.text)
             case (
                 commands.Name()
                 | commands.Ping()
@@ -161,10 +161,7 @@ class FollowerCommands:
             self.forward(completed)
 
     def _with_instance(self, connection: object, command: Command) -> Command | None:
-        """The command with the instance id that its release lacks.
-
-        None if other processes could not use the command.
-        """
+        """The command with the instance id that its release lacks; None if other processes cannot use it."""
         if isinstance(command, commands.UserSync) and not command.instance_id:
             instance_id = self._generated_ids.get(connection)
             if instance_id is None:
@@ -217,7 +214,7 @@ class FollowerCommands:
         except ReplicationError as error:
             if self.forward(command):
                 return  # the upstream appends it
-            self._limited.warn("cannot store a follower's INVALIDATE_CACHE: {why}", why=str(error))
+            self._limited.warn("cannot store a follower's INVALIDATE_CACHE, dropped: {why}", why=str(error))
 
     def _acknowledge(self, connection: object, command: commands.FederationAck) -> None:
         """Trim the federation stream up to the lowest token that any sender has acknowledged."""
@@ -230,7 +227,7 @@ class FollowerCommands:
 
 MAX_COMMANDS: Final = 10_000
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Of lines. Beyond either limit the oldest command is dropped and counted."""
+"""The most commands and bytes in the feed. Beyond either limit the oldest is dropped and counted."""
 
 
 class FeedEntry(msgspec.Struct, frozen=True):

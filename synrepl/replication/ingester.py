@@ -33,7 +33,7 @@ MAX_HISTORY_ROWS: Final = 1_000
 
 QUERY_SECONDS: Final = 1.0
 MAX_QUERIES: Final = 5
-"""A writer whose position fell is queried this often, with this timeout."""
+"""A writer whose position fell is queried up to this often, with this timeout."""
 
 RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -81,7 +81,7 @@ class Ingester:
     pending, followers are blocked until the next commit (backpressure). A failed commit is retried without
     limit, so a stream's facts are stored in order.
 
-    A writer's silence (POSITION without rows) is stored as a fact without rows, so that it stays certified.
+    A writer's silence (POSITION without rows) is stored as a fact without rows, which records its position.
 
     A writer whose position is below its own facts in the log has lost them: its database was restored from a
     backup. The log then starts a new epoch, and `lost` is called with the stream.
@@ -132,7 +132,7 @@ class Ingester:
     def durable_position(self, stream: str, writer: str) -> int:
         """The writer's position in the log, from any source.
 
-        -1 if it cannot be used: for streams that can go back, and while a writer's history is checked.
+        -1 if it cannot be used: for ephemeral streams, and while the history of a writer is checked.
         """
         if self.table[stream].ephemeral or any(stream == name for name, _ in self._rewound):
             return -1
@@ -258,7 +258,7 @@ class Ingester:
         )
         if any(fact.rows != NO_ROWS for fact in facts):
             self._logger.error(
-                "writer {writer} of {stream} has fallen back to {token} and lost its later facts:"
+                "writer {writer} of {stream} has fallen back to token {token} and lost its later facts:"
                 " a new epoch starts",
                 writer=writer,
                 stream=stream,

@@ -41,7 +41,7 @@ class LogWaiters:
         self._clock = clock
         self._max_waiters = max_waiters
         self._waiters: list[tuple[int, int, Deferred[bool]]] = []
-        """By serial, then in the order of arrival, which the second number tells."""
+        """Serial, number in the order of arrival, and Deferred of each request; sorted."""
         self._count = 0
         self._listeners: dict[Deferred[RingGroup | None], tuple[Filter | None, int, bool]] = {}
         self._seen = log.position
@@ -88,8 +88,8 @@ class LogWaiters:
     ) -> RingGroup | None:
         """Wait for the next group with a fact that passes the filter (None: any fact).
 
-        Only with `ephemeral` it may be an ephemeral group. Returns None if the log changed without new facts
-        or has reached `upto`, and after the timeout, in seconds.
+        Only with `ephemeral` it may be an ephemeral group. Returns None if the log changed in another way or
+        has reached `upto`, and after the timeout, in seconds.
         """
         waiter: Deferred[RingGroup | None] = Deferred()
         self._listeners[waiter] = group_filter, upto, ephemeral

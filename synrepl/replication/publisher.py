@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CACHES: Final = "caches"
 
 MAX_NAMED: Final = 200
-"""Names of streams that are remembered for a follower; more are ignored, and longer ones than `MAX_NAME`."""
+"""The most stream names that are remembered of a follower; more, or longer than `MAX_NAME`, are ignored."""
 
 MAX_ENCODERS: Final = 1_000
 """Encoders that are remembered: one for each release and set of streams."""
@@ -246,7 +246,7 @@ class Publisher:
         )
         self.command_receiver = CommandReceiver(self, clock)
         self.broadcast_watchers: list[Callable[[Command, object], None]] = []
-        """They are called with each broadcast command and the connection it came from."""
+        """Functions that `broadcast` calls with each command and where it came from (`but`)."""
         self.followers: list[FollowerSession] = []
         self.broker_readers: list[Reader] = []
         self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
@@ -274,11 +274,11 @@ class Publisher:
     def encoder_for(
         self, dialect: Dialect, streams: frozenset[str] | None, named: frozenset[str] = frozenset()
     ) -> tuple[Encoder, str]:
-        """The encoder for a follower that may read these streams (None: all), and what this daemon holds.
+        """The encoder for followers that may read these streams (None: all), and what is held here, in words.
 
-        All followers that are alike share it. `named` are the requested ones of the streams that are sent on
-        request. Only streams that this daemon holds are announced; if it lacks some writers, none are to a
-        release that cannot tell writers apart.
+        Like followers share an encoder. `named` are the streams that the follower has requested by name. Only
+        streams that this daemon holds are served; if it lacks some writers, a release that cannot tell
+        writers apart is served no streams.
         """
         strategy = serving(dialect)
         held, scope = self.holdings.filter, self.holdings.describe(streams)
@@ -332,7 +332,7 @@ class Publisher:
     def broadcast(self, command: Command, *, but: object = None) -> None:
         """Send a command to all followers whose release knows it, and to replicas for their followers.
 
-        `but` is the connection that the command came from: it is skipped.
+        `but` is the `FollowerSession` or the relay that the command came from: it is skipped.
         """
         for watcher in self.broadcast_watchers:
             watcher(command, but)
@@ -348,10 +348,10 @@ class Publisher:
     def append(
         self, stream: str, facts: Iterable[Sequence[Any]], *, writer: str | None = None
     ) -> Awaitable[Appended]:
-        """Append facts to the log, which sends them once they are durable. Each is a sequence of rows.
+        """Append facts to the log; they are sent once they are durable. Each fact is a sequence of rows.
 
         A row is an instance of the stream's row class, or a JSON array. `writer` is `instance` by default.
-        Raises `UnknownStream`, and `RowError` before anything is appended; fails with `StorageError`.
+        Raises `UnknownStream`, and `RowError` before anything is appended; awaiting raises `StorageError`.
         """
         canonical = self.table[stream].canonical_fact
         return self.log.append(stream, writer or self.instance, [canonical(rows) for rows in facts])
@@ -407,11 +407,11 @@ class Publisher:
     # -- lag and metrics -----------------------------------------------------------------------------------
 
     def lag_rows(self, reader: Reader) -> int:
-        """Facts not yet sent to this reader."""
+        """The number of serials between this reader and the end of the log."""
         return max(0, self.log.serial - reader.serial)
 
     def lag_seconds_at(self, serial: int) -> float:
-        """Seconds since this serial was the log's head, rounded; 0.0 if it still is."""
+        """Seconds since this serial was the log's head, to about a second; 0.0 if it still is."""
         if serial >= self.log.serial:
             return 0.0
         position = bisect.bisect_right(self._head_samples, serial, key=lambda sample: sample[0])
@@ -428,7 +428,6 @@ class Publisher:
         )
 
     def _sample_head(self) -> None:
-        """Record the log's head with its time, for lag in seconds."""
         serial = self.log.serial
         if serial > self._head_samples[-1][0]:
             self._head_samples.append((serial, self.clock.seconds()))

@@ -160,7 +160,7 @@ class Reader:
         last_token: int | None = None
         tokens: dict[str, int] = {}
         if stream.ephemeral:
-            # A token above the head belongs to an earlier life of the stream: send all of this one.
+            # A token above the head is from before a restart of the stream: send all facts since.
             tokens[name] = head if token is None else 0 if token > head else token
         elif token is not None:
             after_token = token if token < head else None
@@ -221,7 +221,7 @@ class Reader:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the reader reads from the log rather than the ring."""
+        """Whether the reader still catches up on a stream."""
         return bool(self._backlogs)
 
     @property
@@ -246,7 +246,6 @@ class Reader:
             self._pumping = False
 
     def _step(self) -> bool:
-        """Take the next step; return whether there was one."""
         if self._commands:
             self._connection.send(self._commands.popleft())
             return True
@@ -311,10 +310,7 @@ class Reader:
         )
 
     async def _read_page(self, backlog: Backlog, step: PageStep | None) -> None:
-        """Do one step of a backlog.
-
-        Read a page by token, find the serial to go on from, or read a page by serial.
-        """
+        """Read a page of a backlog, by serial or by token, or find the serial to continue from."""
         facts: Sequence[Fact] = ()
         try:
             if step is not None:
@@ -345,7 +341,6 @@ class Reader:
         return facts
 
     async def _read_between(self, backlog: Backlog, after: int, upto: int) -> tuple[Sequence[Fact], bool]:
-        """Read facts by token. Returns them, and whether more follow."""
         (stream,) = backlog.streams
         serial, log = backlog.feed.serial, self._source.log
         return await log.read_tokens(

@@ -61,7 +61,7 @@ class Retention:
             trimmed = self.log.trimmed_upto.serial - first
             if trimmed:
                 self._logger.info(
-                    "trimmed {count} serials, up to {upto}, in {seconds:.1f} seconds",
+                    "trimmed the log by {count} serials, up to serial {upto}, in {seconds:.1f} seconds",
                     count=trimmed,
                     upto=self.log.trimmed_upto.serial,
                     seconds=self.clock.seconds() - started_at,
@@ -102,7 +102,7 @@ def keys_of(table: StreamTable) -> KeysOf:
         found: list[bytes] = []
         for row in jsontext.split(rows):
             key: Any = declared.key(declared.decode(row, NEWEST))
-            # A row without a key is replaced by no other.
+            # A row without a key is replaced only by an equal one.
             found.append(row if key is None else repr(key).encode())
         return found
 

@@ -24,9 +24,9 @@ class RingGroup:
     """Facts that were committed together, either durable or ephemeral.
 
     `number` counts groups from 1. A durable group holds every fact of the log after `serial_before`, up to
-    `serial`, where the log's digest is `digest` (None: unknown); for an ephemeral group the two are equal.
-    `tokens` holds the last token of each ephemeral
-    stream up to this group, `resets` how often writers of each were reset (a fact at token 0).
+    `serial`, where the log's digest is `digest` (None: unknown); in an ephemeral group both are equal.
+    `tokens` holds the last token of each ephemeral stream up to this group, `resets` how often its writers
+    restarted (a fact at token 0).
     """
 
     number: int
@@ -67,7 +67,7 @@ class Ring:
         """Append facts that were just committed.
 
         `upto` is for a log that holds only some facts: besides these facts, it has none after the last group
-        up to this serial. Otherwise a hole in the serials means that facts were committed without notice:
+        up to this serial. Without it, a hole in the serials means that facts were committed without notice:
         older groups are dropped, and readers find the facts in the log.
         """
         self.newest += 1

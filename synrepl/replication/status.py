@@ -32,7 +32,7 @@ SHOWN: Final = 200
 """Replicas and leases listed, those in the worst state first; the rest are counted."""
 
 REPLICA_TROUBLES: Final = ("ended", "lost", "behind")
-"""The states of replicas that need attention, the worst first. A lease may precede its replica."""
+"""The states of replicas that need attention, the worst first. One that is never seen may still come."""
 
 BEHIND_SECONDS: Final = 1.0
 """A replica that is behind by less needs no attention."""
@@ -52,13 +52,13 @@ class StatusPart(Protocol):
 
 
 class StatusSource(StatusPart, Protocol):
-    """A part of the daemon that brings facts: ingest, or replication."""
+    """A part of the daemon that receives facts: ingest, or replication."""
 
     def not_ready_reasons(self) -> list[tuple[str, float]]:
         """The reasons this daemon may be missing data, each with its start in Unix seconds."""
 
     def lag_seconds(self) -> float:
-        """Seconds since the sources, or this copy, were up to date."""
+        """Seconds since this daemon was last up to date with its sources, or its upstream."""
 
     def lag_rows(self) -> int:
         """The number of facts that are known to be missing."""
@@ -170,7 +170,6 @@ def _warnings(
 
 
 def _recent(publisher: Publisher) -> list[dict[str, Any]]:
-    """The newest facts, newest first, without their rows."""
     return [
         {
             "serial": fact.serial or None,

@@ -221,7 +221,8 @@ class WriteForwarder:
 
     def _not_here_yet(self, serial: int, **more: Any) -> NotForwarded:
         at = self.log.serial
-        why = f"serial {serial} has not arrived yet; this log is at {at}"
+        late = "their files have" if "files" in more else f"serial {serial} of epoch {more['epoch']} has"
+        why = f"the facts are stored at the primary, but {late} not arrived here yet; this log is at {at}"
         return NotForwarded("not_here_yet", why, serial=serial, at=at, **more)
 
     async def _is_same_append(self, serial: int, appended: Appended, key: str) -> bool:

@@ -62,7 +62,7 @@ class WritePolicy:
 
     `own` are the streams and writers that this process publishes. Those in `tables` get their ids from the
     homeserver's database, the others from the log. Ids from the log are only safe if no other process writes
-    the same stream, since ids determine the order. ``caches`` has no order.
+    the same stream, since ids determine the order. The stream ``caches`` has no order.
     """
 
     def __init__(

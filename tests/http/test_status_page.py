@@ -227,13 +227,13 @@ class StatusPageTests(SiteCase):
 
     def test_a_stopped_replica_says_what_to_do(self) -> None:
         """The word alone leaves an operator with a search."""
-        refusal = {"code": "ahead", "message": "paris is at serial 225, this log ends at 200"}
+        refusal = {"code": "ahead", "message": "paris is at serial 225, beyond the end of this log, 200"}
         stopped = UPSTREAM | {"state": "stopped", "join": None, "refusal": refusal, "serial": 200}
 
         text = shown(status(state="stopped", upstream=stopped))
 
         self.assertIn("synrepl resync", text)
-        self.assertIn("ahead: paris is at serial 225, this log ends at 200", text)
+        self.assertIn("ahead: paris is at serial 225, beyond the end of this log, 200", text)
 
 
 def _hostile(value: Any, key: str = "") -> Any:

@@ -165,7 +165,10 @@ def test_a_subscription_over_the_line_port_fences_nobody(pair: tuple[Member, Mem
     found = subscribe_by_lines(primary, epoch)
     status = primary.status()
 
-    assert (found["code"], found["message"]) == ("other_epoch", f"u1 is in epoch {epoch}, this daemon in 1")
+    assert (found["code"], found["message"]) == (
+        "other_epoch",
+        f"u1 is in epoch {epoch}, later than epoch 1 here",
+    )
     if epoch == LATER:
         assert any("u1 knows epoch 999999" in one["what"] for one in status["errors"]), status["errors"]
     assert metric(primary.url, "synrepl_later_epochs_total") == 1
@@ -186,7 +189,7 @@ def test_a_subscription_over_http_fences_nobody(pair: tuple[Member, Member], epo
         if epoch == LATER:
             eventually(lambda: stranger.asked, "a question to the stranger")
 
-    assert (status, word, message) == (409, "other_epoch", f"u1 is in epoch {epoch}, this daemon in 1")
+    assert (status, word, message) == (409, "other_epoch", f"u1 is in epoch {epoch}, later than epoch 1 here")
     assert_primary(primary, 10)
 
 

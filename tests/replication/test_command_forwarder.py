@@ -306,7 +306,7 @@ def test_an_upstream_that_takes_no_commands_is_not_sent_any() -> None:
 
 def test_what_is_no_command_of_a_follower_is_not_forwarded() -> None:
     """A replica speaks for followers only."""
-    with pytest.raises(RemoteProtocolError, match="REPLICATE is not forwarded"):
+    with pytest.raises(RemoteProtocolError, match="REPLICATE is not a command that replicas forward"):
         command_of(b"REPLICATE")
     with pytest.raises(RemoteProtocolError, match="invalid command"):
         command_of(b"POSITION events master 1 2")

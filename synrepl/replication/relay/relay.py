@@ -124,10 +124,7 @@ class Relay:
         self._process_commands()
 
     def _process_commands(self) -> None:
-        """Process received commands up to the first one that has to wait.
-
-        While it waits, reading is paused. Raises RemoteProtocolError.
-        """
+        """Process received commands up to the first that must wait; pause reading meanwhile."""
         if self._is_processing:
             return
         self._is_processing = True

@@ -195,9 +195,8 @@ def test_every_event_in_every_state(state: StreamState, event: StreamEvent) -> N
     allowed = TRANSITIONS[state].get(type(event))
 
     if allowed is None:
-        with pytest.raises(
-            LocalProtocolError, match=f"{type(event).__name__} is impossible in state {state.name}"
-        ):
+        impossible = f"{type(event).__name__} is impossible in state {state.name}"
+        with pytest.raises(LocalProtocolError, match=impossible):
             machine.feed(event)
         assert machine.state is state
     else:
