@@ -128,14 +128,12 @@ class FederationAcks:
             self._drop(next(iter(self._detached)))
 
     def _touch(self, ack: _Ack) -> None:
-        """Record that a sender behind a replica is connected now."""
         if isinstance(ack.connection, CommandOrigin):
             ack.seen_at = self._clock.seconds()
             self._reminded.pop(ack.name, None)
             self._reminded[ack.name] = ack
 
     def _limit_exceeded(self, connection: object, name: str) -> str:
-        """The limit that this sender would exceed, as a message; empty if none."""
         if len(name) > MAX_NAME:
             return f"a name in FEDERATION_ACK exceeds {MAX_NAME} characters"
         if len(self._senders.get(connection, ())) >= MAX_SENDERS:

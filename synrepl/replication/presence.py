@@ -218,7 +218,6 @@ class SyncingUsers:
         self._release(user, last_sync_ms)
 
     def _release(self, user: _User, last_sync_ms: int) -> None:
-        """The user stopped on one worker."""
         count = self._counts[user] - 1
         if count:
             self._counts[user] = count
@@ -264,7 +263,6 @@ class SyncingUsers:
 
 
 def _limit_exceeded(owner: _Connection, worker: _Worker | None, command: UserSync) -> str:
-    """The limit that this command would exceed, as a message; empty if none."""
     for name in (command.instance_id, command.user_id, command.device_id or ""):
         if len(name) > MAX_NAME:
             return f"a name in USER_SYNC exceeds {MAX_NAME} characters"

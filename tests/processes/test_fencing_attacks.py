@@ -216,7 +216,11 @@ def test_a_claim_that_names_no_address_is_refused(pair: tuple[Member, Member], e
     status, word, message = refused(primary, "/v1/claim", claim(primary, epoch=epoch))
 
     if epoch in (0, HUGE):
-        assert (status, word, message) == (409, "epoch_too_far", "an epoch must be from 1 to 2**53")
+        assert (status, word, message) == (
+            409,
+            "epoch_too_far",
+            f"the claim names epoch {epoch}; an epoch must be from 1 to 2**53",
+        )
     else:
         assert (status, word) == (409, "not_verified")
         assert message == "cannot verify the claim: it has no address of the primary"

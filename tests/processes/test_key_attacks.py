@@ -202,7 +202,10 @@ def test_a_replica_is_refused_in_one_line_that_says_why(deployment: Deployment) 
         assert why(one) == ("no_rights", "the proof is wrong: this daemon has another secret")
     with line() as one:
         replica_says(one, "of-paris", name="oslo")
-        assert why(one) == ("no_rights", "this daemon has no key oslo, or it was revoked")
+        assert why(one) == (
+            "no_rights",
+            "there is no key oslo in keys_file of this daemon, or it was revoked",
+        )
     with line() as one:
         replica_says(one, "of-a-reader", name="reader")
         assert why(one) == ("no_rights", "the key reader lacks the right replicate: add it in keys_file")

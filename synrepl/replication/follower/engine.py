@@ -299,7 +299,6 @@ class FollowerEngine:
         return max(self.executors[name].machine.positions.reported.values(), default=None)
 
     def _unfollowed_stream(self, name: str) -> StreamExecutor | None:
-        """Handle a stream that is not followed: follow it if `raw`, report it once if unknown."""
         if name in self.table or name in self._unknown or len(self._unknown) >= MAX_UNKNOWN:
             return None
         if self.raw and self._subscribers:

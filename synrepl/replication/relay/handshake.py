@@ -35,13 +35,13 @@ def proof(secret: str, side: str, nonces: tuple[str, str], uuid: str, name: str)
 def proves(
     received: str, secret: str | None, side: str, nonces: tuple[str, str], uuid: str, name: str
 ) -> bool:
-    """Whether `received` is that proof. Compares in constant time."""
+    """Whether `received` is the `proof` with this secret (None: never). Compares in constant time."""
     expected = proof(secret if secret is not None else nonce(), side, nonces, uuid, name)
     return hmac.compare_digest(received.encode(), expected.encode()) and secret is not None
 
 
 class SnapshotStart(msgspec.Struct, frozen=True):
-    """A copy of the log to send: the facts after `at`, then `snapshot`, unless the replica has it."""
+    """A copy of the log to send: the facts after `at`, and the metadata `snapshot` (None: already sent)."""
 
     joining: Joining
     at: LogPosition
@@ -51,7 +51,7 @@ class SnapshotStart(msgspec.Struct, frozen=True):
 async def start_snapshot(registry: ReplicaRegistry, replica: Hello, request: Join) -> SnapshotStart:
     """Take a snapshot for this replica, or find where its interrupted copy resumes.
 
-    From here on its lease retains the facts of the copy.
+    From then on the lease of the replica retains the facts of the copy.
     """
     log = registry.log
     lease, trimmed_upto = registry.leases[replica.uuid], log.trimmed_upto

@@ -23,7 +23,7 @@ MAX_LEASES: Final = 2_000
 MAX_ENDED: Final = 1_000
 """The most ended leases that are still shown. Beyond that, the ones that ended first are forgotten."""
 MAX_SIZE_QUERIES: Final = 50
-"""The most serials whose distance from the head one check asks the log for."""
+"""The most serials for which one check reads from the log how many bytes follow."""
 ENDED_SLACK: Final = 100
 """Ended leases beyond `MAX_ENDED` are sorted and forgotten in batches of this size."""
 
@@ -189,17 +189,14 @@ class Leases:
             self._put(msgspec.structs.replace(lease, seen_ms=self._now_ms()))
 
     def drop(self, name: str) -> Lease | None:
-        """End the lease of a reader, by uuid or by name, on an operator's request.
-
-        The reader is not served any more.
-        """
+        """End the lease that `find` returns, as an operator requests: the reader is not served any more."""
         found = self.find(name)
         if found is not None:
             self.end(found, DROPPED)
         return found
 
     def find(self, name: str) -> Lease | None:
-        """Return the lease of a reader, by uuid or by name."""
+        """Return the lease with this uuid or name; None if there is none, or several have the name."""
         by_name = self._named(name)
         return self._leases.get(name) or (by_name[0] if len(by_name) == 1 else None)
 

@@ -203,7 +203,7 @@ class ReplicaRegistry:
             return refusal("unknown", f"{replica.listed_name} was dropped from the list of replicas")
         if query.within(self.publisher.holdings.filter):
             return None
-        return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
+        return refusal("filtered", "this daemon has only some streams or writers, and not all requested ones")
 
     def _limit_refusal(self, replica: Hello, relay: "Relay | None") -> Refused | None:
         if (refused := self.lease_limit_refusal(replica.uuid, registered=replica.registered)) is not None:
@@ -230,12 +230,12 @@ class ReplicaRegistry:
         return refusal("too_many", why) if why else None
 
     def _refusal(self, code: str, message: str) -> Refused:
-        # Only a fenced daemon redirects its replicas: followers of a replica stay with it.
+        # Only a fenced daemon redirects its replicas: those of a replica stay with it.
         moved_to = str(self.roles.primary) if self.roles.role == FENCED else ""
         return refusal(code, message, moved_to=moved_to, epoch=self.log.epoch, serial=self.log.serial)
 
     def peers(self, *, excluding: str) -> list[str]:
-        """The addresses of the replicas, except this one's."""
+        """The addresses of at most `MAX_PEERS` replicas, without the one with the uuid `excluding`."""
         found = self.leases.addresses()[: MAX_PEERS + 1]
         return [address for address, uuid in found if uuid != excluding][:MAX_PEERS]
 
@@ -311,7 +311,7 @@ class ReplicaRegistry:
 
 
 def _reader_position(name: str, request: Subscribe) -> ReaderPosition:
-    # What is left of the subscription has the same names there.
+    # The other fields of `Subscribe` have the same names in `ReaderPosition`.
     fields = msgspec.structs.asdict(request)
     position, _ = fields.pop("position"), fields.pop("filter")
     return ReaderPosition(

@@ -99,7 +99,7 @@ class Relay:
         self._sent_peers: list[str] = []
         self._work: Any = None
         self._commands: deque[Command | RdataRun] = deque()
-        """Received, and not processed yet."""
+        """Commands that were received, and not processed yet."""
         self._is_processing = False
         self._forward_ack: native.Taken | None = None
         """The acknowledgement of forwarded commands, sent once all received commands are processed."""
@@ -167,17 +167,17 @@ class Relay:
                 if self.is_known:
                     self.connection.authenticated()
             case native.Join():
-                self._must_be("ready", "joined")
+                self._check_state(command, "ready", "joined")
                 self._start_work(self._join(command))
             case native.Subscribe():
-                self._must_be("ready", "joined")
+                self._check_state(command, "ready", "joined")
                 self._start_work(self._subscribe(command))
             case native.Ack():
                 self._on_ack(command)
             case native.Up():
                 self._on_forwarded(command)
             case native.Digests():
-                self._must_be("ready", "joined")
+                self._check_state(command, "ready", "joined")
                 self._is_sending_digests = True
                 self._registry.tasks.start(
                     self._guarded(self._send_digests(command.serials)), "sending digests"
@@ -216,7 +216,7 @@ class Relay:
     # -- handshake -----------------------------------------------------------------------------------------
 
     def _on_hello(self, greeting: native.Hello) -> None:
-        self._must_be("greeting")
+        self._check_state(greeting, "greeting")
         self.name = printable(greeting.listed_name)
         if greeting.version < 1 or not greeting.uuid or not greeting.nonce:
             self._refuse(native.refusal("version", "its handshake lacks a version, a uuid or a nonce"))
@@ -242,12 +242,11 @@ class Relay:
 
     @property
     def _certificate_access(self) -> Access | None:
-        """The access that the replica's TLS certificate gives; None if the replica must prove a secret."""
         name = self.connection.certified_name
         return None if name is None else self._registry.keys.access_by_certificate(name)
 
     def _on_auth(self, message: native.Auth) -> None:
-        self._must_be("authenticating")
+        self._check_state(message, "authenticating")
         greeting, keys = self._greeting, self._registry.keys
         key = keys.for_name(greeting.name)
         secret = None if key is None else key.secret
@@ -257,7 +256,7 @@ class Relay:
         elif not keys.is_required:
             self._access = LOCAL if self.connection.is_local else REMOTE
         elif key is None:
-            why = f"this daemon has no key {printable(greeting.name)}, or it was revoked"
+            why = f"there is no key {printable(greeting.name)} in keys_file of this daemon, or it was revoked"
             self._refuse(native.refusal("no_rights", why))
             return
         elif not proves(message.proof, secret, REPLICA, nonces, greeting.uuid, greeting.name):
@@ -279,9 +278,10 @@ class Relay:
         self.connection.send(refused)
         self.connection.close()
 
-    def _must_be(self, *states: str) -> None:
+    def _check_state(self, command: Command, *states: str) -> None:
         if self.state not in states:
-            raise RemoteProtocolError(f"the command is not valid in the state {self.state!r}")
+            why = f"{command.NAME} is valid only in the state {' or '.join(states)}, not in {self.state}"
+            raise RemoteProtocolError(why)
 
     def _start_work(self, work: Any) -> None:
         self._work = self._registry.tasks.start(self._guarded(work), f"relaying to {self.name}")
@@ -302,7 +302,8 @@ class Relay:
     async def _send_digests(self, serials: Sequence[int]) -> None:
         try:
             if len(serials) > MAX_DIGESTS:
-                raise RemoteProtocolError(f"one request may ask for at most {MAX_DIGESTS} digests")
+                why = f"DIGESTS names {len(serials)} serials; it may name {MAX_DIGESTS} at most"
+                raise RemoteProtocolError(why)
             found: dict[str, str | None] = {}
             for serial in serials:
                 found[str(serial)] = await self._log.digest_at(serial)
@@ -399,7 +400,9 @@ class Relay:
             return
         if not self.acknowledged <= command.serial <= self.sent.serial:
             before, sent = self.acknowledged, self.sent.serial
-            why = f"it acknowledged serial {command.serial} after {before}; it was sent up to {sent}"
+            why = (
+                f"it acknowledged serial {command.serial}; valid are {before} (its last ACK) to {sent} (sent)"
+            )
             self._refuse(native.refusal("bad_ack", why))
             self._work.cancel()
             return
@@ -451,7 +454,7 @@ class Relay:
                     self._set_sent(epoch_start.digest)
                 case EphemeralStep(facts):
                     self.state = "live"
-                    # Also without facts: a writer that is not listed has restarted.
+                    # Sent even without facts: a writer that is not listed has restarted.
                     lines = [encode_fact(fact) for fact in facts]
                     self.connection.write(encode_block("held", len(lines), b"".join(lines)))
                 case Stop.TRIMMED:

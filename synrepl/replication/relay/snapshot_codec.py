@@ -104,7 +104,8 @@ def _snapshot(lines: Sequence[_Line]) -> LogSnapshot:
     positions = [line.position for line in lines if line.position]
     starts = [line.trimmed_upto for line in lines if line.trimmed_upto]
     if len(positions) != 1 or len(starts) != 1:
-        raise RemoteProtocolError("a snapshot must have one position and one start")
+        counts = f"{len(positions)} positions and {len(starts)} starts"
+        raise RemoteProtocolError(f"the metadata of the snapshot has {counts}, not one of each")
     return LogSnapshot(
         position=positions[0],
         trimmed_upto=starts[0],
@@ -136,4 +137,4 @@ def _lines(data: bytes) -> list[_Line]:
     try:
         return _decoder.decode_lines(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"invalid line of metadata: {error}") from error
+        raise RemoteProtocolError(f"the upstream sent an invalid line of metadata: {error}") from error

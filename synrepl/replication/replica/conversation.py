@@ -83,7 +83,7 @@ class IConversation(Protocol):
     async def next(self) -> Event:
         """Return the next event.
 
-        Raises `RefusedByUpstream`; `NotConnected` and `RemoteProtocolError` when there are no more.
+        Raises `RefusedByUpstream`; `NotConnected` and `RemoteProtocolError` when no event can follow.
         """
 
     def ready(self) -> Event | None:
@@ -96,10 +96,7 @@ class IConversation(Protocol):
         """Forward commands of followers, if the welcome allows it: `Taken` follows."""
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
-        """Return the upstream's digests at these serials, as far as it has them.
-
-        Not between `subscribe` and the end.
-        """
+        """Return the upstream's digests at these serials, as far as it has them. Only before `subscribe`."""
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

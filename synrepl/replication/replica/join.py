@@ -101,9 +101,12 @@ def _last(receipt: AppendReceipt) -> int:
     return _first(receipt) + len(receipt.appended.tokens) - 1
 
 
+def _shown(position: LogPosition) -> str:
+    return f"serial {position.serial} (epoch {position.epoch}, digest {position.digest})"
+
+
 COMMIT_FACTS: Final = 8_000
-"""How many facts of a snapshot are committed together: few commits are fast, more lose less to a
-disconnect."""
+"""How many facts of a copy are committed together: fewer commits are faster, more lose less to a kill."""
 
 
 class UntrueCopy(RemoteProtocolError):
@@ -120,7 +123,7 @@ class JoinRecord(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct):
-    """The progress of a copy: serials done, the total when it began, and the rate."""
+    """The progress of a copy: `done` of `total` serials. It `began` at this time, after serial `began_at`."""
 
     done: int
     total: int
@@ -166,7 +169,8 @@ class JoinAttempt:
     async def run(self) -> None:
         """Make a complete copy of the upstream's log, and adopt it.
 
-        On an error the old copy is untouched, and the staged facts are kept for the next attempt.
+        On an error the old copy is untouched. The staged facts are kept for the next attempt, except after an
+        `UntrueCopy`.
         """
         self._copy = await self.log.open_staged_copy()
         try:
@@ -201,7 +205,7 @@ class JoinAttempt:
         while isinstance(start := await self.conversation.next(), Heartbeat):
             pass
         if not isinstance(start, Joining):
-            raise RemoteProtocolError(f"unexpected {type(start).__name__} at the start of a copy")
+            raise RemoteProtocolError(f"the upstream sent an unexpected {type(start).__name__} before a copy")
         if not start.resumed or record is None:
             await self.log.drop_copy(self._copy)
             self._copy = await self.log.open_staged_copy()
@@ -240,9 +244,9 @@ class JoinAttempt:
                 case Joined(position):
                     await batcher.flush()
                     if self._copy.position != position:
+                        why = f"it ends at {_shown(position)}, the received facts at"
                         raise RemoteProtocolError(
-                            f"the upstream ends the copy at serial {position.serial}, but the copy is at"
-                            f" {self._copy.position.serial}"
+                            f"incomplete copy from the upstream: {why} {_shown(self._copy.position)}"
                         )
                     return
                 case Facts() | SnapshotMeta() | Heartbeat():
@@ -254,7 +258,9 @@ class JoinAttempt:
                 case Ephemeral() | Peers():
                     pass
                 case _:
-                    raise RemoteProtocolError(f"unexpected {type(event).__name__} within a copy")
+                    raise RemoteProtocolError(
+                        f"the upstream sent an unexpected {type(event).__name__} within a copy"
+                    )
 
     async def _receive_snapshot(self, record: JoinRecord) -> None:
         try:
@@ -270,9 +276,8 @@ class JoinAttempt:
         # Compare without the epoch: it may have begun after the last fact.
         is_whole = (position.serial, position.digest) == (end.serial, end.digest)
         if self.query.is_open and not is_whole and end.serial != snapshot.trimmed_upto.serial:
-            raise RemoteProtocolError(
-                f"the snapshot is at serial {end.serial}, its facts end at {position.serial}"
-            )
+            why = f"it ends at {_shown(end)}, the received facts at {_shown(position)}"
+            raise RemoteProtocolError(f"incomplete snapshot from the upstream: {why}")
         await self._copy.restore(snapshot)
         await self._save_record(msgspec.structs.replace(record, has_meta=True))
 
@@ -293,7 +298,8 @@ class JoinAttempt:
                 case Heartbeat() | Ephemeral():
                     pass
                 case _:
-                    raise RemoteProtocolError(f"unexpected {type(event).__name__} within a snapshot")
+                    why = f"the upstream sent an unexpected {type(event).__name__} within a snapshot"
+                    raise RemoteProtocolError(why)
 
     def _check_serials(self, facts: Sequence[Fact], after: int) -> int:
         """Return the last serial of these facts.
@@ -303,7 +309,9 @@ class JoinAttempt:
         """
         serials = [fact.serial for fact in facts]
         if serials[0] <= after or any(map(ge, serials, serials[1:])):
-            raise UntrueCopy(f"repeated or unordered facts in the copy after serial {after}")
+            raise UntrueCopy(
+                f"the upstream sent repeated or unordered facts in the copy after serial {after}"
+            )
         if serials[-1] > self._announced:
             raise UntrueCopy(
                 f"the copy was announced up to serial {self._announced}, but serial {serials[-1]} was sent"

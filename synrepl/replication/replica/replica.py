@@ -147,7 +147,8 @@ class Replica:
     def resync(self) -> bool:
         """Write the facts that only this copy has to a file, and join again, on an operator's request.
 
-        Returns False if the replica is not stopped. If its next connection is refused, it resyncs by itself.
+        Returns False if the replica is not stopped. If it is not connected now, and its upstream then refuses
+        its copy, it resyncs by itself.
         """
         if self.state != "stopped":
             self._is_resync_requested = self.state not in ("catching up", "live")
@@ -181,7 +182,8 @@ class Replica:
                 # Errors may quote the upstream.
                 self._set_state("disconnected", printable(str(error), limit=MAX_WHY))
             if self._backoff.failures == 0:
-                self._logger.info("{why}; will retry", why=self.why)
+                where = str(self.upstream.where)
+                self._logger.info("not following {where}, will retry: {why}", where=where, why=self.why)
             await sleep(self.clock, self._backoff.next())
 
     async def _run_conversation(self, conversation: IConversation) -> None:
@@ -219,7 +221,8 @@ class Replica:
             raise RemoteProtocolError(f"the upstream sent an invalid server_name: {printable(found)}")
         expected = self.settings.expected_name(self.log.notes)
         if expected not in (None, found):
-            message = f"it belongs to {found}, this daemon to {expected}; correct --upstream or --server-name"
+            why = f"it belongs to {found}, and not to {expected} as this daemon"
+            message = f"{why}; correct --upstream or --server-name"
             raise RefusedByUpstream(native.Refused(code="wrong_server", message=message, retryable=False))
         if found != UNNAMED and "server_name" not in self.log.notes:
             await self.log.note(server_name=found)
@@ -304,9 +307,8 @@ class Replica:
                         if self.commands is not None and native.COMMANDS in conversation.welcome.capabilities:
                             self.commands.connected(conversation)
                     case _:
-                        raise RemoteProtocolError(
-                            f"unexpected {type(event).__name__} after subscribing to the upstream"
-                        )
+                        why = f"the upstream sent an unexpected {type(event).__name__} after SUBSCRIBED"
+                        raise RemoteProtocolError(why)
                 event = conversation.ready()
             await batcher.flush()
             self._check_progress(batcher.heartbeat)
@@ -315,13 +317,13 @@ class Replica:
             )
 
     def _check_progress(self, heartbeat: native.Heartbeat | None) -> None:
-        """Update the state after all received facts are durable."""
         position = self.log.position
         if heartbeat is not None and heartbeat is not self._heartbeat:
             self._heartbeat = heartbeat
             self.head = heartbeat.head
             if heartbeat.position.serial == position.serial and heartbeat.position.digest != position.digest:
-                raise RemoteProtocolError(f"the upstream has another digest at serial {position.serial}")
+                why = f"the upstream has another digest at serial {position.serial} than this copy"
+                raise RemoteProtocolError(f"the histories differ: {why}")
         self.head = max(self.head, position.serial)
         if self.progress is not None:
             self.progress.done, self.progress.total = position.serial, self.head
@@ -393,7 +395,7 @@ class Replica:
         return max(0.0, now - self._fresh_at)
 
     def silence(self) -> float:
-        """Seconds since the last message of the upstream; since the start without any."""
+        """Seconds since the last message of the upstream, or since the start if there was none."""
         return self.clock.seconds() - (self._fresh_at if self._contact_at is None else self._contact_at)
 
     @property

@@ -39,10 +39,10 @@ CATCH_UP_SECONDS: Final = 30.0
 """How long a promotion waits for the last facts of the old primary."""
 
 MAX_SEALED_SECONDS: Final = 60.0
-"""The longest hand-over in total, however often it is extended."""
+"""The longest hand-over to an unauthenticated peer in total, however often the peer extends it."""
 
 REST_SHARE: Final = 3.0
-"""After a hand-over no other one begins for this many times its length: 15 seconds of each minute."""
+"""After a hand-over to an unauthenticated peer, such peers wait for this many times its length."""
 
 
 @dataclass(eq=False, repr=False)
@@ -114,7 +114,7 @@ class HandOverHandler:
 
     def _check(self, request: HandOver) -> None:
         if self.role() != PRIMARY:
-            raise CannotPromote("not_primary", f"this daemon is {self.role()}")
+            raise CannotPromote("not_primary", f"this daemon is {self.role()}, and cannot hand over")
         if self.is_active and self._candidate and request.uuid and self._candidate != request.uuid:
             why = f"this daemon is already handing over to {printable(self._candidate)}"
             raise CannotPromote("handing_over", why)
@@ -162,7 +162,6 @@ class HandOverHandler:
         raise ClaimRefused("not_verified", why)
 
     async def _is_in_this_log(self, position: LogPosition) -> bool:
-        """Whether a daemon at this position has a copy of this log."""
         mine = self.log.position
         digest = mine.digest if position.serial == mine.serial else await self.log.digest_at(position.serial)
         return position.epoch <= mine.epoch and digest is not None and digest == position.digest
@@ -234,7 +233,9 @@ class HandOverCandidate:
         while self.log.position != position:
             now = self.clock.seconds()
             if now >= until:
-                why = f"the primary is at serial {position.serial}, this copy at {self.log.serial}"
+                why = (
+                    f"this copy is at serial {self.log.serial}, still behind the primary at {position.serial}"
+                )
                 raise CannotPromote("behind", why)
             if now - requested_at >= RENEW_SECONDS:
                 return False
@@ -245,6 +246,6 @@ class HandOverCandidate:
             raise CannotPromote("files_missing", why, missing=missing)
         now = self.clock.seconds()
         if now >= until:
-            raise CannotPromote("behind", "checking the files took too long")
+            raise CannotPromote("behind", f"this copy took over {CATCH_UP_SECONDS:g} seconds to catch up")
         # The hand-over may have ended meanwhile, and the primary accepted facts: compare again.
         return await self._request(primary, HANDOVER_SECONDS) == self.log.position

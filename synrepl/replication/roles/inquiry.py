@@ -1,4 +1,4 @@
-"""Inquiry of a primary, signs of another primary, and notification of other daemons of the present one."""
+"""How a primary asks daemons for another primary, reports signs of one, and notifies daemons of itself."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -69,7 +69,7 @@ class Inquiry:
         self.is_running = False
 
     async def ended(self) -> None:
-        """Return once the inquiry does not run."""
+        """Return once the inquiry at startup has ended."""
         if self.is_running:
             waiter: Deferred[None] = Deferred()
             self._waiting.append(waiter)
@@ -98,14 +98,14 @@ class Inquiry:
 
 
 REPORTED_SECONDS: Final = 300.0
-"""How long a sighting is reported."""
+"""How long a sign of another primary is reported after it was last seen."""
 
 MAX_REPORTED: Final = 20
 """How many daemons are reported; the oldest reports are dropped first."""
 
 
 class LaterEpochs:
-    """The daemons that know a later epoch than this primary, for its status."""
+    """Reports about daemons that know a later epoch, or another primary, for the status of this primary."""
 
     def __init__(self, clock: IClock) -> None:
         self._clock = clock
@@ -131,7 +131,7 @@ class LaterEpochs:
         return text
 
     def clear(self) -> None:
-        """Drop all reports: this daemon is no longer primary in the epoch that they exceeded."""
+        """Drop all reports: they are from before this daemon became primary."""
         self._seen.clear()
 
     def problems(self) -> list[tuple[str, float]]:
@@ -155,8 +155,8 @@ class PrimaryNotifier:
     """Sends the current claim to daemons until each has acknowledged it.
 
     `claim` returns the claim of the primary that this daemon knows; None if its address is unknown.
-    `complete` adds parts of addresses that are known by now. `save` stores the addresses that
-    are left. `on_superseded` is called for a daemon that knows a later primary, and returns whether to notify
+    `complete` adds parts of addresses that are known by now. `save` stores the addresses still to be
+    notified. `on_superseded` is called for a daemon that knows a later primary, and returns whether to notify
     it again.
     """
 

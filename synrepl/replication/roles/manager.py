@@ -64,7 +64,7 @@ WAYS_OUT: Final = (
 class RoleManager:
     """The role of this daemon, and its transitions: promotion, hand-over, fencing.
 
-    `follow` makes a replica of the upstream at an address (None: the configured upstream). `known_daemons`
+    `follow` makes a `Replica` that follows an address (None: the configured upstream). `known_daemons`
     returns the addresses of all daemons known locally; they are notified when this daemon becomes primary.
     `is_leased` tells whether the replica with a uuid is connected or has a lease. `missing_files` returns the
     files that this daemon lacks. `on_change` is called after every change, `count_refused` with the code of
@@ -293,7 +293,7 @@ class RoleManager:
                 raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
             async with self._changing:
                 if self.role != FENCED:
-                    raise CannotPromote("promoting", f"this daemon has become {self.role}")
+                    raise CannotPromote("promoting", f"this daemon has become {self.role} meanwhile")
                 return await self._begin_as_primary([self._primary])
         replica = self.replica
         if self.role != REPLICA or replica is None:
@@ -303,9 +303,9 @@ class RoleManager:
         if self._is_promoting:
             raise CannotPromote("promoting", "a promotion is in progress")
         if self.log.notes.get("filter") is not None:
-            raise CannotPromote("filtered", "this copy has only some streams or writers")
+            raise CannotPromote("filtered", "this copy has only some streams or writers: a primary needs all")
         if not replica.is_whole:
-            raise CannotPromote("not_whole", "this copy was never complete")
+            raise CannotPromote("not_whole", "this copy was never complete: wait until it has joined")
         self._is_promoting = True
         try:
             old, followed = replica.primary, replica.upstream.where
@@ -313,7 +313,7 @@ class RoleManager:
                 await self.candidate.catch_up(old)
             async with self._changing:
                 if self.replica is not replica and not force:
-                    raise CannotPromote("moved", "another daemon became primary")
+                    raise CannotPromote("moved", "another daemon became primary during the promotion")
                 return await self._begin_as_primary([old, followed])
         finally:
             # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
@@ -355,8 +355,8 @@ class RoleManager:
         try:
             await self._store.save_unnotified(unnotified)
         except StorageError as error:
-            # After a restart peers that were notified are notified again.
-            self._logger.warn("cannot save which peers were notified: {why}", why=str(error))
+            text = f"cannot save which daemons know the new epoch: {error}"
+            self._logger.warn("{text}; after a restart all are notified again", text=text)
         self.on_change()
 
     def _on_superseded(self, address: Address, why: str) -> bool:
@@ -412,7 +412,7 @@ class RoleManager:
         if not claim.history:
             raise ClaimRefused("bad_request", "a claim needs the history of its log")
         if not (0 < len(claim.uuid) <= MAX_UUID and claim.uuid.isprintable()):
-            raise ClaimRefused("bad_request", f"a uuid has 1 to {MAX_UUID} printable characters")
+            raise ClaimRefused("bad_request", f"the uuid of a claim has 1 to {MAX_UUID} printable characters")
         if claim.uuid == self.log.uuid:
             return
         if claim.history != self.log.history:
@@ -422,7 +422,8 @@ class RoleManager:
             why = f"the claim is about the log {printable(claim.history)}, this daemon has another log"
             raise ClaimRefused("other_history", why)
         if not plausible_epoch(claim.epoch):
-            raise ClaimRefused("epoch_too_far", "an epoch must be from 1 to 2**53")
+            why = f"the claim names epoch {claim.epoch}; an epoch must be from 1 to 2**53"
+            raise ClaimRefused("epoch_too_far", why)
         address = parse_peer_address(claim.address)
         is_far = claim.epoch > self._store.seen_epoch + 1
         is_known = self.is_leased(claim.uuid) or self._is_known(address)
@@ -440,7 +441,6 @@ class RoleManager:
             await self._apply_claim(claim)
 
     def _is_known(self, address: Address) -> bool:
-        """Whether this is the address of a daemon of this deployment, as far as this daemon knows."""
         return self._store.includes(address, *self.notifier.unnotified, self.primary)
 
     def _report_refused(self, uuid: str, error: ClaimRefused) -> None:
@@ -466,7 +466,7 @@ class RoleManager:
                 await self._contest_claim(claim)
                 if self.role != PRIMARY:
                     epoch = self._store.seen_epoch
-                    why = f"this daemon is {self.role}; its primary is {self.primary}, of epoch {epoch}"
+                    why = f"this {self.role} daemon knows a later primary: {self.primary}, of epoch {epoch}"
                     raise ClaimRefused("superseded", why)
             case ClaimVerdict.FOLLOW:
                 where, others = Address.parse(claim.address), self._previous_primaries(claim)
@@ -481,7 +481,7 @@ class RoleManager:
                 await self._store.save(record)
                 self._become_fenced(record)
             case ClaimVerdict.FENCE:
-                # Its replicas as well: one that joined just now is unknown to the new primary.
+                # Notify also its own replicas: one that joined just now is unknown to the new primary.
                 previous = self._previous_primaries(claim)
                 others = self._store.all(*previous, primary=Address.parse(claim.address))
                 record = self._record_of(claim, FENCED, others)
@@ -511,7 +511,7 @@ class RoleManager:
         ):
             return
         self._logger.warn(
-            "{where} claims epoch {epoch}, but {primary} is primary",
+            "{where} claims to be primary in epoch {epoch}, but {primary} is; notifying it",
             where=str(where),
             epoch=claim.epoch,
             primary=ours.address,
@@ -576,7 +576,6 @@ class RoleManager:
                 await self._apply_claim(claim)
 
     def _inquire(self) -> None:
-        """Ask the daemons that this primary knows which one is primary."""
         self._inquiry_timer.start(INQUIRY_INTERVAL)
         if self.role == PRIMARY:
             self._inquiry.ask(self._store.all(*self.notifier.unnotified))

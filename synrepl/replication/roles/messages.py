@@ -57,8 +57,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class IPeerClient(Protocol):
     """Sends requests to other daemons.
 
-    All methods raise a `ReplicationError` when the daemon cannot be reached or refuses. This daemon's secret
-    is shown to the other one only if `trusted`.
+    All methods raise a `ReplicationError` when the daemon cannot be reached or refuses. Where an argument
+    `trusted` is False, this daemon's secret is not shown to the other one.
     """
 
     async def hand_over(self, address: Address, request: HandOver) -> LogPosition:

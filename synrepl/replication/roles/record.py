@@ -17,7 +17,7 @@ MAX_KNOWN: Final = 20
 class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The role of a daemon, and the primary in its epoch.
 
-    `told` are the addresses still to be notified of that, `knows` all known addresses.
+    `told` are the addresses still to be notified of that primary, `knows` those that are remembered.
     """
 
     role: str
@@ -39,8 +39,8 @@ class PromotionRecord(msgspec.Struct, frozen=True):
 class RoleStore:
     """The role record in the notes of a log, and the known daemons.
 
-    Their addresses are in the role record; others the daemon has from leases and replicas (`local`). `own`
-    returns this daemon's address.
+    Addresses of known daemons are in the role record; `local` returns others, such as those of leases.
+    `own` returns this daemon's address.
     """
 
     log: Log
@@ -49,7 +49,7 @@ class RoleStore:
     local: Callable[[], Sequence[Address]]
 
     def load(self) -> RoleRecord | None:
-        """The saved record; that of a promotion which a kill interrupted after its epoch began."""
+        """The saved record, or that of a promotion that a kill interrupted after its epoch began."""
         unfinished = self._unfinished_promotion()
         if unfinished is not None:
             return unfinished
@@ -57,7 +57,7 @@ class RoleStore:
         return None if text is None else msgspec.json.decode(text, type=RoleRecord)
 
     async def save(self, record: RoleRecord) -> None:
-        """Save this record. A promotion is finished by it."""
+        """Save this record, which finishes a promotion."""
         await self.log.note(role=msgspec.json.encode(record).decode(), promoting=None)
 
     async def save_unnotified(self, addresses: Sequence[Address]) -> None:

@@ -137,7 +137,8 @@ class ClaimVerifier:
                 "other_history", f"{where} has another log, {printable(status.history)}, than this daemon"
             )
         if not plausible_epoch(status.position.epoch):
-            raise ClaimRefused("epoch_too_far", f"{where} reports an impossible epoch")
+            why = f"{where} reports epoch {status.position.epoch}; an epoch must be from 1 to 2**53"
+            raise ClaimRefused("epoch_too_far", why)
         return status
 
     async def _compare_histories(self, address: Address, status: PeerStatus, *, trusted: bool) -> None:
@@ -192,7 +193,7 @@ class _Queue:
 
     async def run(self, address: Address, work: Callable[[], Awaitable[T]]) -> T:
         if self._length >= MAX_QUEUED:
-            raise ClaimRefused("busy", f"{MAX_QUEUED} claims are being verified already")
+            raise ClaimRefused("busy", f"{MAX_QUEUED} claims are being verified already: retry later")
         self._length += 1
         try:
             await self._lock.acquire()
