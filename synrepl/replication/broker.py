@@ -202,7 +202,7 @@ class BrokerPeer:
     # -- the follower's and the reader's connection --------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """Publish these lines."""
+        """Publish these lines, if the publisher's connection is up."""
         if self.is_publisher_up:
             for line in data.split(b"\n") if b"POSITION " in data else ():
                 if line.startswith(b"POSITION "):
@@ -210,7 +210,7 @@ class BrokerPeer:
             self.broker.write(data)
 
     def send(self, command: Command) -> None:
-        """Publish this command. Raises NotConnected."""
+        """Publish this command. Raises `NotConnected`; `LocalProtocolError` if no broker carries it."""
         if not self.is_publisher_up:
             raise NotConnected(f"not connected: {command.NAME} was not sent")
         if self.is_subscriber_up and not command.CHANNEL and not isinstance(command, Replicate):
@@ -273,7 +273,6 @@ class BrokerPeer:
             self._probe_timer.restart(self._probe_seconds)
 
     def _query_later(self) -> None:
-        """Query after the next delay, unless every known writer has announced its position."""
         seconds = next(self._query_delays, None)
         if seconds is not None and self._unanswered:
             self._query_timer.restart(seconds)
@@ -386,7 +385,7 @@ class BrokerPeer:
 
 
 EXPIRY_SECONDS: Final = 600.0
-"""A message that has not come back by then was lost with a connection. Redis may stall for a while."""
+"""A message that has not come back after this long was lost with a connection. Redis may stall a while."""
 
 MAX_RECORDED: Final = 100_000
 

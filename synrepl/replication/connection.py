@@ -12,7 +12,7 @@ class Connection(Protocol):
         """Send these lines. May call `pause` of the connection's owner before it returns."""
 
     def send(self, command: Command) -> None:
-        """Send one command. Raises `LocalProtocolError` if it cannot be sent here."""
+        """Send one command. Raises `LocalProtocolError` if it is not allowed; a broker, `NotConnected`."""
 
     def fail(self, why: str) -> None:
         """Send ERROR, then close. A broker is not sent anything: the connection is closed and made again."""

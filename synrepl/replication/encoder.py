@@ -14,7 +14,7 @@ from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import Command
 
 BATCH = b"batch "
-"""In place of a token, for every row of a fact but the last."""
+"""Sent in place of the token with every row of a fact but the last."""
 
 
 class Encoder:

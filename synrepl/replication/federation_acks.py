@@ -52,7 +52,7 @@ class _Ack:
 class FederationAcks:
     """The last FEDERATION_ACK of each sender, and the lowest of them.
 
-    An ack belongs to the connection that sent it last. After that connection is lost, the ack counts for
+    An ack belongs to the connection that sent it last. Once that connection is lost, the ack counts for
     `RECONNECT_SECONDS` and is then dropped. Senders' connections to a replica (`CommandOrigin`) are not seen
     from here: the replica names the senders connected to it (`refresh`), and a sender that it stops naming is
     dropped after `REMINDED_SECONDS`. One ack costs logarithmic time.
@@ -72,7 +72,8 @@ class FederationAcks:
     def acknowledge(self, connection: object, name: str, token: int) -> None:
         """Record that a sender has everything up to `token`.
 
-        Raises RemoteProtocolError, and drops all acks of this connection, if it names too many senders.
+        Raises RemoteProtocolError, and drops all acks of this connection, if it names too many senders, or
+        one with too long a name.
         """
         ack = self._acks.get(name)
         if ack is None or ack.connection is not connection:

@@ -79,7 +79,7 @@ class EphemeralStep(msgspec.Struct, frozen=True):
 
 
 class Stop(Enum):
-    """There is nothing to send."""
+    """Why there is nothing to send."""
 
     WAIT = "at the head"
     DONE = "everything requested was handed out"

@@ -217,7 +217,7 @@ class FollowerCommands:
             self._limited.warn("cannot store a follower's INVALIDATE_CACHE, dropped: {why}", why=str(error))
 
     def _acknowledge(self, connection: object, command: commands.FederationAck) -> None:
-        """Trim the federation stream up to the lowest token that any sender has acknowledged."""
+        """Trim the federation stream up to the lowest of the senders' last acks."""
         self.acks.acknowledge(connection, command.instance, command.token)
         lowest = self.acks.lowest()
         if lowest is not None and lowest != self._trimmed_upto and "federation" in self.table:

@@ -26,7 +26,7 @@ CERTIFY_SECONDS: Final = 1.0
 """How often a writer's silence is recorded in the log: each record is a fact without rows."""
 
 MAX_PENDING_BYTES: Final = 16 * 1024 * 1024
-"""Pending facts up to this size; beyond it followers are blocked."""
+"""The size of pending facts beyond which followers are blocked."""
 
 MAX_HISTORY_ROWS: Final = 1_000
 """Facts beyond a position that are checked: one with rows is enough."""
@@ -98,7 +98,7 @@ class Ingester:
         self.error = ""
         self.facts = 0
         self._rewound: dict[tuple[str, str], _Rewind] = {}
-        """By stream and writer."""
+        """The writers whose history is to be checked, by stream and writer."""
         self._tasks = Tasks(self._logger, "ingest")
         self._pending: dict[str, list[tuple[str, int, bytes]]] = {}
         self._pending_bytes = 0

@@ -83,7 +83,7 @@ class SyncingUsers:
         """Workers whose connection is closed, in the order in which they lost it."""
         self._detached_users = 0
         self.watchers: list[Callable[[SyncingUser], None]] = []
-        """They are called for each user that starts or stops."""
+        """Functions that are called for each user that starts or stops."""
         self._timer = Timer(clock, self._expire)
 
     def users(self) -> set[str]:
@@ -103,9 +103,9 @@ class SyncingUsers:
     def user_sync(self, connection: object, command: UserSync) -> None:
         """Handle USER_SYNC from this connection; None is the shared channel, on which all processes speak.
 
-        Raises RemoteProtocolError, and drops all users of the connection, if it exceeds its limit of
-        instances or users. The channel has no such limit: every process of the deployment speaks there and
-        has authenticated to the broker.
+        Raises RemoteProtocolError, and drops all users of the connection, if it names too many instances or
+        users, or too long a name. The channel has no such limits: every process of the deployment speaks
+        there and has authenticated to the broker.
         """
         name = command.instance_id or f"connection {id(connection)}"
         user = (command.user_id, command.device_id)

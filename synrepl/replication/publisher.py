@@ -276,8 +276,8 @@ class Publisher:
     ) -> tuple[Encoder, str]:
         """The encoder for followers that may read these streams (None: all), and what is held here, in words.
 
-        Like followers share an encoder. `named` are the streams that the follower has requested by name. Only
-        streams that this daemon holds are served; if it lacks some writers, a release that cannot tell
+        Equal followers share an encoder. `named` are the streams that the follower has requested by name.
+        Only streams that this daemon holds are served; if it lacks some writers, a release that cannot tell
         writers apart is served no streams.
         """
         strategy = serving(dialect)

@@ -24,7 +24,7 @@ class RingGroup:
     """Facts that were committed together, either durable or ephemeral.
 
     `number` counts groups from 1. A durable group holds every fact of the log after `serial_before`, up to
-    `serial`, where the log's digest is `digest` (None: unknown); in an ephemeral group both are equal.
+    `serial`, where the log's digest is `digest` (None: unknown); the serials of an ephemeral group are equal.
     `tokens` holds the last token of each ephemeral stream up to this group, `resets` how often its writers
     restarted (a fact at token 0).
     """

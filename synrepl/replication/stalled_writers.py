@@ -12,7 +12,7 @@ from synrepl.streams.table import StreamTable
 CHECK_SECONDS: Final = 5.0
 
 STUCK_SECONDS: Final = 15.0
-"""Idle writers announce the others' positions within a second or two, so a longer delay is a stall."""
+"""An idle writer follows the others' positions within a second or two, so a longer delay is a stall."""
 
 
 class StalledWriter(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class StalledWriters:
     """Periodically compares the positions of the writers of each stream.
 
     A stalled writer holds back all readers that read the stream as one sequence. Unordered and ephemeral
-    streams are not checked: their writers do not announce the others' positions.
+    streams are not checked: their writers do not follow the others' positions while idle.
     """
 
     def __init__(self, log: Log, table: StreamTable, clock: IClock) -> None:

@@ -42,7 +42,7 @@ RECENT: Final = 20
 
 
 class StatusPart(Protocol):
-    """A part of the daemon that has a section in the status. The files have one."""
+    """A part of the daemon that has a section in the status, such as the files."""
 
     def status(self) -> dict[str, Any]:
         """The section."""
@@ -184,7 +184,6 @@ def _recent(publisher: Publisher) -> list[dict[str, Any]]:
 
 
 def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
-    """All followers, the one with the largest lag first."""
     described = []
     for follower in publisher.followers:
         reader = follower.reader

@@ -30,7 +30,7 @@ class ServeStrategy(msgspec.Struct, frozen=True):
     """How followers of some releases are served.
 
     `pulls`: the follower fetches missed facts over HTTP. `certifies`: POSITION says where it continues from,
-    so it can advance over facts that hold nothing for this follower. `is_replica`: the peer is a replica, not
+    so that the follower can skip facts without rows for its release. `is_replica`: the peer is a replica, not
     a follower.
     """
 

@@ -72,8 +72,7 @@ class _Write(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class WriteForwarder:
-    """Forwards facts to the daemon at the URL that `primary_url` returns, with the client
-    (`append_client.HttpAppender`) that `make_client` makes.
+    """Forwards facts to the primary: `primary_url` returns its URL, `make_client` makes a client for a URL.
 
     `is_active` tells whether this daemon forwards now: a promoted one does not. `refusal` returns why
     facts of a stream are not forwarded at all, or None. `has_file` waits, for some seconds, until a file is

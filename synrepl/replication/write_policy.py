@@ -96,7 +96,7 @@ class WritePolicy:
         return stream not in self._tables and any(stream == name for name, _ in self.own)
 
     def refusal(self, log: "Log", stream: str, writer: str) -> str:
-        """The reason that this fact cannot be given a token here; empty if it can."""
+        """Why facts of this stream and writer cannot be given tokens here; empty if they can."""
         if stream not in self._shared or stream in self._tables:
             return ""
         if (stream, writer) not in self.own:

@@ -261,7 +261,12 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], int, str, str]] = {
         "digest_differs",
         "has another fact at serial 3",
     ),
-    "a lower epoch": (lambda said: None, LATER, "epoch_too_far", "is in epoch 2, not 999999"),
+    "a lower epoch": (
+        lambda said: None,
+        LATER,
+        "epoch_too_far",
+        "is in epoch 2, below the claimed epoch 999999",
+    ),
     "nonsense": (lambda said: said.update(position="x"), 2, "not_verified", "sent an invalid response"),
 }
 

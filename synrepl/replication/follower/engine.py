@@ -316,7 +316,7 @@ class FollowerEngine:
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """Fetch missing facts, and count the request in the metrics.
 
-        Raises `ReplicationError`; without a source, gaps stay open and are reported.
+        Raises `ReplicationError`: without a source `NotConnected`, and gaps stay open and are reported.
         """
         if self.metrics is not None:
             self.metrics.catch_up_requests.labels("out").inc()

@@ -55,7 +55,7 @@ class StreamMachine:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether received facts wait to be applied, or missing facts to be fetched."""
+        """Whether received facts wait to be applied, or, while connected, missing facts to be fetched."""
         if self.state is _LIVE or self.state is _DISCONNECTED:
             mode = self._mode
             return mode is not None and mode.collects_rows and mode.collects

@@ -17,13 +17,13 @@ from synrepl.storage.log import Log
 from synrepl.wire.text import MAX_NAME, is_address, printable
 
 MAX_ANONYMOUS: Final = 1_000
-"""The most active leases of anonymous readers. The rest of `MAX_LEASES` is reserved for replicas."""
+"""How many leases of anonymous readers may be active. The rest of `MAX_LEASES` is reserved for replicas."""
 MAX_LEASES: Final = 2_000
-"""The most active leases. More are refused; no lease is dropped to make room for another."""
+"""How many leases may be active. More are refused; no lease is dropped to make room for another."""
 MAX_ENDED: Final = 1_000
-"""The most ended leases that are still shown. Beyond that, the ones that ended first are forgotten."""
+"""How many ended leases are still shown. Beyond that, the ones that ended first are forgotten."""
 MAX_SIZE_QUERIES: Final = 50
-"""The most serials for which one check reads from the log how many bytes follow."""
+"""For how many serials, at most, one check reads from the log how many bytes follow."""
 ENDED_SLACK: Final = 100
 """Ended leases beyond `MAX_ENDED` are sorted and forgotten in batches of this size."""
 
@@ -125,7 +125,7 @@ class Leases:
         return self._addresses
 
     def allowed_seconds(self, lease: Lease) -> float:
-        """The longest absence of this reader."""
+        """How long this reader may be absent, in seconds."""
         return self._settings.allowed_seconds(registered=lease.registered)
 
     def all(self) -> list[Lease]:

@@ -36,10 +36,10 @@ from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import identity_error, printable
 
 LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
-"""Refusals after which a replica joins again from the start, so that its lease has no use."""
+"""Refusals after which a replica can only join again from the start, so that its lease has no use."""
 
 MAX_DIGESTS: Final = 200
-"""The most digests in one request; more do not fit in a line."""
+"""How many digests one request may ask for; more do not fit in a line."""
 
 
 REQUESTS: Final = (native.Hello, native.Auth, native.Join, native.Subscribe, native.Digests)

@@ -93,7 +93,7 @@ class IConversation(Protocol):
         """Acknowledge that all facts up to this position are durable."""
 
     def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
-        """Forward commands of followers, if the welcome allows it: `Taken` follows."""
+        """Forward commands of followers, if WELCOME has the capability `native.COMMANDS`. `Taken` follows."""
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """Return the upstream's digests at these serials, as far as it has them. Only before `subscribe`."""

@@ -79,7 +79,7 @@ REQUESTED: Final = "requested by an operator"
 """The reason to join after `resync`."""
 
 DIVERGED: Final = frozenset(WAYS_OUT)
-"""Refusals after which only an operator may give up the facts of this copy."""
+"""Refusals after which only an operator (or `resync_on_fork`) may give up the facts of this copy."""
 
 
 @dataclass(eq=False, repr=False)

@@ -47,7 +47,7 @@ REST_SHARE: Final = 3.0
 
 @dataclass(eq=False, repr=False)
 class HandOverHandler:
-    """The primary's side: handles requests of replicas, and lets facts be refused while one runs.
+    """The primary's side: handles requests of replicas, and refuses facts during a hand-over.
 
     For unauthenticated peers, writes are stopped for at most a quarter of the time.
     `role` returns this daemon's role. `is_leased` tells whether the replica with a uuid is connected or has
@@ -91,7 +91,7 @@ class HandOverHandler:
             self._began = None
 
     async def handle(self, request: HandOver, *, trusted: bool) -> LogPosition:
-        """Refuse facts for as long as the request asks; return this log's position once it is durable.
+        """Refuse facts for as long as the request asks; return the log's position once all facts are durable.
 
         Unless the peer is `trusted`, the replica itself must confirm that it is being promoted. Raises
         `CannotPromote` and `ClaimRefused`.
@@ -246,6 +246,6 @@ class HandOverCandidate:
             raise CannotPromote("files_missing", why, missing=missing)
         now = self.clock.seconds()
         if now >= until:
-            raise CannotPromote("behind", f"this copy took over {CATCH_UP_SECONDS:g} seconds to catch up")
+            raise CannotPromote("behind", f"catching up took more than {CATCH_UP_SECONDS:g} seconds")
         # The hand-over may have ended meanwhile, and the primary accepted facts: compare again.
         return await self._request(primary, HANDOVER_SECONDS) == self.log.position

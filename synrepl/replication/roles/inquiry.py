@@ -24,7 +24,7 @@ before it notified anyone, so that only the primaries themselves can find out.
 """
 
 MAX_ASKED: Final = 20
-"""How many daemons are asked."""
+"""How many daemons one inquiry asks at most."""
 
 
 @dataclass(eq=False, repr=False)

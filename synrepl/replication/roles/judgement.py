@@ -21,7 +21,7 @@ class ClaimVerdict(Enum):
 
 
 class RoleState(NamedTuple):
-    """What decides about a claim: the role, the log's epoch and uuid, the primary, and the saved record."""
+    """This daemon's state for `judge`: its role, its log's epoch and uuid, the primary, the saved record."""
 
     role: str
     epoch: int
@@ -31,7 +31,7 @@ class RoleState(NamedTuple):
 
 
 def judge(claim: Claim, own: RoleState) -> ClaimVerdict:
-    """Return the effect of a verified claim.
+    """Return the effect of a claim that was verified, or comes from a trusted daemon.
 
     Primaries are ordered by epoch, then by uuid; the highest one stays.
     """

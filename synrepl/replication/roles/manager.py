@@ -285,8 +285,8 @@ class RoleManager:
 
         Without `force`, the old primary first stops accepting facts, and this daemon must have all its facts
         and files. With `force` no daemon is asked, and missing facts and files are left behind; when the old
-        primary returns, it writes its own tail to a file. With `force` a fenced daemon becomes primary too:
-        the operator asserts that there is no other primary.
+        primary returns, it is fenced, and its `resync` writes the facts that only it has to a file. With
+        `force` a fenced daemon becomes primary too: the operator asserts that there is no other primary.
         """
         if self.role == FENCED:
             if not force:
@@ -623,7 +623,7 @@ class RoleManager:
         """Give up the facts that only this copy has, on an operator's request.
 
         A fenced daemon becomes a replica of the primary that it knows. False if the daemon is neither fenced
-        nor a stopped replica.
+        nor a stopped replica. Raises `CannotPromote` if a fenced daemon knows no primary to follow.
         """
         # A fencing under way must be saved first: the record names the primary to follow.
         async with self._changing:

@@ -85,7 +85,7 @@ class _RoleError(ReplicationError):
 
 
 class CannotPromote(_RoleError):
-    """This daemon cannot become primary in its current state. `missing` are the files that it lacks."""
+    """This daemon cannot become primary, or hand over, now. `missing` are the files that it lacks."""
 
     def __init__(
         self, code: str, why: str, *, retryable: bool | None = None, missing: Sequence[Any] = ()

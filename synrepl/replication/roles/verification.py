@@ -20,13 +20,13 @@ from synrepl.wire.text import MAX_ADDRESS, printable
 T = TypeVar("T")
 
 MAX_EPOCH: Final = 2**53
-"""The largest plausible epoch: a daemon counts promotions."""
+"""The largest plausible epoch: epochs count promotions, restores and losses of facts."""
 
 VERIFY_SECONDS: Final = 5.0
 """Timeout of one verification."""
 
 MAX_QUEUED: Final = 8
-"""How many verifications may wait or run; more are refused as busy."""
+"""How many verifications may wait or run in each queue; more are refused as busy."""
 
 REST_SECONDS: Final = 0.5
 """Pause after a failed verification of an unknown address, so that claims cannot be used to scan ports."""
@@ -80,7 +80,7 @@ def common_serial(
 class ClaimVerifier:
     """Requests the status of the daemon at an address, and compares its history with `log`.
 
-    Addresses are asked one at a time, each within `VERIFY_SECONDS`. Known addresses (`is_known`) have a queue
+    Each queue asks one address at a time, within `VERIFY_SECONDS`. Known addresses (`is_known`) have a queue
     of their own, so that unknown peers cannot delay daemons of this deployment.
     """
 
@@ -107,8 +107,8 @@ class ClaimVerifier:
     ) -> PeerStatus:
         """Return the status of the daemon, if it is primary of this history in `epoch` or a later one.
 
-        It must have this `uuid`, unless that is empty. `is_far` says that the epoch is more than one step
-        beyond all that this daemon has seen. Raises `ClaimRefused`.
+        The daemon must have this `uuid`, unless that is empty. `is_far` says that the epoch is more than one
+        step beyond all that this daemon has seen. Raises `ClaimRefused`.
         """
 
         async def work() -> PeerStatus:
@@ -119,7 +119,7 @@ class ClaimVerifier:
             if status.role != "primary":
                 raise _unverified(f"{where} is {printable(status.role)}, not primary")
             if status.position.epoch < epoch:
-                why = f"{where} is in epoch {status.position.epoch}, not {epoch}"
+                why = f"{where} is in epoch {status.position.epoch}, below the claimed epoch {epoch}"
                 raise ClaimRefused("epoch_too_far", why) if is_far else _unverified(why)
             await self._compare_histories(address, status, trusted=trusted)
             return status
