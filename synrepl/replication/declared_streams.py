@@ -47,7 +47,7 @@ class DeclaredStreams:
         log, name = self._log, DECLARATIONS.name
         facts: list[Fact] = []
         if upto := max(log.positions(name).values(), default=0):
-            # Not in pages: there are few.
+            # Read without pages: declarations are few.
             facts, _ = await log.read_tokens(
                 stream=name, writer=None, after=0, upto=upto, serial=log.serial, limit=upto
             )
@@ -125,7 +125,7 @@ class DeclaredStreams:
             stream = stream_of(declared)
             self._table.add(stream)
         except ConfigError as error:
-            # A later release of synrepl has a stream of this name.
+            # This release of synrepl has a stream of this name itself.
             why = "the declared stream {name} is not available: {why}"
             self._logger.error(why, name=declared.name, why=error)
             return

@@ -83,7 +83,7 @@ class Retention:
             if fact.committed_at_ms >= before_ms:
                 break
             old = fact.serial
-        # Again: a lease may have been created during the read.
+        # Ask again: a lease may have been created during the read.
         lowest = self.lowest()
         upto = old if lowest is None else min(lowest, old)
         if upto <= trimmed_upto:

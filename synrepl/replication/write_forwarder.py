@@ -244,7 +244,7 @@ def _refusal(error: ApiResponseError) -> "Appended | NotForwarded | None":
         case ((502 | 504), _) if not error.body:  # from a proxy
             return None
         case 504, "not_here_yet":
-            # From a replica on the way: the facts are stored. Wait for them as it did.
+            # From a replica on the way: the facts are stored. Wait for them as that replica did.
             return _stored_upstream(error)
         case 504, _:
             return None

@@ -228,7 +228,7 @@ class FollowerEngine:
         self._last_received = self.clock.seconds()
         self.allocation.forget()
         for name, executor in self.executors.items():
-            # Also streams that the release lacks: the server may be of another one.
+            # Also streams that the release lacks: the server may be of another release.
             executor.feed(self._connected_event(self.table[name]))
         known = [stream for stream in self.table.known_to(dialect) if stream.name in self.executors]
         self._emit(FollowerEvent(kind="connected"))

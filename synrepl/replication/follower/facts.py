@@ -127,7 +127,7 @@ class StreamIntake:
 
     def position(self, command: Position, mode: Mode) -> tuple[Sequence[RawFact], bool]:
         """Take a POSITION. Returns the facts that it completes, and whether it is the writer's first."""
-        # Only this writer's: on a shared channel, POSITIONs arrive between another writer's rows.
+        # Drop only this writer's rows: on a shared channel, POSITIONs arrive between rows of others.
         self._batches.clear(self._name, command.instance)
         self._batching.discard(command.instance)
         is_first = mode.announce(command.instance)

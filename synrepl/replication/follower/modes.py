@@ -120,7 +120,7 @@ class Pull(Mode):
 
     def __init__(self, history: StreamHistory, order: Order, *, collects_rows: bool = False) -> None:
         super().__init__(history, order, collects_rows=collects_rows)
-        # A stream that had no positions when this connection was opened starts here.
+        # A stream without positions when this connection is opened starts at its first POSITION.
         self._is_new_stream = not history.has_started
 
     def accepts_writer(self, writer: str) -> bool:

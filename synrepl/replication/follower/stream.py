@@ -154,7 +154,7 @@ class StreamMachine:
     def _queue(self, command: Rdata | Position) -> None:
         mode = self._mode
         if mode is None:
-            return  # after the end of a connection: the next one brings it again
+            return  # the connection has ended: the next one repeats the command
         was_full = self.intake.is_full
         self.intake.enqueue(command, mode)
         if self.intake.is_full and not was_full:

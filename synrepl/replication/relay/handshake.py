@@ -58,7 +58,7 @@ async def start_snapshot(registry: ReplicaRegistry, replica: Hello, request: Joi
     is_leased = lease is not None and lease.ended_ms is None
     position = request.position
     resumed = position is not None and is_leased and await _can_resume(log, request.join, position)
-    # Before the snapshot is taken, so that none of its facts can be trimmed.
+    # Renew the lease before the snapshot is taken, so that none of its facts can be trimmed.
     registry.retain(replica, lease.serial if resumed and lease is not None else trimmed_upto.serial)
     snapshot = None
     if not resumed or not request.has_meta:

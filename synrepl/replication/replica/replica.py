@@ -179,7 +179,7 @@ class Replica:
             except CancelledError:
                 raise
             except ReplicationError as error:
-                # Errors may quote the upstream.
+                # Errors may quote unprintable text of the upstream.
                 self._set_state("disconnected", printable(str(error), limit=MAX_WHY))
             if self._backoff.failures == 0:
                 where = str(self.upstream.where)
@@ -343,7 +343,7 @@ class Replica:
         """Add ephemeral facts to memory, and reset writers that restarted at the upstream."""
         facts = [fact for fact in facts if fact.stream in self.ephemeral]
         if is_all:
-            # A writer's position comes last; it shows whether the writer restarted before the held facts.
+            # The writers' positions come last, and show who restarted before the held facts.
             for fact in facts:
                 self._reset_if_lower(fact)
             listed = {(fact.stream, fact.writer) for fact in facts}

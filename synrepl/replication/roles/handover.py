@@ -104,7 +104,7 @@ class HandOverHandler:
             if not trusted:
                 self._check_budget(request.seconds)
             self._begin(request.seconds, request.uuid)
-            # Saved, as after a restart facts stay refused: the candidate may have started its epoch.
+            # Saved, so that facts stay refused after a restart: the candidate may have started its epoch.
             await self.log.note(handover=f"{self.clock.seconds() + request.seconds:.3f} {request.uuid}")
         elif self.is_active:
             self._end()
@@ -208,7 +208,7 @@ class HandOverCandidate:
             while not await self._has_caught_up(primary, until):
                 pass
         except ReplicationError as error:
-            # The primary checks that this daemon no longer promotes.
+            # The primary checks that this daemon is no longer being promoted.
             self.is_requesting = False
             # End the hand-over: the primary may have received the request even if its response was lost.
             with suppress(ReplicationError):

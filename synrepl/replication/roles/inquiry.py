@@ -79,7 +79,7 @@ class Inquiry:
         try:
             status = await self.peers.describe(address, trusted=True)
         except ReplicationError:
-            return  # unreachable
+            return  # unreachable, or not willing
         await self.on_response(address, status)
 
     def _on_response_handled(self, _: object, address: Address) -> None:
@@ -212,7 +212,7 @@ class PrimaryNotifier:
             await self.peers.claim(address, claim)
         except ReplicationError as error:
             code = getattr(error, "code", "")
-            # With another log it cannot be primary of this one.
+            # A daemon with another log cannot be primary of this one.
             is_settled = code == "other_history" or (
                 code == "superseded" and not self.on_superseded(address, str(error))
             )

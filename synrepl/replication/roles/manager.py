@@ -334,7 +334,7 @@ class RoleManager:
             knows = self._store.to_remember(others)
             new_record = RoleRecord(PRIMARY, epoch, self.log.uuid, "", unnotified, knows)
             at_ms = int(self.clock.seconds() * 1000)
-            # First: a kill between the two steps would leave an epoch without a primary.
+            # Save first: a kill between the two steps would leave an epoch without a primary.
             await self._store.save_promotion(new_record, at_ms)
             epoch_start = await self.log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
             await self._store.save(new_record)
@@ -539,7 +539,7 @@ class RoleManager:
             where = parse_peer_address(address)
         except ClaimRefused:
             return
-        # One known replica and one unknown replica is asked at a time.
+        # At most one known and one unknown replica are asked at a time.
         is_known = self._is_known(where)
         if where and is_known not in self._epoch_questions:
             self._epoch_questions.add(is_known)
@@ -603,7 +603,7 @@ class RoleManager:
             and status.position.epoch < ours
             and not named.is_same(self.address())
         ):
-            # The daemon lost the notification of this epoch, as with its disk, or follows one that did.
+            # The daemon lost the notification of this epoch, perhaps with its disk, or follows one that did.
             self.notifier.add(address)
 
     def on_primary_moved(self, address: str) -> None:
