@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from synrepl.storage.log import Log
 
 PAGE_ROWS: Final = 1_000
-"""Rows per page: a few milliseconds of work, and at most 250 kB unless one fact is larger."""
+"""Rows per page: a few milliseconds of work, and at most 400 kB unless one fact is larger."""
 
 SLICE_SERIALS: Final = 20_000
 """Serials examined per page for facts that pass a filter: other readers share the reading thread."""
@@ -93,7 +93,7 @@ Step = RingGroup | PageStep | EpochStart | EphemeralStep | Stop
 class Feed:
     """A cursor after the serial `after` of the log, in this `epoch`.
 
-    Facts that pass `filter` are selected, up to the serial `upto` and at most `limit` (None: no limit).
+    Facts that pass `filter` are selected, up to the serial `upto` and at most `limit` facts (None: no limit).
     Without a `ring` every fact is read from the log. With `epochs` the starts of epochs are handed out, with
     `receipts` the receipts of appends. `compacted`: the reader accepts a trimmed log, in which facts that
     were replaced are missing. Unless `whole_groups`, a group larger than one write is read from the log by

@@ -16,7 +16,7 @@ from synrepl.wire.text import printable
 
 STATES: Final = {
     "failing": "facts cannot be stored, or stored facts cannot be read; readable facts are still sent",
-    "stopped": "this replica's history has diverged from its upstream's: an operator must decide (resync)",
+    "stopped": "this copy is ahead of its upstream, or its history differs: an operator must decide (resync)",
     "fenced": "another daemon is primary; this one refuses appends",
     "joining": "this replica has no complete copy yet, and answers no reads",
     "stale": "this replica was last up to date longer ago than --stale-seconds and may lack newer facts; its"
