@@ -167,17 +167,17 @@ class Relay:
                 if self.is_known:
                     self.connection.authenticated()
             case native.Join():
-                self._check_state(command, "ready", "joined")
+                self._must_be(command, "ready", "joined")
                 self._start_work(self._join(command))
             case native.Subscribe():
-                self._check_state(command, "ready", "joined")
+                self._must_be(command, "ready", "joined")
                 self._start_work(self._subscribe(command))
             case native.Ack():
                 self._on_ack(command)
             case native.Up():
                 self._on_forwarded(command)
             case native.Digests():
-                self._check_state(command, "ready", "joined")
+                self._must_be(command, "ready", "joined")
                 self._is_sending_digests = True
                 self._registry.tasks.start(
                     self._guarded(self._send_digests(command.serials)), "sending digests"
@@ -216,7 +216,7 @@ class Relay:
     # -- handshake -----------------------------------------------------------------------------------------
 
     def _on_hello(self, greeting: native.Hello) -> None:
-        self._check_state(greeting, "greeting")
+        self._must_be(greeting, "greeting")
         self.name = printable(greeting.listed_name)
         if greeting.version < 1 or not greeting.uuid or not greeting.nonce:
             self._refuse(native.refusal("version", "its handshake lacks a version, a uuid or a nonce"))
@@ -246,7 +246,7 @@ class Relay:
         return None if name is None else self._registry.keys.access_by_certificate(name)
 
     def _on_auth(self, message: native.Auth) -> None:
-        self._check_state(message, "authenticating")
+        self._must_be(message, "authenticating")
         greeting, keys = self._greeting, self._registry.keys
         key = keys.for_name(greeting.name)
         secret = None if key is None else key.secret
@@ -278,7 +278,7 @@ class Relay:
         self.connection.send(refused)
         self.connection.close()
 
-    def _check_state(self, command: Command, *states: str) -> None:
+    def _must_be(self, command: Command, *states: str) -> None:
         if self.state not in states:
             why = f"{command.NAME} is valid only in the state {' or '.join(states)}, not in {self.state}"
             raise RemoteProtocolError(why)
