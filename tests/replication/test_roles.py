@@ -448,6 +448,22 @@ def test_a_daemon_that_lost_its_notification_is_notified_again() -> None:
     assert "b -" == str(a.roles.primary)
 
 
+def test_a_daemon_whose_primary_has_no_valid_address_is_notified_again() -> None:
+    """The address cannot be asked; the daemon itself can be told the right one."""
+    world = World()
+    a, b, _ = world.chain()
+    world.promote(b)
+    world.pass_(5)
+    b.roles.notifier.unnotified.clear()
+    position = LogPosition(1, 0, a.log.position.digest)
+    lost = PeerStatus(
+        history=a.log.history, uuid=a.log.uuid, role="replica", position=position, primary="- ftp://x"
+    )
+    world.done(Deferred.fromCoroutine(b.roles._on_inquiry_response(Address("a"), lost)))
+
+    assert [Address("a")] == b.roles.notifier.unnotified
+
+
 def test_a_primary_that_is_superseded_says_so() -> None:
     """As long as it cannot ask the other primary."""
     world = World()

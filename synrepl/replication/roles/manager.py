@@ -589,9 +589,11 @@ class RoleManager:
         if knows_later:
             text = self._later_epochs.add_replica(status.uuid, str(address), status.position.epoch, ours)
             self._warn_rate_limited("later_epoch", text)
+        named = address
         try:
             # The daemon is known, but it may name an unknown one, which is not shown the secret.
-            named = address if status.role == PRIMARY else parse_peer_address(status.primary)
+            if status.role != PRIMARY:
+                named = parse_peer_address(status.primary)
             await self._verify_rival(address, status, trusted=self._is_known(named))
         except ClaimRefused as error:
             if knows_later or error.code == "digest_differs":
