@@ -1,4 +1,4 @@
-"""Writes the pages of the manual and the example configuration that derive from declarations in the code."""
+"""Write the files that derive from the code: pages of the manual, the man page and the example settings."""
 
 import argparse
 import inspect
@@ -43,18 +43,18 @@ WIRE: Final = f"""\
 This page has every command with its grammar in each release. How real peers use them is in [real
 peers](peers.md).
 
-The wire carries lines of UTF-8. Each ends with LF, and has at most {MAX_LENGTH:,} bytes without it: the
-name of a command, then its fields. Each release of Synapse knows some commands, and some of their
-fields. An entry without releases has existed since 0.21, the first release with this wire. A connection
-speaks as one release. A command sent by "Redis, from anyone" travels on the channel of a homeserver,
-one message for each line, without the LF. Named dialects:"""
+The wire carries lines of UTF-8. A line has at most {MAX_LENGTH:,} bytes, and then LF: the name of a
+command, then its fields. Each release of Synapse knows some commands, and some of their fields. In the
+tables, `all` is every release since 0.21, the first one with this wire. A connection speaks as one
+release. A command sent by "Redis, from anyone" travels on the homeserver's Redis channel, one message
+for each line, without the LF. Named dialects:"""
 
 STREAMS: Final = """\
 This page has every stream with the fields of its rows, in order, and the releases that have each field.
 
 A row is a JSON array; in a stream with several kinds of rows it is `[tag, [fields]]`. The daemon reads
 a row in the shape of any release, and stores the newest shape. A field that the row lacks gets the
-value in the last column. A field "before 1.7" is gone since 1.7, and the newest shape lacks it. The
+value in the column `default`. A field "before 1.7" is gone since 1.7, and the newest shape lacks it. The
 value of a "kept" field is stored after the fields of the newest shape, in the log, in the changelog and
 in archives. Only followers of releases that have the field receive it; the pages of `rows` omit it.
 
@@ -65,13 +65,14 @@ in archives. Only followers of releases that have the field receive it; the page
 * **Monotonic**: tokens do not go back when the writer restarts."""
 
 SETTINGS: Final = """\
-This page has every setting of `twistd synrepl` and `twist synrepl`. Give them as flags, or as keys of
-the YAML file in `--config`; flags win. An unknown key is an error. An example is
+This page has every setting of `synrepl serve`, `twistd synrepl` and `twist synrepl`. Give them as flags, or
+as keys of the YAML file in `--config`; flags win. An unknown key is an error. An example is
 [contrib/config.example.yaml](../../contrib/config.example.yaml)."""
 
 METRICS: Final = """\
-This page has every metric at `/metrics` of the HTTP endpoint, in the format of Prometheus. Labels come
-from closed sets: names of streams, writers, commands and caches, and directions (`in`, `out`)."""
+This page has every metric at `/metrics` of the HTTP endpoint, in the format of Prometheus. Labels are
+names of streams, writers, commands and caches (of which the number is limited), directions (`in`, `out`),
+roles, states of replicas, and codes of errors."""
 
 METRICS_OF_FOLLOWERS: Final = """\
 Gaps, refused rows, reconnects and failed fetches are counted in the follower's process: in a worker,
@@ -112,29 +113,31 @@ sorted before it is applied."""
 
 FOLLOWER_COMPARED: Final = """\
 The models were two protocol libraries without I/O: [h11](https://h11.readthedocs.io) 0.16 and
-[websockets](https://websockets.readthedocs.io) 17.4. What one sees in them at a glance, and where it is here:
+[websockets](https://websockets.readthedocs.io) 17.4. Their ideas, and the code of synrepl that does the same:
 
 * h11 has its transitions as data, in `_state.py`. Here they are `TRANSITIONS`, in `states.py`. Some steps of
-  h11 are code that its diagrams are not drawn from; here the table has every step. `feed` checks the state
+  h11 are in its code only, and its diagrams lack them; here the table has every step. `feed` checks the state
   after each event, and `test_stream.py` takes each step of the table.
-* h11 has one gate: every event passes `_process_event`, which refuses it in a wrong state. Here that is
-  `StreamMachine.feed`. In h11 the connection is then in an error state for good; here nothing changes.
+* In h11 every event passes `_process_event`, which refuses an event that the state does not allow. Here
+  `StreamMachine.feed` does so. After a refusal the connection of h11 stays in an error state; here nothing
+  changes.
 * h11 finds the code that reads and writes by role and state, in `READERS` and `WRITERS`. Here `_STEPS`, in
-  `stream.py`, has the handler of each event in each state: a row is taken where the stream is live, and
+  `stream.py`, has the handler of each event in each state: a row is applied where the stream is live,
   queued where it is blocked, and dropped where there is no connection.
-* websockets has four states, named after the RFC. Here are six, each named after what the stream waits for.
-  In websockets each method checks the state itself; here one table says what is possible when.
+* websockets has four states, named after the RFC. `StreamState` has six, each named after what the stream
+  waits for. In websockets each method checks the state itself; here one table has the events that each state
+  allows.
 * websockets says in each docstring what the caller must do next: send `data_to_send`, then process
-  `events_received`. Here `feed` returns the actions, so none can be forgotten, and the docstring of each
-  action says which event it is followed by.
-* websockets parses in a generator, whose lines are in the order of the bytes. Here `PendingFacts.take`, in
-  `facts.py`, is one: it says from the top down which facts are new, and when the position advances. It can
-  be dropped at any fact; the next generator continues after that fact."""
+  `events_received`. Here `feed` returns the actions, so none can be forgotten, and the docstring of an
+  action names the event that must be fed after it.
+* websockets parses in a generator, whose lines are in the order of the bytes. Here the generator is
+  `PendingFacts.take`, in `facts.py`: it yields the new facts in order, and advances the position after each.
+  It can be dropped at any fact; the next generator continues after that fact."""
 
 FINDING: Final = """\
 A command finds its daemon by `--url`, `--context`, `$SYNREPL_URL` or the context in use, in this
-order. Wrong usage and permanent failures end a command at once. Transient ones are retried with
-`--retry`, which is the default of some commands."""
+order. Wrong usage and permanent failures end a command at once. Transient failures are retried with
+`--retry`, which some commands do by default."""
 
 DURATIONS: Final = "Durations are seconds, or have a unit: `250ms`, `30s`, `5m`, `12h`, `7d`, `2w`."
 
@@ -145,7 +148,7 @@ SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BRO
 
 
 def wire() -> str:
-    """Every command."""
+    """Return the page of the wire: every command."""
     lines = [
         "# The wire",
         "",
@@ -208,7 +211,7 @@ def _member_default(member: msgspec.structs.FieldInfo) -> Any:
 
 
 def _grammars(command: type[Command]) -> list[tuple[Span, str]]:
-    """The line as each range of releases writes it; ranges that write it alike are one."""
+    """The grammar of the line for each span of releases; neighboring spans with the same grammar are one."""
     spans = [command.SPAN, *(field.span for field in command.FIELDS)]
     ends = {edge for span in spans for edge in (span.since, span.until) if edge is not None}
     edges = sorted(edge for edge in ends if edge in command.SPAN)
@@ -225,7 +228,7 @@ def _grammars(command: type[Command]) -> list[tuple[Span, str]]:
 
 
 def streams() -> str:
-    """Every stream."""
+    """Return the page of every stream."""
     table = StreamTable.default()
     lines = [
         "# The streams",
@@ -278,7 +281,7 @@ def _stream(stream: Stream[Any]) -> Iterator[str]:
 
 
 def _key(stream: Stream[Any], row: type[Any]) -> str:
-    """Which fields are the key, found by asking it about a row whose fields hold their own names."""
+    """The fields of the key, found by calling `stream.key` on a row whose fields hold their own names."""
     if stream.key is None:
         return "none; no row replaces another"
     names = list(row.__struct_fields__)
@@ -304,7 +307,7 @@ def _kept(stream: Stream[Any]) -> str:
 
 
 def follower() -> str:
-    """How a follower works: its states and what leads from one to another."""
+    """Return the page of the follower: its states, their transitions, and its positions."""
     events = list(dict.fromkeys(event for events in TRANSITIONS.values() for event in events))
     return _page(
         [
@@ -347,7 +350,7 @@ def follower() -> str:
 
 
 def _arrows() -> dict[tuple[StreamState, StreamState], str]:
-    """The steps of the diagram, with the events that lead to them."""
+    """The transitions that the diagram shows, as pairs of states, with the names of their events."""
     found: dict[tuple[StreamState, StreamState], list[str]] = {}
     for state, events in TRANSITIONS.items():
         for event, following in events.items():
@@ -368,7 +371,7 @@ def _next(state: StreamState, event: type) -> str:
 
 
 def settings() -> str:
-    """Every setting."""
+    """Return the page of every setting."""
     rows = []
     for one in declared_settings():
         flag = {"file": "", "switch": f"`--{one.flag}`"}.get(one.kind, f"`--{one.flag} {one.metavar}`")
@@ -385,7 +388,7 @@ def settings() -> str:
 
 
 def example_settings() -> str:
-    """The example of a configuration file: every setting with its default, or an example as a comment."""
+    """Return the example configuration file: every setting with its default, or an example as a comment."""
     lines = [
         "# Every setting, with its default. Use it with:  synrepl serve --config this-file.yaml",
         "# Flags have the same names, with - for _. A flag on the command line overrides this file.",
@@ -398,7 +401,7 @@ def example_settings() -> str:
 
 
 def metrics() -> str:
-    """Every number."""
+    """Return the page of every metric."""
     made = Metrics(CollectorRegistry())
     rows = []
     for one in vars(made).values():
@@ -430,7 +433,7 @@ def metrics() -> str:
 
 
 def cli() -> str:
-    """Every command of `synrepl`."""
+    """Return the page of every command of `synrepl`."""
     lines = [
         "# The command line",
         "",
@@ -459,17 +462,17 @@ def cli() -> str:
 
 
 def http() -> str:
-    """Every route and error code of HTTP."""
+    """Return the page of HTTP: every route and error code."""
     return _page(["# HTTP", "", *http_reference()])
 
 
 def library() -> str:
-    """Every public name of the library."""
+    """Return the page of every public name of the library."""
     return _page(["# The library", "", *library_reference()])
 
 
 def museum() -> str:
-    """Every bug of the museum."""
+    """Return the page of every bug of the museum."""
     return _page(
         [
             "# The museum of bugs",
@@ -498,7 +501,7 @@ def _sentence(text: str) -> str:
 
 
 def _commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
-    """Every command, and those of groups by both names."""
+    """Yield every command with its name; a command of a group has the name of the group before its own."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -525,7 +528,7 @@ def _option(option: click.Option) -> tuple[str, str, str]:
 
 
 def man() -> str:
-    """The man page of `synrepl`, in roff."""
+    """Return the man page of `synrepl`, in roff."""
     about = inspect.getdoc(synrepl_command.callback) or ""
     lines = [
         '.\\" Written by scripts/docs from the code; edit that.',
@@ -557,7 +560,7 @@ def man() -> str:
 
 
 def _roff(text: str) -> str:
-    """Text as a line of roff: a hyphen as it is typed, no markup, and no line that is a request."""
+    """Escape text as one line of roff: hyphens stay ASCII, backquotes go, and the line is no request."""
     text = text.replace("\\|", "|").replace("\\", "\\e").replace("-", "\\-").replace("`", "")
     return "\\&" + " ".join(text.split())
 
@@ -626,13 +629,13 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
 
 
 def outdated(folder: Path = DOCS) -> dict[Path, str]:
-    """The pages whose file does not say what the code does, and what they should say."""
+    """Return the files that differ from what the code gives, with their new content."""
     made = {folder / name: page() for name, page in PAGES.items()}
     return {path: text for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text}
 
 
 def main() -> int:
-    """Write what has changed, or only complain."""
+    """Write the files that differ; with `--check` only report them, and return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     options = parser.parse_args()
