@@ -1,8 +1,8 @@
-"""Measures synrepl on this machine: what each kind of work costs, and how that compares within the same run.
+"""Measures the speed of each part of synrepl on this machine, and its ratio to other code in the same run.
 
-Numbers of different runs, or machines, or moments of a busy machine, compare badly; ratios of one run do.
-Where SYNREPL_PEER_PYTHON names the interpreter of a real Synapse (scripts/bench --peer sees to it), Synapse's
-own classes do the same work.
+Compare the ratios of one run: times of different runs, machines or loads cannot be compared. If
+SYNREPL_PEER_PYTHON names the Python of a real Synapse (scripts/bench --peer sets it), Synapse's own classes
+do the same work.
 """
 
 import argparse
@@ -54,18 +54,18 @@ PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
 
 
 def main() -> None:
-    """Measure, and show."""
+    """Run the chosen benchmarks, and print a table or one JSON object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--peer", action="store_true", help="let Synapse's own classes do the same work too")
-    parser.add_argument("--quick", action="store_true", help="less of everything: under half a minute")
+    parser.add_argument("--quick", action="store_true", help="smaller inputs: under half a minute")
     parser.add_argument("--rows", type=int, metavar="N", help="rows to send, follow and catch up with")
     parser.add_argument(
         "--only",
         action="append",
         choices=list(PARTS),
-        help="only this; may be repeated. The pipeline is measured only if it is named: it takes minutes",
+        help="run only this benchmark; may be repeated. The pipeline takes minutes, and runs only if named",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe: pages are opened, asked and photographed."""
+"""Headless Chromium, controlled over a pipe: opens pages, evaluates scripts in them, takes screenshots."""
 
 import base64
 import itertools
@@ -18,7 +18,7 @@ __all__ = ["Chromium", "Tab", "find_chromium"]
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE_SECONDS: Final = 60.0
 
-# The pipe is at 3 and 4, wherever its ends are here.
+# Chromium reads commands at descriptor 3, and writes answers to 4: move the ends of the pipes there.
 START: Final = (
     "import fcntl, os, sys; r, w = (fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3]);"
     "os.dup2(r, 3); os.dup2(w, 4); os.execv(sys.argv[3], sys.argv[3:])"
@@ -26,7 +26,7 @@ START: Final = (
 
 
 def find_chromium() -> str | None:
-    """The program: `SYNREPL_CHROMIUM`, or one on the path, or one that playwright brought."""
+    """Return the path of Chromium: `SYNREPL_CHROMIUM`, one on the PATH, or one of playwright; else None."""
     named = os.environ.get("SYNREPL_CHROMIUM")
     if named:
         return named
@@ -41,7 +41,7 @@ def find_chromium() -> str | None:
 
 
 class Chromium:
-    """One browser process, from `with` to its end."""
+    """A browser process, which runs for the length of a `with` block."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -72,7 +72,7 @@ class Chromium:
     def __exit__(self, *error: object) -> None:
         os.close(self._out)
         try:
-            # It ends by itself when nobody is at the other end of the pipe, with all its children.
+            # Chromium and its children end when the other end of the pipe is closed.
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.kill()
@@ -81,7 +81,10 @@ class Chromium:
         self._profile.cleanup()
 
     def ask(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """One command of the protocol, and its answer; events that come meanwhile are kept."""
+        """Send a command of the DevTools protocol, and return its result; `events` keeps events before it.
+
+        Raises `RuntimeError` if the command fails.
+        """
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         if session is not None:
@@ -98,7 +101,7 @@ class Chromium:
             self.events.append(answer)
 
     def wait_for(self, method: str) -> dict[str, Any]:
-        """The next event of this name that nobody was given yet."""
+        """Remove the first event of this name from `events`, and return it; wait for one if there is none."""
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
             for event in self.events:
@@ -110,17 +113,17 @@ class Chromium:
     def _read(self, until: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             if not select.select([self._in], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise TimeoutError("the browser does not answer")
+                raise TimeoutError(f"Chromium did not answer within {PATIENCE_SECONDS:g} s")
             data = os.read(self._in, 1 << 20)
             if not data:
-                raise RuntimeError("the browser has gone")
+                raise RuntimeError("Chromium has ended: it closed its pipe")
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
         return message
 
     def tab(self, width: int, height: int, *, is_dark: bool = False, has_script: bool = True) -> "Tab":
-        """A new page of this size; a narrow one is a phone's."""
+        """Open an empty page of this size in pixels; below 600 pixels of width it is a phone's."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, target, session, width, height)
@@ -151,31 +154,31 @@ class Tab:
         self._height = height
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command, to this page."""
+        """Send a command to this page, and return its result."""
         return self._browser.ask(method, self._session, **params)
 
     def open(self, url: str) -> None:
-        """Go there, and wait until it is loaded."""
+        """Load a URL, and wait until the page is loaded."""
         self.ask("Page.navigate", url=url)
         self._browser.wait_for("Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
-        """What this is in the page."""
+        """Return the value of a JavaScript expression in the page. Raises `RuntimeError` if it throws."""
         answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
     def wait_until(self, expression: str) -> None:
-        """Until this is true in the page."""
+        """Wait until a JavaScript expression is true in the page. Raises `TimeoutError`."""
         until = time.monotonic() + PATIENCE_SECONDS
         while not self.value(expression):
             if time.monotonic() >= until:
-                raise TimeoutError(f"never so: {expression}")
+                raise TimeoutError(f"not true within {PATIENCE_SECONDS:g} s: {expression}")
             self.value("new Promise(done => setTimeout(done, 50))")
 
     def complaints(self) -> list[str]:
-        """What the console says that is wrong: faults, and what the policy does not allow."""
+        """Return the warnings, errors and output of the page's console, violations of its policy included."""
         self.value("1")
         found = []
         for event in self._browser.events:
@@ -192,12 +195,12 @@ class Tab:
         return found
 
     def photograph(self, path: Path, *, at_most: int) -> None:
-        """The page as a PNG, as long as it is, but for what is beyond so many pixels."""
+        """Write the whole page as a PNG, cut off after `at_most` pixels of height."""
         length = int(self.value("Math.ceil(document.documentElement.scrollHeight)"))
         clip = {"x": 0, "y": 0, "width": self._width, "height": min(length, at_most), "scale": 1}
         told = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(told["data"]))
 
     def close(self) -> None:
-        """Be done with it."""
+        """Close the page."""
         self._browser.ask("Target.closeTarget", targetId=self._target)

@@ -1,4 +1,4 @@
-"""Writes constraints.txt: the version of each library that `synrepl[test]` has here, on one Python.
+"""Writes constraints.txt: the version of each library of `synrepl[test,docs]` in this environment.
 
     constraints.py [--check]
 
@@ -33,11 +33,11 @@ def installed(name: str, extras: frozenset[str], found: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Write the file, or compare it."""
+    """Write the file; with `--check`, only return 1 if it differs."""
     found: dict[str, str] = {}
     installed("synrepl", frozenset({"", "test", "docs"}), found)
     for name in ("synrepl", "pip", "setuptools", "wheel"):
-        found.pop(name, None)  # what builds a package follows the package's own demands
+        found.pop(name, None)  # not pinned: these build and install packages
     python = ".".join(map(str, sys.version_info[:2]))
     head = f"# What CI ran on Python {python}: pip install --constraint constraints.txt synrepl\n"
     text = head + "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))

@@ -1,4 +1,4 @@
-"""Draws the diagrams of the manual, which are in Mermaid, as SVG for the site: it runs no scripts for them.
+"""Draws the Mermaid diagrams of the manual as SVG, so that the site needs no script to show them.
 
 Writes docs/images/PAGE-NUMBER.svg for each diagram. Needs a Chromium, and the package mermaid of npm:
 
@@ -30,11 +30,11 @@ DRAW: Final = """
 def main() -> int:
     """Draw every diagram again."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("library", type=Path, help="mermaid.min.js")
+    parser.add_argument("library", type=Path, help="the path of mermaid.min.js")
     options = parser.parse_args()
     program = find_chromium()
     if program is None:
-        print("no Chromium: install one, or name it by SYNREPL_CHROMIUM", file=sys.stderr)
+        print("no Chromium was found: install one, or set SYNREPL_CHROMIUM to its path", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder, Chromium(program) as browser:
         page = Path(folder) / "page.html"

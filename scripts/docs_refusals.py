@@ -1,7 +1,7 @@
 """Provokes every refusal of a replica with real daemons, and writes what an operator sees into the manual.
 
-It rewrites the part of docs/howto/replicas.md between its marks. With codes as arguments it only prints them,
-and with `--check` it compares them with the page instead.
+It rewrites the part of docs/howto/replicas.md between its marks. With codes as arguments it only prints
+these refusals. With `--check` it compares the refusals with the page, and writes nothing.
 """
 
 import argparse
@@ -35,7 +35,7 @@ Seen = list[str]
 
 
 class Told:
-    """One refusal: how it came about, what happens then, and how it is provoked."""
+    """A refusal on the page: its cause, its effect and remedy (`then`), and the function that provokes it."""
 
     def __init__(self, how: str, then: str, provoke: Callable[[Stage], Seen]) -> None:
         self.how = how
@@ -44,7 +44,7 @@ class Told:
 
 
 def seen(daemon: Daemon, code: str, stage: Stage, is_so: Callable[[dict[str, Any]], Any] = bool) -> Seen:
-    """What the replica's log says, and what its status says then."""
+    """Return the lines of the replica's log and status that show the refusal `code`."""
     daemon.wait_for(f"the upstream refuses: {code}")
     status = stage.wait_until(daemon, is_so, f"status after {code}")
     line = next(line for line in daemon.lines if f"the upstream refuses: {code}" in line)
@@ -56,12 +56,12 @@ def seen(daemon: Daemon, code: str, stage: Stage, is_so: Callable[[dict[str, Any
 
 
 def is_upstream(*states: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether the upstream is in one of these states."""
+    """Return a condition on a status: `upstream` is in one of these states."""
     return lambda status: status["upstream"]["state"] in states
 
 
 def pair(stage: Stage, count: int = 200, *options: str) -> tuple[Daemon, Daemon]:
-    """A primary and its replica."""
+    """Start a primary with `count` facts, and a replica that has all of them."""
     berlin = stage.start("berlin", *options)
     stage.append(berlin, count)
     paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
@@ -70,7 +70,7 @@ def pair(stage: Stage, count: int = 200, *options: str) -> tuple[Daemon, Daemon]
 
 
 def trimmed(stage: Stage) -> Seen:
-    """Away for longer than its lease."""
+    """The replica is away for longer than its lease."""
     berlin, paris = pair(stage, 200, "--lease-seconds", "1", "--retain-seconds", "1")
     paris.terminate()
     stage.append(berlin, 300)
@@ -99,7 +99,7 @@ def fork(stage: Stage) -> Seen:
 
 
 def other_epoch(stage: Stage) -> Seen:
-    """It was told of a promotion that its upstream has not heard of."""
+    """The replica knows of a promotion that its upstream does not know."""
     berlin, paris = pair(stage)
     rome = stage.replica("rome", f"tcp:{paris.follow}", *QUICK)
     stage.wait_live(rome)
@@ -115,7 +115,7 @@ def other_epoch(stage: Stage) -> Seen:
 
 
 def other_history(stage: Stage) -> Seen:
-    """It was pointed at another log."""
+    """The replica's `--upstream` is a daemon with another log."""
     _, paris = pair(stage)
     other = stage.start("hamburg")
     stage.append(other, 500)
@@ -125,7 +125,7 @@ def other_history(stage: Stage) -> Seen:
 
 
 def duplicate(stage: Stage) -> Seen:
-    """Its directory was copied, and both run."""
+    """The replica's directory was copied, and both daemons run."""
     berlin, paris = pair(stage)
     paris.terminate()
     shutil.copytree(stage.folder / "paris", stage.folder / "copy")
@@ -136,7 +136,7 @@ def duplicate(stage: Stage) -> Seen:
 
 
 def unknown(stage: Stage) -> Seen:
-    """An operator dropped it."""
+    """An operator dropped the replica's lease."""
     berlin, paris = pair(stage)
     stage.run("leases", "drop", "paris", "--url", berlin.url)
     paris.terminate()
@@ -145,7 +145,7 @@ def unknown(stage: Stage) -> Seen:
 
 
 def not_ready(stage: Stage) -> Seen:
-    """Its upstream is a replica that is joining itself."""
+    """The upstream is a replica that is still joining."""
     berlin = stage.start("berlin")
     stage.append(berlin, 60_000)
     proxy = stage.proxy(berlin.follow, bytes_a_second=300_000)
@@ -156,7 +156,7 @@ def not_ready(stage: Stage) -> Seen:
 
 
 def read_only(stage: Stage) -> Seen:
-    """Its upstream is fenced, and says where the primary is."""
+    """The upstream is fenced, and names the primary."""
     berlin, paris = pair(stage)
     ask(paris.url, "/v1/promote", {})
     stage.wait_until(berlin, lambda status: status["role"] == "fenced", "fenced")
@@ -165,7 +165,7 @@ def read_only(stage: Stage) -> Seen:
 
 
 def no_rights(stage: Stage) -> Seen:
-    """Another secret."""
+    """The replica has another secret than the primary."""
     for name, secret in (("berlin", "one"), ("paris", "another")):
         path = stage.folder / f"{name}.secret"
         path.write_text(f"{secret}\n")
@@ -178,7 +178,7 @@ def no_rights(stage: Stage) -> Seen:
 
 
 def filtered(stage: Stage) -> Seen:
-    """Its upstream has only some streams."""
+    """The upstream has only some streams, and the replica requests all."""
     berlin = stage.start("berlin")
     stage.append(berlin, 20)
     paris = stage.replica("paris", f"tcp:{berlin.follow}", "--upstream-streams", "receipts", *QUICK)
@@ -188,7 +188,7 @@ def filtered(stage: Stage) -> Seen:
 
 
 def bad_ack(stage: Stage) -> Seen:
-    """Said here by hand: no daemon of ours does it."""
+    """Sent by hand: no synrepl daemon does this."""
     berlin = stage.start("berlin")
     stage.append(berlin, 20)
     history = ask(berlin.url, "/v1/status")[1]["history"]
@@ -203,7 +203,7 @@ def bad_ack(stage: Stage) -> Seen:
 
 
 def too_many(stage: Stage) -> Seen:
-    """Leases were made for replicas that never came."""
+    """All leases were made for replicas that never connected."""
     berlin = stage.start("berlin")
     stage.append(berlin, 20)
     for number in range(MAX_LEASES):
@@ -215,7 +215,7 @@ def too_many(stage: Stage) -> Seen:
 
 
 def bad_name(stage: Stage) -> Seen:
-    """Said here by hand: no daemon of ours does it."""
+    """Sent by hand: no synrepl daemon does this."""
     return by_hand(
         stage.start("berlin"),
         'HELLO {"uuid":"u1","name":"two words","nonce":"n1"}',
@@ -225,12 +225,12 @@ def bad_name(stage: Stage) -> Seen:
 
 
 def version(stage: Stage) -> Seen:
-    """Said here by hand: there is one version so far."""
+    """Sent by hand: there is one version so far."""
     return by_hand(stage.start("berlin"), 'HELLO {"uuid":"u1","name":"paris","nonce":"n1","version":0}')
 
 
 def by_hand(daemon: Daemon, *lines: str) -> Seen:
-    """Say this, and give the refusal."""
+    """Send these lines to the daemon, and return the line of its refusal."""
     host, port = daemon.follow.rsplit(":", 1)
     heard = b""
     with socket.create_connection((host, int(port)), timeout=20) as connection:
@@ -241,7 +241,7 @@ def by_hand(daemon: Daemon, *lines: str) -> Seen:
             while b"\nREFUSED" not in heard and ANSWERS[line.split()[0]] not in heard:
                 data = connection.recv(65_536)
                 if not data:
-                    raise RuntimeError(f"closed after {heard!r}")
+                    raise RuntimeError(f"the daemon closed the connection without REFUSED, after {heard!r}")
                 heard += data
         refused = next(line for line in heard.split(b"\n") if line.startswith(b"REFUSED"))
     return [f"wire     {refused.decode()}"]
@@ -254,6 +254,7 @@ ANSWERS: Final = {
     "ACK": b"REFUSED",
     "JOIN": b"REFUSED",
 }
+"""For each command, the daemon's answer that `by_hand` waits for."""
 
 CASES: Final[dict[str, Told]] = {
     "trimmed": Told(
@@ -345,7 +346,7 @@ CASES: Final[dict[str, Told]] = {
 
 
 def told(code: str) -> str:
-    """The part of the manual for this refusal, from running daemons."""
+    """Return the section of the manual for this refusal, with output of running daemons."""
     case, kind = CASES[code], REFUSALS[code]
     with Stage() as stage:
         lines = [_plain(line, str(stage.folder)) for line in case.provoke(stage)]
@@ -365,7 +366,7 @@ def _plain(line: str, folder: str) -> str:
 
 
 def main() -> int:
-    """Every refusal, or those that are named."""
+    """Provoke all refusals, or those that are named; print, write or compare their sections."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("codes", nargs="*", metavar="CODE", help="only these, and write nothing")
     parser.add_argument("--check", action="store_true", help="compare with the page, and write nothing")
@@ -379,7 +380,8 @@ def main() -> int:
     if options.check:
         text = MANUAL.read_text("utf-8")
         differing = [part.split("`")[1] for part in parts if not _is_in(part, text)]
-        print(f"the page shows something else: {', '.join(differing)}" if differing else "as the page shows")
+        name = MANUAL.relative_to(ROOT)
+        print(f"{name} is out of date: {', '.join(differing)}" if differing else f"{name} is up to date")
         return 1 if differing else 0
     if not options.codes:
         text = MANUAL.read_text("utf-8")
@@ -396,7 +398,7 @@ def _is_in(part: str, text: str) -> bool:
 
 
 def _too_late(*_: object) -> None:
-    raise TimeoutError(f"not done in {SECONDS} s")
+    raise TimeoutError(f"the refusals were not provoked within {SECONDS} s")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ class Trial:
                 break
         print(done.stdout, end="", flush=True)
         if done.returncode or until not in done.stdout:
-            sys.exit(f"exit code {done.returncode}: {command}")
+            late = f"did not print {until!r} within {SECONDS:g} s"
+            sys.exit(f"{command}: {f'exit code {done.returncode}' if done.returncode else late}")
         return done.stdout
 
     def start(self, command: str, name: str) -> "subprocess.Popen[bytes]":
@@ -88,7 +89,7 @@ class Trial:
         end = time.monotonic() + SECONDS
         while (found := (self.folder / name).read_text()).count(text) < count:
             if time.monotonic() > end:
-                sys.exit(f"{name} does not show {text!r}:\n{found}")
+                sys.exit(f"{name} does not show {text!r} within {SECONDS:g} s:\n{found}")
             time.sleep(STEP_SECONDS)
         print("".join(line for line in found.splitlines(keepends=True) if text in line), end="", flush=True)
 

@@ -1,4 +1,4 @@
-"""Feeds changed inputs to all that reads what peers and people send, until something gives way."""
+"""Feeds mutated inputs to the code that reads the data of peers and users, up to the first failure."""
 
 import argparse
 import hashlib
@@ -25,15 +25,15 @@ from scripts.fuzz_parts.targets import TARGETS, BadAnswer, Target  # noqa: E402
 
 CORPUS: Final = ROOT / "tests" / "corpus"
 SECONDS: Final = 2.0
-"""One input may take so long, in time of the processor; one that takes longer is a find."""
+"""The CPU time that one input may take; an input that takes longer is a find."""
 MEMORY_KIB: Final = 256 * 1024
-"""One input may make the process so much larger."""
+"""The memory by which one input may enlarge the process; more is a find."""
 POOL: Final = 5_000
-"""Inputs that are kept in memory, to be changed further."""
+"""The number of inputs that are kept in memory, as sources of mutated ones."""
 
 
 class Find(Exception):
-    """An input that something gave way to. `why` is the traceback, or what else was wrong."""
+    """An input that made a target fail. `why` is the traceback, or what else was wrong."""
 
     def __init__(self, target: str, data: bytes, why: str) -> None:
         super().__init__(why)
@@ -43,7 +43,7 @@ class Find(Exception):
 
 
 class Fuzzer:
-    """One target, and the inputs that made it do something new."""
+    """One target, and the inputs to which it answered something new."""
 
     def __init__(self, name: str, seed: int) -> None:
         self.name = name
@@ -55,20 +55,20 @@ class Fuzzer:
 
     @property
     def kinds(self) -> int:
-        """How many different things it has made the target do."""
+        """The number of different results of the target."""
         return len(self._seen)
 
     def again(self) -> None:
-        """Feed the corpus as it is. Raises `Find`."""
+        """Feed the corpus and the target's own seeds, unchanged. Raises `Find`."""
         for data in list(self._pool):
             self.feed(data)
 
     def step(self) -> None:
-        """Feed one more input. Raises `Find`."""
+        """Feed one mutated input. Raises `Find`."""
         self.feed(mutated(self._chance, self._pool))
 
     def feed(self, data: bytes) -> None:
-        """Feed this one. Raises `Find`."""
+        """Feed this input. Raises `Find` if the target fails, or is too slow or too large."""
         self.inputs += 1
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         tracebacks: list[str] = []
@@ -83,7 +83,8 @@ class Fuzzer:
             raise Find(self.name, data, "logged: " + tracebacks[0])
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         if grown > MEMORY_KIB:
-            raise Find(self.name, data, f"{grown} KiB of memory for {len(data)} bytes")
+            why = f"{grown} KiB of memory for {len(data)} bytes; the limit is {MEMORY_KIB} KiB"
+            raise Find(self.name, data, why)
         if did not in self._seen:
             self._seen.add(did)
             if len(self._pool) < POOL:
@@ -91,13 +92,13 @@ class Fuzzer:
 
 
 class TooSlow(Exception):
-    """An input took too long."""
+    """An input took more than `SECONDS` of CPU time."""
 
 
 @contextmanager
 def _limited() -> Iterator[None]:
     def too_slow(number: int, frame: Any) -> None:
-        raise TooSlow(f"more than {SECONDS:g} seconds")
+        raise TooSlow(f"more than {SECONDS:g} seconds of CPU time")
 
     before = signal.signal(signal.SIGVTALRM, too_slow)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
@@ -110,7 +111,7 @@ def _limited() -> Iterator[None]:
 
 @contextmanager
 def _observed(tracebacks: list[str]) -> Iterator[None]:
-    """Failures that are logged meanwhile."""
+    """Add the failures that are logged in the block to `tracebacks`."""
 
     def observe(event: Any) -> None:
         if (failure := event.get("log_failure")) is not None:
@@ -125,12 +126,12 @@ def _observed(tracebacks: list[str]) -> Iterator[None]:
 
 
 def corpus(name: str) -> dict[Path, bytes]:
-    """The inputs that are kept for this target, finds included."""
+    """Return the inputs in the corpus of this target, by path; former finds are among them."""
     return {path: path.read_bytes() for path in sorted((CORPUS / name).glob("*")) if path.is_file()}
 
 
 def keep(find: Find) -> Path:
-    """Put a find into the corpus."""
+    """Write a find into the corpus, and return its path."""
     folder = CORPUS / find.target
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"found-{hashlib.sha256(find.data).hexdigest()[:12]}"
@@ -139,7 +140,7 @@ def keep(find: Find) -> Path:
 
 
 def fuzz(name: str, *, seconds: float, seed: int) -> int:
-    """Feed one target for so long; gives the exit code."""
+    """Feed one target for so many seconds. Return the exit code: 1 for a find."""
     fuzzer = Fuzzer(name, seed)
     until = time.monotonic() + seconds
     try:
@@ -148,46 +149,46 @@ def fuzz(name: str, *, seconds: float, seed: int) -> int:
             fuzzer.step()
     except Find as find:
         path = keep(find)
-        print(f"{name}: found after {fuzzer.inputs} inputs (seed {seed})\n{find.why}")
-        print(f"again: scripts/fuzz {name} --input {path.relative_to(ROOT)}", flush=True)
+        print(f"{name}: failed at input {fuzzer.inputs} (seed {seed})\n{find.why}")
+        print(f"to repeat: scripts/fuzz {name} --input {path.relative_to(ROOT)}", flush=True)
         return 1
     print(
-        f"{name}: {fuzzer.inputs:,} inputs, {fuzzer.kinds:,} kinds of answers, no find (seed {seed})",
+        f"{name}: {fuzzer.inputs:,} inputs, {fuzzer.kinds:,} different results, no failure (seed {seed})",
         flush=True,
     )
     return 0
 
 
 def main() -> int:
-    """Feed the targets, each for so long, some at once."""
+    """Feed the targets, one after the other, each from one or more processes."""
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
     parser.add_argument(
         "targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; all by default"
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="for each target (60)")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed, the same inputs (1)")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same inputs (1)")
     parser.add_argument(
         "--jobs", type=int, default=1, help="processes for each target, with seeds of their own (1)"
     )
-    parser.add_argument("--input", type=Path, help="feed this file to the one target, and nothing else")
+    parser.add_argument("--input", type=Path, help="feed only this file, to one target")
     options = parser.parse_args()
-    # What is logged is looked at here, and shown with a find.
+    # `Fuzzer.feed` reads what is logged; nothing else may print it.
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
     names = options.targets or list(TARGETS)
     if unknown := [name for name in names if name not in TARGETS]:
         parser.error(f"there is no target {unknown[0]}; there are {', '.join(TARGETS)}")
     if options.input is not None:
         if len(names) != 1:
-            parser.error("--input wants one target")
+            parser.error("--input needs exactly one target")
         try:
             Fuzzer(names[0], 0).feed(options.input.read_bytes())
         except Find as find:
             print(find.why)
             return 1
-        print("no find")
+        print("no failure")
         return 0
     if options.jobs == 1:
-        # One after the other, each to its end: a find in one must not keep the others from being fed.
+        # A list, not a generator: each target is fed, even after a find in another.
         return max([fuzz(name, seconds=options.seconds, seed=options.seed) for name in names])
     codes = []
     for name in names:

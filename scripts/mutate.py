@@ -34,14 +34,14 @@ sys.path.insert(0, str(ROOT))
 from scripts.lib.mutants import TRIAL, BadList, Mutant, complaints, load, mutated  # noqa: E402  # after the path
 
 NO_TESTS: Final = 5
-"""What pytest says when it has found none."""
+"""The exit code of pytest when no test matches."""
 
 T = TypeVar("T")
 Verdict = Literal["killed", "killed (time)", "SURVIVED", "equivalent"]
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What became of the tests: whether they passed, how long that took, which one failed first."""
+    """The result of tests. `failed` is the first that failed; `is_late`: they were killed at the timeout."""
 
     passed: bool
     seconds: float
@@ -51,7 +51,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a mutant, as --json shows it."""
+    """The result of a mutant, as `--json` shows it."""
 
     id: str
     file: str
@@ -62,7 +62,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Stopped(Exception):
-    """Somebody asked for the end."""
+    """The user interrupted the run."""
 
 
 class Copy:
@@ -87,14 +87,14 @@ class Copy:
         compileall.compile_dir(self._root / "synrepl", quiet=2)
 
     def run_mutant(self, mutant: Mutant, timeout: float) -> Run:
-        """Its tests, with the fault in its file."""
+        """Run the tests of a mutant, with the fault in its file. Raises `Stopped` and `BadList`."""
         path = self._root / mutant.file
         sound = path.stat()
         text = mutated(self._root, mutant)
         before = path.read_bytes()
         try:
             path.write_text(text, encoding="utf-8")
-            # Another time than that of the sound file, whose compiled module is kept.
+            # Another time than that of the sound file, so that Python does not use its compiled module.
             os.utime(path, (sound.st_atime, sound.st_mtime + 2))
             return self.run(mutant.tests, timeout)
         finally:
@@ -102,7 +102,7 @@ class Copy:
             os.utime(path, ns=(sound.st_atime_ns, sound.st_mtime_ns))
 
     def run(self, tests: str, timeout: float) -> Run:
-        """These tests, up to the first that fails. Raises `Stopped`."""
+        """Run these tests, up to the first that fails. Raises `Stopped`, and `BadList` if no test matches."""
         began = time.monotonic()
         with tempfile.TemporaryDirectory(dir=self._temporary, ignore_cleanup_errors=True) as folder:
             log = Path(folder) / "log"
@@ -119,7 +119,7 @@ class Copy:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    # What it starts ends with it.
+                    # A session of its own: processes that the tests start are killed with them.
                     start_new_session=True,
                 )
             try:
@@ -129,7 +129,7 @@ class Copy:
             text = log.read_text(encoding="utf-8", errors="replace")
         seconds = time.monotonic() - began
         if code == NO_TESTS:
-            raise BadList(f"no test is like this: {tests}")
+            raise BadList(f"no test matches: {tests}")
         if code is None:
             return Run(
                 passed=False, seconds=seconds, failed=f"more than {timeout:.0f} s", is_late=True, output=text
@@ -137,7 +137,7 @@ class Copy:
         return Run(passed=code == 0, seconds=seconds, failed=_first_failed(text), output=text)
 
     def _wait(self, process: "subprocess.Popen[bytes]", until: float) -> int | None:
-        """Its exit code; None if it has not ended by then."""
+        """Return the exit code of the process; None if it has not ended by `until`. Raises `Stopped`."""
         while time.monotonic() < until:
             if self._stop.is_set():
                 raise Stopped
@@ -172,7 +172,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _first_failed(output: str) -> str:
-    """The name of the first test that failed, as pytest or trial tells it."""
+    """Return the name of the first failed test in the output of pytest or trial; empty if there is none."""
     if found := re.search(r"^(?:FAILED|ERROR) (tests/\S+)", output, re.MULTILINE):
         return found[1]
     if found := re.search(r"^\[(?:FAIL|ERROR)\]$.*?^(tests\.\S+)$", output, re.MULTILINE | re.DOTALL):
@@ -181,7 +181,7 @@ def _first_failed(output: str) -> str:
 
 
 class Mutation:
-    """All of it: tests run in copies, and one line tells each outcome as it comes."""
+    """Runs the tests of mutants in copies. `say` is called with a line for each outcome."""
 
     def __init__(self, options: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._options = options
@@ -189,7 +189,10 @@ class Mutation:
         self._stop = threading.Event()
 
     def run(self, mutants: Sequence[Mutant], folder: Path) -> list[Outcome]:
-        """Try these, in copies inside this folder. Raises `BadList` if a test fails without any fault."""
+        """Run the tests of these mutants, in copies inside `folder`.
+
+        Raises `BadList` if they fail without a fault.
+        """
         copies = [Copy(folder / str(number), self._stop) for number in range(self._options.jobs)]
         timeout = self._options.timeout
         outcomes: list[Outcome] = []
@@ -222,7 +225,10 @@ class Mutation:
         run: Callable[[Copy, T], Run],
         tell: Callable[[T, Run, str], None],
     ) -> None:
-        """Do all the work, as many pieces at a time as there are copies; `tell` hears when all will end."""
+        """Call `run` for each piece of work, as many at a time as there are copies.
+
+        `tell` is called with the piece, its result, and the progress with the estimated time left.
+        """
         free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for copy in copies:
             free.put(copy)
@@ -243,7 +249,7 @@ class Mutation:
                     minutes, seconds = divmod(round(left), 60)
                     tell(futures[future], future.result(), f"{done}/{len(work)}, {minutes}:{seconds:02} left")
             except BaseException:
-                # What is under way ends at once.
+                # Running tests are killed at once.
                 self._stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -262,22 +268,31 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def main() -> int:
-    """Choose, try, tell."""
+    """Run the chosen mutants, and print their outcomes; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="scripts/mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="so many copies at a time (1)")
-    parser.add_argument("--only", metavar="GLOB", help="only mutants whose id is like this")
-    parser.add_argument("--package", help="only those below this folder of synrepl, as in storage/ids")
-    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for each (120)")
     parser.add_argument(
-        "--no-baseline", action="store_true", help="do not try the tests without a fault first"
+        "-j",
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="copies in which tests run at the same time (1)",
+    )
+    parser.add_argument("--only", metavar="GLOB", help="only mutants whose id matches")
+    parser.add_argument("--package", help="only those below this folder of synrepl, as in storage/ids")
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, metavar="SECONDS", help="for each run of tests (120)"
+    )
+    parser.add_argument(
+        "--no-baseline", action="store_true", help="do not run the tests without a fault first"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
     options = parser.parse_args()
     if options.jobs < 1:
-        parser.error("-j needs a number from 1 on")
-    # Asked to end by a signal, it ends as by Ctrl-C, and the copies go.
+        parser.error("-j must be 1 or more")
+    # SIGTERM ends the program as Ctrl-C does, so that the copies are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def say(line: str) -> None:
@@ -294,7 +309,7 @@ def main() -> int:
             and (options.package is None or f"{mutant.package}/".startswith(f"{options.package}/"))
         ]
         if not chosen:
-            parser.error("no mutant is like this")
+            parser.error("no mutant matches --only and --package")
         with tempfile.TemporaryDirectory(prefix="mutate-", ignore_cleanup_errors=True) as folder:
             outcomes = Mutation(options, say).run(chosen, Path(folder))
     except BadList as error:

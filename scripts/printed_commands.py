@@ -79,7 +79,7 @@ class Running:
         self.process = process
         self.printed = b""
         self.seen = 0
-        """How much was compared with the page before."""
+        """The bytes of `printed` that the page has shown already."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -96,34 +96,36 @@ class Running:
 
     @property
     def text(self) -> str:
-        """What it has printed and the page has not shown yet."""
+        """The output that the page has not shown yet."""
         return self.printed[self.seen :].decode("utf-8", "replace")
 
     def wait_to_print(self, pattern: str) -> None:
-        """Wait until a line matches. Raises `Failed` if it ends or is silent instead."""
+        """Wait until a line matches. Raises `Failed` if the program ends, or after `TIMEOUT` seconds."""
         with self._changed:
             self._changed.wait_for(
                 lambda: re.search(pattern, self.text, re.MULTILINE) or self.process.poll() is not None,
                 TIMEOUT,
             )
         if not re.search(pattern, self.text, re.MULTILINE):
-            raise Failed(f"{self.command}\ndoes not print {pattern}, but\n{self.text}")
+            raise Failed(f"{self.command}\nwas to print {pattern}, but printed\n{self.text}")
 
     def wait(self) -> None:
-        """Wait for its end and all of its output. Raises `Failed` if it goes on."""
+        """Wait for the end of the program and all of its output. Raises `Failed` if it does not end."""
         try:
             self.process.wait(TIMEOUT * 3)
         except subprocess.TimeoutExpired:
-            raise Failed(f"{self.command}\ndoes not end; it printed\n{self.text}") from None
+            raise Failed(
+                f"{self.command}\ndid not end in {TIMEOUT * 3:g} s; it printed\n{self.text}"
+            ) from None
         self._thread.join(5)
 
     def stop(self, by: int = signal.SIGTERM) -> None:
-        """End it and what it has started."""
+        """Signal the program and the programs that it has started; after 15 s kill them."""
         try:
             os.killpg(self.process.pid, by)
         except ProcessLookupError:
             return
-        self._thread.join(15)  # until nothing that it has started can print
+        self._thread.join(15)  # until all programs that it has started have closed their output
         if self._thread.is_alive():
             os.killpg(self.process.pid, signal.SIGKILL)
             self._thread.join(5)
@@ -165,7 +167,7 @@ class Story:
                 raise Failed(f"{self.page}: {one.command}\nprints a traceback:\n{one.printed.decode()}")
 
     def stop(self) -> None:
-        """End all that still runs."""
+        """Kill the programs and machines that still run."""
         for one in self.running:
             one.stop(signal.SIGKILL)
         for process in self.machines.values():

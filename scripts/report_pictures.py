@@ -1,6 +1,6 @@
-"""Pictures of a report for the manual: a recorded day goes through all jobs, and is photographed.
+"""Makes the manual's pictures of a report: runs the pipeline on a recorded day, and takes screenshots.
 
-Writes docs/images/report-*.png. Wants a Chromium: on the path, or named by SYNREPL_CHROMIUM.
+Writes docs/images/report-*.png. Needs a Chromium: on the PATH, or named by SYNREPL_CHROMIUM.
 """
 
 import argparse
@@ -27,20 +27,23 @@ VIEWS: Final = {
 
 
 def job(*words: str) -> None:
-    """Run a job, and show what it says."""
+    """Run a command of the pipeline, and show it with its output."""
     print("$ synrepl pipeline", *words, flush=True)
     subprocess.run([sys.executable, "-m", "synrepl", "pipeline", *words], check=True, cwd=ROOT)
 
 
 def main() -> int:
-    """All of it."""
+    """Archive, compact, audit and report the day, and write its pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--facts", type=int, default=60_000)
     parser.add_argument("--to", type=Path, default=IMAGES, metavar="DIR")
     options = parser.parse_args()
     program = find_chromium()
     if program is None:
-        print("no Chromium was found: install it (Debian: apt-get install chromium)", file=sys.stderr)
+        print(
+            "no Chromium was found: install it (Debian: apt-get install chromium), or set SYNREPL_CHROMIUM",
+            file=sys.stderr,
+        )
         return 1
     with tempfile.TemporaryDirectory(prefix="synrepl-day-") as name:
         folder = Path(name)

@@ -1,6 +1,6 @@
-"""Pictures of the status page for the manual: real daemons in the states that it tells of.
+"""Makes the manual's pictures of the status page, from real daemons in the states that the manual describes.
 
-Writes docs/images/status-*.png. Wants a Chromium: on the path, or named by SYNREPL_CHROMIUM.
+Writes docs/images/status-*.png. Needs a Chromium: on the PATH, or named by SYNREPL_CHROMIUM.
 """
 
 import argparse
@@ -24,11 +24,11 @@ IMAGES: Final = ROOT / "docs" / "images"
 DESKTOP: Final = (1200, 900)
 PHONE: Final = (390, 844)
 SECONDS: Final = 300
-"""After so long it is given up."""
+"""The time limit for all pictures."""
 
 
 def primary(stage: Stage) -> Daemon:
-    """All is well, but for one replica that does not take what it is sent."""
+    """A primary with several replicas, of which one is behind and one is lost."""
     daemon = stage.start("berlin")
     stage.append(daemon, 4_000)
     stage.append(daemon, 900, stream="receipts", writer="worker1")
@@ -66,7 +66,7 @@ def primary(stage: Stage) -> Daemon:
 
 
 def behind(stage: Stage) -> Daemon:
-    """A replica whose line is slow: it was away, and takes what it lacks."""
+    """A replica that was away, and catches up over a slow line."""
     daemon = stage.start("berlin")
     stage.append(daemon, 2_000)
     proxy = stage.proxy(daemon.follow)
@@ -89,7 +89,7 @@ def behind(stage: Stage) -> Daemon:
 
 
 def joining(stage: Stage) -> Daemon:
-    """A replica that takes its first copy over a slow line."""
+    """A replica that receives its first copy over a slow line."""
     daemon = stage.start("berlin")
     stage.append(daemon, 60_000)
     proxy = stage.proxy(daemon.follow, bytes_a_second=900_000)
@@ -117,7 +117,7 @@ def fenced(stage: Stage) -> Daemon:
 
 
 def stopped(stage: Stage) -> Daemon:
-    """A replica that is ahead of its primary: that one was restored from an older copy."""
+    """A replica that is ahead of its primary, which was restored from an older copy."""
     paris = restored(stage)
     stage.wait_until(paris, lambda status: status["state"] == "stopped", "stopped")
     return paris
@@ -144,14 +144,15 @@ def _put_files(daemon: Daemon) -> None:
 
 
 def photograph(browser: Chromium, daemon: Daemon, folder: Path, name: str, *, is_dark: bool) -> None:
-    """The page as on a desk, and as on a phone."""
+    """Write pictures of the status page: of a desktop, with `is_dark` also a dark one, and of a phone."""
     for kind, (width, height), at_most in (("", DESKTOP, 1_100), ("-phone", PHONE, 1_200)):
         for dark in (False, True) if is_dark and not kind else (False,):
-            # Without the script, so that what is photographed stays as it is.
+            # Without the script, so that the page does not refresh itself.
             tab = browser.tab(width, height, is_dark=dark, has_script=False)
             tab.open(f"{daemon.url}/status")
             if not tab.value("Boolean(document.querySelector('.state'))"):
-                raise RuntimeError(f"{name}: this is no status page: {tab.value('document.body.innerText')}")
+                shown = tab.value("document.body.innerText")
+                raise RuntimeError(f"{name}: {daemon.url}/status does not show the status page, but: {shown}")
             path = folder / f"status-{name}{kind}{'-dark' if dark else ''}.png"
             tab.photograph(path, at_most=at_most)
             tab.close()
@@ -159,17 +160,20 @@ def photograph(browser: Chromium, daemon: Daemon, folder: Path, name: str, *, is
 
 
 def main() -> int:
-    """Every scene, or those that are named."""
+    """Make the pictures of all scenes, or of those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(SCENES))
     parser.add_argument("--to", type=Path, default=IMAGES, metavar="DIR")
     options = parser.parse_args()
     unknown = [name for name in options.scenes if name not in SCENES]
     if unknown:
-        parser.error(f"there is no scene {unknown[0]}")
+        parser.error(f"there is no scene {unknown[0]}; there are {', '.join(SCENES)}")
     program = find_chromium()
     if program is None:
-        print("no Chromium was found: install it (Debian: apt-get install chromium)", file=sys.stderr)
+        print(
+            "no Chromium was found: install it (Debian: apt-get install chromium), or set SYNREPL_CHROMIUM",
+            file=sys.stderr,
+        )
         return 1
     options.to.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGALRM, _too_late)
@@ -184,7 +188,7 @@ def main() -> int:
 
 
 def _too_late(*_: object) -> None:
-    raise TimeoutError(f"not done in {SECONDS} s")
+    raise TimeoutError(f"the pictures were not made within {SECONDS} s")
 
 
 if __name__ == "__main__":

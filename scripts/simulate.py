@@ -1,7 +1,7 @@
-"""Runs seeds of the simulations, and prints what a seed costs.
+"""Runs seeds of the simulations, and prints the CPU seconds of each world.
 
 The worlds: `workers` (a daemon and its followers), `broker` (daemons among Synapse's processes on a Redis),
-`replicas` (daemons that copy each other). Exit code 1 if a promise was broken.
+`replicas` (daemons that copy each other). Exit code 1 if a seed broke a guarantee.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from tests.simulation.workers import Simulation  # noqa: E402
 WORLDS: Final = {"workers": Simulation, "broker": BrokerSimulation, "replicas": ReplicaSimulation}
 
 SEEDS_EACH: Final = 16
-"""So many seeds are run by one process."""
+"""The number of seeds that one process runs."""
 
 REPORT_EVERY: Final = 1_000
-"""After so many seeds a line tells how far it is, where there is no terminal for a progress bar."""
+"""Without a terminal for a progress bar, a line reports the progress after each of so many seeds."""
 
 
 class Outcome(NamedTuple):
-    """One seed: its CPU seconds, and the broken promise, if any."""
+    """The result of one seed: its CPU seconds, and the exception that ended it; empty if there was none."""
 
     world: str
     seed: int
@@ -56,23 +56,23 @@ def run(task: tuple[str, int]) -> Outcome:
 
 
 def outcomes(tasks: list[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
-    """What becomes of each seed, as they end.
+    """Yield the outcome of each seed as it ends, from `jobs` processes.
 
-    A process ends after a few seeds: that costs less than to collect the garbage of former ones.
+    A process ends after a few seeds: that costs less than to collect the garbage of earlier seeds.
     """
     for world in {world for world, _ in tasks}:
-        WORLDS[world](0).run()  # imports what processes then need not import
+        WORLDS[world](0).run()  # imports modules before the processes are forked
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
         yield from pool.imap_unordered(run, tasks, chunksize=SEEDS_EACH)
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the seeds that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("worlds", nargs="*", metavar="WORLD", help=f"any of {', '.join(WORLDS)} [all]")
-    parser.add_argument("--seeds", type=int, default=1_000, help="of each world [1000]")
+    parser.add_argument("--seeds", type=int, default=1_000, help="the number of seeds of each world [1000]")
     parser.add_argument("--first", type=int, default=1, help="the first seed [1]")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes [one for each core]")
     parser.add_argument("--json", action="store_true", help="the result as JSON")

@@ -1,4 +1,4 @@
-"""Real daemons on loopback for pictures and for the manual: started, fed, cut off, and ended by their ids."""
+"""Stages for pictures and the manual: real daemons on loopback, with proxies that slow or cut connections."""
 
 import json
 import os
@@ -24,11 +24,11 @@ PATIENCE_SECONDS: Final = 40.0
 CHUNK: Final = 16 * 1024
 
 QUICK: Final = ("--timeout-seconds", "4", "--ping-seconds", "1")
-"""So that what is lost is noticed while people wait."""
+"""Short timeouts, so that a lost connection is detected within seconds."""
 
 
 def ask(url: str, path: str, body: Any = None, *, method: str = "", secret: str = "") -> tuple[int, Any]:
-    """One question; the status and the JSON of the answer, whichever it is."""
+    """Send a request. Return the status and the JSON of the answer, also of a refusal."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, method=method or ("GET" if body is None else "POST"))
     if secret:
@@ -41,7 +41,10 @@ def ask(url: str, path: str, body: Any = None, *, method: str = "", secret: str 
 
 
 class Proxy:
-    """Passes bytes on to an address, as many a second as it may; `stalls` while it passes nothing."""
+    """A TCP proxy in front of an address.
+
+    It passes at most `bytes_a_second` of the answers (None: no limit), and nothing while `stalls` is true.
+    """
 
     def __init__(self, to: str, *, bytes_a_second: float | None = None) -> None:
         host, port = to.rsplit(":", 1)
@@ -54,7 +57,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Cut everything."""
+        """Stop listening, and end all connections."""
         self._server.close()
         self.cut()
 
@@ -92,7 +95,7 @@ class Proxy:
 
 
 class Stage:
-    """A folder with daemons in it. What was started ends with the `with`."""
+    """A temporary folder with daemons, which are killed at the end of the `with` block."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -109,7 +112,7 @@ class Stage:
         self._stack.close()
 
     def start(self, name: str, *options: str, at: Daemon | None = None) -> Daemon:
-        """``twistd synrepl`` in a folder of this name, at the ports of `at` if that is said."""
+        """Start a daemon in a folder of this name; with `at`, at the ports of that former daemon."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         port, http = (0, 0) if at is None else (_port(at.follow), _port(at.url))
@@ -123,25 +126,25 @@ class Stage:
         return daemon
 
     def replica(self, name: str, of: str, *options: str, at: Daemon | None = None) -> Daemon:
-        """A replica of who is at this address."""
+        """Start a replica of the daemon at the address `of`."""
         return self.start(name, "--upstream", of, *options, at=at)
 
     def proxy(self, to: str, *, bytes_a_second: float | None = None) -> Proxy:
-        """A proxy in front of this address."""
+        """Start a proxy in front of the address `to`."""
         proxy = Proxy(to, bytes_a_second=bytes_a_second)
         self._stack.callback(proxy.close)
         return proxy
 
     def stop(self, daemon: Daemon) -> None:
-        """Hold it: it is there, and does nothing."""
+        """Suspend the process of a daemon: its connections stay open."""
         os.kill(daemon.pid, signal.SIGSTOP)
 
     def go_on(self, daemon: Daemon) -> None:
-        """Let it go on."""
+        """Resume the process of a daemon."""
         os.kill(daemon.pid, signal.SIGCONT)
 
     def run(self, *arguments: str, stdin: str = "") -> str:
-        """``synrepl``, to its end; what it printed."""
+        """Run a ``synrepl`` command, and return what it printed."""
         done = subprocess.run(
             [sys.executable, "-m", "synrepl", *arguments],
             cwd=self.folder,
@@ -156,7 +159,7 @@ class Stage:
 
     @staticmethod
     def append(daemon: Daemon, count: int, *, stream: str = "push_rules", writer: str = "master") -> None:
-        """So many facts."""
+        """Append `count` facts. Raises `RuntimeError` if the daemon refuses them."""
         for start in range(0, count, 2_000):
             many = range(start, min(count, start + 2_000))
             facts = [_rows(stream, number) for number in many]
@@ -166,30 +169,31 @@ class Stage:
 
     @staticmethod
     def put_name(daemon: Daemon, name: str, sha256: str) -> None:
-        """A name that refers to bytes that nobody brought."""
+        """Append a fact that names a file whose bytes are not stored. Raises `RuntimeError`."""
         row = ["create", name, sha256, 10]
         status, told = ask(daemon.url, "/v1/streams/files/facts", {"facts": [[row]]})
         if status != 200:
             raise RuntimeError(str(told))
 
     def wait_until(self, daemon: Daemon, is_so: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
-        """Until its status is like that; gives it."""
+        """Return the daemon's status once `is_so` accepts it. Raises `TimeoutError`, which names `what`."""
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
             status: dict[str, Any] = ask(daemon.url, "/v1/status", secret=self.secret)[1]
             if is_so(status):
                 return status
             if time.monotonic() >= until:
-                raise TimeoutError(f"{what}: {json.dumps({**status, 'streams': ...}, default=str)[:3000]}")
+                shown = json.dumps({**status, "streams": ...}, default=str)[:3000]
+                raise TimeoutError(f"waited {PATIENCE_SECONDS:g} s for {what}; the status is {shown}")
             time.sleep(0.1)
 
     def wait_live(self, daemon: Daemon) -> dict[str, Any]:
-        """Until this replica has what there is."""
+        """Return the status of this replica once it is live."""
         return self.wait_until(daemon, lambda status: status["upstream"]["state"] == "live", "a live replica")
 
 
 def restored(stage: Stage) -> Daemon:
-    """A replica whose primary was restored from an older copy: the replica is ahead of it."""
+    """Return a replica that is ahead of its primary, which was restored from an older copy."""
     berlin = stage.start("berlin")
     stage.append(berlin, 200)
     berlin.terminate()

@@ -50,14 +50,14 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the daemon, and wait until it answers."""
         command = synrepl("serve", "--config", str(self.config), "--log-file", "synrepl.log")
         print(f"$ cd {self.name}; synrepl serve --config synrepl.yaml &")
         self._process = subprocess.Popen(command, cwd=self.folder, env=environment())
         wait_for(lambda: self.status()["role"], f"{self.name} to answer")
 
     def kill(self) -> None:
-        """End it as a power failure would."""
+        """Kill the daemon, as a power failure would."""
         if self._process is not None:
             print(f"$ kill -9 {self._process.pid}   # {self.name}")
             self._process.send_signal(signal.SIGKILL)
@@ -65,31 +65,31 @@ class Daemon:
             self._process = None
 
     def stop(self) -> None:
-        """End it in an orderly way. Harmless if it does not run."""
+        """Stop the daemon in an orderly way, if it runs."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(SECONDS)
             self._process = None
 
     def status(self) -> dict[str, Any]:
-        """Its status, by the command for it."""
+        """Return what `synrepl status` prints; if the daemon does not answer, a status with an error."""
         command = synrepl(*self.options("status"), "--json")
         done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
         return dict(json.loads(done.stdout)) if done.stdout.startswith("{") else {"role": "", "errors": [""]}
 
     def options(self, command: str) -> list[str]:
-        """A command for this daemon."""
+        """Return the arguments of a `synrepl` command for this daemon."""
         return [command, "--url", self.url, "--secret-file", str(self.secret)]
 
 
 def environment() -> dict[str, str]:
-    """The environment of commands: this checkout before others."""
+    """Return the environment of commands, in which this checkout comes first on the PYTHONPATH."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path}
 
 
 def synrepl(*arguments: str) -> list[str]:
-    """The command line of a command of this checkout."""
+    """Return the command line that runs `synrepl` of this checkout with these arguments."""
     return [sys.executable, "-m", "synrepl", *arguments]
 
 
@@ -102,11 +102,11 @@ def run(*arguments: str) -> None:
 
 
 def wait_for(condition: Any, what: str) -> Any:
-    """Wait until the condition gives something true, and return that. Raises `SystemExit` otherwise."""
+    """Return the result of `condition` once it is true. Raises `SystemExit` after `SECONDS`."""
     until = time.monotonic() + SECONDS
     while not (found := condition()):
         if time.monotonic() > until:
-            raise SystemExit(f"waited {SECONDS:g} s for {what}")
+            raise SystemExit(f"gave up after {SECONDS:g} s of waiting for {what}")
         time.sleep(STEP_SECONDS)
     return found
 
@@ -134,7 +134,7 @@ def wait_for_event(daemon: Daemon, event: str) -> None:
 
 
 def say(text: str) -> None:
-    """Show what happens next."""
+    """Print a heading of the story."""
     print(f"\n# {text}", flush=True)
 
 
@@ -159,7 +159,7 @@ def tell(stack: ExitStack, folder: Path) -> None:
     for daemon in (primary, replica):
         stack.callback(daemon.stop)
 
-    say("A primary on its Redis, and a replica of that")
+    say("A primary on the homeserver's Redis, and a replica of the primary")
     primary.start()
     replica.start()
     wait_for(lambda: not replica.status()["errors"], "the replica to have its copy")
@@ -177,14 +177,14 @@ def tell(stack: ExitStack, folder: Path) -> None:
     say("Messages go on")
     wait_for_event(replica, ada.send(room, "after"))
 
-    say("The former primary returns, learns that it is none, and follows")
+    say("The former primary returns, is fenced, and becomes a replica")
     primary.start()
     wait_for(lambda: primary.status()["role"] == "fenced", "the former primary to be fenced")
     run(*primary.options("resync"), "--yes")
     wait_for_event(primary, ada.send(room, "together"))
     run(*replica.options("replicas"))
     wait_for(lambda: not (replica.status()["errors"] or primary.status()["errors"]), "no errors")
-    say("Nothing was lost, and nobody complains.")
+    say("Nothing was lost, and no daemon reports an error.")
 
 
 def main() -> int:

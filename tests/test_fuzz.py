@@ -102,4 +102,4 @@ def test_the_command_feeds_one_file() -> None:
         timeout=60,
     )
 
-    assert (0, "no find\n") == (done.returncode, done.stdout)
+    assert (0, "no failure\n") == (done.returncode, done.stdout)

@@ -334,7 +334,7 @@ def test_every_output_of_a_page_is_compared_or_says_why_not(page: str) -> None:
 
 def test_a_command_that_is_not_whole_is_an_error() -> None:
     """Text that is indented by mistake would otherwise count as tried."""
-    with pytest.raises(ValueError, match="this command is not whole: 3 mutants"):
+    with pytest.raises(ValueError, match="this command is incomplete: 3 mutants"):
         split_commands("3 mutants: 2 killed (time)")
 
 

@@ -81,19 +81,19 @@ def test_a_mutant_that_fits_is_put_in(root: Path) -> None:
     ("changed", "complaint"),
     [
         ({"old": "gone("}, "holds its old text 0 times, not once"),
-        ({"old": "least", "new": "most", "file": "tests/test_module.py"}, "is no file of synrepl"),
+        ({"old": "least", "new": "most", "file": "tests/test_module.py"}, "is not below synrepl/"),
         ({"old": "a,", "new": "c,"}, "holds its old text 2 times, not once"),
         ({"file": "synrepl/gone.py"}, "cannot read synrepl/gone.py"),
         ({"new": "min("}, "old and new text are the same"),
         ({"new": "max)("}, "unmatched"),
         ({"new": "min( "}, "the fault changes no code"),
-        ({"tests": ""}, "name either tests, or why it is equivalent"),
-        ({"equivalent": "nobody asks"}, "name either tests, or why it is equivalent"),
+        ({"tests": ""}, "needs either tests or equivalent"),
+        ({"equivalent": "nobody asks"}, "needs either tests or equivalent"),
         ({"tests": "tests/test_gone.py"}, "there is no test tests/test_gone.py"),
         ({"tests": "tests/test_module.py::test_it"}, "there is no test tests/test_module.py::test_it"),
         ({"tests": "trial:tests.trial.test_gone"}, "there is no test trial:tests.trial.test_gone"),
-        ({"tests": "tests/test_module.py trial:tests.test_module"}, "a module of trial goes alone"),
-        ({"id": "Least"}, "lower case words and hyphens"),
+        ({"tests": "tests/test_module.py trial:tests.test_module"}, "stands alone in tests"),
+        ({"id": "Least"}, "words in lower case, joined by hyphens"),
     ],
 )
 def test_what_does_not_fit_is_named(root: Path, changed: dict[str, str], complaint: str) -> None:
@@ -158,7 +158,7 @@ def test_tests_that_fail_without_a_fault_are_told(
     monkeypatch.setattr(mutate, "ROOT", root)
     options = Namespace(jobs=1, timeout=60.0, no_baseline=False)
 
-    for tests, why in (("", "without any fault these tests fail"), (" -k nothing", "no test is like this")):
+    for tests, why in (("", "without any fault these tests fail"), (" -k nothing", "no test matches")):
         given = mutant(tests=f"tests/test_module.py{tests}")
         with pytest.raises(BadList, match=why):
             mutate.Mutation(options, print).run([given], tmp_path / f"folder{len(tests)}")

@@ -106,7 +106,7 @@ def parsed(html: str) -> Any:
     ("body", "found"),
     [
         ("<h1>a</h1>", []),
-        ("<h1>a</h1><img src=x.png>", ["a picture has no words: x.png"]),
+        ("<h1>a</h1><img src=x.png>", ["a picture has no alt text: x.png"]),
         ("<h1>a</h1><img src=x.png alt=words>", []),
         ("<h1>a</h1><h3>b</h3>", ["the heading 'b' skips a level"]),
         ("<h2>a</h2>", ["there are 0 headings of the first level"]),
@@ -116,7 +116,7 @@ def parsed(html: str) -> Any:
         ("<h1>a</h1><input id=i>", ["a field has no label: i"]),
         ("<h1>a</h1><label for=i>b</label><input id=i>", []),
         ("<h1>a</h1><table><tr><td>b</table>", ["a table has no head"]),
-        ("<h1>a</h1><p tabindex=3>b", ["the order of the keyboard is changed: tabindex 3"]),
+        ("<h1>a</h1><p tabindex=3>b", ["a tabindex above 0 changes the order of the keyboard: 3"]),
         ("<h1 id=a>a</h1><p id=a>b", ["two elements have the id a"]),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     assert [
         "a.html: a link leads to no heading: b.html#c",
         "a.html: a link leads nowhere: d.html",
-        "a.html: script is loaded from another place: https://example.org/s.js",
+        "a.html: a script is loaded from another site: https://example.org/s.js",
     ] == list(check_site(tmp_path))
 
 

@@ -37,12 +37,12 @@ def diagrams() -> Iterator[Diagram]:
 
 
 def checksum(source: str) -> str:
-    """Return the mark of a picture: a source that has changed since has another one."""
+    """Return the checksum of a source, which the SVG holds: it tells whether the source has changed since."""
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def replace_diagrams(page: Path, markdown: str) -> str:
-    """Put the pictures in place of the diagrams."""
+    """Replace the diagrams in the Markdown of a page by references to their pictures."""
     numbers = iter(range(1, 1_000))
 
     def replace(found: re.Match[str]) -> str:

@@ -1,9 +1,8 @@
-"""Finds comparisons against a dialect outside the few files that may make them.
+"""Finds comparisons with a dialect outside the files that may make them (`ALLOWED`).
 
-What differs between releases is a span on a declaration, or one entry in the table of catch-up strategies;
-an ``if dialect == LEGACY`` anywhere else is how two dialects rot. Asking a declared span is the way, and so
-is fine: ``dialect.release in command.span``. So is asking whether a dialect is decided at all: ``is None``,
-``is AUTO``.
+What differs between releases is declared: as the span of a command, field or stream, or as an entry of the
+table of strategies. An ``if dialect == LEGACY`` elsewhere would hide such a difference. Allowed everywhere:
+``dialect.release in command.span``, and ``is None`` or ``is AUTO`` (whether the dialect is known yet).
 
     dialect_comparisons.py FOLDER
 """
@@ -34,7 +33,7 @@ def names_dialect(node: ast.expr) -> bool:
 
 
 def is_undecided(node: ast.expr) -> bool:
-    """None, or the AUTO that stands for a dialect not known yet."""
+    """Whether this expression is None or AUTO, which stand for a dialect that is not known yet."""
     match node:
         case ast.Constant(value=None) | ast.Name(id="AUTO") | ast.Attribute(attr="AUTO"):
             return True
@@ -42,7 +41,7 @@ def is_undecided(node: ast.expr) -> bool:
 
 
 def asks_a_span(node: ast.Compare) -> bool:
-    """``dialect.release in span``, where the span is no list of dialects written on the spot."""
+    """Whether this is ``dialect.release in span``, and the span is not a literal with dialects."""
     match node:
         case ast.Compare(
             left=ast.Attribute(attr="release"), ops=[ast.In() | ast.NotIn()], comparators=[span]
@@ -52,7 +51,7 @@ def asks_a_span(node: ast.Compare) -> bool:
 
 
 def comparisons(tree: ast.AST) -> Iterator[ast.expr]:
-    """Every place in a module that asks which dialect this is."""
+    """Yield the comparisons with a dialect in a module, and the subjects of `match` that are one."""
     for node in ast.walk(tree):
         match node:
             case ast.Compare(left=left, comparators=others):
@@ -72,7 +71,7 @@ def main(folder: Path) -> int:
             continue
         for node in comparisons(ast.parse(path.read_text(encoding="utf-8"), str(path))):
             found += 1
-            print(f"{path}:{node.lineno}: comparison against a dialect: {ast.unparse(node)}")
+            print(f"{path}:{node.lineno}: comparison with a dialect: {ast.unparse(node)}; declare a span")
     return 1 if found else 0
 
 

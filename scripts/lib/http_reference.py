@@ -14,7 +14,7 @@ from synrepl.wire.error_codes import ERROR_CODES, RETRYABLE_STATUSES, ErrorCode
 __all__ = ["BASE_URL", "http_reference"]
 
 PROSE: Final = Path(__file__).with_suffix(".md")
-"""A line ``<!-- route: NAME -->`` stands for what is derived of that route."""
+"""The prose of the page. A line ``<!-- route: NAME -->`` is replaced by the section of that route."""
 
 BASE_URL: Final = "http://127.0.0.1:9093"
 
@@ -40,7 +40,7 @@ def http_reference() -> list[str]:
 
 
 def _endpoints() -> Iterator[str]:
-    yield "| endpoint | right | |"
+    yield "| endpoint | right | effect |"
     yield "|---|---|---|"
     for route in ROUTES:
         title = _title(route)
@@ -137,5 +137,5 @@ def _example(route: Route, example: Example) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """Encode a value as JSON; what differs from run to run is ``"..."``."""
+    """Encode a value as JSON; a value that differs from run to run (``...``) becomes ``"..."``."""
     return "" if value == "" else json.dumps(value, separators=(",", ":"), default=lambda _: "...")

@@ -21,7 +21,7 @@ from synrepl.streams.stream import Stream
 __all__ = ["library_reference"]
 
 INTRO: Final = """\
-This page has every public name of the library, with its signature. Everything that it lacks may move in any
+This page has every public name of the library, with its signature. All other names may change in any
 release.
 
 | package | has |
@@ -30,7 +30,7 @@ release.
 | `synrepl.streams` | the streams of the catalog and the classes of their rows, [below](#streams-and-rows) |
 | `synrepl.wire.commands` | the commands of the line protocol, by the names in [Wire](wire.md) |
 | `synrepl.testing` | daemons and workers in memory on a fake clock, [below](#synrepl-testing) |
-| `synrepl.pipeline.source.data_source` | [`register(spark)`](../howto/spark.md) for some sessions |
+| `synrepl.pipeline.source.data_source` | [`register(spark)`](../howto/spark.md), if synrepl is not installed |
 | `synrepl.pipeline.typed` | [`typed` and `columns`](../howto/spark.md): a column for each field |
 
 `import synrepl` imports no Twisted and installs no reactor: each name is loaded on first use. Times are in
@@ -56,13 +56,13 @@ SHOWN: Final = {
     "Publisher": {"append", "positions", "linear_position", "stop"},
     "Settings": {"build"},
 }
-"""The methods to show of classes whose other methods are for transports and the daemon."""
+"""The methods on the page, for classes whose other methods are for transports and the daemon."""
 
 WIDTH: Final = 100
 
 
 def library_reference() -> Iterator[str]:
-    """The lines of the page after its title. Raises `AssertionError` if a public name has no place on it."""
+    """Yield the lines of the page after its title. Raises `AssertionError` if `GROUPS` lacks a name."""
     yield INTRO
     errors = [name for name in synrepl.__all__ if _is_error(getattr(synrepl, name))]
     placed = {name for names in GROUPS.values() for name in names} | set(errors)
@@ -100,7 +100,7 @@ def _entry(name: str, found: Any) -> Iterator[str]:
         return
     shared = [base for base in found.__mro__[1:] if base in _public()]
     for base in shared:
-        yield from ("", f"It has the methods of `{base.__name__}`, too.")
+        yield from ("", f"`{name}` also has the methods of [`{base.__name__}`](#{base.__name__.lower()}).")
     if found is Settings:
         yield from ("", "| field | type | default | |", "|---|---|---|---|")
         types = {field.name: field.type for field in fields(Settings)}
@@ -227,7 +227,7 @@ def _first_sentence(found: Any) -> str:
 
 
 def markdown(docstring: str) -> Iterable[str]:
-    """The Markdown of a docstring: fences around doctests and around the blocks after a double colon."""
+    """Return a docstring as Markdown: fences go around doctests, and around blocks after a double colon."""
     lines: list[str] = []
     fence = ""
     is_code_next = False

@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 
 def cases(folder: Path = MUSEUM) -> list[Case]:
-    """All of them, by number. Raises ValueError for a test whose docstring is not of that form."""
+    """Return all cases, by number. Raises `ValueError` for a test whose docstring does not match `FORM`."""
     return sorted(case for path in folder.glob("test_*.py") for case in _cases_in(path))
 
 

@@ -1,4 +1,4 @@
-"""The list of mutants: faults that were put into synrepl by hand, each with the tests that must notice it."""
+"""The list of mutants: faults that were written by hand, each with the tests that must notice it."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ TRIAL: Final = "trial:"
 
 
 class BadList(Exception):
-    """The list cannot be read."""
+    """The list of mutants cannot be read, or does not fit the code or the tests."""
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class _List(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(root: Path) -> list[Mutant]:
-    """All mutants, as listed. Raises `BadList`."""
+    """Return all mutants, in the order of the list. Raises `BadList` if it cannot be read."""
     try:
         table = tomllib.loads((root / LIST).read_text(encoding="utf-8"))
         return msgspec.convert(table, _List).mutant
@@ -55,7 +55,7 @@ def load(root: Path) -> list[Mutant]:
 
 
 def mutated(root: Path, mutant: Mutant) -> str:
-    """The text of its file with the fault in it. Raises `BadList` unless the old text is there once."""
+    """Return the text of the mutant's file with the fault. Raises `BadList` unless it has `old` just once."""
     try:
         text = (root / mutant.file).read_text(encoding="utf-8")
     except OSError as error:
@@ -66,7 +66,7 @@ def mutated(root: Path, mutant: Mutant) -> str:
 
 
 def complaints(root: Path, mutants: Sequence[Mutant]) -> list[str]:
-    """What is wrong with the list, one line each."""
+    """Return the errors of the list, one line each; empty if it is valid."""
     ids = Counter(mutant.id for mutant in mutants)
     found = [f"{name} is listed {count} times" for name, count in ids.items() if count > 1]
     for mutant in mutants:
@@ -76,9 +76,9 @@ def complaints(root: Path, mutants: Sequence[Mutant]) -> list[str]:
 
 def _faults(root: Path, mutant: Mutant) -> Iterator[str]:
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", mutant.id):
-        yield "an id is lower case words and hyphens"
+        yield "the id must be words in lower case, joined by hyphens"
     if not mutant.file.startswith("synrepl/"):
-        yield f"{mutant.file} is no file of synrepl"
+        yield f"the file {mutant.file} is not below synrepl/"
     elif mutant.old == mutant.new:
         yield "old and new text are the same"
     else:
@@ -91,16 +91,16 @@ def _faults(root: Path, mutant: Mutant) -> Iterator[str]:
         except (BadList, SyntaxError) as error:
             yield str(error)
     if bool(mutant.tests) == bool(mutant.equivalent):
-        yield "name either tests, or why it is equivalent"
+        yield "needs either tests or equivalent, and not both"
     if TRIAL in mutant.tests and len(mutant.tests.split()) > 1:
-        yield "a module of trial goes alone"
+        yield "a trial:MODULE stands alone in tests"
     for name in _named(mutant.tests):
         if not _exists(root, name):
             yield f"there is no test {name}"
 
 
 def _named(tests: str) -> Iterator[str]:
-    """The files, modules and node ids among these arguments."""
+    """Yield the files, modules and node ids among these arguments."""
     words = iter(shlex.split(tests))
     for word in words:
         if word == "-k":

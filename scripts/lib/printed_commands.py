@@ -1,15 +1,16 @@
 """The commands that the manual prints, and the output that it shows for them.
 
-Commands are a block that is indented by four spaces, a fence `sh`, and the lines of a fence `console` that
-begin with ``$``. A fence `text` or `json` in the same section is the output of a command before it. A comment
-on a line of its own before a block says how it is run:
+A block that is indented by four spaces has commands, and so has a fence `sh`. In a fence `console` the lines
+with ``$`` are commands, and the others output. A fence `text` or `json` is the output of a command before it
+in the same section. A comment on a line of its own before a block says how it is run:
 
-* ``<!-- not run: REASON -->``: the block, commands or output, is not tried
+* ``<!-- not run: REASON -->``: the commands of the block are not run, its output is not compared
 * ``<!-- not output: WHAT IT IS -->``: the block is a picture, a file or the words of another program
-* ``<!-- first: COMMAND -->``, ``<!-- first on MACHINE: COMMAND -->``: run this, which the page need not show;
-  before output it is the command that prints it. `stop` ends all programs, `stop MACHINE` those of a machine
+* ``<!-- first: COMMAND -->``, ``<!-- first on MACHINE: COMMAND -->``: run this command, which the page does
+  not show; before an output block it is the command that prints the output. `stop` ends all programs,
+  `stop MACHINE` those of a machine
 * ``<!-- on: MACHINE -->``: run the block on another machine; the first one is the default
-* ``<!-- type: TEXT -->``: what a person types, a line for each ``;``
+* ``<!-- type: TEXT -->``: the input of the commands; each ``;`` ends a line
 
 In output ``...`` stands for any text, and alone for any lines. Where the page shows a time, a duration, a
 digest or another long hexadecimal number, any other one is accepted.
@@ -40,7 +41,7 @@ NOT_RUN: Final = {
     r"^\./scripts/|^python (scripts/|-m tests\.)": "a program of the checkout, which CI runs there",
     r"^(\S*/)?pip install": "installs packages; scripts/check-wheel does",
 }
-"""Commands that are not run wherever they stand, with the reason."""
+"""Patterns of commands that are not run on any page, with the reason."""
 
 CHECKED_ELSEWHERE: Final = {
     "docs/reference/http.md": "tests/http/test_examples.py sends its requests",
@@ -97,7 +98,7 @@ def all_pages() -> list[str]:
 
 
 def outputs_of_nothing(page: Path) -> list[int]:
-    """The lines of outputs that no command of their section prints, and that have no reason."""
+    """Return the line numbers of outputs whose section has no command, and that no comment explains."""
     found: list[int] = []
     section, has_command = "", False
     for block in read_blocks(page):
@@ -110,7 +111,7 @@ def outputs_of_nothing(page: Path) -> list[int]:
 
 
 def read_blocks(page: Path) -> Iterator[Block]:
-    """Read the blocks of a page, in order; those in lists are none."""
+    """Yield the blocks of a page, in order. Indented text in lists is no block."""
     lines = page.read_text("utf-8").splitlines()
     comments: list[tuple[str, str, str]] = []
     section, before, position = "", "", 0
@@ -181,12 +182,12 @@ def _parts(language: str, body: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_usage(text: str) -> bool:
-    """Whether a block shows how to call a command, and is no call."""
+    """Whether a block is the usage of a command, such as ``synrepl tail [options]``, and no command."""
     return "[options]" in text
 
 
 def split_commands(text: str) -> list[str]:
-    """Split a script into commands, each of them whole. Raises `ValueError` if the last one is not."""
+    """Split a script into complete commands. Raises `ValueError` if the last one is incomplete."""
     found: list[str] = []
     pending: list[str] = []
     for line in text.splitlines():
@@ -198,7 +199,7 @@ def split_commands(text: str) -> list[str]:
         if re.sub(r"^\s*#.*", "", command).strip():
             found.append(command)
     if pending:
-        raise ValueError(f"this command is not whole: {pending[0]}")
+        raise ValueError(f"this command is incomplete: {pending[0]}")
     return found
 
 
@@ -208,7 +209,7 @@ def _is_whole(command: str) -> bool:
 
 
 def accepts(shown: str, printed: str, *, is_whole: bool) -> bool:
-    """Whether a program printed what a page shows: nothing else, or (not `is_whole`) among other lines."""
+    """Whether the output `printed` is what a page shows; without `is_whole` it may have more lines."""
     parts = []
     for line in shown.splitlines():
         if line == "...":

@@ -1,7 +1,7 @@
 """Finds references to things that do not exist, and public classes that share a name.
 
 Names in backticks (docstrings, comments, manual), paths in ``pyproject.toml``, links and citations of the
-manual must lead somewhere. A name counts as known if the code uses it anywhere, be it as a key in a string.
+manual must lead somewhere. A name counts as known if the code uses it anywhere, also as a word of a string.
 
     references.py [ROOT]
 """
@@ -52,7 +52,7 @@ _WORD: Final = re.compile(r"\w+")
 
 
 class Complaint(NamedTuple):
-    """Something that leads nowhere."""
+    """A reference that leads nowhere, or a class that shares its name with another one."""
 
     file: Path
     line: int
@@ -262,7 +262,7 @@ def shared_names(tree: Tree) -> Iterator[Complaint]:
 
 
 def main(root: Path) -> int:
-    """Print what is wrong."""
+    """Print the complaints about this checkout; return 1 if there are any."""
     found = sorted(set(complaints(root)))
     for complaint in found:
         print(f"{complaint.file.relative_to(root)}:{complaint.line}: {complaint.what}")

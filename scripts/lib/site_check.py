@@ -1,9 +1,9 @@
-"""Checks the built site as a reader with a screen reader, a keyboard or no network meets it.
+"""Checks that the built site works with a screen reader, with a keyboard and without a network.
 
     site_check.py FOLDER
 
-prints a line for each finding, and ends with 1 if there is one. The rules are those of axe that HTML alone
-decides; tests/test_site.py has that of colors.
+prints a line for each finding, and ends with 1 if there is one. The rules are those of axe that need
+only HTML; tests/test_site.py checks the contrast of colors.
 """
 
 import sys
@@ -65,7 +65,7 @@ def _check_names(tree: Any) -> Iterator[str]:
             continue
         match one.tag:
             case "img" if one.get("alt") is None or not one.get("alt", "").strip():
-                yield f"a picture has no words: {one.get('src')}"
+                yield f"a picture has no alt text: {one.get('src')}"
             case tag if tag in NAMED and _is_used(one) and not _name(one):
                 yield f"a {tag} has no name: {one.get('href') or one.get('class')}"
             case tag if tag in FIELDS and one.get("type") != "hidden" and _is_used(one):
@@ -77,7 +77,7 @@ def _check_names(tree: Any) -> Iterator[str]:
                 yield "a frame has no title"
         tabindex = one.get("tabindex", "0")
         if tabindex.lstrip("-").isdigit() and int(tabindex) > 0:
-            yield f"the order of the keyboard is changed: tabindex {tabindex}"
+            yield f"a tabindex above 0 changes the order of the keyboard: {tabindex}"
 
 
 def _check_headings(tree: Any) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _check_links(path: Path, tree: Any, anchors: dict[Path, set[str]], folder: P
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 if one.tag != "a":
-                    yield f"{one.tag} is loaded from another place: {link}"
+                    yield f"a {one.tag} is loaded from another site: {link}"
                 continue
             target = path if not parts.path else (path.parent / unquote(parts.path)).resolve()
             if path.name == "404.html" and parts.path.startswith("/"):
@@ -134,7 +134,7 @@ def _is_used(element: Any) -> bool:
 
 
 def _name(element: Any) -> str:
-    """Return what a screen reader says."""
+    """Return the name of the element, as a screen reader says it."""
     words = element.get("aria-label") or element.get("title") or _text(element)
     pictures = "".join(one.get("alt") or "" for one in element.iter("img"))
     return f"{words}{pictures}".strip()
@@ -145,7 +145,7 @@ def _text(element: Any) -> str:
 
 
 def main() -> int:
-    """Check the site in a folder."""
+    """Print the findings in the folder that is the argument; return 1 if there are any."""
     [folder] = sys.argv[1:]
     findings = list(check_site(Path(folder).resolve()))
     for finding in findings:

@@ -23,7 +23,7 @@ def slugify(heading: str, separator: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Show the version on each page."""
+    """Show the version on each page, and use the anchors of `slugify`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     config.copyright = f"synrepl {project['version']}"
     config.mdx_configs.setdefault("toc", {})["slugify"] = slugify
@@ -47,10 +47,10 @@ def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_others: Any) -> str:
-    """Load the theme's shim, without which a site in files cannot be searched, from the site itself."""
+    """Load the theme's shim from the site itself; a site opened as files cannot be searched without it."""
     return output.replace(SHIM_URL, "../" * page.file.dest_uri.count("/") + SHIM)
 
 
 def on_post_template(output: str, **_others: Any) -> str:
-    """Do so on the page of errors, which has no folder of its own."""
+    """Load the shim from the site itself on the error page as well, which is at the root of the site."""
     return output.replace(SHIM_URL, f"/{SHIM}")

@@ -24,7 +24,7 @@ REDIRECT: Final = """\
 
 
 def add_version(site: Path, folder: Path, version: str) -> None:
-    """Copy a site to ``folder/version``. The folder leads to the newest version, and lists all of them."""
+    """Copy a site to ``folder/version``; update the folder's redirect to the newest version, and its list."""
     shutil.rmtree(folder / version, ignore_errors=True)
     shutil.copytree(site, folder / version)
     found = [path.parent.name for path in folder.glob("*/index.html")]
@@ -38,7 +38,7 @@ def add_version(site: Path, folder: Path, version: str) -> None:
 
 
 def main() -> int:
-    """Add the site of this checkout."""
+    """Add the site of this checkout, under its version."""
     site, folder = map(Path, sys.argv[1:])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     add_version(site, folder, project["version"])
