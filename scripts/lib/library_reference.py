@@ -30,7 +30,7 @@ release.
 | `synrepl.streams` | the streams of the catalog and the classes of their rows, [below](#streams-and-rows) |
 | `synrepl.wire.commands` | the commands of the line protocol, by the names in [Wire](wire.md) |
 | `synrepl.testing` | daemons and workers in memory on a fake clock, [below](#synrepl-testing) |
-| `synrepl.pipeline.source.data_source` | [`register(spark)`](../howto/spark.md), if synrepl is not installed |
+| `synrepl.pipeline.source.data_source` | [`register(spark)`](../howto/spark.md) for Spark without synrepl |
 | `synrepl.pipeline.typed` | [`typed` and `columns`](../howto/spark.md): a column for each field |
 
 `import synrepl` imports no Twisted and installs no reactor: each name is loaded on first use. Times are in
