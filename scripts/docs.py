@@ -80,9 +80,9 @@ pass `Follower` and `connect` a `Metrics` with a registry that you serve. Metric
 caches passed to `Metrics.watch_caches`."""
 
 MUSEUM: Final = """\
-This page lists real bugs of Synapse and of other systems that replicate. Each has a test here, at the
-lowest level that shows it, in memory, on a fake clock. `./scripts/test tests/museum` runs them all. The
-second column names the report."""
+This page lists real bugs of Synapse and of other systems that replicate. synrepl has a test for each, at
+the lowest level that shows the bug, in memory, on a fake clock. `./scripts/test tests/museum` runs all of
+them. The second column names the report, or else the year of the commit."""
 
 FOLLOWER: Final = """\
 This page explains how a follower applies each fact of a stream once and in order. Each stream has a state

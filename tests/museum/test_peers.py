@@ -48,7 +48,8 @@ def test_a_peer_that_accepts_and_drops_is_tried_less_often() -> None:
 
 
 def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
-    """Case 33, Synapse (need N11): its code shows that even with a CA file set, certificates are not checked.
+    """Case 33, Synapse #15312 (read in its code): TLS to Redis does not verify certificates, even with a CA
+    file set.
 
     Here: a server with a certificate of the right CA for another name is refused, with a one-line reason.
     """
