@@ -1,1 +1,1 @@
-"""What `scripts/bench.py` measures, a module for each kind of work."""
+"""The benchmarks of `scripts/bench.py`: a module for each kind of work."""

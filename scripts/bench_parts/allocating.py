@@ -1,4 +1,4 @@
-"""Ids: reserved in a database, finished, and the position stored."""
+"""Benchmark of id generators: ids are reserved in a database and finished, and the position is stored."""
 
 import tempfile
 from collections.abc import Iterator
@@ -11,8 +11,9 @@ __all__ = ["ids"]
 
 
 def ids(options: Options) -> Iterator[Result]:
-    """Each transaction writes one row, and is synced. `within` and what it is compared with have one
-    connection, on which the position is stored as well; `next` has eight.
+    """Measure ids per second, on PostgreSQL and SQLite. Each transaction writes one row, and is synced.
+
+    `within` and the transactions without a generator have one connection, `next` has eight.
     """
     seconds = options.seconds / 4
     with PostgresServer(durable=True) as server:

@@ -1,4 +1,4 @@
-"""Appending: facts in, answered once they are on disk."""
+"""Benchmarks of appends, which are answered once their facts are on disk."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ CONNECTIONS: Final = 64
 
 
 def append(options: Options) -> Iterator[Result]:
-    """In process, SQLite, every commit synced."""
+    """Measure appends in one process to a log in SQLite; every commit is synced."""
     many = part("log_writers", "--writers", CONNECTIONS, "--seconds", options.seconds)
     one = part("log_writers", "--writers", 1, "--seconds", options.seconds)
     yield Result.at_least(f"{CONNECTIONS} writers", many["facts_per_second"], "facts/s", 10_000)
@@ -22,7 +22,7 @@ def append(options: Options) -> Iterator[Result]:
 
 
 def http_append(options: Options) -> Iterator[Result]:
-    """Over HTTP, from another process, on connections that are kept."""
+    """Measure appends over HTTP, from another process, on persistent connections."""
     with daemon() as running:
         for facts, aim in ((20, 10_000), (1, 1_500)):
             cpu, started = cpu_seconds(running.pid), time.monotonic()
@@ -51,7 +51,7 @@ async def _load(port: int, facts: int, seconds: float) -> int:
 
 
 class _Poster(asyncio.Protocol):
-    """Posts the same request again and again, each when the last was answered."""
+    """A client that repeats one request, each time after the answer, until a time."""
 
     def __init__(self, request: bytes, until: float) -> None:
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Caching: calls whose answer is known, and rows that say what no longer holds."""
+"""Benchmarks of caches: calls with a cached result, and rows that invalidate entries."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ ALIAS: Final = "cs_cache_fake"
 
 
 def cached(options: Options) -> Iterator[Result]:
-    """The same keys, all of them known: in a plain dict, in `functools.lru_cache`, in ours."""
+    """Measure look-ups of cached keys: in a dict, in `functools.lru_cache`, and in `CacheRegistry`."""
     calls = options.scaled(200_000)
     registry = CacheRegistry(waiter=Deferred)
     keys = [f"!room{number}:here" for number in range(ENTRIES)]
@@ -59,7 +59,7 @@ def cached(options: Options) -> Iterator[Result]:
 
 
 def invalidation(options: Options) -> Iterator[Result]:
-    """Typed rows of ``caches`` at a registry whose caches have entries for some of them."""
+    """Measure how fast a registry applies rows of ``caches``: plain names, and an alias."""
     rows = options.scaled(50_000)
     room, users = "!room1:here", [f"@user{number}:server{number % 10}" for number in range(USERS)]
     plain, alias, bare = best(
@@ -79,7 +79,7 @@ def _row(name: str, *keys: str) -> CacheInvalidation:
 
 
 def _invalidate(rows: list[CacheInvalidation]) -> float:
-    """Seconds to apply these, one row a fact, at a worker that caches all that they reach."""
+    """Return the CPU seconds to apply these rows, one a fact, to a registry with the caches they reach."""
     registry = CacheRegistry(waiter=Deferred)
     held = []
     for name in sorted({"get_profile", *NEWEST.reaches(ALIAS)}):
@@ -126,7 +126,7 @@ async def _each(function: Any, keys: list[str]) -> None:
 
 
 def _run(coroutine: Any) -> None:
-    """To its end; it waits for nothing."""
+    """Run a coroutine that waits for nothing."""
     try:
         coroutine.send(None)
     except StopIteration:

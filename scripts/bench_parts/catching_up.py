@@ -1,4 +1,4 @@
-"""Catching up: rows out of a long log, to one reader."""
+"""Benchmark of catching up: one reader reads a long log."""
 
 import json
 import socket
@@ -13,7 +13,7 @@ __all__ = ["catch_up"]
 
 
 def catch_up(options: Options) -> Iterator[Result]:
-    """Each way that a reader can take; the daemon's memory is looked at before and after."""
+    """Measure each way to read the log, and by how much the daemon's memory grows meanwhile."""
     rows = options.scaled(200_000)
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
         part("log_writers", "--fill", folder, "--rows", rows)

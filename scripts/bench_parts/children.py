@@ -1,4 +1,4 @@
-"""What the programs that a measurement starts have in common."""
+"""Helpers of the programs that benchmarks start: the reactor, a log on disk, and the output."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ reactor: Any = installed
 
 
 def print_and_stop(found: Any) -> None:
-    """Print what was found as JSON, or the failure to find it, and end."""
+    """Print a result as JSON, or the traceback of a failure, and stop the reactor."""
     if not isinstance(found, dict):
         found.printTraceback(sys.stderr)
     else:
@@ -27,7 +27,7 @@ def print_and_stop(found: Any) -> None:
 
 
 async def open_log(folder: str) -> Log:
-    """A log on disk, with threads of its own."""
+    """Open a log in this folder, with threads of its own."""
     log = Log(
         SQLEngine(SQLiteDatabase(f"{folder}/synrepl.db")),
         ReactorThread(reactor, "writing"),

@@ -1,4 +1,4 @@
-"""Following: bytes in, typed rows at a subscriber."""
+"""Benchmark of a follower: from received bytes to typed rows at a subscriber."""
 
 import tempfile
 import time
@@ -22,11 +22,11 @@ from synrepl.wire.dialect import CURRENT
 __all__ = ["follower"]
 
 CHUNK: Final = 64 * 1024
-"""What a socket gives at once."""
+"""The bytes of one read from a socket."""
 
 
 def follower(options: Options) -> Iterator[Result]:
-    """The same lines: to us, to a bare loop, to Synapse."""
+    """Measure a follower, a bare loop and, with `peer`, Synapse's own client at the same lines."""
     rows = options.scaled(50_000)
     lines = made_up(rows)
     chunks = [lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK)]
@@ -55,7 +55,7 @@ def follower(options: Options) -> Iterator[Result]:
 
 
 def made_up(rows: int) -> bytes:
-    """What a server sends that publishes so many events."""
+    """Return the lines of a server that publishes so many events."""
     lines = [b"SERVER bench\nPOSITION events master 0 0\n"]
     lines += [b"RDATA events master %d %s\n" % (token, EVENT) for token in range(1, rows + 1)]
     return b"".join(lines)
@@ -94,7 +94,7 @@ def _follow(chunks: list[bytes], rows: int, *, is_async: bool) -> float:
 
 
 def _bare(chunks: list[bytes], rows: int) -> float:
-    """What nobody can do without: cut lines, cut words, read typed rows."""
+    """The work that every follower must do: split lines and words, decode typed rows."""
     decode = msgspec.json.Decoder(tuple[Literal["ev"], Event]).decode
     seen = 0
     rest = b""

@@ -1,4 +1,4 @@
-"""Following, without the wire: commands in, typed rows at a subscriber, for each way to follow a stream."""
+"""Benchmark of a follower without the wire: from commands to typed rows, for each way to follow a stream."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,14 @@ from synrepl.wire.rdata_runs import RdataRun
 __all__ = ["follower_streams"]
 
 RUN: Final = 500
-"""Rows that arrive at once, as in one chunk of a socket."""
+"""The number of rows that arrive together, as in one read from a socket."""
 
 INVALIDATION: Final = b'["get_user_by_id",["@user:here"],1700000000000]'
 BACKFILLED: Final = b'["$event:here","!room:here","m.room.member",null,null,null]'
 
 
 class Case:
-    """One way to follow a stream, and what arrives."""
+    """One way to follow a stream, with the commands that are received."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Case:
                 self._received.append([_position(stream, tokens[-1] - 1, tokens[0])])
 
     def measure(self) -> float:
-        """CPU microseconds a row."""
+        """Return the CPU microseconds per row."""
         clock = Clock()
         follower = Follower(instance="bench", clock=clock, start="earliest")
         applied = 0
@@ -96,7 +96,7 @@ def _position(stream: Stream[Any], prev: int, token: int) -> Position:
 
 
 class _Connection:
-    """Goes nowhere."""
+    """A connection that ignores everything."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -112,7 +112,7 @@ class _Connection:
 
 
 def cases(rows: int) -> list[Case]:
-    """All of them."""
+    """Return the cases, each with so many rows."""
     return [
         Case("ordered, in runs", EVENTS, EVENT, rows),
         Case("ordered, in runs, async", EVENTS, EVENT, rows, is_async=True),
@@ -128,7 +128,7 @@ def cases(rows: int) -> list[Case]:
 
 
 def follower_streams(options: Options) -> Iterator[Result]:
-    """Each way; compare the numbers of one run."""
+    """Measure each case."""
     found = cases(options.scaled(20_000))
     for case, taken in zip(found, best(options.rounds, *(case.measure for case in found)), strict=True):
         yield Result(case.what, taken, "us a row")

@@ -1,4 +1,4 @@
-"""A table-backed stream: rows committed to a homeserver's table, applied at a follower over TCP."""
+"""Benchmark of a table-backed stream: from rows committed to a table to a follower over TCP."""
 
 import json
 import tempfile
@@ -19,7 +19,7 @@ MODERATE: Final = 200
 
 
 def tables(options: Options) -> Iterator[Result]:
-    """Every commit is synced: that of the table, and that of the log (SQLite)."""
+    """Measure throughput and delay; commits of the table (PostgreSQL) and of the log (SQLite) are synced."""
     with PostgresServer(durable=True) as server:
         found = _measure(server, options.seconds / 2, 0)
         yield Result("rows committed, 20 a transaction", found["written_per_second"], "rows/s")

@@ -1,4 +1,4 @@
-"""Ids reserved and finished, with a real pool of connections, on one database.
+"""Reserves and finishes ids on a database, through a pool of connections, and prints ids per second.
 
 python -m scripts.bench_parts.id_writers --url URL [--seconds S]
 """
@@ -27,7 +27,7 @@ STREAM: Final = IdStream(
 
 
 def main() -> None:
-    """Measures."""
+    """Measure, and print the result as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", required=True)
     parser.add_argument("--seconds", type=float, default=4.0)
@@ -74,7 +74,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 async def _rate(work: Callable[[], Awaitable[object]], seconds: float, concurrent: int = 1) -> float:
-    """How often a second this is done, by so many at a time."""
+    """Return how many times a second `work` is done, by so many concurrent loops."""
     done = 0
     started = time.monotonic()
 
@@ -89,7 +89,7 @@ async def _rate(work: Callable[[], Awaitable[object]], seconds: float, concurren
 
 
 async def _bare(pool: ConnectionPool, flavor: Flavor) -> None:
-    """A number of a sequence, a row with it and a commit, and nothing else."""
+    """Take a number of the sequence, insert a row with it, and commit, without a generator."""
     ask = "SELECT nextval('things_sequence')"
     if flavor == "sqlite":
         ask = "UPDATE synrepl_sequences SET value = value + 1 RETURNING value"

@@ -1,4 +1,4 @@
-"""Idling: what a daemon costs that does nothing."""
+"""Benchmark of an idle daemon."""
 
 import socket
 import time
@@ -14,7 +14,7 @@ SETTLE_SECONDS: Final = 1.0
 
 
 def idle(options: Options) -> Iterator[Result]:
-    """Resident memory, without followers and with followers that wait."""
+    """Measure the resident memory of a daemon without followers, and of each idle connection."""
     with daemon() as running:
         time.sleep(SETTLE_SECONDS)
         empty = resident_bytes(running.pid)

@@ -1,4 +1,4 @@
-"""The table of a large archive, made of metadata only; and what each job needs to plan its work on it.
+"""Makes the metadata of a large archive, or measures how each job plans its work on it.
 
 python -m scripts.bench_parts.large_archive --make FOLDER --commits 20000 --files 1000000
 python -m scripts.bench_parts.large_archive --folder FOLDER --job JOB
@@ -42,12 +42,12 @@ STREAMS = (
 )
 WRITERS = ("master", "worker1", "worker2")
 FACTS = 100
-"""In a file."""
+"""Facts in a file."""
 LOG = LogIdentity("a" * 32, "example.org")
 
 
 def main() -> None:
-    """Make, or measure."""
+    """Make the metadata, or measure a job and print the result as JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def make(folder: Path, commits: int, files: int) -> None:
-    """Write the log: a commit for each batch, and a checkpoint of the last but five."""
+    """Write the log of the table: a commit for each batch, and a checkpoint five commits before the end."""
     log = folder / "_delta_log"
     log.mkdir(parents=True)
     each = files // commits
@@ -96,7 +96,7 @@ def make(folder: Path, commits: int, files: int) -> None:
 
 
 def _files(version: int, count: int) -> Iterator[WrittenFile]:
-    """Tasks of a batch write a file for each stream; their serials overlap, as those of a task do."""
+    """Yield the files of a batch: each task writes one for each stream, and their serials overlap."""
     for number in range(count):
         task, stream = divmod(number, len(STREAMS))
         size = min(len(STREAMS), count - task * len(STREAMS)) * FACTS
@@ -201,7 +201,7 @@ CHECKPOINT = pa.schema(
 
 
 def measure(folder: Path, job: str) -> dict[str, Any]:
-    """Seconds of this job without Spark's start, and the peak memory of its driver in MB."""
+    """Return the seconds of this job without Spark's start, and the peak memory of its driver in MB."""
     spark = None if JOBS[job] in ALONE else _session()
     began = time.monotonic()
     found = JOBS[job](Store(str(folder)), spark)
@@ -226,12 +226,12 @@ def _java_peak(spark: Any) -> int:
 
 
 def _open(store: Store, spark: Any) -> int:
-    """As the job `archive` begins."""
+    """Open the archive as the job `archive` does."""
     return BatchCommitter(store, LOG).serial
 
 
 def _commit(store: Store, spark: Any) -> float:
-    """Seconds of a commit, without those of opening."""
+    """Return the seconds of one commit, without opening the archive."""
     committer = BatchCommitter(store, LOG)
     written = _next_file(committer.serial)
     began = time.monotonic()
@@ -247,14 +247,14 @@ def _next_file(serial: int) -> WrittenFile:
 
 
 def _checkpoint(store: Store, spark: Any) -> int:
-    """What delta-rs does after each hundred commits."""
+    """Write a checkpoint, as delta-rs does after each hundred commits."""
     table = ArchiveTable(store)
     table._delta.create_checkpoint()
     return table.version
 
 
 def _count(batches: Iterator[Any]) -> Iterator[Any]:
-    """In place of the work of tasks."""
+    """Count the files, in place of the work of tasks."""
     for batch in batches:
         yield pa.record_batch([pa.array([len(batch)])], names=["files"])
 
@@ -289,7 +289,7 @@ def _compact(store: Store, spark: Any) -> int:
 
 
 def _replay(store: Store, spark: Any) -> int:
-    """Up to the first range."""
+    """Plan the first range of a replay."""
     from synrepl.pipeline.archive.reading import within
     from synrepl.pipeline.replay import RUN_FACTS
 

@@ -1,4 +1,4 @@
-"""A publisher over TCP from a log on disk, at a steady rate; its readers are in a second process.
+"""Publishes facts over TCP from a log on disk, at a steady rate, to readers in a second process.
 
 python -m scripts.bench_parts.live_publisher [--seconds S] [--readers N] [--rate ROWS]
 """
@@ -29,11 +29,11 @@ from synrepl.wire.dialect import CURRENT
 WARM_UP_SECONDS: Final = 0.5
 
 FACT: Final = b'[["ev",["$%d","!room:here","m.room.member","@user:here",null,null,"join",false,false]]]'
-"""Its event id tells when it was appended, by the clock that all processes share."""
+"""Its event id is the time of its append, by the clock that all processes of a machine share."""
 
 
 def main() -> None:
-    """Publishes, or reads if told to."""
+    """Publish; with `--read-from`, read in the second process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--readers", type=int, default=50)
@@ -95,7 +95,7 @@ async def _publish(folder: str, options: argparse.Namespace) -> dict[str, float]
 
 
 def _read(port: int, count: int) -> None:
-    """Read with so many connections until they end; tell how old rows were on arrival."""
+    """Read with so many connections until they end; print the ages of the rows on arrival."""
     stamp = re.compile(rb'"\$(\d+)"')
     selector = selectors.DefaultSelector()
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Writers that append to one log on disk, each waiting for its answer before it goes on.
+"""Appends to one log on disk by writers that wait for each answer, or fills a log.
 
 python -m scripts.bench_parts.log_writers [--writers N] [--seconds S] [--fill FOLDER --rows N]
 """
@@ -17,7 +17,7 @@ from synrepl.storage.log import Log
 
 
 def main() -> None:
-    """Measures; or fills a log with rows, to be read."""
+    """Measure appends; with `--fill`, write rows to a log for another benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--writers", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=4.0)
@@ -52,7 +52,7 @@ async def _write(log: Log, until: float) -> None:
 
 
 def _bare(path: Path, seconds: float) -> float:
-    """What the disk and SQLite allow: one insert a commit, synced, nothing around it."""
+    """Return the synced commits per second of bare SQLite, with one insert each: the limit of the disk."""
     database = sqlite3.connect(path, isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")

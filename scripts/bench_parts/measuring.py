@@ -1,4 +1,4 @@
-"""What every measurement needs: what it found, how big to make it, other processes and their cost."""
+"""Common parts of benchmarks: options, results, other processes, and their CPU time and memory."""
 
 import json
 import os
@@ -41,29 +41,29 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How big to make it. `peer` is the interpreter of a real Synapse, if there is one."""
+    """The size of the inputs. `peer` is the Python of a real Synapse; empty if there is none."""
 
     quick: bool = False
     rows: int | None = None
     peer: str = ""
 
     def scaled(self, rows: int) -> int:
-        """So many rows, unless fewer or more are wanted."""
+        """Return the number of rows: `self.rows`, or else `rows`, with `quick` a fifth of that."""
         return self.rows or (rows // 5 if self.quick else rows)
 
     @property
     def seconds(self) -> float:
-        """How long to load something that takes as much as it can."""
+        """The length of a measurement at full load, in seconds."""
         return 1.0 if self.quick else 4.0
 
     @property
     def rounds(self) -> int:
-        """How often to measure what is compared; the best round counts."""
+        """The rounds of measurements that are compared; the best round counts."""
         return 2 if self.quick else 5
 
 
 class Result(msgspec.Struct):
-    """A line of the table. `aim` in words; `is_met` None: there is none."""
+    """A line of the table. `aim` is text; `is_met` is None without an aim."""
 
     what: str
     value: float
@@ -73,29 +73,29 @@ class Result(msgspec.Struct):
 
     @classmethod
     def at_least(cls, what: str, value: float, unit: str, aim: float) -> "Result":
-        """The more the better."""
+        """Make a result with an aim that it should not fall below."""
         return cls(what, value, unit, f">= {aim:,g}", value >= aim)
 
     @classmethod
     def at_most(cls, what: str, value: float, unit: str, aim: float) -> "Result":
-        """The less the better."""
+        """Make a result with an aim that it should not exceed."""
         return cls(what, value, unit, f"<= {aim:,g}", value <= aim)
 
 
 def best(rounds: int, *measures: Callable[[], float]) -> list[float]:
-    """The least that each of these takes, taken in turns, so that a busy moment does not hit only one."""
+    """Return the lowest value of each measure. They run in turns, so that a busy moment affects all."""
     found = [[measure() for measure in measures] for _ in range(rounds)]
     return [min(taken) for taken in zip(*found, strict=True)]
 
 
 def part(name: str, *arguments: object, patience: float = PATIENCE_SECONDS) -> dict[str, Any]:
-    """What another module of this folder prints, run by itself."""
+    """Run another module of this folder in a process, and return the JSON that it prints."""
     command = [sys.executable, "-m", f"scripts.bench_parts.{name}", *map(str, arguments)]
     return _last_line(command, patience)
 
 
 def peer(options: Options, name: str, *arguments: object) -> dict[str, Any]:
-    """What Synapse's own classes need for the same work."""
+    """Run a program of ``tests/interop/peers`` with the Python of Synapse; return the JSON that it prints."""
     return _last_line([options.peer, str(ROOT / "tests/interop/peers" / name), *map(str, arguments)])
 
 
@@ -106,7 +106,7 @@ def _last_line(command: list[str], patience: float = PATIENCE_SECONDS) -> dict[s
 
 
 class DaemonProcess:
-    """``twistd -n synrepl`` over a log in `folder`, ready to be asked."""
+    """``twistd -n synrepl`` over a log in `folder`; it is ready once the object is made."""
 
     def __init__(self, folder: str, *arguments: str) -> None:
         self._said: list[str] = []
@@ -147,7 +147,7 @@ class DaemonProcess:
         return int(found[1])
 
     def stop(self) -> None:
-        """End it well, or at least end it."""
+        """Stop the daemon; kill it if it has not ended after 10 seconds."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -159,7 +159,7 @@ class DaemonProcess:
 
 @contextmanager
 def daemon(folder: str = "", *arguments: str) -> Iterator[DaemonProcess]:
-    """A daemon while the block runs; over an empty log unless a folder with one is given."""
+    """Run a daemon for the length of the block, over the log in `folder`, or else over an empty one."""
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as empty:
         running = DaemonProcess(folder or empty, *arguments)
         try:
@@ -169,13 +169,13 @@ def daemon(folder: str = "", *arguments: str) -> Iterator[DaemonProcess]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used, in all of its threads."""
+    """Return the CPU time of a process, with all of its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process holds."""
+    """Return the resident memory of a process."""
     found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024

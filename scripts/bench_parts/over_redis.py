@@ -1,4 +1,4 @@
-"""Rows over Redis, end to end, beside bare pub/sub with the same payloads."""
+"""Benchmark of rows over Redis, end to end, compared with bare pub/sub of the same payloads."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ __all__ = ["redis"]
 
 
 def redis(options: Options) -> Iterator[Result]:
-    """A publisher, a Redis and a subscriber, each a process; in turns, the best of each."""
+    """Measure pairs of a publisher and a subscriber on a Redis, each a process; the best round counts."""
     rows = options.scaled(200_000)
     pairs = [("bare-publisher", "bare-subscriber"), ("bare-publisher", "follower"), ("publisher", "follower")]
     with RedisServer() as server:
@@ -27,7 +27,7 @@ def redis(options: Options) -> Iterator[Result]:
 
 
 def _run(server: RedisServer, rows: int, publisher: str, subscriber: str) -> float:
-    """Rows a second, from when the first is told until the last has arrived."""
+    """Return the rows per second, from the first publish until the last arrival."""
     hearing = _start(subscriber, server, rows)
     try:
         assert hearing.stdout is not None

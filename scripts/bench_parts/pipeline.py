@@ -1,4 +1,4 @@
-"""The pipeline: from the daemon into columns, and the jobs, takes, compared with DuckDB on the same files."""
+"""Benchmark of the pipeline: reading from a daemon, and the jobs, compared with DuckDB on the same files."""
 
 import http.client
 import tempfile
@@ -14,7 +14,7 @@ KEPT = "--retain-seconds", "999999999"
 
 
 def pipeline(options: Options) -> Iterator[Result]:
-    """Each job with two cores and with one; a plain client of Arrow before."""
+    """Measure a plain client of Arrow, and then each job with two cores and with one."""
     rows = options.scaled(10_000_000)
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
         part("pipeline_jobs", "--fill", folder, "--rows", rows, patience=1_200)
@@ -64,7 +64,7 @@ def _arrow(running: DaemonProcess, rows: int) -> float:
 
 
 def _duckdb(folder: Path, rounds: int) -> list[float]:
-    """Seconds for the last row of each key, and for a look at counts and checksums, on two threads."""
+    """Return the seconds of DuckDB, on two threads, for the work of `compact` and for that of `audit`."""
     import duckdb
 
     from synrepl.pipeline.archive.table import ArchiveTable

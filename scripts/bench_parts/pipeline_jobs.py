@@ -1,4 +1,4 @@
-"""The jobs of the pipeline in a process of their own, timed one by one; or a log to run them on.
+"""Times the jobs of the pipeline in one process, or fills a log for them.
 
 python -m scripts.bench_parts.pipeline_jobs --fill FOLDER --rows N
 python -m scripts.bench_parts.pipeline_jobs --url URL --folder FOLDER --cores N
@@ -25,7 +25,7 @@ BEGAN_MS = 1_795_219_200_000
 
 
 def main() -> None:
-    """Fill, or run."""
+    """Fill a log, or time the jobs and print the seconds as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fill", default="")
     parser.add_argument("--rows", type=int, default=0)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def fill(path: str, count: int) -> None:
-    """Facts of four streams and three writers; half of their keys come again."""
+    """Write facts of four streams and three writers to a log; about half of the rows repeat a key."""
     engine = SQLEngine(SQLiteDatabase(path))
     engine.open()
     digest, heads, positions = EMPTY, dict.fromkeys(STREAMS, 0), dict[tuple[str, str], int]()
@@ -85,7 +85,7 @@ def _rows(stream: str, serial: int) -> bytes:
 
 
 def run(url: str, folder: Path, cores: int) -> dict[str, float]:
-    """Seconds for each: starting Spark, its first query, then the jobs, cold, and the better of two more."""
+    """Return seconds: of Spark's start, of its first query, of each job's first run and best later run."""
     from synrepl.pipeline.archive.archive import archive
     from synrepl.pipeline.audit.audit import audit
     from synrepl.pipeline.session import session
@@ -93,7 +93,7 @@ def run(url: str, folder: Path, cores: int) -> dict[str, float]:
     from synrepl.pipeline.source.data_source import register
     from synrepl.pipeline.store import Store
 
-    # As many for the Python of tasks as for Java.
+    # The Python of tasks and Java share these cores.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     found: dict[str, float] = {}
 

@@ -1,4 +1,4 @@
-"""Publishing: facts in, lines out to many followers."""
+"""Benchmarks of a publisher: facts are appended, and lines sent to many followers."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ FACT: Final = b"[%s]" % EVENT
 
 
 def publisher(options: Options) -> Iterator[Result]:
-    """In memory; as the facts come one by one, in groups, and all at once, as Synapse would send them."""
+    """Measure a publisher in memory, for facts one by one, 20 at a time and all at once (as for Synapse)."""
     rows = options.scaled(5_000)
     groups = {"one by one": 1, "20 facts at a time": 20, "all at once": rows}
     measures = [partial(_append, rows, at_once) for at_once in groups.values()]
@@ -50,7 +50,7 @@ def publisher(options: Options) -> Iterator[Result]:
 
 
 def live(options: Options) -> Iterator[Result]:
-    """Over TCP, to readers in a second process, from a log on disk."""
+    """Measure a publisher over TCP, from a log on disk to readers in a second process."""
     found = part("live_publisher", "--seconds", 2 if options.quick else 5, "--readers", FOLLOWERS)
     yield Result("rows sent", found["rows_per_second"], f"rows/s to {FOLLOWERS}")
     yield Result("append to reader, p50", found["p50_ms"], "ms")
@@ -60,7 +60,7 @@ def live(options: Options) -> Iterator[Result]:
 
 
 class Sink(StringTransport):
-    """Counts the rows written to it, and keeps nothing; just as the one in Synapse's measurement."""
+    """A transport that counts rows and keeps nothing, as that of Synapse's measurement does."""
 
     rows = 0
 

@@ -1,4 +1,4 @@
-"""One end of a measurement over Redis: python -m scripts.bench_parts.redis_peer ROLE URL ROWS."""
+"""One process of the benchmark over Redis: python -m scripts.bench_parts.redis_peer ROLE URL ROWS."""
 
 import json
 import socket
@@ -18,7 +18,7 @@ FACT: Final = b"[%s]" % EVENT
 
 
 def main() -> None:
-    """Be this end."""
+    """Run the process with the role of the first argument."""
     role, url, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
     {
         "bare-publisher": bare_publisher,
@@ -29,24 +29,24 @@ def main() -> None:
 
 
 def tell_time(what: str) -> None:
-    """By a clock that all processes of a machine share."""
+    """Print the time of an event, by the clock that all processes of a machine share."""
     print(json.dumps({what: time.monotonic()}), flush=True)
 
 
 def command(*words: bytes) -> bytes:
-    """A command as Redis reads it."""
+    """Encode a Redis command."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 
 def connected(url: str) -> socket.socket:
-    """A connection to it."""
+    """Connect to the Redis of a URL."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     return socket.create_connection((parts.hostname, parts.port or 6379))
 
 
 def bare_publisher(url: str, rows: int) -> None:
-    """The fastest that Python alone can: commands made beforehand, many in one write, answers counted."""
+    """Publish as fast as plain Python can: prepared commands, many in one write; answers are only counted."""
     chunks = [
         b"".join(
             command(b"PUBLISH", CHANNEL, b"RDATA events bench %d %s" % (token, EVENT))
@@ -66,7 +66,7 @@ def bare_publisher(url: str, rows: int) -> None:
 
 
 def bare_subscriber(url: str, rows: int) -> None:
-    """Counts what arrives."""
+    """Count the messages that arrive."""
     reader = hiredis.Reader()
     with connected(url) as redis:
         redis.sendall(command(b"SUBSCRIBE", CHANNEL))
@@ -82,7 +82,7 @@ def bare_subscriber(url: str, rows: int) -> None:
 
 
 def follower(url: str, rows: int) -> None:
-    """Ours, with a subscriber that counts typed rows."""
+    """Follow with a `Follower`, whose subscriber counts typed rows."""
     from twisted.internet import reactor as installed
 
     from synrepl import Follower, FollowerEvent, Updates, connect
@@ -103,7 +103,7 @@ def follower(url: str, rows: int) -> None:
     @follower.on_event
     def tell(event: FollowerEvent) -> None:
         if event.kind == "connected":
-            # What is asked goes out at the end of this turn; ready is who has asked.
+            # REPLICATE is sent at the end of this turn of the reactor: be ready only after that.
             reactor.callLater(0.2, partial(print, "ready", flush=True))
 
     connect(reactor, url, follower, server_name=CHANNEL.decode()).startService()
@@ -111,7 +111,7 @@ def follower(url: str, rows: int) -> None:
 
 
 def publisher(url: str, rows: int) -> None:
-    """Ours, from a log in memory, one fact a row."""
+    """Publish with a `Publisher`, from a log in memory, with one row a fact."""
     from prometheus_client import CollectorRegistry
     from twisted.internet.defer import Deferred
     from twisted.internet.task import deferLater

@@ -1,4 +1,4 @@
-"""Replicas that keep nothing, and count what they are sent: run as a program by `replicas`."""
+"""Replicas that store nothing and count the facts that they receive: a program of the module `replicas`."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ POSTED_AT_ONCE: Final = 500
 
 
 class Reader:
-    """One subscription."""
+    """One replica, which only subscribes."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -22,7 +22,7 @@ class Reader:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
     async def subscribe(self, port: int, status: dict[str, Any], after: int, digest: str) -> None:
-        """Be known to the primary, and ask for what comes after a place."""
+        """Greet the primary, and subscribe to the facts after a serial."""
         self._streams = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
         self._say("NAME", "bench")
         uuid = hashlib.sha256(b"%d" % self.number).hexdigest()[:32]
@@ -46,7 +46,7 @@ class Reader:
                 return
 
     async def count(self, rows: int) -> None:
-        """Returns when so many facts have come."""
+        """Return when so many facts have arrived."""
         reading = self._streams[0]
         while self.seen < rows:
             line = await reading.readline()
@@ -59,18 +59,18 @@ class Reader:
                 self._streams[1].write(b"PING 1\n")
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._streams[1].close()
 
 
 def check(line: bytes) -> None:
-    """The primary goes on."""
+    """Raises `AssertionError` if the primary closed the connection or refused."""
     assert line, "the connection was closed"
     assert not line.startswith((b"ERROR", b"REFUSED")), line
 
 
 async def measure(given: argparse.Namespace) -> float:
-    """Seconds until every reader has everything."""
+    """Return the seconds until every replica has received all facts."""
     status = ask(given.http, "/v1/status")
     after = status["serial"] if given.live else 0
     digest = "0" * 64 if after == 0 else status["digest"]
@@ -90,7 +90,7 @@ async def measure(given: argparse.Namespace) -> float:
 
 
 def post(http: int, rows: int) -> None:
-    """Add so many facts."""
+    """Post so many facts to the primary."""
     fact = b"[%b]" % EVENT
     for trimmed_upto in range(0, rows, POSTED_AT_ONCE):
         facts = b",".join([fact] * min(POSTED_AT_ONCE, rows - trimmed_upto))
@@ -103,13 +103,13 @@ def post(http: int, rows: int) -> None:
 
 
 def ask(http: int, path: str) -> Any:
-    """What the daemon answers."""
+    """Return the JSON of the daemon's answer to a GET."""
     with urllib.request.urlopen(f"http://127.0.0.1:{http}{path}", timeout=60) as answer:
         return json.load(answer)
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure, and print the seconds as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--http", type=int, required=True)

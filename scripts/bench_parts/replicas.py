@@ -1,4 +1,4 @@
-"""Replicas: joining, following, and writes that are passed on."""
+"""Benchmarks of replicas: joins, relays, and forwarded writes."""
 
 import json
 import statistics
@@ -27,7 +27,7 @@ FOR_EVER: Final = ("--retain-seconds", "1e9")
 
 
 def replicas(options: Options) -> Iterator[Result]:
-    """A primary and its replicas, each a process; all logs in SQLite, every commit synced."""
+    """Measure a primary and its replicas, each a process; logs are in SQLite, and every commit is synced."""
     rows = options.scaled(300_000)
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
         part("log_writers", "--fill", folder, "--rows", rows)
@@ -51,7 +51,7 @@ def _join(primary: DaemonProcess, how: str, upstream: str, rows: int) -> Iterato
 
 
 def _relay(primary: DaemonProcess, rows: int, live: int) -> Iterator[Result]:
-    """Replicas that only count, all in one process: what the primary can do is measured, not they."""
+    """Measure the primary, with replicas that only count facts, all in one process."""
     where = ("--port", primary.follow, "--http", primary.http)
     one = part("relay_readers", *where, "--replicas", 1)
     yield Result("relay from the log to 1 replica", rows / one["seconds"], "rows/s")
@@ -99,5 +99,5 @@ def _until(is_so: Callable[[], bool]) -> None:
     until = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         if time.monotonic() > until:
-            raise SystemExit("the replica did not get there")
+            raise SystemExit(f"the replica did not reach the expected state within {PATIENCE_SECONDS} s")
         time.sleep(LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""A follower of a table-backed stream over TCP; the writer of the table is in a second process.
+"""Follows a table-backed stream over TCP, while a second process writes to the table.
 
 python -m scripts.bench_parts.table_follower --url URL --follow PORT --http PORT [--seconds S] [--rate ROWS]
 """
@@ -46,13 +46,13 @@ PATIENCE_SECONDS: Final = 60
 
 
 def main() -> None:
-    """Follows, or writes if told to."""
+    """Follow; with `--write`, write to the table in the second process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", required=True)
     parser.add_argument("--follow", type=int, default=0)
     parser.add_argument("--http", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--rate", type=int, default=0, help="rows a second; 0: all that it can")
+    parser.add_argument("--rate", type=int, default=0, help="rows a second; 0: as many as possible")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     work = _write if options.write else _follow
@@ -98,7 +98,7 @@ async def _follow(options: argparse.Namespace) -> dict[str, float]:
 
 
 async def _write(options: argparse.Namespace) -> dict[str, float]:
-    """One row a transaction at a rate; or as many as it can, many a transaction, on several connections."""
+    """Write one row a transaction at `rate`; with rate 0, 20 rows a transaction on 4 connections."""
     pool = ConnectionPool("psycopg", options.url, cp_reactor=reactor, cp_min=CONNECTIONS, cp_max=CONNECTIONS)
     ids = MultiWriterIdGenerator(pool, STREAM, instance="bench", flavor="postgresql", clock=reactor)
     await ids.start()

@@ -1,1 +1,1 @@
-"""What `scripts/fuzz` is made of."""
+"""The targets of `scripts/fuzz`, and the mutation of inputs."""

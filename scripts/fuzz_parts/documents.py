@@ -1,4 +1,4 @@
-"""Files that people write or record."""
+"""Targets that read files: settings, keys, secrets, and recordings."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ __all__ = ["ConfigTarget", "RecordedTarget"]
 
 
 class ConfigTarget(Target):
-    """A file of settings, of keys, or with a secret. First byte: which."""
+    """Reads a file of settings or of keys, or a secret file; the first byte of the input says which."""
 
     def seeds(self) -> list[bytes]:
         example = (GOLDEN.parents[1] / "contrib" / "config.example.yaml").read_bytes()
@@ -39,13 +39,13 @@ class ConfigTarget(Target):
                     read_secret(path, [])
             except ConfigError as error:
                 if "\n" in str(error):
-                    raise BadAnswer(f"not one line: {error}") from error
+                    raise BadAnswer(f"the message has more than one line: {error}") from error
                 return which, str(error).replace(str(path), "")[:25]
         return which, "good"
 
 
 class RecordedTarget(Target):
-    """What `synrepl replay` reads. First byte: the dialect, or that it is to be found."""
+    """Reads a recording, as `synrepl replay` does. First byte: the dialect, or 0 to detect it."""
 
     def seeds(self) -> list[bytes]:
         found = [path.read_bytes()[:3_000] for path in sorted(GOLDEN.rglob("*.txt"))]

@@ -1,4 +1,4 @@
-"""Inputs made from others: bits turned, pieces taken out, repeated, put together, numbers made extreme."""
+"""Mutation of inputs: flips bits, removes, repeats and joins pieces, replaces words and numbers."""
 
 import random
 import re
@@ -8,13 +8,13 @@ from typing import Final
 __all__ = ["MAX_INPUT", "mutated"]
 
 MAX_INPUT: Final = 200_000
-"""Bytes of an input at most; larger ones cost time, and show nothing else."""
+"""The largest input in bytes; larger ones cost time, and find nothing else."""
 
 NUMBERS: Final = [
     b"0", b"-1", b"1e400", b"2147483648", b"4294967296", b"9223372036854775807", b"9223372036854775808",
     b"-9223372036854775809", b"1" * 400, b"NaN", b"0x10", b"1_0", b"\xd9\xa1", b"+1", b"00", b"1.0",
 ]  # fmt: skip
-"""What programs do not expect of a number."""
+"""Numbers that programs do not expect."""
 
 PIECES: Final = [
     b"\n", b"\r\n", b"\r", b"\0", b" ", b"\t", b"\x0b", b"\x1c", b"\x85", b"\xe2\x80\xa8", b"\xef\xbb\xbf",
@@ -22,14 +22,14 @@ PIECES: Final = [
     b"[", b"]", b"{", b"}", b"[" * 2_000, b"{}", b"null", b"true", b"[[]]", b"%", b"%00", b"%ff", b"%s",
     b"{0}", b"{self}", b"\x1b[2J", b"a" * 20_000, b"&", b"=", b",", b":", b"/", b"..", b"#", b"*", b"!",
 ]  # fmt: skip
-"""What ends, nests, escapes or repeats."""
+"""Texts that end, nest, escape or repeat something."""
 
 DIGITS: Final = re.compile(rb"[0-9]+")
 WORD: Final = re.compile(rb"[A-Za-z_][A-Za-z0-9_-]+")
 
 
 def mutated(chance: random.Random, pool: Sequence[bytes]) -> bytes:
-    """One of these inputs, changed in a few ways, and perhaps put together with another."""
+    """Return one of these inputs with up to eight changes, which may add parts of another input."""
     data = chance.choice(pool)
     for _ in range(chance.choice((1, 1, 2, 2, 3, 5, 8))):
         data = _changed(chance, data, pool)
@@ -64,7 +64,7 @@ def _changed(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes
 
 
 def _replaced(chance: random.Random, what: "re.Pattern[bytes]", data: bytes, by: bytes) -> bytes:
-    """One of the places where this stands."""
+    """Replace one match of the pattern; append the replacement if there is none."""
     places = [found.span() for found in what.finditer(data)]
     if not places:
         return data + by

@@ -1,4 +1,4 @@
-"""Requests over HTTP."""
+"""The target of HTTP requests."""
 
 import atexit
 import itertools
@@ -16,7 +16,7 @@ __all__ = ["HttpTarget"]
 
 
 class Unreachable(Nobody):
-    """Other daemons, none of which answers."""
+    """Clients of other daemons, none of which answers."""
 
     async def hand_over(self, address: Address, asked: HandOver) -> Any:
         raise NotConnected(f"{address} cannot be reached")
@@ -26,7 +26,7 @@ class Unreachable(Nobody):
 
 
 class Site(CopiesCase, FilesSiteCase):
-    """A primary with copies and files, that outlives the test it is made for."""
+    """The site of a primary with replicas and files, made by test cases."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -34,11 +34,11 @@ class Site(CopiesCase, FilesSiteCase):
         self.site = self.make_site(files=self.files, roles=self.roles, relays=self.relays)
 
     def runTest(self) -> None:
-        """Nothing: it is fed from outside."""
+        """Do nothing: the target sends the requests."""
 
 
 class HttpTarget(Target):
-    """Requests as bytes, to the real site. First byte: how they are split."""
+    """Sends bytes to the real site. The first byte of the input is the seed by which they are split."""
 
     GETS: Final = [
         "/", "/livez", "/readyz", "/metrics", "/status", "/v1/status", "/v1/replication", "/v1/leases",
@@ -88,7 +88,7 @@ class HttpTarget(Target):
     def run(self, data: bytes) -> object:
         seed, text = (*data[:1], 0)[0], data[1:]
         if self._made % 200 == 0:
-            # A new log now and then: what came before must not be needed to see a find again.
+            # A new log now and then, so that a find can be repeated without all inputs before it.
             self._site.doCleanups()
             self._site.setUp()
         self._made += 1
@@ -102,7 +102,7 @@ class HttpTarget(Target):
         talk.leave()
         self._site.clock.advance(0.01)
         if len(heard) > MAX_ANSWER:
-            raise BadAnswer(f"{len(heard)} bytes for {len(text)}")
+            raise BadAnswer(f"an answer of {len(heard)} bytes to a request of {len(text)}")
         first = heard.partition(b"\r\n")[0]
         if b" 500 " in first and CATCH_UP.encode() not in text:
             raise BadAnswer(heard[:2_000].decode("latin-1"))

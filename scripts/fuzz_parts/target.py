@@ -1,4 +1,4 @@
-"""What a target of the fuzzer is, and what several of them do."""
+"""The base class of targets, and helpers of several targets."""
 
 import random
 from collections.abc import Iterator
@@ -12,27 +12,27 @@ from twisted.python.failure import Failure
 __all__ = ["MAX_ANSWER", "BadAnswer", "Target", "conversed", "pieces", "words"]
 
 MAX_ANSWER: Final = 8 * 1024 * 1024
-"""Bytes that are answered to one input, at most."""
+"""The largest answer to one input, in bytes."""
 
 
 class Target:
-    """Something that is fed."""
+    """Code that the fuzzer feeds with inputs."""
 
     def seeds(self) -> list[bytes]:
-        """What to begin with, beside the corpus."""
+        """Return the first inputs, besides the corpus."""
         return [b""]
 
     def run(self, data: bytes) -> object:
-        """Feed it; gives what it did, in short."""
+        """Handle one input, and return a short description of the result. Raises `BadAnswer` and others."""
         raise NotImplementedError
 
 
 class BadAnswer(Exception):
-    """An answer that must not be."""
+    """A target gave an answer that is never allowed."""
 
 
 def pieces(data: bytes, seed: int) -> Iterator[bytes]:
-    """The bytes in pieces, split anywhere; with seed 0 in one."""
+    """Yield the bytes in pieces of random sizes; with seed 0 in one piece."""
     chance = random.Random(seed)
     most = chance.choice((1, 7, 100, 5_000)) if seed else len(data) or 1
     position = 0
@@ -43,7 +43,7 @@ def pieces(data: bytes, seed: int) -> Iterator[bytes]:
 
 
 def words(text: bytes) -> tuple[str, ...]:
-    """The words that lines of an answer begin with."""
+    """Return the first words of the lines of an answer, sorted, each once."""
     return tuple(sorted({line.split(b" ")[0].decode("latin-1") for line in text.splitlines()}))
 
 
@@ -58,5 +58,5 @@ def conversed(protocol: Any, clock: Clock, text: bytes, seed: int) -> tuple[byte
     protocol.connectionLost(Failure(ConnectionDone()))
     said = transport.value()
     if len(said) > MAX_ANSWER:
-        raise BadAnswer(f"{len(said)} bytes for {len(text)}")
+        raise BadAnswer(f"an answer of {len(said)} bytes to an input of {len(text)}")
     return said, bool(transport.disconnecting)

@@ -1,7 +1,7 @@
-"""What is fuzzed: each target takes bytes, and lets nothing out but what its page of the manual names.
+"""The targets by name. A target takes bytes, and raises no error except for those that it expects.
 
-A target answers with what it did, in short: an input that made it do something new is worth changing
-further. Whatever it raises is a find.
+A target returns a short description of its result: an input with a new result is mutated further. An error
+that the target raises is a find.
 """
 
 from collections.abc import Callable

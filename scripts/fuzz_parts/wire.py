@@ -1,4 +1,4 @@
-"""What peers say on connections, on native ones, and on the channel of a homeserver."""
+"""Targets of the wire: line connections, native connections, and the Redis channel of a homeserver."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -32,7 +32,10 @@ DIALECTS: Final[Sequence[Dialect]] = (LEGACY, MIDDLE, CURRENT, NEWEST, NATIVE)
 
 
 class SessionTarget(Target):
-    """A conversation, either side, in each dialect. First byte: side and dialect; second: how it is split."""
+    """A line connection, on either side, in each dialect.
+
+    The first byte of the input is the side and the dialect, the second the seed by which the rest is split.
+    """
 
     def seeds(self) -> list[bytes]:
         spoken: dict[tuple[int, bool], list[bytes]] = {}
@@ -52,7 +55,7 @@ class SessionTarget(Target):
         how, seed, text = (*data[:1], 0)[0], (*data[1:2], 0)[0], data[2:]
         whole = self._converse(how, text, 0)
         if seed and (parts := self._converse(how, text, seed)) and parts[1] != whole[1]:
-            raise BadAnswer(f"closed: {whole[1]}; split otherwise: {parts[1]}; {whole[0]!r}")
+            raise BadAnswer(f"closed in one piece: {whole[1]}, in pieces: {parts[1]}; {whole[0]!r}")
         return how % 11, words(whole[0]), whole[1]
 
     def _converse(self, how: int, text: bytes, seed: int) -> tuple[bytes, bool]:
@@ -64,7 +67,7 @@ class SessionTarget(Target):
 
     @staticmethod
     def _served(how: int, text: bytes, seed: int) -> tuple[bytes, bool]:
-        """We are the server; it finds out the dialect, or knows it."""
+        """Send the text to a server, which detects the dialect or is configured for it."""
         one = Cluster()
         one.daemon.append("to_device", [[["@a:hs"]]])
         one.settle(0.01)
@@ -74,7 +77,7 @@ class SessionTarget(Target):
 
     @staticmethod
     def _followed(dialect: Dialect, text: bytes, seed: int) -> tuple[bytes, bool]:
-        """We are the client."""
+        """Send the text to a client."""
         clock = Clock()
         metrics = Metrics(CollectorRegistry())
         follower = Follower(instance="worker", clock=clock, streams=TABLE, metrics=metrics)
@@ -87,14 +90,14 @@ class SessionTarget(Target):
 
     @staticmethod
     def _heard(text: bytes) -> tuple[bytes, bool]:
-        """Messages of a shared channel; those do not depend on how anything is split."""
+        """Send messages of a shared channel, one a line; they are never split."""
         session = Session(BROKER, NEWEST, name="us", seconds=lambda: 0.0)
         kinds = [type(action).__name__ for action in session.receive(text.split(b"\n"))]
         return "\n".join(sorted(set(kinds))).encode(), False
 
 
 class NativeTarget(Target):
-    """Blocks and words between daemons. First byte: who hears them; second: how they are split."""
+    """A native connection. First byte: block reader, replica or primary; second: the seed of the split."""
 
     def seeds(self) -> list[bytes]:
         spoken: list[bytes] = []
@@ -135,7 +138,7 @@ class NativeTarget(Target):
 
     @staticmethod
     def _upstream(text: bytes, seed: int) -> object:
-        """A replica hears it."""
+        """Send the text to a replica."""
         clock = Clock()
         nowhere = MemoryEndpoint(Network(clock), "b", "a")
         connection = NativeUpstream(
@@ -152,7 +155,7 @@ class NativeTarget(Target):
 
     @staticmethod
     def _relayed(text: bytes, seed: int) -> object:
-        """A primary hears it."""
+        """Send the text to a primary."""
         world = World()
         node = world.node("a")
         world.wrote(node, 3)
@@ -171,7 +174,7 @@ def _end(world: World) -> None:
 
 
 class RedisTarget(Target):
-    """Messages on the channel of a homeserver, to one of its processes; a line is a message."""
+    """Messages on the Redis channel of a homeserver, to one of its processes; a line is a message."""
 
     def seeds(self) -> list[bytes]:
         spoken = [one.line for one in said() if one.dialect is CURRENT]
@@ -195,5 +198,5 @@ class RedisTarget(Target):
         told = story.told()
         story.peer.stop()
         if sum(map(len, told)) > MAX_ANSWER:
-            raise BadAnswer(f"{len(told)} lines told")
+            raise BadAnswer(f"{len(told)} lines were published, with more than {MAX_ANSWER} bytes")
         return sorted(kinds), sorted({line.split(" ")[0] for line in told}), bool(story.applied)
