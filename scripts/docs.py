@@ -131,8 +131,8 @@ The models were two protocol libraries without I/O: [h11](https://h11.readthedoc
   `events_received`. Here `feed` returns the actions, so none can be forgotten, and the docstring of an
   action names the event that must be fed after it.
 * websockets parses in a generator, whose lines are in the order of the bytes. Here the generator is
-  `PendingFacts.take`, in `facts.py`: it yields the facts to apply, and the position advances over each when the
-  next one is requested. It can be dropped at any fact; the next generator continues after that fact."""
+  `PendingFacts.take`, in `facts.py`: it yields the facts to apply, and the position advances over each when
+  the next one is requested. It can be dropped at any fact; the next generator continues after that fact."""
 
 FINDING: Final = """\
 A command finds its daemon by `--url`, `--context`, `$SYNREPL_URL` or the context in use, in this

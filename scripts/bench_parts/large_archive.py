@@ -42,7 +42,7 @@ STREAMS = (
 )
 WRITERS = ("master", "worker1", "worker2")
 FACTS = 100
-"""Facts in a file."""
+"""The number of facts in a file."""
 LOG = LogIdentity("a" * 32, "example.org")
 
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def make(folder: Path, commits: int, files: int) -> None:
-    """Write the log of the table: a commit for each batch, and a checkpoint five commits before the end."""
+    """Write the log of the table: a commit for each batch, and a checkpoint at the fifth from the end."""
     log = folder / "_delta_log"
     log.mkdir(parents=True)
     each = files // commits
