@@ -233,7 +233,7 @@ class Story:
         if not runs_on:
             one.wait()
             if process.returncode and not may_fail:
-                raise Failed(f"{command}\nended with {process.returncode}:\n{one.text}")
+                raise Failed(f"{command}\nended with exit code {process.returncode}:\n{one.text}")
             return
         self.running.append(one)
         if re.search(r"synrepl serve|\btwistd\b.* synrepl\b", command, re.DOTALL):

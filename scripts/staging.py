@@ -165,7 +165,7 @@ class Stage:
             facts = [_rows(stream, number) for number in many]
             status, told = ask(daemon.url, f"/v1/streams/{stream}/facts", {"facts": facts, "writer": writer})
             if status != 200:
-                raise RuntimeError(str(told))
+                raise RuntimeError(f"{daemon.url} refused facts of {stream} with {status}: {told}")
 
     @staticmethod
     def put_name(daemon: Daemon, name: str, sha256: str) -> None:
@@ -173,7 +173,7 @@ class Stage:
         row = ["create", name, sha256, 10]
         status, told = ask(daemon.url, "/v1/streams/files/facts", {"facts": [[row]]})
         if status != 200:
-            raise RuntimeError(str(told))
+            raise RuntimeError(f"{daemon.url} refused the name {name} with {status}: {told}")
 
     def wait_until(self, daemon: Daemon, is_so: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
         """Return the daemon's status once `is_so` accepts it. Raises `TimeoutError`, which names `what`."""

@@ -131,7 +131,7 @@ def _run(coroutine: Any) -> None:
         coroutine.send(None)
     except StopIteration:
         return
-    raise AssertionError("it waits")
+    raise AssertionError("the coroutine waits; it was to end at once")
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -55,4 +55,4 @@ def _wait_for(output: IO[str], start: str) -> str:
     for line in output:
         if line.startswith(start):
             return line
-    raise SystemExit("a process of the measurement ended early")
+    raise SystemExit(f"a process ended before it printed a line that begins with {start!r}")

@@ -105,6 +105,6 @@ class HttpTarget(Target):
             raise BadAnswer(f"an answer of {len(heard)} bytes to a request of {len(text)}")
         first = heard.partition(b"\r\n")[0]
         if b" 500 " in first and CATCH_UP.encode() not in text:
-            raise BadAnswer(heard[:2_000].decode("latin-1"))
+            raise BadAnswer(f"answered with 500: {heard[:2_000].decode('latin-1')}")
         error = heard.partition(b'"error":"')[2].partition(b'"')[0]
         return first, error, len(heard).bit_length()
