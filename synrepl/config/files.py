@@ -9,11 +9,11 @@ from synrepl.errors import ConfigError, suggest
 from synrepl.ports.access import ALL_RIGHTS, Key, Right
 
 CERTIFICATE: Final = "certificate"
-"""Stands in place of a secret: the peer authenticates by a TLS certificate with its name."""
+"""In place of a secret in the keys file: the peer authenticates by a TLS certificate with the key's name."""
 
 
 def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
-    """Read the settings of a YAML file. Raises `ConfigError`, also for an unknown key."""
+    """Read the settings of a YAML file. Raises `ConfigError`, also for a key that is not in `known`."""
     import yaml  # Imported late: large, and needed only with a file.
 
     try:
@@ -41,7 +41,7 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
 
 
 def read_secret(path: Path, warnings: list[str]) -> str:
-    """Read the shared secret. Raises `ConfigError`; warns if every user can read the file."""
+    """Read the shared secret. Raises `ConfigError`; adds to `warnings` if every user can read the file."""
     secret = http_client.read_secret(path)
     _warn_if_public(path, warnings)
     return secret
@@ -92,7 +92,7 @@ def _rights(text: str, where: str) -> frozenset[Right]:
     for word in text.split(","):
         if word not in list(Right):
             known = ", ".join(Right)
-            raise ConfigError(f"{where}: the third word must be all, or comma-separated rights of: {known}")
+            raise ConfigError(f"{where}: the third word must be `all` or rights out of {known}")
         found.add(Right(word))
     if Right.REPLICATE in found:
         found.add(Right.READ)

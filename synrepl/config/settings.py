@@ -1,6 +1,6 @@
-"""The settings of a daemon: those of all its parts, and its own, and their validation.
+"""All settings of a daemon, and their validation.
 
-A listener for other machines needs a guard.
+A listener for other machines must authenticate its clients, unless `insecure` is set.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams",
     "Connections": "dialect ping_seconds timeout_seconds heartbeat_seconds reader_bytes max_body_bytes",
 }
-"""The names of the settings by the heading of the manual, in its order."""
+"""The headings of the manual in its order, each with the names of its settings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Settings(
     streams: tuple[Declaration, ...] = setting(
         (),
         "Streams of one's own, by name, each with `key`, `kind` (kept or ephemeral), `columns`"
-        " (none: untyped) and `writers`. A primary declares them when it starts.",
+        " (none: untyped) and `writers`. A primary declares them when it starts or is promoted.",
         parse=parse_declarations,
         metavar="TABLE",
         kind="file",
@@ -104,20 +104,20 @@ class Settings(
     )
     ca_file: Path | None = setting(
         None,
-        "A PEM file with the CA certificates that https:// peers are verified against. None: those of the"
+        "A PEM file with the CA certificates to verify https:// and tls: servers with. None: those of the"
         " system.",
         parse=path,
         example="/etc/synrepl/ca.pem",
     )
     certificate_file: Path | None = setting(
         None,
-        "A PEM file with the client certificate for https:// peers that require one.",
+        "A PEM file with the client certificate for https:// and tls: servers that require one.",
         parse=path,
         example="/etc/synrepl/cert.pem",
     )
     private_key_file: Path | None = setting(
         None,
-        "A PEM file with the private key of that certificate.",
+        "A PEM file with the private key of `certificate_file`.",
         parse=path,
         example="/etc/synrepl/key.pem",
     )
@@ -184,12 +184,12 @@ class Settings(
 
     def credentials(self) -> "Credentials":
         """Return the credentials that this daemon sends to other daemons."""
-        # Imported on use, as below: it loads Twisted, which a command that checks settings does without.
+        # Imported on use: it loads Twisted, which a command that only checks settings does not need.
         from synrepl.transports.credentials import Credentials
 
         if not (self.ca_file or self.certificate_file):
             return Credentials(self.secret)
-        # This one loads OpenSSL.
+        # Imported on use: it loads OpenSSL.
         from synrepl.transports.tls import TlsFiles
 
         files = TlsFiles(
@@ -209,7 +209,7 @@ def settings() -> list[Setting]:
 
 
 def validate(built: Settings) -> None:
-    """Raise `ConfigError` if the settings contradict each other."""
+    """Raise `ConfigError` for settings that contradict each other, or open an unauthenticated listener."""
     _check_open(built)
     _check_name(built)
     if built.upstream is None and (built.upstream_streams or built.upstream_writers):
@@ -224,12 +224,12 @@ def validate(built: Settings) -> None:
     if built.timeout_seconds <= built.ping_seconds:
         raise ConfigError(
             f"--timeout-seconds must be longer than --ping-seconds ({built.ping_seconds:g}),"
-            " or peers time out"
+            f" not {built.timeout_seconds:g}: an idle connection would be closed before its first PING"
         )
 
 
 def is_loopback(description: str) -> bool:
-    """Whether only this machine can connect to such an endpoint.
+    """Whether only this machine can connect to this server endpoint.
 
     An inherited socket (``systemd:``) counts as open, since its address is not known.
     """
@@ -250,16 +250,13 @@ def is_loopback(description: str) -> bool:
 
 
 def requires_certificates(description: str) -> bool:
-    """Whether clients of such an endpoint must show a certificate."""
+    """Whether clients of this server endpoint must show a certificate."""
     kind, _, named = split(description)
     return kind == "tls" and "trustRoots" in named
 
 
 def _check_open(built: Settings) -> None:
-    """Refuse a listener that other machines can reach without a secret, a key or a certificate.
-
-    The setting `insecure` allows it.
-    """
+    """Refuse a listener that other machines can reach without authentication, unless `insecure` is set."""
     if built.insecure:
         return
     for_replicas = built.dialect is not None and serving(built.dialect).is_replica
@@ -275,7 +272,7 @@ def _check_open(built: Settings) -> None:
     if not (built.secret or built.keys or is_loopback(built.http) or requires_certificates(built.http)):
         raise ConfigError(
             f"--http {built.http} is reachable from other machines without a secret:"
-            f" use {_fix(built.http)}, set a --secret-file, or set --insecure"
+            f" use {_fix(built.http)}, or set --secret-file, --keys-file or --insecure"
         )
 
 

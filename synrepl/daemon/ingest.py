@@ -49,7 +49,7 @@ class IngestServices:
         return [one.stream for one in self._followed_tables()]
 
     def refusal(self, stream: str, writer: str) -> str:
-        """Why a fact cannot be posted to this stream, if a source brings its facts; empty if it can."""
+        """Return why facts of this writer cannot be posted to this stream; empty if they can."""
         if self._write_policy is None or self._log is None:
             return ""
         if self.sources is not None and (why := self.sources.refusal(stream, writer)):
@@ -72,10 +72,10 @@ class IngestServices:
             await part.stop()
 
     def _followed_tables(self) -> "list[TableStream]":
-        """The tables that are followed, in contrast to those that only fill gaps.
+        """Return the tables to read live facts from, without those that only fill gaps.
 
-        If Redis carries the stream too, only rows of the writers that this process publishes are read: real
-        writers store no position for some streams, so that only the writers know how far they are.
+        With Redis, a stream that this daemon publishes there is read for the published writers only. Facts
+        of other writers come from Redis: for some streams those store no position in the database.
         """
         followed = [one for one in self._settings.table_streams if not one.for_catch_up]
         if self._settings.redis is None:
@@ -99,7 +99,7 @@ class IngestServices:
 
         for one in followed:
             if one.stream not in self._daemon.table or self._daemon.table[one.stream].ephemeral:
-                raise ConfigError(f"table_streams: {one.stream} is not a stream that the log stores")
+                raise ConfigError(f"table_streams: {one.stream} is not a known stream, or is ephemeral")
         url = settings.tables_database or settings.database
         try:
             database = Database(url, what="synrepl-tables")

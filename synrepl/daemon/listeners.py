@@ -28,7 +28,7 @@ FAREWELL_SECONDS: Final = 2.0
 
 
 class Listeners:
-    """The ports that the settings name, in `ports`: those for followers in that order, then HTTP."""
+    """Opens and closes the ports of a daemon: those of `listen` in their order, then that of `http`."""
 
     _logger = Logger()
 
@@ -98,8 +98,9 @@ class Listeners:
             factory.close(why)
 
     def history_lost(self, stream: str) -> None:
-        """Disconnect the followers, which hold facts that the log has discarded: after the reconnect they
-        receive the new position of the stream, and read it again.
+        """Disconnect all followers, since some have facts that the log has discarded.
+
+        When a follower connects again, it receives the new position of the stream, and reads it again.
         """
         self.close_followers(f"history of {stream} was lost, a new epoch has begun")
 
@@ -116,7 +117,7 @@ class Listeners:
             self._site.recheck()
 
     def unsent_bytes(self) -> int:
-        """Bytes in the send buffers of followers."""
+        """Bytes in the send buffers of followers and replicas."""
         return sum(_unsent(protocol.transport) for protocol in self._protocols())
 
     async def stop(self) -> None:
@@ -129,7 +130,7 @@ class Listeners:
         self.close_followers("server shutting down")
 
     async def drain(self) -> None:
-        """Wait until followers have received what was sent to them, at most `FAREWELL_SECONDS`."""
+        """Wait until all connections are closed, with everything sent, at most `FAREWELL_SECONDS`."""
         until = self._reactor.seconds() + FAREWELL_SECONDS
         while any(self._protocols()) and self._reactor.seconds() < until:
             await sleep(self._reactor, 0.01)

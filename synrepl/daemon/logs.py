@@ -56,5 +56,5 @@ def _open(path: Path) -> IO[Any]:
     try:
         found = LogFile(path.name, str(path.parent.absolute()), rotateLength=None, defaultMode=FILE_MODE)
     except OSError as error:
-        raise ConfigError(f"--log-file {path}: {error.strerror}") from error
-    return cast("IO[Any]", found)  # it has what an observer needs of one
+        raise ConfigError(f"cannot open --log-file {path}: {error.strerror}") from error
+    return cast("IO[Any]", found)  # An observer only calls `write` and `flush`.

@@ -23,7 +23,7 @@ from synrepl.ports.time import Timer
 MAX_DESCRIPTORS: Final = 65_536
 
 REPORT_SECONDS: Final = 1.0
-"""Seconds between two reports. The watchdog may shorten them."""
+"""Seconds between two reports to systemd; half of the watchdog's timeout if that is shorter."""
 
 EXTEND_SECONDS: Final = 60
 """Seconds by which a replica without a complete copy extends its start, with each report."""
@@ -34,9 +34,9 @@ _logger = Logger(namespace="synrepl.process")
 def prepare_process(daemon: Daemon, reactor: Any, read: Callable[[], Settings]) -> None:
     """Prepare this process for a daemon.
 
-    On SIGHUP the log files are reopened and the settings that `read` returns are applied. An unhandled
-    MemoryError ends the process. The limit of file descriptors is raised. systemd is notified, if it started
-    this process.
+    On SIGHUP the log files are reopened, and the secrets, keys and certificates that `read` returns are
+    applied. A logged MemoryError ends the process. The limit of file descriptors is raised. systemd is
+    notified, if it started this process.
     """
     systemd = Systemd(daemon, reactor)
     reactor.callWhenRunning(systemd.start)
@@ -79,7 +79,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def _reload(daemon: Daemon, read: Callable[[], Settings], systemd: "Systemd") -> None:
-    """Reopen the log files, which logrotate has moved, and apply the current settings."""
+    """Reopen the log files, which logrotate has moved, and apply the current secrets and certificates."""
     systemd.reloading()
     # Twisted keeps no list of its log files.
     for found in gc.get_objects():

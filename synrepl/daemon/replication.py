@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class ReplicationServices:
     """The role, the relays, the leases and the files of one daemon.
 
-    `changed` is called after each change of the role. Until `start` the log refuses facts.
+    `changed` is called whenever the role may have changed. Until `start` the log refuses facts.
     """
 
     _logger = Logger()
@@ -113,11 +113,11 @@ class ReplicationServices:
 
     @property
     def replica(self) -> "Replica | None":
-        """The replica's side of the connection to the upstream; None on a primary."""
+        """The replica's side of the connection to the upstream; None unless this daemon is a replica."""
         return self.roles.replica
 
     async def start(self) -> None:
-        """Assume the configured role. Raises `StorageError` if the file store cannot be opened."""
+        """Assume the role that the settings or the log give. Raises `StorageError` of the file store."""
         await self.files.start()
         self.roles.start()
         # Before the ports open, so that the first request need not be retried.
@@ -206,7 +206,10 @@ class ReplicationServices:
             await self._log.note(**notes)
 
     def _upstream(self, where: Address | None) -> "IUpstream":
-        """The upstream at this address, over the transport of the configured one: native or HTTP."""
+        """Return the upstream at `where` (None: the configured one).
+
+        HTTP is used if the configured upstream is an HTTP address, or if `where` has no usable endpoint.
+        """
         settings = self._settings
         configured = settings.upstream_address
         over_http = bool(configured.http)
@@ -239,7 +242,7 @@ class ReplicationServices:
         )
 
     def _secret_of(self, address: Address) -> str | None:
-        """The secret for requests to this daemon: a replica's own secret, if it has one."""
+        """Return the secret for requests to the daemon at `address`: that of its key, or the shared one."""
         leases = self.relays.leases.all()
         lease = next((one for one in leases if Address.parse(one.address).is_same(address)), None)
         key = None if lease is None else self._daemon.keyring.for_name(lease.name)
@@ -277,11 +280,11 @@ class ReplicationServices:
             return [(f"stopped: {replica.why}", replica.since)]
         lag = replica.lag_seconds()
         if lag > self._settings.stale_seconds:
-            return [(f"stale: this copy may lack everything of the last {lag:.0f} seconds", now - lag)]
+            return [(f"stale: this copy may lack the facts of the last {lag:.0f} seconds", now - lag)]
         return []
 
     def _state(self) -> str:
-        """The state (`status.STATES`) that the reasons put this daemon in; empty if there is none."""
+        """Return the state (`status.STATES`) if this daemon is not ready or hands over; otherwise nothing."""
         if self.roles.role == "fenced":
             return "fenced"
         if self.roles.handover.is_active:
@@ -365,5 +368,5 @@ def _starting(stream: str) -> StorageError:
 
 
 def _is_endpoint(text: str) -> bool:
-    """Whether this is an endpoint string; a peer may have sent anything."""
+    """Whether this is an endpoint of a permitted type: a peer may have sent anything."""
     return text.partition(":")[0] in REPLICA_TYPES

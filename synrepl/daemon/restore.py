@@ -23,7 +23,7 @@ COMMIT_FACTS: Final = 8_000
 PROGRESS_SECONDS: Final = 5.0
 
 FACTS: Final = [name for name in COLUMNS if name not in ("seq", "key")]
-"""The columns that make a fact."""
+"""The columns of a snapshot's file that facts are made of."""
 
 _log = Logger(namespace="synrepl.daemon.restore")
 
@@ -31,15 +31,15 @@ _log = Logger(namespace="synrepl.daemon.restore")
 async def restore_snapshot(
     log: Log, location: str, reactor: Any, *, server_name: str | None, is_replica: bool
 ) -> None:
-    """Restore the snapshot at `location` (a folder or URI) into this log, which continues at its position.
+    """Restore the snapshot at `location` (a folder or URI) into this log.
 
-    A log that has facts, or was a copy before, is left unchanged. A primary begins a new epoch
-    (``restored``): other daemons may know later facts, which are not part of this history. A log without a
-    `server_name` (None) stores that of the snapshot. Raises
+    The log then continues at the position of the snapshot. A log that has facts, or was a copy before, is
+    left unchanged. A primary begins a new epoch (``restored``): other daemons may know later facts, which are
+    not part of this history. Without a `server_name` (None) the log stores that of the snapshot. Raises
     `ConfigError` or `StorageError` if the snapshot cannot be restored; the log then stays empty.
     """
     if log.serial or log.notes.get("joined") is not None:
-        _log.info("the snapshot was not restored: the log is not empty (serial {serial})", serial=log.serial)
+        _log.info("--snapshot is ignored: the log is not new, it is at serial {serial}", serial=log.serial)
         return
     seconds = reactor.seconds
     store = Store(location)
@@ -49,7 +49,7 @@ async def restore_snapshot(
         snapshot = await thread.run(lambda: _checked(store, server_name))
         copy = await log.open_staged_copy()
         if copy.position.serial:
-            # A rest of an interrupted restore, or of an earlier JOIN.
+            # The remains of an interrupted restore or join.
             await log.drop_copy(copy)
             copy = await log.open_staged_copy()
         began = logged = seconds()
@@ -105,7 +105,7 @@ async def restore_snapshot(
 
 
 def _checked(store: Store, server_name: str | None) -> SnapshotManifest:
-    """The snapshot, after a checksum of all its files. Runs in a thread."""
+    """Return the snapshot if the checksums of all its files are right. Runs in a thread."""
     snapshot = read_snapshot(store)
     if snapshot is None:
         raise ConfigError(f"{store} has no snapshot; synrepl pipeline compact makes one")
@@ -115,7 +115,7 @@ def _checked(store: Store, server_name: str | None) -> SnapshotManifest:
         if store.sha256(part.path) != part.sha256:
             raise StorageError(
                 op="restore",
-                why=f"{store}: {part.path} is damaged: its checksum differs from the snapshot",
+                why=f"{store}: {part.path} is damaged: its checksum is not the one in the snapshot",
                 hint="make the snapshot again: synrepl pipeline compact --full",
             )
     return snapshot
@@ -128,7 +128,8 @@ def _read(store: Store, part: PartFile) -> list[Fact]:
     with store.filesystem.open_input_file(store.path(part.path)) as source:
         found = list(_facts(pq.ParquetFile(source)))
     if len(found) != part.facts:
-        raise StorageError(op="restore", why=f"{store}: {part.path} has {len(found)} facts, not {part.facts}")
+        why = f"{store}: {part.path} has {len(found)} facts, but the snapshot counts {part.facts}"
+        raise StorageError(op="restore", why=why)
     return found
 
 

@@ -78,11 +78,11 @@ class Daemon(Service):
 
     @property
     def has_copy(self) -> bool:
-        """Whether the ports are open, and a replica has a complete copy of its upstream's log."""
+        """Whether the ports are open and, on a replica, the copy of the upstream's log is complete."""
         return self.ready.called and self.replication is not None and self.replication.roles.is_whole
 
     def describe(self) -> str:
-        """Describe the state in a line: role and position, then the first problem."""
+        """Describe the state in a line: role and position, then the first reason not to be ready."""
         if self._services is None or self.replication is None:
             return f"cannot start: {self.failure}" if self.failure else "starting"
         log, reasons = self._services.log, self._services.not_ready_reasons()
@@ -137,7 +137,7 @@ class Daemon(Service):
         log = await self._open_log(ingest)
         self._stops.append(log.stop)
         self._check_name(log)
-        # First among the watchers: the others find the new streams in the table.
+        # The first subscriber of the log: the others find newly declared streams in the table.
         declared = self.declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
         log.subscribe(self.metrics.count_facts)
         publisher = Publisher(
@@ -168,7 +168,7 @@ class Daemon(Service):
         log.on_replaced(replication.files.rebuild)
         await replication.start()
         if replication.roles.role == PRIMARY:
-            # Before the ports open: a bad source must stop the start.
+            # Before the ports open: a source that cannot be opened ends the start.
             ingest.open(log, publisher)
             await self._declare_streams()
         self._stops.append(listeners.stop)
@@ -225,7 +225,7 @@ class Daemon(Service):
         return log
 
     def _check_name(self, log: Log) -> None:
-        """Refuse, or warn of, a primary's log that belongs to no homeserver."""
+        """Warn of a primary's log that belongs to no homeserver. With `needs_name`, refuse an empty one."""
         if not self._lacks_name or "server_name" in log.notes:
             return
         if self._needs_name and not log.serial and not log.trimmed_upto.serial:
@@ -236,7 +236,7 @@ class Daemon(Service):
 
     @property
     def _lacks_name(self) -> bool:
-        """Whether only the log can name the homeserver."""
+        """Whether neither a setting nor an upstream names the homeserver: only the log can."""
         return self.settings.upstream is None and not self.settings.is_named
 
     def _new_log_error(self) -> ConfigError:
@@ -297,7 +297,7 @@ class Daemon(Service):
                 self._logger.error("{why}", why=error)
         except ReplicationError as error:
             self.failure = str(error)
-            self._logger.critical("stopping after a failure: {why}", why=self.failure)
+            self._logger.critical("ingest cannot start or stop, the daemon stops: {why}", why=self.failure)
             self._on_failure()
 
     def _on_epoch_started(self, log: Log, replication: ReplicationServices) -> None:
@@ -309,7 +309,7 @@ class Daemon(Service):
     def reload(self, fresh: Settings) -> None:
         """Reload secrets, keys and certificates, and disconnect peers whose key or certificate is gone.
 
-        Other changed settings need a restart. The log names them.
+        Other changed settings need a restart: a log line names them.
         """
         self.keyring.replace(fresh.keyring())
         self.credentials.replace(fresh.credentials())
@@ -319,13 +319,13 @@ class Daemon(Service):
         for warning in fresh.warnings:
             self._logger.warn("{warning}", warning=warning)
         later = [
-            one.flag
+            one.name
             for one in all_settings()
             if one.name not in RELOADED and getattr(self.settings, one.name) != getattr(fresh, one.name)
         ]
         self._logger.info(
             "reloaded secrets, keys and certificates; reopened log files{later}",
-            later=f"; a restart is needed for --{', --'.join(later)}" if later else "",
+            later=f"; a restart is needed for changes of {', '.join(later)}" if later else "",
         )
 
     # -- stopping ------------------------------------------------------------------------------------------

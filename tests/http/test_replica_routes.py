@@ -65,7 +65,7 @@ class Stale:
     """Of what a daemon says of its copies, that it lacks something."""
 
     def not_ready_reasons(self) -> list[tuple[str, float]]:
-        return [("stale: this copy may lack everything of the last 61 seconds", 0.0)]
+        return [("stale: this copy may lack the facts of the last 61 seconds", 0.0)]
 
 
 class DescribedRelays(Stale):

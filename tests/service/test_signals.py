@@ -75,7 +75,7 @@ def test_a_new_secret_counts_from_sighup_on(tmp_path: Path) -> None:
         daemon.wait_for(RELOADED)
 
         assert [401, 200, 401] == [status(daemon, one) for one in ("old", "new", "dashboard")]
-        daemon.wait_for("a restart is needed for --retain-seconds")
+        daemon.wait_for("a restart is needed for changes of retain_seconds")
 
 
 def test_settings_that_make_no_sense_change_nothing(tmp_path: Path) -> None:

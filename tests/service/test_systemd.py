@@ -190,7 +190,7 @@ def test_a_log_file_is_reopened_and_filtered(tmp_path: Path) -> None:
     options = ("--server-name", "a", "--log-file", str(log), "--log-format", "json", *ANY_PORTS)
     with Process("-m", "synrepl", "serve", *options, cwd=tmp_path) as process:
         assert 2 == process.wait()
-        said = f"Error: --log-file {log}: No such file or directory; see synrepl serve --help"
+        said = f"Error: cannot open --log-file {log}: No such file or directory; see synrepl serve --help"
         assert [said] == process.lines
     log.parent.mkdir()
     with Process("-m", "synrepl", "serve", *options, cwd=tmp_path) as process:
