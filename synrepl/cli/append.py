@@ -28,7 +28,7 @@ BATCH: Final = 500
 """Default number of facts per request."""
 
 PATIENCE_SECONDS: Final = 30.0
-"""How long a batch is retried while the daemon does not respond."""
+"""How long a batch is retried by default while the daemon does not respond."""
 
 POST_SECONDS: Final = 60.0
 """The timeout of a request with a batch."""
@@ -46,7 +46,7 @@ def post_facts(
 
     Every attempt has the same idempotency key, so that facts are stored once even if a response was lost.
     The next batch must wait for this response, which keeps the order. Raises `HttpError` if the daemon
-    refuses the facts or another one is the primary, and `CliError` if it does not respond.
+    refuses the facts or another daemon is the primary, and `CliError` once retries have failed too.
     """
     head: dict[str, Any] = {"idempotency_key": uuid.uuid4().hex}
     if writer is not None:
@@ -103,7 +103,7 @@ def append(stream: str, daemon: DaemonTarget, writer: str | None, batch: int) ->
         sys.exit(0)
     except KeyboardInterrupt:
         raise CliError(
-            f"interrupted; {appending.stored_text}; the batch in progress may have been stored as well"
+            f"interrupted; {appending.stored_text}; only the batch in progress may have been stored as well"
         ) from None
 
 
@@ -113,7 +113,7 @@ def _note_new_writer(daemon: DaemonTarget, stream: str, writer: str) -> None:
         status = daemon.connect().json(STATUS.request())
         writers = sorted(status["streams"][stream]["writers"])
     except (*REQUEST_ERRORS, KeyError, TypeError):
-        return  # appending reports what is wrong
+        return  # The append itself reports what is wrong.
     if writers and writer not in writers:
         text = f"note: {writer} is a new writer of {stream}{suggest(writer, writers)}"
         click.echo(printable(text), err=True)

@@ -79,7 +79,7 @@ def lint(registry: str, captures: tuple[Path, ...], daemon: DaemonTarget, output
 
 
 class _SeenInvalidations:
-    """The names of seen invalidations and the lengths of their keys. No cache is invalidated."""
+    """The names in the read invalidations, and the lengths of their keys. No cache is invalidated."""
 
     def __init__(self, registry: CacheRegistry) -> None:
         self.names = NameCounts()

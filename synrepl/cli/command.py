@@ -1,4 +1,4 @@
-"""The base of commands: groups that import late, help in groups, and errors of one line with an exit code."""
+"""Base classes of commands: groups that import late, help in groups, one-line errors with an exit code."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -60,8 +60,8 @@ class CliCommand(click.Command):
 class LazyGroup(click.Group):
     """A group of commands in other modules, each imported when it is used: `--help` imports none.
 
-    `places` maps the name of a command to ``module:attribute`` and the line that the list of commands shows,
-    which is the first line of the command's own help. `headings` maps the headings of that list to names.
+    `places` maps the name of a command to ``module:attribute`` and its line in the list of commands.
+    `headings` maps the headings of that list to the names below each, separated by spaces.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
         self.headings = headings or {"Commands": " ".join(places)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the table."""
+        """The names of the commands, in the order of `places`."""
         return list(self.places)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -95,7 +95,7 @@ class LazyGroup(click.Group):
 
 
 class MainGroup(LazyGroup):
-    """The commands of the program. Every mistake ends a command with one line on standard error."""
+    """The commands of the program. An expected error ends a command with one line on standard error."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _one_line():
@@ -108,7 +108,7 @@ class MainGroup(LazyGroup):
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Replace the errors of wrong usage, and those that synrepl raises on purpose, by a `CliError`."""
+    """Replace an error of wrong usage by a `UsageMistake`, and a `ReplicationError` by a `CliError`."""
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:

@@ -26,9 +26,9 @@ def config() -> None:
 def check(file: Path, output: Output) -> None:
     """Check the YAML file FILE, and show where the daemon would listen, and what guards each listener.
 
-    Nothing is opened. Exit code 2: the daemon would not start with this file.
+    No port and no database is opened. Exit code 2: the daemon would not start with this file.
     """
-    from synrepl.config import Settings, is_loopback  # late: they import every part that has settings
+    from synrepl.config import Settings, is_loopback  # Imported late: they load every part that has settings.
 
     try:
         built = Settings.build(file=file)

@@ -63,9 +63,9 @@ class Contexts(msgspec.Struct):
         return self.by_name[name]
 
     def add(self, name: str, context: Context) -> None:
-        """Add or replace a context. Raises `ConfigError` for a name with other characters."""
+        """Add or replace a context. Raises `ConfigError` for an invalid name."""
         if NAME.fullmatch(name) is None:
-            raise ConfigError(f"a context is named by letters, digits, - and _, not {name!r}")
+            raise ConfigError(f"name {name!r}: use 1 to 63 letters, digits, - and _, a letter or digit first")
         self.by_name[name] = context
 
     def save(self) -> None:
@@ -141,7 +141,7 @@ def use(name: str) -> None:
 @click.option("--url", required=True, metavar="URL", help="The HTTP address of the daemon.")
 @secret_option
 def add(name: str, url: str, secret_file: Path | None) -> None:
-    """Add a daemon as NAME, or change its address. The first one is in use from then on."""
+    """Add a daemon as NAME, or replace its address. The first one added is then the one in use."""
     daemon = BlockingClient(url)  # raises if this is not a URL
     contexts = Contexts.load()
     contexts.add(name, Context(daemon.url, secret_file.absolute() if secret_file is not None else None))

@@ -53,9 +53,9 @@ def demo(data: Path | None, port: int, http_port: int, once: bool) -> None:
             daemon = _Daemon(stack, data, port, http_port)
             click.echo(f"the daemon serves followers at {daemon.follow} and HTTP at {daemon.url}")
             is_same = _demonstrate(stack, daemon, data)
-            click.echo("everything came out, once" if is_same else "NOT everything came out as it went in")
+            click.echo("each worker received each row once" if is_same else "NOT as recorded: see the table")
             if not once:
-                click.echo("\nIt goes on serving until Ctrl-C. To look:")
+                click.echo("\nThe daemon goes on serving until Ctrl-C. To look at it:")
                 click.echo(f"  synrepl tail {daemon.follow} --http {daemon.url}")
                 click.echo(f"  synrepl status --url {daemon.url}      or {daemon.url}/status in a browser")
                 daemon.process.wait()
@@ -116,7 +116,7 @@ class _Daemon(_Process):
             "--listen", f"tcp:{port}:interface=127.0.0.1", "--http", f"tcp:{http_port}:interface=127.0.0.1",
         )  # fmt: skip
         if not self.wait_until(lambda: "ready: " in self._last):
-            raise CliError(self._last or "the daemon does not start")
+            raise CliError(self._last or "the daemon ended, or was not ready in 60 seconds")
 
     def on_line(self, line: str) -> None:
         self._last = line
@@ -189,7 +189,7 @@ def _replay(file: Path, daemon: _Daemon) -> None:
     command = [sys.executable, "-m", "synrepl", "replay", str(file), "--url", daemon.url, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603  # as above
     if done.returncode:
-        raise CliError(f"replaying {file} failed")
+        raise CliError(f"cannot replay {file}: see the message above")
     found = json.loads(done.stdout)
     click.echo(
         f"replayed {found['rows']} rows, recorded from a Synapse that speaks {found['dialect']},"

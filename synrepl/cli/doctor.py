@@ -26,7 +26,7 @@ WHAT: Final = {
     "other": "an unknown database",
 }
 IDLE: Final = ("silent_writer", "writer_behind")
-"""Kinds of notes on writers that are idle, and hold nothing back."""
+"""Kinds of notes on writers that are probably idle. The text output counts them in one line."""
 READ_ONLY: Final = (
     "nothing was changed: a homeserver's database is only read. Stop the homeserver, and run the"
     " statements above."
@@ -49,7 +49,7 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, output: Output
     A Synapse database is recognized and only read: the repair is printed as SQL. Exit code 1: there is a
     problem that was not repaired.
     """
-    # Imported on use, as below: they load Twisted.
+    # Imported on use, also below: these load Twisted.
     from synrepl.storage.databases import Database
     from synrepl.storage.doctor.examination import Doctor
 
@@ -111,7 +111,7 @@ def _lines(diagnosis: "Diagnosis", *, fix: bool) -> Iterator[str]:
             yield f"    {complaint.statement};"
     if idle:
         of = ", ".join(dict.fromkeys(one.stream for one in idle))
-        yield f"note: {counted(len(idle), 'idle writer')} of {of}; synrepl doctor --json names them"
+        yield f"note: idle or gone: {counted(len(idle), 'writer')} of {of}; synrepl doctor --json names them"
     if diagnosis.is_healthy:
         again = " any more" if fix and diagnosis.complaints else ""
         yield click.style(f"nothing is wrong{again}", "green")

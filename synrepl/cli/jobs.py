@@ -119,7 +119,7 @@ def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Command], Comm
 
 @contextmanager
 def spark_session(daemon: DaemonTarget | None, options: dict[str, Any]) -> Iterator["SparkSession"]:
-    """Provide a session with the options of `SPARK` for a job. A failure becomes a one-line `CliError`.
+    """Provide a session with the options of `SPARK` for a job. Expected failures become a `CliError`.
 
     A daemon that does not respond is reported before Spark starts.
     """
@@ -165,14 +165,14 @@ def _with_secret(daemon: DaemonTarget | None) -> dict[str, Any]:
 def _with_secret_file(daemon: DaemonTarget) -> dict[str, Any]:
     """Return the arguments `url` and `secret_file` of a job whose tasks read or write a daemon.
 
-    Tasks may have another working directory.
+    The path is absolute: tasks may have another working directory.
     """
     path = daemon.secret_file
     return {"url": daemon.url, "secret_file": None if path is None else str(path.absolute())}
 
 
 def _stop_on_signal() -> Callable[[], bool]:
-    """From now on, keep SIGINT and SIGTERM from ending the job. Return whether one has arrived."""
+    """Keep SIGINT and SIGTERM from ending the job. The returned function tells whether one has arrived."""
     received: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: received.append(number))
@@ -263,14 +263,14 @@ def optimize_command(session: "SparkSession", archive: "Store", target_mb: int, 
     "--retain-hours",
     type=click.IntRange(0),
     default=168,
-    help="Keep the files that a version of the last hours has, for readers and for jobs that still write.",
+    help="Keep the files of all versions of this many hours, for readers and for jobs that still write.",
 )
 @click.option("--dry-run", is_flag=True, help="List the files only.")
 @json_option
 def vacuum_command(archive: str, retain_hours: int, dry_run: bool, output: Output) -> None:
     """Remove the files that merges have replaced, and those that aborted runs have left.
 
-    Versions of the archive before that cannot be read any more.
+    Versions of the archive that are older than --retain-hours may then be unreadable.
     """
     from synrepl.pipeline.archive.table import ArchiveTable
     from synrepl.pipeline.store import Store
@@ -327,8 +327,8 @@ def _tables_lines(done: Any) -> Iterator[str]:
 def tables_command(session: "SparkSession", archive: "Store", **options: Any) -> Any:
     """Update tables of an archive: who changed devices, who read what, which rooms are busy, hot caches.
 
-    Each is a Delta table in OUT. A run reads only the facts archived since the last run, and counts each fact
-    exactly once, even if a process is killed at any time.
+    Each is a Delta table in the directory of --out. A run reads only the facts archived since the last run,
+    and counts each fact exactly once, even if a process is killed at any time.
     """
     from synrepl.pipeline.tables.tables import update_tables
 
@@ -343,7 +343,7 @@ def _audit_lines(done: Any) -> Iterator[str]:
         )
         yield f"{finding.what}: {of}{tokens}{': ' if of or tokens else ''}{finding.sentence}"
     if done.omitted:
-        yield f"and {done.omitted} more"
+        yield f"and {done.omitted} more findings"
     looked = (
         f"{done.facts:,} facts, {done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in"
         f" {counted(done.files, 'file')} of version {done.version},"
@@ -393,7 +393,7 @@ def _report_lines(done: Any) -> Iterator[str]:
 def report_command(
     session: "SparkSession", archive: "Store", out: Path, daemon: DaemonTarget | None, **options: Any
 ) -> Any:
-    """Write a page on the archive to OUT: throughput, lag, hot caches and gaps.
+    """Write a page on the archive to the directory of --out: throughput, lag, hot caches and gaps.
 
     With --url the page includes the leases of the daemon.
     """

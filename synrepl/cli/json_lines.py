@@ -13,7 +13,7 @@ class OutputClosed(Exception):
 
 
 class JsonLines:
-    """A buffer of JSON lines. Lines are handed to the system when `flush` returns."""
+    """A buffer of JSON lines. `flush` writes them, by default to standard output."""
 
     def __init__(self, stream: BinaryIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stdout.buffer

@@ -17,7 +17,7 @@ from synrepl.cli.command import MainGroup
         "who": ("synrepl.cli.status:who", "Show the followers of a daemon."),
         "streams": ("synrepl.cli.streams:streams", "Show the streams of a daemon, or declare one."),
         "replicas": ("synrepl.cli.status:replicas", "Show the replicas of a daemon."),
-        "tail": ("synrepl.cli.tail:tail", "Follow a server, a Redis or a recording."),
+        "tail": ("synrepl.cli.tail:tail", "Follow a server, a Redis or the changelog of a daemon."),
         "append": ("synrepl.cli.append:append", "Append rows from standard input."),
         "replay": ("synrepl.cli.replay:replay", "Append the rows of a recorded session."),
         "leases": ("synrepl.cli.status:leases", "List, add and drop leases of replicas."),

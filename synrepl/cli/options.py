@@ -44,7 +44,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
     retry: bool
 
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> http_client.BlockingClient:
-        """Return a client whose responses are safe to show on a terminal; `timeout` is the default."""
+        """Return a client whose responses are safe to print; ``--timeout`` overrides `timeout` (seconds)."""
         return http_client.BlockingClient(
             self.url,
             secret=read_secret(self.secret_file),
@@ -63,7 +63,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
             raise CliError(f"{client.url}: {error}") from error
 
     def retry_delays(self, patience: float) -> Iterator[float]:
-        """Yield the seconds to wait before each retry, as long as the options say or else `patience` says."""
+        """Yield the seconds to wait before each retry, for `timeout` or else `patience` seconds in all."""
         return retry_delays(self.timeout or patience) if self.retry else iter(())
 
     def ask_status(self) -> dict[str, Any]:
@@ -83,9 +83,9 @@ def send(
     delays: Iterator[float],
     on_failure: Callable[[http_client.ConnectError | http_client.HttpError], None] = lambda error: None,
 ) -> Any:
-    """Send a request, again after each of these delays while failures are transient; return the response.
+    """Send a request and return the response. After a transient failure, wait for the next delay and retry.
 
-    Calls `on_failure` with each failure, and raises the last one.
+    Calls `on_failure` with each failure, and raises the one that is not retried.
     """
     while True:
         try:
@@ -125,7 +125,7 @@ secret_option = _connection_option(
 def with_options(
     run: Callable[..., Any], command: Command, options: Iterable[Callable[[Any], Any]]
 ) -> Command:
-    """Return `run` with the name, the help and the options of `command`, and before those these options."""
+    """Return `run` with the name and help of `command`; `options` are listed before those of `command`."""
     decorated: Any = update_wrapper(run, command)
     for option in reversed([*options]):
         decorated = option(decorated)
@@ -155,7 +155,7 @@ def daemon_options(
         duration_option(
             "--timeout",
             group=CONNECTION,
-            help="How long to try [default: a limit for each request; 60s with --retry]",
+            help="How long to try [default: a limit for each request; with --retry 60s, to append facts 30s]",
         ),
         _connection_option(
             "--retry/--no-retry",
@@ -242,7 +242,7 @@ def confirm(*, yes: bool) -> None:
 
 
 class _ParsedType(click.ParamType[T]):
-    """A type of options whose texts `parse` reads. Its `ConfigError` explains a mistake."""
+    """A type of options that `parse` reads from text. Its `ConfigError` is shown as wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[Any], T]) -> None:
         self.name = name

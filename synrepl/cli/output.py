@@ -1,4 +1,4 @@
-"""The output of synrepl tail: lines, positions, the log level and the end."""
+"""The output of synrepl tail: lines, saved positions, the log level, and when the command ends."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from synrepl.wire.dialect import Dialect
 class TailOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a tail follows, and how. `endpoint` is a URL, or a Twisted client endpoint string.
 
-    A position in `state` comes before `start`. Missing rows are fetched from `http`.
+    A position in `state` overrides `start`. Missing rows are fetched from `http`.
     """
 
     endpoint: str

@@ -19,7 +19,7 @@ from synrepl.http_client import REQUEST_ERRORS, BlockingClient
 
 
 class Advance:
-    """A progress bar on a terminal's standard error. `total` is in the unit of `done`, if it is known."""
+    """A progress bar on standard error, if that is a terminal. `total` is in the unit of `done`, if known."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self.what = what

@@ -27,7 +27,7 @@ _WITH_INSTANCE: Final = span(since="1.13")
 
 
 class RecordedFacts(msgspec.Struct, frozen=True):
-    """A fact of a recording, its rows in canonical form.
+    """A fact of a recording, with its rows in canonical form.
 
     `at` is the time of arrival in seconds, if known; `writer` is set if the writer is to be kept.
     """
@@ -124,7 +124,7 @@ def _detect_dialect(lines: Iterable[bytes]) -> Dialect:
 
 
 class _RecordingReader:
-    """Collector of facts: joins the rows of a fact and checks them."""
+    """Collects facts: joins the rows of a fact, and checks each row."""
 
     def __init__(self, table: StreamTable, dialect: Dialect) -> None:
         self._table = table
@@ -140,7 +140,7 @@ class _RecordingReader:
                 self._rdata(line)
         for (stream, *_), rows in self._incomplete.items():
             for row in rows:
-                self._leave_out(row.number, stream, "the recording ends before its fact does")
+                self._leave_out(row.number, stream, "the recording ends before the last row of its fact")
         self._bad.sort(key=lambda bad: bad.number)
         return Recording(self._dialect, self._facts, self._bad)
 

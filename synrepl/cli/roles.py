@@ -22,7 +22,7 @@ WHAT_TO_DO: Final = {
     "fenced": "run synrepl resync if the other daemon is primary; otherwise run synrepl promote --force",
     "handover_refused": "see the message of the primary; run synrepl status --url for the primary",
     "not_a_replica": "use the --url of a replica; synrepl status shows the role of a daemon",
-    "promoting": "wait for the promotion in progress",
+    "promoting": "wait until the promotion in progress has ended",
     "filtered": "promote a replica of all streams and writers",
     "not_whole": "wait until the replica has joined (synrepl status --watch), or promote another replica",
     "upstream_away": "start the primary again; or, if it is lost, use --force: facts that only it has"
@@ -30,7 +30,7 @@ WHAT_TO_DO: Final = {
     "behind": "try again under less load, or find out why this replica lags",
     "files_missing": "wait until the files are fetched, or use --force to leave them behind",
 }
-"""The advice for each error code."""
+"""The advice for error codes of a refused promotion."""
 
 
 @click.command(cls=CliCommand)
@@ -44,8 +44,8 @@ def promote(daemon: DaemonTarget, force: bool, yes: bool, output: Output) -> Non
     """Make the replica at URL the primary.
 
     First the primary stops accepting facts. The replica must catch up within 30 seconds, files included, and
-    then begins a new epoch. The old primary is fenced: it accepts no more facts. Exit code 1: the promotion
-    was refused, nothing has changed, and the old primary continues.
+    then begins a new epoch. The old primary is fenced: it accepts no more facts. If the promotion is refused
+    (exit code 1), nothing has changed, and the old primary continues.
 
     With --force a fenced daemon becomes primary again, for the case that the other daemon is not primary
     after all. The command asks for confirmation on a terminal, and requires --yes without one.

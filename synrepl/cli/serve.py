@@ -13,11 +13,10 @@ from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError
 
 START_SECONDS: Final = 2.0
-"""A start that takes longer shows its log before it ends."""
+"""Log lines of the start are held back for at most this long."""
 
 
 def _options() -> Iterator[click.Parameter]:
-    """Yield an option for the file, and one for each setting that has a flag."""
     yield Option(
         ["--config"],
         type=click.Path(path_type=Path, dir_okay=False),
@@ -86,7 +85,7 @@ def serve(config: Path | None, log_file: Path | None, log_format: str, log_level
         built = read()
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    # Late: the import of the reactor installs it, and the daemon imports most of the package.
+    # Imported late: importing the reactor installs it, and the daemon loads most of the package.
     from twisted.internet import reactor as installed
     from twisted.logger import globalLogBeginner
 
@@ -112,7 +111,7 @@ def serve(config: Path | None, log_file: Path | None, log_format: str, log_level
 
     daemon = Daemon(built, reactor, on_failure=failed, needs_name=True)
     prepare_process(daemon, reactor, read)
-    # The events until then are kept, and shown when the log begins; a mistake in the settings is one line.
+    # Earlier events are buffered until the log begins. So a wrong setting is reported in one line only.
     daemon.ready.addCallback(begin_logging)
     showing = reactor.callLater(START_SECONDS, begin_logging)
     reactor.callWhenRunning(daemon.startService)

@@ -57,7 +57,7 @@ def top(daemon: DaemonTarget, interval: float) -> None:
 def who(daemon: DaemonTarget, output: Output) -> None:
     """Show the followers of a daemon, the furthest behind first: their names, dialects and lags.
 
-    Name and dialect are those that a follower has announced.
+    A follower announces its name. The daemon detects the dialect, unless it is configured.
     """
     found = daemon.ask_status().get("followers") or []
     output.show(found, followers_table(found, is_wide=output.is_wide))
@@ -107,7 +107,7 @@ def leases(action: str, name: str | None, daemon: DaemonTarget, output: Output) 
 
 
 def _watch(daemon: DaemonTarget, interval: float, output: Output, show: Callable[[list[str]], None]) -> None:
-    """Show the status again and again; a daemon that does not respond is shown and retried."""
+    """Show the status again and again. If the daemon does not respond, show the error and try again."""
     client = daemon.connect()
     try:
         while True:

@@ -1,4 +1,4 @@
-"""``synrepl streams``: a daemon's streams, writers that hold them back, and streams of one's own."""
+"""``synrepl streams``: a daemon's streams, the writers that hold streams back, and declared streams."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ class ReadTable(msgspec.Struct, frozen=True):
 
 
 class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
-    """The holds of streams. `remark` explains why there may be none."""
+    """The writers and tables that hold streams back. `remark` explains why there may be none."""
 
     holds: "Sequence[Hold]"
     tables: Sequence[ReadTable] = ()
@@ -41,18 +41,18 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a hold lasts until an operator intervenes."""
+        """Whether a stream is held back until an operator intervenes."""
         return any(is_stuck for is_stuck, _ in self.lines())
 
     def lines(self) -> Iterator[tuple[bool, str]]:
-        """Yield whether a hold is stuck, and its text; stuck holds first."""
+        """Yield for each writer or table whether it is stuck, and why, as text; stuck ones first."""
         yield from ((True, f"{one.stream}: {one.trouble}") for one in self.tables if one.trouble)
         for one in sorted(self.holds, key=lambda hold: not hold.is_stuck):
             yield one.is_stuck, f"{one.stream}: {one.text}"
 
 
 def _from_database(url: str) -> StuckStream:
-    # Imported on use, as below: they take longer than the rest of the command.
+    # Imported on use, also below: these imports take longer than the rest of the command.
     from synrepl.storage.databases import Database
     from synrepl.storage.doctor.holds import read_holds
 
@@ -106,7 +106,7 @@ def _from_status(status: dict[str, Any]) -> StuckStream:
 @click.option("--untyped", is_flag=True, help="create: a row has one item, any JSON, in place of --columns.")
 @click.option("--writers", metavar="NAMES", help="create: comma-separated writers [default: any]")
 @click.option(
-    "--stuck", is_flag=True, help="Show the writers that hold streams back: unfinished ids, silent or behind."
+    "--stuck", is_flag=True, help="Show the writers that hold streams back: stuck, silent or behind."
 )
 @click.option(
     "--database",
@@ -130,7 +130,7 @@ def streams(
     """Show the streams of a daemon, or declare one.
 
     `list` shows whether each is kept or ephemeral, and the position of each writer. `create NAME` declares a
-    stream of one's own, which all replicas get and Redis does not. Repeating the same declaration changes
+    new stream, which all replicas get. It is not published to Redis. Repeating the same declaration changes
     nothing.
 
     With --stuck: show the writers that hold back streams with several writers, the worst first. Exit code 1:
@@ -141,9 +141,9 @@ def streams(
         raise click.UsageError(f"{action} takes {'no name' if action == 'list' else 'the name of a stream'}")
     if action == "create":
         if stuck or database is not None:
-            raise click.UsageError("--stuck and --database do not go with create")
+            raise click.UsageError("create does not take --stuck and --database: remove them")
         if (columns is None) is not untyped:
-            raise click.UsageError("create needs --columns or --untyped, not both")
+            raise click.UsageError("create needs --columns or --untyped, and not both")
         answer = daemon.ask(
             DECLARE.request(),
             json.dumps(
@@ -159,9 +159,9 @@ def streams(
         output.show(answer, [f"{name} {'is created' if answer['created'] else 'was there already'}"])
         return
     if untyped or any(given is not None for given in (key, kind, columns, writers)):
-        raise click.UsageError("--key, --kind, --columns, --untyped and --writers go with create")
+        raise click.UsageError("only create takes --key, --kind, --columns, --untyped and --writers")
     if database is not None and not stuck:
-        raise click.UsageError("--database needs --stuck")
+        raise click.UsageError("--database needs --stuck: add it")
     if stuck:
         found = _from_status(daemon.ask_status()) if database is None else _from_database(database)
         parts = msgspec.to_builtins({"holds": found.holds, "tables": found.tables})

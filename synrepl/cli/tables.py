@@ -1,4 +1,4 @@
-"""Plain tables, and the tables of a daemon's status. No column is ever cut: pipes and logs get it whole.
+"""Tables of plain text, and those of a daemon's status. No column is cut to the width of the terminal.
 
 A styled text loses its style where standard output is not a terminal (`click.echo`).
 """
@@ -62,7 +62,7 @@ def styled(state: str) -> str:
 
 
 def address(text: str) -> str:
-    """Return the known addresses of a daemon."""
+    """Return the native and the HTTP address in a daemon's address text (``-``: none), as far as known."""
     return ", ".join(part for part in text.split() if part != "-")
 
 
@@ -71,12 +71,12 @@ def _ago(seconds: float | None) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Return a number from a status, or the text in place of one."""
+    """Return a number from a status, or whatever else is in its place as text."""
     return value if _is_number(value) else str(value)
 
 
 def status_lines(found: Mapping[str, Any], now: float, *, is_wide: bool = False) -> Iterator[str]:
-    """Yield the status: errors, the worst first; role, state and position; then a table for each part."""
+    """Yield the status: errors; state, role and position; then a table for each part."""
     for one in found.get("errors", []):
         yield click.style(f"error: {one['what']} (for {span(now - one['since'])})", "red", bold=True)
     yield from _about(found)
@@ -146,7 +146,7 @@ def bar(share: float) -> str:
 
 
 def replicas_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: bool = False) -> Iterator[str]:
-    """Yield the table of replicas, the worst first."""
+    """Yield the table of replicas, in the order of the status: the worst first."""
     if found:
         rows = [
             (
@@ -167,7 +167,7 @@ def replicas_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: b
 
 
 def leases_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: bool = False) -> Iterator[str]:
-    """Yield the table of leases, those that retain most first."""
+    """Yield the table of leases, in the order of the status: those that retain most first."""
     if found:
         rows = [
             (

@@ -106,7 +106,7 @@ class ChangelogTail:
             self._output.end(f"cannot connect to {self._url}: {why}")
             await Deferred()
         if (expected := self._options.server_name) not in (None, status.server_name):
-            self._output.end(f"the server_name is {status.server_name}, expected {expected}")
+            self._output.end(f"the server_name is {status.server_name}, expected {expected} (--server-name)")
             await Deferred()
         self._is_connected = True
         self._output.write_event("connected")
@@ -129,7 +129,7 @@ class ChangelogTail:
             "rows": jsontext.loads(bytes(fact.rows)),
         }
         if not self._output.write_fact(line):
-            return Deferred()  # never fires: this fact must not count as printed
+            return Deferred()  # It never fires: this fact must not count as printed.
         self._move(ChangelogPlace(fact.serial, fact.epoch))
         return None
 
@@ -157,12 +157,12 @@ class ChangelogTail:
 
 
 def _permanent_failure(error: NotConnected) -> str:
-    """Return why no retry can succeed. It is empty if one can."""
+    """Return why no retry can succeed; empty if a retry can."""
     cause = error.__cause__
     while reasons := getattr(cause, "reasons", None):
         cause = reasons[0].value
     if isinstance(cause, ParseError):
-        return f"it does not speak HTTP ({cause.args[-1]!r}); the line protocol is followed at host:port"
+        return f"it does not speak HTTP ({cause.args[-1]!r}); for the line protocol give host:port, not a URL"
     if isinstance(cause, SSL.Error):
         return tls_trouble(cause) if is_permanent(cause) else ""
     return str(cause) if isinstance(cause, OverflowError) else ""

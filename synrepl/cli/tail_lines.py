@@ -1,4 +1,4 @@
-"""``synrepl tail`` over the line protocol, and the permanent failures that end it: no retry can succeed."""
+"""``synrepl tail`` over the line protocol, and the permanent failures that end the command."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -43,7 +43,7 @@ ADVICE: Final = {
 
 
 class TargetCheck:
-    """Check that ends a `synrepl tail` over the line protocol when the target can never be followed.
+    """Ends a `synrepl tail` over the line protocol when the target can never be followed.
 
     `target` is its name in messages. `probe` checks whether the target speaks HTTP. `streams` are the
     requested streams, which the server must have, unless `announces_all` is False: a server that pushes does
@@ -149,7 +149,7 @@ async def _speaks_http(reactor: Any, endpoint: IStreamClientEndpoint) -> bool:
 
 
 class _PrintedPositions:
-    """An `IPositionStore` that saves positions of printed facts only."""
+    """An `IPositionStore` that prints all facts up to a position before it saves the position."""
 
     def __init__(self, file: FilePositions, output: TailOutput) -> None:
         self.load = file.load

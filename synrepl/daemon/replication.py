@@ -206,10 +206,7 @@ class ReplicationServices:
             await self._log.note(**notes)
 
     def _upstream(self, where: Address | None) -> "IUpstream":
-        """Return the upstream at `where` (None: the configured one).
-
-        HTTP is used if the configured upstream is an HTTP address, or if `where` has no usable endpoint.
-        """
+        """Return the upstream at `where`, over HTTP if that is configured, or the only way to connect."""
         settings = self._settings
         configured = settings.upstream_address
         over_http = bool(configured.http)

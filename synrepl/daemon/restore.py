@@ -115,7 +115,7 @@ def _checked(store: Store, server_name: str | None) -> SnapshotManifest:
         if store.sha256(part.path) != part.sha256:
             raise StorageError(
                 op="restore",
-                why=f"{store}: {part.path} is damaged: its checksum is not the one in the snapshot",
+                why=f"{store}: {part.path} is damaged: its checksum differs from the one in the snapshot",
                 hint="make the snapshot again: synrepl pipeline compact --full",
             )
     return snapshot

@@ -61,7 +61,7 @@ def test_idle_writers_are_one_line(place: Place) -> None:
 
     assert (0, "") == (result.exit_code, result.stderr)
     assert result.stdout.splitlines()[1:] == [
-        "note: 2 idle writers of things; synrepl doctor --json names them",
+        "note: idle or gone: 2 writers of things; synrepl doctor --json names them",
         "nothing is wrong",
     ]
 

@@ -220,7 +220,7 @@ def test_the_demo_shows_that_everything_comes_out_once(tmp_path: Path) -> None:
     )
 
     assert (0, "") == (answer.returncode, answer.stderr)
-    assert "everything came out, once" in answer.stdout
+    assert "each worker received each row once" in answer.stdout
     assert not list(tmp_path.iterdir())
 
 
