@@ -1,4 +1,4 @@
-"""The command line: one console script, one module per command."""
+"""The command line `synrepl`. `synrepl.cli.main` lists the commands, each with its module."""
 
 from synrepl.cli.main import main
 

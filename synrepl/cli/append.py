@@ -103,7 +103,7 @@ def append(stream: str, daemon: DaemonTarget, writer: str | None, batch: int) ->
         sys.exit(0)
     except KeyboardInterrupt:
         raise CliError(
-            f"interrupted; {appending.stored_text}; only the batch in progress may have been stored as well"
+            f"interrupted; {appending.stored_text}, not counting the batch in progress, which may be stored"
         ) from None
 
 

@@ -12,7 +12,7 @@ from synrepl.errors import ReplicationError
 EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
 
 MAX_LINE: Final = 2_000
-"""Maximum length of an error in characters. An error may quote a daemon."""
+"""Maximum length of an error in characters: an error may quote a long response of a daemon."""
 
 
 class CliError(click.ClickException):

@@ -84,7 +84,7 @@ class _Process:
             self._lines.put(line.rstrip("\n"))
 
     def wait_until(self, is_done: Callable[[], bool]) -> bool:
-        """Handle lines until this holds. Return False if the process ends or the time is up before."""
+        """Handle lines until `is_done` holds. Return False if the process ends or the time is up before."""
         until = time.monotonic() + PATIENCE_SECONDS
         while not is_done():
             try:

@@ -93,8 +93,8 @@ def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Command], Comm
     """Make a function the body of a command, with the options of Spark and ``--json``.
 
     The function receives the Spark session, the other options, `archive` as a `Store`, and `progress`. Its
-    result is printed as JSON, or as text `lines`. A result that is not clean ends the command with exit code
-    1.
+    result is printed as JSON, or as text `lines`. A result whose `is_clean` is False ends the command with
+    exit code 1.
     """
 
     def decorate(job: Command) -> Command:
@@ -145,7 +145,7 @@ def spark_session(daemon: DaemonTarget | None, options: dict[str, Any]) -> Itera
         # An error of the file system of the archive.
         raise CliError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
     except KeyboardInterrupt:
-        raise CliError("interrupted") from None
+        raise CliError("interrupted before the job ended") from None
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("pyspark", "py4j", "grpc"):
             raise
@@ -239,7 +239,7 @@ def _optimize_lines(done: Any) -> Iterator[str]:
     if done.merged:
         yield f"merged {done.merged:,} files into {done.made:,}, {done.bytes / 1e6:,.1f} MB"
     else:
-        yield "no small files"
+        yield "no small files to merge"
 
 
 @click.command("optimize", cls=CliCommand)

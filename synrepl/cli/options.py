@@ -34,7 +34,7 @@ T = TypeVar("T")
 class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon that a command asks over HTTP, and how long it tries.
 
-    `timeout` is in seconds, for a request and all its retries; None leaves it to the command. `retry` tells
+    `timeout` limits each request, and all retries, in seconds; None leaves it to the command. `retry` tells
     whether transient failures are retried: no connection, a timeout, or a daemon that is busy or not ready.
     """
 
@@ -182,7 +182,7 @@ def daemon_options(
 def _locate(
     url: str | None, context: str | None, secret_file: Path | None, *, default: str
 ) -> tuple[str, Path | None]:
-    """Return address and secret file: --url, --context, $SYNREPL_URL, the current context, or `default`."""
+    """Find address and secret file by --url, --context, $SYNREPL_URL, the current context or `default`."""
     from synrepl.cli.context import Contexts
 
     if url is not None and context is not None:
@@ -194,7 +194,7 @@ def _locate(
             found = contexts.get(name)
             url, secret_file = found.url, secret_file or found.secret_file
     if not (url or default):
-        raise click.UsageError("Missing option '--url': or use --context or $SYNREPL_URL")
+        raise click.UsageError("Missing option '--url'; --context or $SYNREPL_URL can replace it")
     return public_url(url or default), secret_file
 
 
@@ -206,7 +206,7 @@ class Output:
         self.is_wide = kind == "wide"
 
     def show(self, result: Any, lines: Iterable[str]) -> None:
-        """Print a result as JSON, or else these lines."""
+        """Print `result` if the output is JSON, otherwise `lines`."""
         if self.is_json:
             click.echo(json.dumps(result))
         else:

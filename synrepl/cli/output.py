@@ -53,7 +53,7 @@ class TailOutput:
         self._is_closed = False
 
     def write_event(self, kind: str, **fields: Any) -> None:
-        """Print a line of this type."""
+        """Print a line of the type `kind`."""
         self.write({"type": kind, **fields})
         if kind == "connected":
             self._patience_timer.stop()

@@ -29,7 +29,8 @@ _WITH_INSTANCE: Final = span(since="1.13")
 class RecordedFacts(msgspec.Struct, frozen=True):
     """A fact of a recording, with its rows in canonical form.
 
-    `at` is the time of arrival in seconds, if known; `writer` is set if the writer is to be kept.
+    `at` is the time in seconds of arrival, or of the commit in a changelog, if known. `writer` is set if the
+    writer is to be kept.
     """
 
     stream: str

@@ -99,7 +99,7 @@ def _format_progress(status: Mapping[str, Any]) -> str:
 
 
 def _refusal(url: str, error: HttpError, *, is_json: bool) -> CliError:
-    """Return the error of a refused promotion, with the advice for its code; print it if it is JSON."""
+    """Return the error of a refused promotion, with advice. For JSON, print it and end the command."""
     advice = WHAT_TO_DO.get(error.code, "")
     if is_json:
         click.echo(json.dumps({**error.body, "what_to_do": advice}))
@@ -121,7 +121,7 @@ def _refusal(url: str, error: HttpError, *, is_json: bool) -> CliError:
 def resync(daemon: DaemonTarget, yes: bool, wait: float, output: Output) -> None:
     """Discard the facts that only the daemon at URL has, and make it a copy of its primary again.
 
-    For a replica that has stopped because its log forked from its upstream's, and for a former primary
+    For a replica that has stopped because its history is not its upstream's, and for a former primary
     (fenced). The discarded facts are first written to a file next to the daemon's database, and the command
     prints the file's path. It asks for confirmation on a terminal, and requires --yes without one.
     """
@@ -151,7 +151,9 @@ def _explain(status: Mapping[str, Any]) -> None:
     refusal = upstream.get("refusal") or {}
     is_stopped = upstream.get("state") == "stopped"
     if not is_stopped and status["role"] != "fenced":
-        raise CliError(f"nothing to resync: this daemon is {status['role']}, {status['state']}")
+        raise CliError(
+            f"nothing to resync: the daemon is {status['role']} and {status['state']}, not stopped or fenced"
+        )
     why = f"{refusal.get('code')}: {refusal.get('message')}" if is_stopped else status.get("why", "")
     primary = address(str(status.get("primary", "")))
     click.echo(f"{status['state']}: {why}", err=True)
@@ -165,7 +167,7 @@ def _explain(status: Mapping[str, Any]) -> None:
 
 
 def _wait_until_live(daemon: DaemonTarget, wait: float) -> Mapping[str, Any]:
-    """Wait until the daemon is live, with a progress bar on a terminal. Return the last status."""
+    """Wait until the daemon is live, at most `wait` seconds, with a progress bar. Return the last status."""
     until = time.monotonic() + wait
     with Advance("joining", None) as advance:
         while True:

@@ -54,7 +54,7 @@ def _options() -> Iterator[click.Parameter]:
 
 
 def read_flags(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that were given as options. Raises `click.UsageError` for a repeated one."""
+    """Return the settings given as options. Raises `click.UsageError` if one is wrongly repeated."""
     flags: dict[str, Any] = {}
     for one in settings():
         match given.get(one.name):

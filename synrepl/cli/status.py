@@ -41,7 +41,7 @@ def status(daemon: DaemonTarget, watch: bool, interval: float, output: Output) -
 @daemon_options()
 @interval_option
 def top(daemon: DaemonTarget, interval: float) -> None:
-    """Watch a daemon on one screen, until Ctrl-C: the same as status, cut to the size of the terminal."""
+    """Watch a daemon on one screen, until Ctrl-C: status -o wide, cut to the size of the terminal."""
     if not sys.stdout.isatty():
         raise click.UsageError("top needs a terminal; use synrepl status --watch")
     click.echo("\x1b[?1049h", nl=False)  # the alternate screen
@@ -145,6 +145,6 @@ def _show_screen(lines: list[str]) -> None:
 
 
 def _cut(line: str, width: int) -> str:
-    """Return a line without its style if it is too wide for the screen."""
+    """Cut a line that is too wide for the screen, and remove its style."""
     plain = click.unstyle(line)
     return line if len(plain) <= width else plain[: width - 1] + "…"

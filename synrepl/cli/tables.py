@@ -11,7 +11,7 @@ import click
 from synrepl.html.humanize import size, span
 
 SHOWN: Final = 50
-"""Maximum rows of a table; JSON has all."""
+"""Default maximum number of rows of a table. JSON output has all rows."""
 
 COLORS: Final = {
     **dict.fromkeys(("serving", "live", "idle"), "green"),
@@ -19,7 +19,7 @@ COLORS: Final = {
 }
 
 BAR: Final = 30
-"""The width of a progress bar."""
+"""The width of a progress bar in characters."""
 
 
 def table(

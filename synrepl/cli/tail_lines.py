@@ -25,10 +25,10 @@ from synrepl.transports.redis.address import SCHEMES
 from synrepl.wire.commands import Position
 
 SILENT_SECONDS: Final = 3.0
-"""A server greets at once. Without a greeting for this long, the target is probed for HTTP."""
+"""A server sends its greeting at once. If none comes for this long, the target is probed for HTTP."""
 
 STREAMS_SECONDS: Final = 3.0
-"""A server sends the positions of all streams at once. A stream without one by then does not exist."""
+"""A server announces all streams at once. A stream that is not announced after this long does not exist."""
 
 PROBE_SECONDS: Final = 5.0
 
@@ -39,7 +39,7 @@ ADVICE: Final = {
     "bad_port": "check the port of TARGET",
     "unknown_stream": "check --stream",
 }
-"""The advice for codes of `FollowerEvent` whose text has none."""
+"""The advice for codes of `FollowerEvent` whose text contains no advice."""
 
 
 class TargetCheck:
@@ -129,7 +129,7 @@ class TargetCheck:
 
 @implementer(IAgentEndpointFactory)
 class _FixedEndpoint:
-    """The endpoint that requests use, whatever their URL."""
+    """Connects every request to one endpoint, whatever its URL."""
 
     def __init__(self, endpoint: IStreamClientEndpoint) -> None:
         self._endpoint = endpoint

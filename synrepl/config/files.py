@@ -31,7 +31,7 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: expected `key: value` lines")
+        raise ConfigError(f"{path} has no settings at its top: expected `key: value` lines")
     for key in found:
         if key not in known:
             raise ConfigError(
@@ -71,7 +71,7 @@ def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
         if name in keys:
             raise ConfigError(f"{where}: an earlier line has the same name; remove one of the two lines")
         if not (name.isprintable() and secret.isascii() and secret.isprintable()):
-            raise ConfigError(f"{where}: a name must be printable, and a secret printable ASCII")
+            raise ConfigError(f"{where}: the name must be printable text, the secret printable ASCII")
         if any(secret == one.secret != CERTIFICATE for one in keys.values()):
             raise ConfigError(f"{where}: another key has the same secret; give each peer its own")
         keys[name] = Key(

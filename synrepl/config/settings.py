@@ -154,7 +154,7 @@ class Settings(
             except ConfigError as error:
                 raise ConfigError(f"{where} {error}") from error
             except (OverflowError, ValueError) as error:
-                # YAML numbers are unbounded; conversion to a float or a string is not.
+                # YAML numbers are unbounded: their conversion to a float or a string may fail.
                 raise ConfigError(f"{where} cannot be used: {' '.join(str(error).split())}") from error
         for unknown in unparsed:
             raise ConfigError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from synrepl.storage.wakeups import Wakeups
 
 POLL_SECONDS: Final = 1.0
-"""Seconds between polls of the tables; a NOTIFY of PostgreSQL wakes them earlier."""
+"""Maximum seconds between two polls of PostgreSQL tables. A NOTIFY causes a poll at once."""
 
 
 class IngestServices:
@@ -49,7 +49,7 @@ class IngestServices:
         return [one.stream for one in self._followed_tables()]
 
     def refusal(self, stream: str, writer: str) -> str:
-        """Return why facts of this writer cannot be posted to this stream; empty if they can."""
+        """Return why the sources forbid posts of this writer to this stream; empty if they allow them."""
         if self._write_policy is None or self._log is None:
             return ""
         if self.sources is not None and (why := self.sources.refusal(stream, writer)):
@@ -104,7 +104,7 @@ class IngestServices:
         try:
             database = Database(url, what="synrepl-tables")
         except ReplicationError as error:
-            raise ConfigError(f"tables database: {error}") from error
+            raise ConfigError(f"cannot use the database of table_streams: {error}") from error
         self.tables = TableSource(
             database.connect,
             followed,

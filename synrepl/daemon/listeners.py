@@ -93,12 +93,12 @@ class Listeners:
         return Address(native=next(iter(natives), ""), http=http)
 
     def close_followers(self, why: str) -> None:
-        """Disconnect all followers, so that they read their streams again."""
+        """Disconnect all followers and replicas with this ERROR, so that they read their streams again."""
         for factory in self._factories:
             factory.close(why)
 
     def history_lost(self, stream: str) -> None:
-        """Disconnect all followers, since some have facts that the log has discarded.
+        """Disconnect all followers and replicas, since some have facts that the log has discarded.
 
         When a follower connects again, it receives the new position of the stream, and reads it again.
         """
@@ -110,7 +110,7 @@ class Listeners:
             try:
                 tls.reload()
             except ConfigError as error:
-                self._logger.error("the old certificates stay in use: {why}", why=str(error))
+                self._logger.error("cannot reload certificates, the old ones stay: {why}", why=str(error))
         for factory in self._factories:
             factory.recheck()
         if self._site is not None:
@@ -121,7 +121,7 @@ class Listeners:
         return sum(_unsent(protocol.transport) for protocol in self._protocols())
 
     async def stop(self) -> None:
-        """Close the ports, then the connections of followers."""
+        """Close the ports, then the connections of followers and replicas."""
         ports, self.ports = self.ports, []
         for port in ports:
             stopped = port.stopListening()

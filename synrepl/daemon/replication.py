@@ -117,7 +117,7 @@ class ReplicationServices:
         return self.roles.replica
 
     async def start(self) -> None:
-        """Assume the role that the settings or the log give. Raises `StorageError` of the file store."""
+        """Assume the role in the settings or the log. Raises `StorageError` for a bad file store."""
         await self.files.start()
         self.roles.start()
         # Before the ports open, so that the first request need not be retried.

@@ -64,7 +64,7 @@ async def restore_snapshot(
                     logged = seconds()
                     left = (snapshot.facts - done) * (logged - began) / done
                     _log.info(
-                        "restoring: {done} of {facts} facts, {left:.0f} seconds left",
+                        "restoring the snapshot: {done} of {facts} facts, {left:.0f} seconds left",
                         done=done,
                         facts=snapshot.facts,
                         left=left,
@@ -101,7 +101,7 @@ async def restore_snapshot(
         raise
     finally:
         await thread.stop()
-    _log.info("restored from {location}: serial {serial}", location=location, serial=log.serial)
+    _log.info("restored the snapshot {location}, at serial {serial}", location=location, serial=log.serial)
 
 
 def _checked(store: Store, server_name: str | None) -> SnapshotManifest:
@@ -123,7 +123,7 @@ def _checked(store: Store, server_name: str | None) -> SnapshotManifest:
 
 def _read(store: Store, part: PartFile) -> list[Fact]:
     """The facts of a file, in order. Runs in a thread."""
-    import pyarrow.parquet as pq  # an extra
+    import pyarrow.parquet as pq  # an optional dependency
 
     with store.filesystem.open_input_file(store.path(part.path)) as source:
         found = list(_facts(pq.ParquetFile(source)))

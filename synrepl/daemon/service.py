@@ -109,7 +109,7 @@ class Daemon(Service):
             self.failure = str(error)
             self.is_misconfigured = isinstance(error, ConfigError)
         except BaseException as error:
-            self._logger.failure("unexpected error while starting")
+            self._logger.failure("unexpected error while the daemon starts")
             self.failure = f"unexpected {type(error).__name__}: {error}"
         if self.failure:
             self._logger.critical("cannot start: {why}", why=self.failure)
@@ -200,7 +200,7 @@ class Daemon(Service):
         try:
             engine = engine_for(database)
         except StorageError as error:
-            raise ConfigError(f"the log: {error}") from error
+            raise ConfigError(f"cannot open the log: {error}") from error
         log = Log(
             engine,
             ReactorThread(self.reactor, "log writing"),
@@ -276,7 +276,7 @@ class Daemon(Service):
             try:
                 await self.declared.declare(one)
             except ConfigError as error:
-                raise ConfigError(f"streams: {error}") from error
+                raise ConfigError(f"cannot declare the configured streams: {error}") from error
 
     # -- while it runs -------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Daemon(Service):
                 if self.ready.called:
                     await self._declare_streams()
             except ReplicationError as error:
-                # Such as a declaration that differs from the former primary's: followers rely on that one.
+                # Such as a declaration unlike that of the former primary, on which followers rely.
                 self._logger.error("{why}", why=error)
         except ReplicationError as error:
             self.failure = str(error)
