@@ -130,8 +130,8 @@ def test_streams_of_the_configuration(tmp_path: Path) -> None:
         ("create packages --untyped --columns a:str", "create needs --columns or --untyped"),
         ("create packages --columns a", "a is not NAME:TYPE"),
         ("create packages --columns a:str,a:int", "a:int is not NAME:TYPE, or repeats a name"),
-        ("create packages --untyped --stuck", "do not go with create"),
-        ("--key a", "go with create"),
+        ("create packages --untyped --stuck", "create does not take --stuck"),
+        ("--key a", "only create takes --key"),
     ],
 )
 def test_mistakes(arguments: str, why: str) -> None:

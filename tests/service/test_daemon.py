@@ -47,7 +47,7 @@ def test_a_database_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     with Process(*TWISTD, *ANYWHERE, "--database", "postgresql://u@h/d?nonsense=1", cwd=tmp_path) as daemon:
         assert daemon.wait() == 1
 
-    assert any("cannot start: the log: " in line for line in daemon.lines)
+    assert any("cannot start: cannot open the log: " in line for line in daemon.lines)
     assert not any("Traceback" in line for line in daemon.lines)
 
 
