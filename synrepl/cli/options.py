@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, update_wrapper
-from itertools import chain, repeat
+from itertools import chain, repeat, takewhile
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -100,12 +100,10 @@ def send(
 
 
 def retry_delays(seconds: float) -> Iterator[float]:
-    """Yield the seconds to wait before each retry, until this many seconds from now."""
+    """Return the seconds to wait before each retry, until this many seconds from now."""
     until = time.monotonic() + seconds
-    for delay in chain((0.2, 0.5, 1, 2, 4), repeat(8)):
-        if time.monotonic() + delay > until:
-            return
-        yield delay
+    delays = chain((0.2, 0.5, 1, 2, 4), repeat(8))
+    return takewhile(lambda delay: time.monotonic() + delay <= until, delays)
 
 
 def read_secret(path: Path | None) -> str | None:

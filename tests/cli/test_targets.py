@@ -1,6 +1,7 @@
 """Which daemon a command asks, how it retries, and how it prints."""
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
@@ -104,6 +105,17 @@ def test_a_file_of_contexts_that_makes_no_sense(
     assert (1, 1) == (result.exit_code, len(result.stderr.splitlines()))
     assert str(path) in result.stderr
     assert why in result.stderr
+
+
+def test_the_first_request_counts_for_the_time_of_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time runs from the start of the command, not from the first failure."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    delays = options.retry_delays(10)
+    now[0] += 9.6
+
+    assert [0.2] == [*itertools.islice(delays, 1)]
+    assert [] == [*delays]
 
 
 @pytest.mark.parametrize(
