@@ -1,4 +1,4 @@
-"""The Redis of a deployment: a source of facts, and the channel to which this daemon publishes its own."""
+"""The Redis of a deployment: a source of facts, and a channel for the facts that this daemon publishes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,9 @@ from synrepl.transports.redis.link import RedisLink
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RedisSource(Source):
-    """Makes the daemon one of Synapse's processes (docs/reference/peers.md#redis-receiver).
+    """Makes the daemon a member of Synapse's Redis channel (docs/reference/peers.md#redis-receiver).
 
-    `write_policy` names the streams that it publishes.
+    `write_policy` names the streams that this daemon publishes.
     """
 
     _logger = Logger()
@@ -76,7 +76,7 @@ class RedisSource(Source):
                 state.since,
             )
         if not state.publishing:
-            return f"cannot publish to Redis at {state.address}: {state.why}", state.since
+            return f"cannot publish to Redis at {state.address}: {state.why or 'no answer yet'}", state.since
         return None
 
     def problems(self) -> list[Problem]:

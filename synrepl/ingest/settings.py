@@ -18,7 +18,7 @@ from synrepl.transports.settings import ConnectionSettings, client_endpoints
 def parse_instance_map(value: Any) -> Mapping[str, str]:
     """Parse a table of instance names to HTTP addresses: URLs, or tables as in Synapse's configuration.
 
-    The rows that a stream missed are fetched from these addresses (docs/reference/peers.md#http-catchup).
+    Missing rows of a writer are fetched from its address (docs/reference/peers.md#http-catchup).
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"must be a table of instance names and HTTP addresses, not {value!r}")
@@ -37,7 +37,6 @@ def _instance_url(name: str, where: Any) -> str:
 
 
 def _synapse_url(name: str, where: Mapping[Any, Any]) -> str:
-    """Return the URL for the `host`, `port` and `tls` of an instance, as in Synapse's configuration."""
     if "path" in where:
         raise ConfigError(
             f"has the Unix socket {where['path']!r} for {name}, but rows are fetched by HTTP over TCP: give"

@@ -25,7 +25,7 @@ Problem = tuple[str, float]
 """A problem: text, and since when in Unix seconds."""
 
 LOST_SECONDS: Final = 3600.0
-"""How long a lost gap counts as a problem, in seconds. It stays in the list of lost gaps."""
+"""How long an unrecoverable gap counts as a problem, in seconds. The status lists it even later."""
 
 PATIENCE_SECONDS: Final = 5.0
 """How long a source may be disconnected before that is a problem, in seconds: a restart takes less."""
@@ -40,7 +40,7 @@ def _gap_as_json(gap: GapError) -> dict[str, Any]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Source:
-    """One follower of a daemon, and its status. It is connected from `start` to `stop`."""
+    """A follower of this daemon, and its status. A subclass connects it, from `start` to `stop`."""
 
     settings: IngestSettings
     clock: Any
@@ -52,7 +52,7 @@ class Source:
         self.began = self.clock.seconds()
 
     def silence(self) -> Problem | None:
-        """Why this source cannot receive or publish, if that lasts longer than a restart takes; else None."""
+        """Why this source cannot receive or publish, if it could not for `PATIENCE_SECONDS`; else None."""
         raise NotImplementedError
 
     def problems(self) -> list[Problem]:
@@ -89,7 +89,7 @@ class Source:
 class ServerSource(Source):
     """Keeps a follower connected to the server at `endpoint`, a Twisted client endpoint string.
 
-    The dialect is that of the settings, or the current one. A server with another server name is refused.
+    The dialect is that of the settings, or `CURRENT`. A server with another server name is refused.
     With a `publisher`, commands of that publisher's followers are forwarded to the server.
     """
 
@@ -185,7 +185,7 @@ class ServerCommands:
         self._timer.stop()
 
     def forward(self, command: Command) -> bool:
-        """Send this to the server now, or after a reconnect. False if its release has no such command."""
+        """Send this now, or after a reconnect. False if the server's release lacks it, or sending fails."""
         if not self._names_workers and isinstance(command, (UserSync, ClearUserSync)):
             return True  # `_changed` sends it
         if self.dialect.release not in command.SPAN:

@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from synrepl.ingest.redis import RedisSource
 
 PAGE_ROWS: Final = 1_000
-"""Rows of a page that is read from a table."""
+"""Approximate number of rows that one query reads from a table."""
 
 
 @dataclass(eq=False, repr=False)
 class SourceManager:
     """Runs the sources: Redis, if it is configured, then the servers.
 
-    Only the first source brings ephemeral streams, whose tokens may restart. The others bring stored streams:
-    there the token tells whether the log has a fact already. Streams in `tables` are not taken from any
-    source: their tables give all facts in the order of ids, which no source may overtake. `lost` is called
-    with a stream whose history was lost, when the log has begun a new epoch.
+    Ephemeral streams, whose tokens may restart, come from the first source only. Kept streams come from all
+    sources: the token tells whether the log has a fact already. Streams in `tables` come from no source: the
+    daemon reads all their facts from their tables, in the order of ids. `lost` is called with a stream
+    whose writer has lost history, after the log has begun a new epoch.
     """
 
     settings: IngestSettings
@@ -109,7 +109,7 @@ class SourceManager:
         now = self.clock.seconds()
         found += [
             (
-                f"writer {one.writer} of {one.stream} stopped at {one.token}, {one.behind} behind the others",
+                f"writer {one.writer} of {one.stream} stopped at {one.token}, {one.behind} below the highest",
                 now - one.seconds,
             )
             for one in self.stalled_writers.stalled()
@@ -134,7 +134,7 @@ class SourceManager:
         return max(source.lag_seconds() for source in self._all)
 
     def lag_rows(self) -> int:
-        """The number of tokens that are known to be missing."""
+        """The number of tokens known to be missing, of the source that lacks most."""
         return max(source.follower.lag_rows() for source in self._all)
 
     def status(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class _DatabaseCatchUp:
                 for _, token, rows in page.facts
             ]
         except RowError as error:
-            raise NotConnected(f"the table of {stream} has rows of another shape: {error}") from error
+            raise NotConnected(f"cannot read missing facts from a table (table_streams): {error}") from error
         return MissedFacts(facts=facts, upto=page.upto, limited=page.upto < upto)
 
     async def stop(self) -> None:
