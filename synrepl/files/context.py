@@ -26,7 +26,7 @@ second."""
 
 
 class Wakeup(Gate):
-    """Wakes one waiting coroutine when it is opened, and closes behind it."""
+    """A gate for one coroutine; it closes when the coroutine has passed."""
 
     def __init__(self, clock: IClock) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Wakeup(Gate):
         self._timer = Timer(clock, self.open)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Return once opened since the last wait, or after this many seconds."""
+        """Return when `open` was called since the last wait, or after this many seconds."""
         if seconds is not None and not self.is_open:
             self._timer.start(max(0.0, seconds))
         try:
@@ -45,11 +45,11 @@ class Wakeup(Gate):
 
 
 class FilesContext:
-    """Runs blocking work in the thread, and records failing parts.
+    """Runs blocking work in the thread, and background loops, with a record of failing ones.
 
-    `rule` says which missing files are fetched: ``none`` on a primary. `loops` are background loops, which
-    start `tasks` and are cancelled before them. `troubles` maps each failing part to its error and the time
-    at which that began.
+    `rule` says which missing files are fetched: all (``eager``), the requested ones (``lazy``), or, on a
+    primary, ``none``. `loops` start `tasks`, and are cancelled before them. `troubles` maps the name of each
+    failing loop to its error and the Unix time of its first failure.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FilesContext:
         return await self.thread.run(partial(work, *args, **kwargs))
 
     async def acquire(self, work: Callable[[], T], release: Callable[[T], object]) -> T:
-        """Return the result of `work`; if the caller was cancelled by then, release it."""
+        """Return the result of `work`. If the caller was cancelled by then, pass it to `release`."""
         results: list[T] = []
         try:
             await self.thread.run(lambda: results.append(work()))

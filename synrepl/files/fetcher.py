@@ -1,4 +1,4 @@
-"""Fetcher of missing files: a few at a time, none delayed by another."""
+"""Fetcher of missing files: several at a time, retried with backoff."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -13,35 +13,35 @@ from synrepl.files.spool import Spool
 from synrepl.ports.time import sleep
 
 UNRECORDED_SECONDS: Final = 10.0
-"""The delay before a retry when the failure itself cannot be recorded."""
+"""The delay before a retry if the database cannot record the failure with its time of retry."""
 
 
 class IFetchFile(Protocol):
-    """The source of a replica's files."""
+    """The daemon from which a replica fetches files, and to which it forwards uploads."""
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
         """Call `on_chunk` with the bytes from `offset` to the end, waiting for each call.
 
-        Raises a `ReplicationError` if the download fails or is cut short; the bytes given until then are
-        good. The caller verifies the checksum.
+        Raises a `ReplicationError` if the download fails or is cut short; bytes already passed
+        to `on_chunk` are valid. The caller verifies the checksum.
         """
 
     async def send(
         self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
     ) -> None:
-        """Upload a file: `read` gives a number of its `size` bytes from an offset on. `hops` counts the
-        daemons that it passes through.
+        """Upload a file of `size` bytes. `read` takes an offset and a number of bytes to read. `hops` is the
+        number of daemons that have forwarded the file, with this one.
 
-        Returns when the other side has stored it. Raises a `ReplicationError` if it has not, or if that is
-        unknown.
+        Returns when the other daemon has stored the file. Raises a `ReplicationError` if that failed, or may
+        have failed.
         """
 
 
 class FileFetcher:
-    """Fetches files from the queue, at most `workers` at once, and calls `on_arrival` with each fetched one.
+    """Fetches the files of the queue, at most `workers` at once, and calls `on_arrival` with each checksum.
 
-    Without a `source` it fetches nothing. `running` has the fetches in progress by checksum; after `wakeup`
-    the queue is checked again.
+    Without a `source` it fetches nothing. `running` has the fetches in progress by checksum. Opening `wakeup`
+    makes `step` check the queue again. `on_failure` is called after each failed fetch.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FileFetcher:
         self.running: dict[str, Deferred[Any] | None] = {}
 
     def set_source(self, source: IFetchFile | None) -> None:
-        """Fetch from this source from now on; fetches in progress are restarted."""
+        """Fetch from this source from now on (None: not at all). Fetches in progress are cancelled."""
         self._source = source
         for running in list(self.running.values()):
             if running is not None:
@@ -139,5 +139,5 @@ class FileFetcher:
             await self._source.fetch(sha256, spool.length, lambda data: context.run(spool.append, data))
             await context.run(spool.commit, sha256)
         finally:
-            # The next fetch resumes after these bytes, unless they were wrong.
+            # The next fetch resumes after the received bytes; `commit` has removed them if they were wrong.
             context.run_later(spool.close)

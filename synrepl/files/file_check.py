@@ -14,14 +14,14 @@ BLOCK: Final = 1024 * 1024
 
 
 class Damaged(StorageError):
-    """A stored file was damaged; it is in quarantine now, and counts as missing."""
+    """A stored file is damaged. It was moved to quarantine, and counts as missing."""
 
 
 class StoredFile:
-    """A stored file with an open descriptor, which this object closes. Blocking.
+    """A stored file with an open descriptor. Blocking.
 
-    Its bytes are the right ones once `verify` has returned True. That calls `good` or `bad` with the status
-    of the file, unless it `is_verified` already.
+    `verify` compares the bytes with the checksum, and at the end calls `good` or `bad` with the file's
+    status. If `is_verified`, it does nothing.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StoredFile:
         self.size = self._stat.st_size
 
     def verify(self, count: int) -> bool:
-        """Verify up to `count` more bytes. Returns whether all are right."""
+        """Verify up to `count` more bytes. True when the whole file is verified. Raises `Damaged`."""
         if self._is_verified:
             return True
         descriptor = self._open_descriptor("check a file")
@@ -93,7 +93,7 @@ class StoredFile:
 
     def _open_descriptor(self, op: str) -> int:
         if self._descriptor is None:
-            raise StorageError(op=op, why="it is closed")
+            raise StorageError(op=op, why="the file is closed already")
         return self._descriptor
 
     def _read_next(self, descriptor: int, count: int) -> bytes:
@@ -113,13 +113,14 @@ class StoredFile:
 
 
 LEAST: Final = 4_096
-"""The number of bytes that a file counts for at least."""
+"""The least that a file counts in a step, in bytes: to open it takes time, too."""
 
 
 class Scrub:
     """The slow verification of all files, in the order of their checksums. Blocking.
 
-    `after` gives the next checksums after one, `open_file` opens a file that is to be verified.
+    `position` is the last verified checksum, empty before the first. `after` returns the next checksums after
+    a position, `open_file` opens the file with a checksum, unverified.
     """
 
     def __init__(

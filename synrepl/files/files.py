@@ -31,8 +31,8 @@ class Files:
     """The files of a daemon: a primary's are uploaded to it, a replica fetches them with `fetch`.
 
     `rule` is ``eager`` (a replica fetches every file) or ``lazy`` (only requested files). `thread` belongs to
-    this object, and is stopped with it. `refusal` returns why uploads are refused now, or None. Timeouts are
-    in seconds.
+    this object, and is stopped with it. Files without a name are deleted after `grace_seconds`. `refusal`
+    returns the error with which uploads are refused now, or None. Timeouts are in seconds.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Files:
         self._summary_wakeup.open()
 
     def rebuild(self) -> None:
-        """Read all names again: the log was replaced. The bytes stay."""
+        """Read all names again: the log was replaced. Stored files stay."""
         self._names.rebuild()
         self._maintenance.recount()
 
@@ -123,7 +123,7 @@ class Files:
         return self._fetch is not None
 
     async def wait_for(self, sha256: str, timeout: float) -> bool:
-        """Whether the file is present, or arrives within `timeout` seconds; a replica fetches it at once."""
+        """Whether the file is present, or arrives within `timeout` seconds. A replica fetches it before others."""
         context = self._context
         if await context.run(context.store.has, sha256):
             return True
@@ -145,28 +145,28 @@ class Files:
             timer.stop()
 
     async def is_named(self, sha256: str) -> bool:
-        """Whether a name refers to it."""
+        """Whether a name refers to the file."""
         return await self._context.run(self._context.queue.is_named, sha256)
 
     async def forward(self, sha256: str, hops: int = 0) -> None:
         """Send a file to the daemon from which this replica fetches; a primary does nothing.
 
-        `hops` counts the replicas that it passed through. Raises a `ReplicationError`.
+        `hops` is the number of replicas that forwarded it before. Raises a `ReplicationError`.
         """
         if self._fetch is None:
             return
         file = await self.open(sha256)
         if file is None:
-            raise StorageError(op="forwarding a file", why="the file is missing", retryable=True)
+            raise StorageError(op="forwarding a file", why=f"{sha256} is missing", retryable=True)
         try:
             await self._fetch.send(sha256, file.size, partial(self.read, file), hops + 1)
         finally:
             self.release(file)
 
     async def open(self, sha256: str) -> StoredFile | None:
-        """Return the file, which was verified recently; None if it is missing.
+        """Open the file, verified now or in the last minute; None if it is missing or damaged.
 
-        The caller closes it with `release`.
+        The caller closes it with `release`. Raises `StorageError`.
         """
         return await self._verified_reads.open(sha256)
 
@@ -241,7 +241,7 @@ class Files:
         }
 
     def problems(self) -> list[tuple[str, float]]:
-        """Problems, each with its start (Unix seconds). A file that is being fetched is not a problem."""
+        """Problems, each with its start (Unix seconds). A replica's missing file is one only if fetching fails."""
         found = [(f"files: {text}", since) for text, since in self._context.troubles.values()]
         summary, rule = self._summary, self._context.rule
         late_ms = self._context.now_ms() - PATIENCE_MS
@@ -253,7 +253,9 @@ class Files:
             found.append((f"files: cannot fetch {first.name}: {first.why}{others}", first.since_ms / 1000))
         oldest = summary.oldest_since_ms
         if rule == "none" and oldest is not None and oldest <= late_ms:
-            text = f"files: {summary.missing} named files are missing, the oldest is {summary.first_missing}"
+            text = (
+                f"files: {summary.missing} missing, the first is {summary.first_missing}; upload them again"
+            )
             found.append((text, oldest / 1000))
         return found
 
@@ -290,7 +292,7 @@ class Files:
         name = await context.run(context.queue.mark_lost, sha256, context.now_ms(), fetches=not is_primary)
         what, then = "{name} ({sha256})", "upload it again" if is_primary else "it is fetched again"
         if name is None:
-            what, then = "{sha256}", "no name refers to it, so that it is not fetched again"
+            what, then = "{sha256}", "no name refers to it, so it is not needed"
         level = LogLevel.error if is_primary and name is not None else LogLevel.warn
         text = f"files: {what} is lost: {{why}}; {then}"
         context.logger.emit(level, text, name=name, sha256=sha256, why=why)
@@ -320,7 +322,7 @@ class _VerifiedReads:
         self._waiting: dict[str, list[Deferred[StoredFile | None]]] = {}
 
     async def open(self, sha256: str) -> StoredFile | None:
-        """Return the verified file; None if it is missing."""
+        """Return the verified file; None if it is missing or damaged."""
         waiter: Deferred[StoredFile | None] = Deferred()
         waiting = self._waiting.get(sha256)
         if waiting is not None:

@@ -22,7 +22,7 @@ UNSAVED_SERIALS: Final = 10_000
 
 
 class NameIndex:
-    """Follows the log, which it reads after each commit with files. `on_batch` is called after each batch."""
+    """Reads the names of the log into the queue. Calls `on_batch` after each batch that has any."""
 
     def __init__(self, log: Log, context: FilesContext, on_batch: Callable[[], None]) -> None:
         self.progress = LogProgress()
@@ -127,7 +127,6 @@ class NameIndex:
 
 
 def _rows(fact: Fact) -> list[NamedFile]:
-    """Return the rows of a fact; the last row of a name counts."""
     if not (texts := jsontext.split(fact.rows)):
         return []
     return [

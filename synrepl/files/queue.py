@@ -23,7 +23,7 @@ _SELECT_NAMED: Final = "SELECT name, sha256, size, serial FROM names"
 
 
 class NamedFile(msgspec.Struct, frozen=True):
-    """A row of ``files``: from `serial` on the name refers to these bytes, or to none."""
+    """A row of ``files``: from `serial` on the name refers to this file, or to none (`sha256` is None)."""
 
     name: str
     sha256: str | None
@@ -50,7 +50,7 @@ class LogProgress(msgspec.Struct, frozen=True):
 
 
 class WantedFile(msgspec.Struct, frozen=True):
-    """A file to be fetched; `tries` downloads have failed."""
+    """A file to be fetched, first if `demanded`; `tries` downloads have failed."""
 
     sha256: str
     size: int
@@ -72,8 +72,8 @@ class FailingFile(msgspec.Struct, frozen=True):
 
 
 class QueueSummary(msgspec.Struct, frozen=True):
-    """The state of the queue: `missing` files, those of them that are `wanted` (to be fetched), the time
-    since the oldest is missing, and the first of the failing ones."""
+    """The state of the queue: the number of `missing` files, of those `wanted` (queued), and of failing ones;
+    since when the oldest has been missing, its name (`first_missing`), and some of the `failing` ones."""
 
     missing: int = 0
     wanted: int = 0
@@ -116,7 +116,10 @@ class FileQueue:
         has: Callable[[str], bool],
         fetches: bool,
     ) -> None:
-        """Apply rows in the order of the log, up to `seen`, in one transaction."""
+        """Apply rows in the order of the log, up to `seen`, in one transaction.
+
+        Files for which `has` returns False are missing; they are queued if `fetches`.
+        """
         if not rows:
             self.remember("seen", seen.text)
             return
@@ -164,7 +167,7 @@ class FileQueue:
                 _store_note(database, "seen", "")
 
     def follow(self, rule: Literal["eager", "lazy", "none"]) -> None:
-        """Queue all missing files, only the demanded ones, or none."""
+        """Queue all missing files (``eager``), the demanded ones (``lazy``), or none."""
         if self._tables.exists():
             queued = {"eager": "1", "lazy": "is_demanded", "none": "0"}[rule]
             with self._tables.writing("follow a rule") as database:
@@ -223,7 +226,7 @@ class FileQueue:
         self._in_flight.discard(sha256)
 
     def demand(self, sha256: str, now_ms: int) -> bool:
-        """Fetch the file soon, if it is missing and has a name. Returns whether it is."""
+        """Queue this missing file before others, if it has a name. Returns whether it has."""
         if not self._tables.exists():
             return False
         with self._tables.writing("demand a file") as database:
@@ -238,7 +241,7 @@ class FileQueue:
         return True
 
     def mark_lost(self, sha256: str, now_ms: int, *, fetches: bool) -> str | None:
-        """Record that a stored file is gone. Returns one of its names; None if it has none."""
+        """Record that a stored file is gone; queue it if `fetches`. Returns a name of it, or None."""
         if not self._tables.exists():
             return None
         with self._tables.writing("note a loss") as database:
@@ -290,7 +293,7 @@ class FileQueue:
                     database.execute("INSERT OR IGNORE INTO unnamed VALUES (?, ?)", (sha256, now_ms))
 
     def garbage(self, before_ms: int, limit: int) -> list[str]:
-        """Up to `limit` stored files that no fact has named since `before_ms` or earlier."""
+        """Up to `limit` stored files that have had no name since `before_ms` or longer."""
         query = "SELECT sha256 FROM unnamed WHERE since_ms <= ? ORDER BY since_ms LIMIT ?"
         return [sha256 for (sha256,) in self._tables.read("list garbage", query, before_ms, limit)]
 
@@ -300,13 +303,13 @@ class FileQueue:
             database.execute("DELETE FROM unnamed WHERE sha256 = ?", (sha256,))
 
     def remember(self, key: str, value: str) -> None:
-        """Store a short text, if the queue exists."""
+        """Store a short text under this key, if the queue exists."""
         if self._tables.exists():
             with self._tables.writing("note") as database:
                 _store_note(database, key, value)
 
     def recall(self, key: str) -> str:
-        """The stored text; empty if there is none."""
+        """The text stored under this key; empty if there is none."""
         found = self._tables.read("recall", "SELECT value FROM notes WHERE key = ?", key)
         return str(found[0][0]) if found else ""
 

@@ -26,8 +26,9 @@ class ChecksumMismatch(StorageError):
 class Spool:
     """Incoming bytes, on disk but not stored yet. Blocking; one thread at a time.
 
-    They are in the file at `path`, which is created if it is missing. `store` takes the complete file.
-    `length` counts the received bytes. Those left by an earlier process count once they are hashed.
+    They are in the file at `path`, which is created if it is missing. `store` moves the complete file to its
+    place, and returns whether it is new. `length` counts the received bytes; those left by an earlier
+    download count once they are hashed.
     """
 
     def __init__(self, path: Path, store: Store) -> None:
@@ -41,7 +42,7 @@ class Spool:
         self._is_finished = False
 
     def rehash(self, count: int) -> bool:
-        """Hash up to `count` of the bytes left by an earlier process. Returns whether all are hashed."""
+        """Hash up to `count` of the bytes left by an earlier download. Returns whether all are hashed."""
         self._check()
         with map_errors("receive"):
             while self._unread > 0 and count > 0:
@@ -56,7 +57,7 @@ class Spool:
     def append(self, data: bytes) -> None:
         """Append bytes."""
         self._check()
-        assert not self._unread, "bytes of an earlier process are not hashed yet"
+        assert not self._unread, "the bytes of an earlier download are not hashed yet"
         rest = memoryview(data)
         with map_errors("receive"):
             while rest:
@@ -66,7 +67,7 @@ class Spool:
                 rest = rest[written:]
 
     def commit(self, sha256: str) -> bool:
-        """Store the file if its checksum is right. Returns whether it is new."""
+        """Store the file; return whether it is new. Deletes it on `ChecksumMismatch` and `StorageError`."""
         self._check()
         found = self._hash.hexdigest()
         if self._unread or found != sha256:
@@ -91,7 +92,7 @@ class Spool:
                 self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file; the bytes stay, to be resumed."""
+        """Close the file. Its bytes stay, so that the download can be resumed."""
         if not self._is_finished:
             self._is_finished = True
             with map_errors("receive"):

@@ -90,7 +90,7 @@ class FileStore:
         return list(sizes)
 
     def restart_count(self) -> None:
-        """Restart the count."""
+        """Forget the counts, so that `count` starts again."""
         self._counted.clear()
 
     def receive(self) -> Spool:
@@ -208,7 +208,7 @@ class FileStore:
 def _check(sha256: str) -> None:
     # Checked, since it becomes part of a path.
     if not _checksum.fullmatch(sha256):
-        raise ValueError(f"{sha256!r} is not a checksum")
+        raise ValueError(f"{sha256!r} is not a SHA-256 checksum of 64 lowercase hexadecimal digits")
 
 
 def _identity(stat: os.stat_result) -> _Identity:

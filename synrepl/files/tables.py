@@ -1,7 +1,7 @@
 """The database file of the queue.
 
 Except for some times, its contents can be rebuilt from the log and the disk. So a power cut may lose the last
-commits (``synchronous = NORMAL``), and a damaged file is renamed and replaced by a new one.
+commits (``synchronous = NORMAL``), and a damaged file is renamed to ``.bad`` and replaced by a new one.
 """
 
 import sqlite3
@@ -47,9 +47,9 @@ VERSION: Final = 1
 
 
 class Tables:
-    """The file at `path`, created with its directory at the first write.
+    """The database file at `path`, created with its directory at the first write.
 
-    One process at a time holds it while it is open (`DatabaseFile`).
+    While it is open no other process can open it (`DatabaseFile`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class Tables:
         self._database: SQLiteConnection | None = None
 
     def exists(self) -> bool:
-        """Whether there is a database."""
+        """Open the database if its file exists. Returns whether it does."""
         with self._map_errors("open"):
             if self._database is None and self._path.exists():
                 self._database = self._open()
