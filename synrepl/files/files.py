@@ -123,7 +123,7 @@ class Files:
         return self._fetch is not None
 
     async def wait_for(self, sha256: str, timeout: float) -> bool:
-        """Whether the file is present, or arrives within `timeout` seconds. A replica fetches it before others."""
+        """Whether the file is present, or arrives within `timeout` seconds. A replica requests it."""
         context = self._context
         if await context.run(context.store.has, sha256):
             return True
@@ -241,7 +241,7 @@ class Files:
         }
 
     def problems(self) -> list[tuple[str, float]]:
-        """Problems, each with its start (Unix seconds). A replica's missing file is one only if fetching fails."""
+        """Problems, each with its start (Unix seconds). Files count after a minute, a replica's if failing."""
         found = [(f"files: {text}", since) for text, since in self._context.troubles.values()]
         summary, rule = self._summary, self._context.rule
         late_ms = self._context.now_ms() - PATIENCE_MS
@@ -253,9 +253,7 @@ class Files:
             found.append((f"files: cannot fetch {first.name}: {first.why}{others}", first.since_ms / 1000))
         oldest = summary.oldest_since_ms
         if rule == "none" and oldest is not None and oldest <= late_ms:
-            text = (
-                f"files: {summary.missing} missing, the first is {summary.first_missing}; upload them again"
-            )
+            text = f"files: {summary.missing} missing, first {summary.first_missing}; upload them again"
             found.append((text, oldest / 1000))
         return found
 
