@@ -241,10 +241,11 @@ class Files:
         }
 
     def problems(self) -> list[tuple[str, float]]:
-        """Problems, each with its start (Unix seconds). Files count after a minute, a replica's if failing."""
+        """Problems, each with its start (Unix seconds), such as a file missing for over a minute."""
         found = [(f"files: {text}", since) for text, since in self._context.troubles.values()]
         summary, rule = self._summary, self._context.rule
         late_ms = self._context.now_ms() - PATIENCE_MS
+        # A replica's missing file is one only if fetching it fails.
         failing = [one for one in summary.failing if one.since_ms <= late_ms]
         if failing:
             first = failing[0]
