@@ -94,7 +94,7 @@ def test_a_permanent_failure_is_not_retried(given: Any, read: Any) -> None:
     """A wrong port, scheme or certificate."""
     daemons = given(a=[ConnectError("it does not speak TLS", is_retryable=False)])
 
-    with pytest.raises(SourceError, match="http://a does not respond: it does not speak TLS"):
+    with pytest.raises(SourceError, match="no usable response from http://a: it does not speak TLS"):
         read(daemons.client())
 
     assert daemons.pauses == 0
@@ -146,7 +146,7 @@ def test_a_daemon_that_stays_away_is_an_error(given: Any) -> None:
     """After the time of the option."""
     daemons = given(a=[ConnectError("connection refused")])
 
-    with pytest.raises(SourceError, match="http://a does not respond: connection refused"):
+    with pytest.raises(SourceError, match="no usable response from http://a: connection refused"):
         serials(daemons.client())
 
     assert daemons.pauses == 2

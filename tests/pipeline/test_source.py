@@ -163,7 +163,7 @@ class TestBatch:
             ({"streams": "nope"}, "unknown_stream"),
             ({"startingOffsets": json.dumps({**OFFSET, "history": "other"})}, "other_history"),
             ({"startingOffsets": json.dumps(OFFSET)}, "the histories differ at serial 5"),
-            ({"url": "http://127.0.0.1:1", "retrySeconds": "0"}, "does not respond"),
+            ({"url": "http://127.0.0.1:1", "retrySeconds": "0"}, "no usable response from"),
         ):
             with pytest.raises(Exception) as caught:  # noqa: PT011  # Spark's own, of many kinds
                 read(ours, daemon, **{"columns": "serial", **options}).count()

@@ -19,25 +19,26 @@ from synrepl.pipeline.source.options import SourceOptions
 PAUSE_SECONDS: Final = 0.5
 
 LOST: Final = (ConnectionError, TimeoutError, ssl.SSLError)
+"""The errors by which an open connection is lost."""
 LOST_ROUTE: Final = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
-"""The failures of a connection that was open."""
+"""The numbers of the errors of an unreachable network or host."""
 
 
 class SourceError(ReplicationError):
-    """A request that the daemon refuses or does not answer. `code` is its error code, if any."""
+    """The daemon refuses a request (`code` is its error code), or gives no usable response."""
 
     code = ""
 
 
 class DataLoss(SourceError):
-    """Facts of the requested range were trimmed or are missing from the response."""
+    """Facts of a range were trimmed, are missing from the response, or belong to a replaced log."""
 
 
 class SourceClient:
     """A client for one query or task, of the daemons of one log. Raises `SourceError` and `DataLoss`.
 
-    It begins with the daemon number `first`, stays with a daemon that responds, and tries the others before
-    it pauses.
+    It begins with the daemon number `first`, stays with a daemon that responds, tries all other daemons
+    before it pauses, and retries for the option `retry_seconds`.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class SourceClient:
         self._seconds = seconds
 
     def get(self, route: Route, *, reader: str | None = None, **query: Any) -> Any:
-        """Return the JSON response to a GET. Under the name `reader` the daemon retains later facts."""
+        """Return the JSON response to a GET. With `reader`, a lease retains facts after those read."""
         return self.send(_request(route, query), reader=reader)
 
     def send(self, request: HttpRequest, body: bytes | None = None, *, reader: str | None = None) -> Any:
@@ -142,7 +143,7 @@ class SourceClient:
 
 def _source_error(url: str, error: Exception) -> SourceError:
     if not isinstance(error, HttpError):
-        found = SourceError(f"{url} does not respond: {error or type(error).__name__}")
+        found = SourceError(f"no usable response from {url}: {error or type(error).__name__}")
         found.retryable = _can_recover(error)
     elif error.code == "trimmed":
         found = DataLoss(
@@ -156,7 +157,7 @@ def _source_error(url: str, error: Exception) -> SourceError:
 
 
 def _can_recover(error: Exception) -> bool:
-    """Whether a response that failed or broke off can be whole next time. A fault of this machine stays."""
+    """Whether a retry can succeed after this failure. It cannot after other errors of this machine."""
     if isinstance(error, ConnectError):
         return error.is_retryable
     # Arrow reports a truncated response as an error without a number.

@@ -94,7 +94,7 @@ def _find_layout(options: SourceOptions) -> Layout:
 
 
 class _RangeReader:
-    """What both readers do: ranges are planned in the driver, and read in tasks."""
+    """Base of both readers: plans ranges in the driver, and reads them in tasks."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -114,7 +114,7 @@ class _RangeReader:
         return list(map(InputPartition, enumerate(self._planner.ranges(start, end, until))))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Return the rows of this part."""
+        """Return the rows of this partition."""
         if partition.value is None:  # Spark's own partition, in place of none.
             return iter(())
         number, planned = partition.value
@@ -134,7 +134,7 @@ class BatchReader(_RangeReader, DataSourceReader):
 
 
 class BatchPacer:
-    """The pacer of one query. The first micro-batch is due at once, as the age of its facts is unknown."""
+    """Decides when micro-batches start. The first one is due at once: the age of its facts is unknown."""
 
     def __init__(self, options: SourceOptions, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._options = options
@@ -170,7 +170,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end offset of the next micro-batch."""
+        """Return the end offset of the next micro-batch; `start` if none is due."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         at = Offset.from_json(start)
         least = self._options.min_offsets_per_trigger
@@ -201,7 +201,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
 
 @dataclass(frozen=True)
 class ReaderLag:
-    """The lag of a query behind its daemon, in facts and in seconds."""
+    """The lag of a query behind its daemon: unread facts, and seconds since the last read one."""
 
     facts: int
     seconds: float
@@ -225,7 +225,7 @@ def _offset(value: Any) -> Offset:
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("synrepl")`` in this session, unless it is registered already.
+    """Register ``format("synrepl")`` in this session. Idempotent.
 
     A session finds the source by itself if synrepl is installed for the Python of its driver. A Spark Connect
     server needs no installation: the source is pickled by value.
@@ -234,7 +234,7 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(SynreplSource)
     except AnalysisException as error:
-        # Spark replaces a registered source, but not a source that it has found by itself.
+        # Spark has found the source by itself, and does not replace such a source.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 

@@ -31,7 +31,7 @@ class BadOffset(ConfigError):
 class Offset:
     """A position: everything up to `serial` was read; `clock` has the highest token read of each writer.
 
-    Facts of a writer in `skip` were read before, up to the serial given there.
+    Facts of a writer in `skip` are not read, up to the serial given there.
     """
 
     serial: int
@@ -60,7 +60,7 @@ class Offset:
         found = cls(**{"serial": None} | {name: value[name] for name in names})
         if not _is_integer(found.serial, 0) or not _is_integer(found.epoch, 1):
             raise BadOffset(
-                f"serial and epoch must be whole numbers, not {found.serial!r} and {found.epoch!r}"
+                f"serial and epoch must be whole numbers from 0 and 1, not {found.serial!r}, {found.epoch!r}"
             )
         if not isinstance(found.digest, str | None) or not isinstance(found.history, str):
             raise BadOffset("digest and history of an offset must be strings")
@@ -93,7 +93,7 @@ class Offset:
 
 @dataclass(frozen=True)
 class OffsetRequest:
-    """A requested start or end: exactly one of these. `at_ms` is in Unix milliseconds."""
+    """A requested start or end: one of the fields is set. `at_ms` is in Unix milliseconds."""
 
     word: str = ""
     offset: Offset | None = None
@@ -126,7 +126,7 @@ def _clock(value: Any, *, lowest: int = -(2**63)) -> dict[str, dict[str, int]]:
     for stream, writers in value.items():
         for writer, token in writers.items():
             if not _is_integer(token, lowest):
-                raise BadOffset(f"the position of {writer} in {stream} must be a whole number, not {token!r}")
+                raise BadOffset(f"the token of {writer} in {stream} must be a whole number, not {token!r}")
     return {stream: dict(writers) for stream, writers in value.items() if writers}
 
 

@@ -103,7 +103,7 @@ def read_options(
 
     `find_layout` returns the layout of the option `stream`, for a reader.
     """
-    # Spark passes its own options, such as `path`, to every source.
+    # Unknown options are ignored: Spark passes its own, such as `path`, to every source.
     texts = {name.lower(): text for name, text in given.items()}
     values = {}
     for one in fields(SourceOptions):
@@ -118,7 +118,7 @@ def read_options(
     if find_layout is not None and options.stream is not None:
         if options.streams not in (None, {options.stream}):
             raise ConfigError(
-                "the options stream and streams exclude each other: stream reads one, with columns"
+                "the options stream and streams exclude each other: stream reads one stream, with its columns"
             )
         layout = find_layout(options)
         options = replace(options, streams=frozenset({options.stream}), layout=layout)

@@ -34,7 +34,7 @@ class SerialRange:
 
     `history` and `digest` (at `after`) prove that the log is the planned one; `end_digest` is the digest at
     `upto`, if known. A `compacted` range of a trimmed log may have holes. Facts of a writer in `skip` are
-    dropped up to that serial, facts of a writer in `until` after that serial.
+    dropped up to the serial given there, facts of a writer in `until` after the serial given there.
     """
 
     after: int
@@ -61,7 +61,7 @@ def split_range(after: int, upto: int, *, at_least: int, at_most_each: int) -> S
 
 
 class Planner:
-    """Planner of one query. Requests metadata of the daemon; reads facts only to locate tokens."""
+    """Planner of one query. It requests extents and digests, and reads facts only to locate tokens."""
 
     def __init__(self, options: SourceOptions, daemon: SourceClient) -> None:
         self._options = options
@@ -102,7 +102,7 @@ class Planner:
         return int(self._extent(start, limit=most)["facts"])
 
     def _limited_extent(self, start: Offset, limit: int | None, upto: int | None) -> Any:
-        """Return the extent after `start`, of about `max_bytes` at most. A fact is never split."""
+        """Return the extent after `start`, of about `max_bytes_per_trigger`. A fact is never split."""
         most = self._options.max_bytes_per_trigger
         if most is None:
             return self._extent(start, limit=limit, upto=upto)
@@ -131,7 +131,7 @@ class Planner:
         return start if is_past else start.advance(self._extent(start, upto=upto))
 
     def closed_range(self) -> tuple[Offset, Offset, Clock]:
-        """Return start and end of a closed range, and the last serial of writers that end earlier."""
+        """Return start and end of a closed range, and the last serial of each writer with an ending token."""
         start = self.start()
         request = self._options.ending_timestamp or self._options.ending_offsets
         if request.word == EARLIEST:
@@ -181,8 +181,8 @@ class Planner:
                 digest=start.digest,
                 history=start.history,
                 compacted=compacted or None,
-                # The lease of `reader` retains facts after this position. Tasks read later ones, so they do
-                # not set it.
+                # The lease of `reader` retains facts after this position. Tasks do not move it: they read
+                # facts after the position.
                 reader=self._options.reader,
                 **query,
             )
@@ -194,7 +194,7 @@ class Planner:
             return self._daemon.extent(since=trimmed_upto, **query)
 
     def _serial_limits(self, clock: Clock, trimmed_upto: int) -> tuple[dict[str, dict[str, int]], Any]:
-        """Return for each writer of `clock` the last serial up to its token, and the extent of the log.
+        """Return the last serial up to the token of each writer of `clock`, and the extent of the log.
 
         Reads the facts of the writers from the daemon, once per query.
         """
@@ -252,7 +252,8 @@ class CompletenessCheck:
     """Checker of the record batches of one range. Raises `DataLoss`, which names the missing facts.
 
     In an unfiltered range serials are consecutive. In a filtered range the `prev_token` of a fact is the
-    token of its predecessor of the same writer: an unused token is not a loss, a missing predecessor is.
+    token of its predecessor of the same writer: an unused token is not a loss, a missing predecessor is. A
+    compacted range is not checked.
     """
 
     def __init__(self, planned: SerialRange, *, is_all: bool) -> None:
@@ -278,7 +279,7 @@ class CompletenessCheck:
         if not self._is_dense:
             return
         if self._at != planned.upto:
-            raise DataLoss(f"missing serials {self._at + 1} to {planned.upto}")
+            raise DataLoss(f"the response lacks serials {self._at + 1} to {planned.upto}")
         if planned.end_digest is not None and self._digest != planned.end_digest:
             raise DataLoss(
                 f"the log was replaced since the range was planned: the digest of serial {planned.upto} was"
@@ -291,7 +292,7 @@ class CompletenessCheck:
         if serials[0].as_py() != first or not is_dense:
             pairs = zip(serials.to_pylist(), count(first))
             found, expected = next((found, expected) for found, expected in pairs if found != expected)
-            raise DataLoss(f"received serial {found}, expected serial {expected}")
+            raise DataLoss(f"the response has serial {found} in place of serial {expected}")
 
     def _check_chains(self, facts: Any) -> None:
         names = ("stream", "writer", "prev_token", "token", "epoch")
@@ -341,7 +342,7 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
 
 
 def _within(facts: Any, planned: SerialRange) -> Any:
-    """Drop the facts of writers that were read before, and those beyond the end of their writer."""
+    """Drop the facts that `skip` and `until` of the range exclude."""
     for limits, is_out in ((planned.skip, pc.less_equal), (planned.until, pc.greater)):
         for stream, writers in limits.items():
             for writer, serial in writers.items():
@@ -363,5 +364,5 @@ def _keys(daemon: SourceClient) -> Any:
     except SourceError as error:
         if error.code != "not_found":
             raise
-        declared = []  # a daemon of a release without streams of one's own
+        declared = []  # a daemon of a release without declared streams
     return KeyExtractor(declared).with_keys

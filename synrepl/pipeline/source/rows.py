@@ -53,13 +53,13 @@ PARQUET: Final = {
         ["serial", "prev_token", "token", "committed_at"], "DELTA_BINARY_PACKED"
     ),
 }
-"""The options of Parquet files of rows: dictionaries of what repeats, differences of what ascends.
+"""The options of Parquet files of rows: dictionaries of repeated values, differences of ascending ones.
 
 With the defaults of pyarrow files are a third larger, and take twice the time to write.
 """
 
 GROUP_ROWS: Final = 128 * 1024
-"""Rows per row group of such a file, the unit that readers load."""
+"""Rows per row group of a Parquet file, the unit that readers load."""
 
 COLUMNS: Final[tuple[str, ...]] = tuple(ROWS.names)
 
@@ -73,7 +73,7 @@ _SQL: Final = {
 
 
 def row_schema(columns: tuple[str, ...], own: Iterable[Any] = ()) -> Any:
-    """Return the Arrow schema of these columns, in this order; `own` are fields of a stream."""
+    """Return the Arrow schema of these columns, in this order; `own` are the columns of a layout."""
     known = {field.name: field for field in (*ROWS, *own)}
     return pa.schema([known[name] for name in columns])
 
@@ -218,7 +218,7 @@ def make_layout(forms: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Layou
 
 
 def declared_layout(declared: Mapping[str, Any]) -> Layout:
-    """Return the layout of a stream of one's own, as ``GET /v1/streams`` lists it."""
+    """Return the layout of a declared stream, as ``GET /v1/streams`` lists it."""
     columns = declared.get("columns") or {"value": "json"}
     items = [(name, DECLARED_TYPES.get(kind.removesuffix("?"), "json")) for name, kind in columns.items()]
     return make_layout([("", items)])
