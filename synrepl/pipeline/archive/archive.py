@@ -1,6 +1,6 @@
 """The job `archive`: adds the log to a Delta table, each fact exactly once, through crashes at any point.
 
-The table alone defines the position of an archive.
+The position of an archive is in its table only.
 """
 
 import time
@@ -33,7 +33,7 @@ from synrepl.streams.positions import VClock
 ATTEMPTS: Final = 8
 BATCH_FACTS: Final = 500_000
 TASK_FACTS: Final = 100_000
-"""Minimum facts of a task, in a batch of more: each task writes a file for each stream and day."""
+"""The least value of `facts_per_partition`, as each task writes a file for each stream and day."""
 EVERY_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 1
 MERGE_BATCHES: Final = 4 * FEWEST
@@ -41,7 +41,7 @@ MERGE_BATCHES: Final = 4 * FEWEST
 
 
 class Overtaken(Exception):
-    """Another job has archived facts meanwhile: the next batch begins after them."""
+    """Another job has archived facts meanwhile: the next batch begins after those."""
 
 
 class LogIdentity(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class LogIdentity(msgspec.Struct, frozen=True):
 
 
 class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run: the archive now ends at `serial`. `merged` is the number of merged files."""
+    """The counts of a run; the archive now ends at `serial`. `merged` files were merged into larger ones."""
 
     batches: int
     facts: int
@@ -80,12 +80,13 @@ def archive(
 ) -> ArchiveResult:
     """Archive the log of the daemon at `url` up to its head; with `follow`, until `stopped` returns true.
 
-    A batch has at most `batch_facts` consecutive facts, none of them split. `at` is called after the ``data``
-    and after the ``commit`` of a batch. Raises `BadArchive` for the archive of another log, and `SourceError`
-    or `DataLoss` if the daemon refuses a request or lacks facts.
+    A batch has at most `batch_facts` consecutive facts, except the first batch of a trimmed log, which has
+    all of the trimmed part. `at` is called with ``data`` when the files of a batch are written, and with
+    ``commit`` when it is committed. Raises `BadArchive` for the archive of another log, and `SourceError` or
+    `DataLoss` if the daemon refuses a request or lacks facts.
     """
     began = time.monotonic()
-    # The same for all runs of this archive: the lease makes the daemon retain facts not archived yet.
+    # All runs use one lease, which makes the daemon retain facts that are not archived yet.
     options = {"url": url, "reader": f"archive-{sha256(store.location.encode()).hexdigest()[:12]}"}
     if secret_file is not None:
         options["secretFile"] = secret_file
@@ -122,10 +123,10 @@ class _Job:
     def run(self, *, follow: bool, every_seconds: float, stopped: Callable[[], bool]) -> None:
         """Archive the log up to its head, or follow it, one range after the other.
 
-        Not as a streaming query: it takes longer, and on Spark Connect its handler runs on the server.
+        Not as a streaming query, which takes longer, and whose handler runs on the server of Spark Connect.
         """
         while True:
-            # If overtaken, begin again after the facts that another job has archived.
+            # Begin again after the facts that another job has archived.
             with suppress(Overtaken):
                 return self._run(follow, every_seconds, stopped)
 
@@ -140,7 +141,7 @@ class _Job:
             due = time.monotonic() + every_seconds
             start = self.committer.offset
             proof = {"epoch": start.epoch, "digest": start.digest, "history": start.history}
-            # The log must contain `start`; the daemon retains later facts.
+            # The daemon verifies that its log has `start`, and retains later facts.
             found = self._daemon.extent(since=start.serial, **proof, limit=1, reader=self.options["reader"])
             limit = found["head"] if follow or limit is None else limit
             # Serials are dense: the end of a batch is known without a look at its facts.
@@ -197,7 +198,7 @@ class _Job:
 
         A task writes what it reads, so that rows do not pass through Spark.
         """
-        # Half of the tasks that other jobs have: one for each core, with files of twice the size.
+        # Half of the tasks that other jobs have, for files of twice the size: one for each core.
         each = max(TASK_FACTS, 2 * BATCH_FACTS // parallelism(self.spark))
         compacted = "false" if compacted_upto is None else "true"
         options = read_options({**self.options, "compacted": compacted, "factsPerPartition": str(each)})
@@ -278,8 +279,9 @@ class BatchCommitter:
     ) -> Batch:
         """Commit these files as the next batch.
 
-        With `compacted_upto` serials may be missing up to there; `clock` has positions of writers without
-        facts. Raises `BadArchive` unless the files contain every serial after the archive, and `Overtaken`.
+        Raises `BadArchive` unless the files continue the archive without a missing serial; up to
+        `compacted_upto` serials may be missing. `clock` has positions of writers without facts. Raises
+        `Overtaken` if another job has committed a batch.
         """
         before, start_serial = self.end, self.serial
         facts = sum(one.facts for one in written)
@@ -291,8 +293,8 @@ class BatchCommitter:
             first = min(one.first_serial for one in written)
             if first != start_serial + 1 or facts != ends.serial - start_serial:
                 raise BadArchive(
-                    f"the batch is not whole: {facts} facts from serial {first} to {ends.serial}, expected"
-                    f" {ends.serial - start_serial} facts after serial {start_serial}"
+                    f"the batch is not whole: {facts} facts from serial {first} to {ends.serial}, not"
+                    f" {ends.serial - start_serial} facts after serial {start_serial}; run the job again"
                 )
         # An epoch without facts yet belongs to the next batch.
         known = [start for start in epoch_starts if start.epoch <= ends.epoch]
@@ -338,7 +340,7 @@ class BatchCommitter:
             before, self._table = self.serial, ArchiveTable.if_any(self._store)
             if self.serial != before:
                 raise Overtaken(f"{self._store}: another job has archived facts up to serial {self.serial}")
-        raise BadArchive(f"{self._store}: a batch cannot be committed: {cause}")
+        raise BadArchive(f"{self._store}: a batch cannot be committed: {cause} (after {ATTEMPTS} attempts)")
 
 
 def _advance_clock(

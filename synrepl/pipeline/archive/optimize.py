@@ -27,7 +27,7 @@ COMMIT_FILES: Final = 10_000
 
 
 class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of merged files, and of the files that replaced them."""
+    """The number of merged files, and the number and bytes of the files made of them."""
 
     merged: int
     made: int
@@ -70,10 +70,10 @@ def optimize(
 
 
 def plan_merges(files: Any, *, target_bytes: int, fewest: int) -> Iterator[Any]:
-    """Yield tables of files to merge into one, which have more than half of `target_bytes` if others follow.
+    """Yield tables of adjacent small files of one stream and day, to merge into a file of `target_bytes`.
 
-    With `fewest` above 2, no file of a merge has more bytes than the others together: so a fact is rewritten
-    only into a file at least twice as large, a few times at most.
+    With `fewest` above 2, no file of a merge has more bytes than its other files together. So each rewrite
+    of a fact at least doubles its file, and a fact is rewritten a few times at most.
     """
     if len(files) < fewest:
         return

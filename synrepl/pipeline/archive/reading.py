@@ -29,8 +29,8 @@ def within(files: Any, first: int, last: int) -> Any:
 def read_rows(spark: SparkSession, store: Store, files: Any, columns: Sequence[str] = COLUMNS) -> DataFrame:
     """Return the rows of these files (rows of `ArchiveTable.files`), unordered.
 
-    The files are read by name: others in the folders are not part of this version of the archive. Spark reads
-    few local files itself; for those of an object store it would need jars.
+    Files are read by name, as the folders also have files of other versions. Spark itself reads only up to
+    `NAMED_FILES` local files; for an object store it would need jars.
     """
     schema = spark_schema(tuple(columns))
     if not len(files):
@@ -56,7 +56,7 @@ def _read_named(store: Store, schema: Any, batches: Iterable[Any]) -> Iterator[A
 def map_files(
     spark: SparkSession, files: Any, work: Callable[[Iterator[Any]], Iterator[Any]], schema: str
 ) -> DataFrame:
-    """Apply `work` in tasks to record batches of files, distributed by size. `schema` is that of its results.
+    """Apply `work` in tasks to record batches of files, distributed by size. Its results have `schema`.
 
     Executors need synrepl, pyarrow, and the files under the same path.
     """
@@ -80,7 +80,7 @@ def frame_of(spark: SparkSession, table: Any) -> DataFrame:
 
 
 def pack(rows: Any) -> bytes:
-    """Return a table or a record batch as bytes, the value of a column of Spark."""
+    """Return a table or a record batch as bytes, for a binary column of Spark."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write(rows)

@@ -1,8 +1,8 @@
 """The archive as a Delta table: its files, and the batches in its log.
 
 A batch is one commit, whose metadata has the field `synrepl` (`Batch`). The batches follow each other without
-a gap. The application transaction of a commit (`APP`, last serial) makes two jobs conflict that add the same
-facts. The name of a file has its SHA-256.
+a gap. A commit has the application transaction `APP` with the last serial: of two jobs that add the same
+facts, one fails. The name of a file has its SHA-256.
 """
 
 import re
@@ -29,7 +29,7 @@ FIELD: Final = "synrepl"
 LOG: Final = "_delta_log"
 FORMER: Final = "_manifests"
 COMMITS_AT_ONCE: Final = 16
-"""Commits that are read together; an object store answers them at the same time."""
+"""Number of commits read at the same time, as each read from an object store takes long."""
 
 PARTITIONS: Final = ["stream", "date"]
 SCHEMA: Final = Schema.from_arrow(ROWS.append(pa.field("date", pa.date32(), nullable=False)))
@@ -51,7 +51,7 @@ COLUMNS: Final = {
     "max.serial": ("last_serial", pa.int64()),
     "max.seq": ("last_seq", pa.int32()),
 }
-"""The columns of `FILES`, by their names in the log."""
+"""The columns of `FILES`, by their names in the log of the table."""
 
 FILES: Final = pa.schema(COLUMNS.values())
 """The schema of `ArchiveTable.files`. `last_seq` is the highest `seq`: 0 if every fact has one row."""
@@ -69,9 +69,9 @@ class CommitConflict(Exception):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch, and the state of the archive after it.
 
-    `end` is the clock after the batch, `digest` the digest, `epoch` the epoch of the last fact;
-    `epoch_starts` are all up to that epoch. Up to `compacted_upto` the archive has only the facts that a
-    trimmed log still had; `origin` is the clock there. `version` is that of the table, set on reading.
+    `epoch` and `digest` are those of the last fact, `end` is the clock after it; `epoch_starts` are all epoch
+    starts up to `epoch`. Up to `compacted_upto` the archive has only the facts that a trimmed log still had;
+    `origin` is the clock at that serial. `version` is that of the table, set on reading.
     """
 
     first_serial: int
@@ -115,7 +115,7 @@ class ArchiveTable:
             if store.names(FORMER):
                 raise BadArchive(
                     f"{store} is an archive in the former format, with manifests in {FORMER}; archive into a"
-                    " new directory: the log or its replicas still have the facts"
+                    " new directory, while the log or a replica still has the facts"
                 ) from error
             raise BadArchive(
                 f"{store}: nothing is archived there yet; run synrepl pipeline archive first"
@@ -139,7 +139,7 @@ class ArchiveTable:
         if not len(found):
             return FILES.empty_table()
         if missing := set(COLUMNS) - set(found.column_names):
-            raise BadArchive(f"{self.store}: its files lack the statistics {', '.join(sorted(missing))}")
+            raise BadArchive(f"{self.store}: the table lacks statistics: {', '.join(sorted(missing))}")
         found = found.select(list(COLUMNS)).rename_columns(FILES.names).cast(FILES)
         if pc.any(pc.match_substring(found["path"], "%")).as_py():
             found = found.set_column(0, "path", _unquote(found["path"]))
@@ -180,7 +180,7 @@ class ArchiveTable:
                 done, count = done + count, COMMITS_AT_ONCE
 
     def _batch(self, version: int) -> Batch | None:
-        """Return the batch of a commit; None if the commit is of files only."""
+        """Return the batch of a commit; None if the commit only merges files."""
         try:
             lines = self.store.read(f"{LOG}/{version:020}.json").splitlines()
             (found,) = [msgspec.json.decode(line) for line in lines if line.startswith(b'{"commitInfo"')]
@@ -190,7 +190,7 @@ class ArchiveTable:
             raise BadArchive(f"{self.store}: version {version} cannot be read: {_line(error)}") from error
 
     def append(self, batch: Batch, added: Sequence[WrittenFile]) -> "ArchiveTable":
-        """Commit the next batch, and return the table, now of the new version. See `create_table`.
+        """Commit the next batch, and return the table, now of the new version.
 
         Raises `CommitConflict` if the archive has another batch after this version.
         """
@@ -214,7 +214,7 @@ class ArchiveTable:
         return self._commit([*_add_actions(added, now_ms, data_change=False), *gone])
 
     def vacuum(self, *, retention_hours: int, dry_run: bool) -> list[str]:
-        """Remove, or list, the files that no version of the last hours has. Return their paths."""
+        """Remove, or list, the files in no version of the last `retention_hours`. Return their paths."""
         found: list[str] = self._delta.vacuum(
             retention_hours, dry_run, enforce_retention_duration=False, full=True
         )
@@ -246,7 +246,7 @@ def create_table(store: Store, batch: Batch, added: Sequence[WrittenFile]) -> Ar
             name="synrepl archive",
             configuration=PROPERTIES,
             storage_options=store.options,
-            # A retry would be a second creation, after the other's.
+            # A retry would create the table again, over that of another job.
             commit_properties=_properties(batch, retries=0),
         )
     except DeltaError as error:

@@ -1,4 +1,4 @@
-"""Writer of Parquet files: one per stream and day of the rows of a task."""
+"""Writer of Parquet files: one for each stream and day among the rows of a task."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ from synrepl.pipeline.store import Store
 class WrittenFile(msgspec.Struct, kw_only=True):
     """A file, with the highest token of each writer by epoch, and the epoch and digest of its last fact.
 
-    `path` is relative to the archive, and ends with the SHA-256; `facts` counts the rows with `seq` 0.
+    `path` is relative to the archive. `facts` counts the rows with `seq` 0; `last_seq` is the highest `seq`.
     """
 
     stream: str
@@ -67,7 +67,7 @@ def _encode_results(
 
 
 def write_files(store: Store, rows: Iterable[Any]) -> Iterator[WrittenFile]:
-    """Write record batches of rows (`source.rows.ROWS`, by serial and seq) as files.
+    """Write record batches of rows (`source.rows.ROWS`, in order of serial and seq) as files.
 
     Files are written atomically, and become part of the archive when they are committed to its table.
     """
