@@ -1,1 +1,1 @@
-"""The streams on Spark: archive, compaction, audits, reports and replay."""
+"""Jobs on Spark that archive, audit, measure, compact, watch and replay the streams of a daemon."""

@@ -27,7 +27,7 @@ DROPPED: Final = (
     ("--add-modules=jdk.incubator.vector", OLDEST),
     ("--add-opens=java.base/sun.security.action=ALL-UNNAMED", 24),
 )
-"""Flags, and the first Java that they are dropped for."""
+"""The flags to drop, each with the first version of Java for which it is dropped."""
 
 LAUNCHER: Final = """\
 #!/bin/sh

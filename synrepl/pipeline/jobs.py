@@ -10,7 +10,7 @@ from typing import Final, ParamSpec, TypeVar
 from synrepl.errors import ReplicationError
 
 Progress = Callable[[str, int, int], None]
-"""Called with the step, the amount done and the total. The total is 0 if unchanged or unknown."""
+"""Called with the name of a step, the amount done and the total (0 if the same as before, or unknown)."""
 
 
 def ignore_progress(step: str, done: int, total: int) -> None:
@@ -69,8 +69,8 @@ _PYTHON: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.+?)\s*$"
 def explain_failure(error: BaseException) -> str:
     """Return the message of a failed job as one line.
 
-    An error in a task or a callback arrives as a Python traceback within a Java one; its last line is the
-    message.
+    An error in a task or a callback arrives as a Python traceback inside a Java one. The message is the last
+    line of the Python traceback.
     """
     if isinstance(error, ReplicationError):
         return str(error)

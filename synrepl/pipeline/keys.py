@@ -1,4 +1,4 @@
-"""Keys of rows, computed once when rows are read: decoding JSON again costs as much as a fold."""
+"""Keys of rows, computed once, when rows are read: to decode JSON in each job would be slow."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,8 +21,8 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 class KeyExtractor:
     """Extractor of the column `key` of record batches, as the streams declare it.
 
-    `declared` are the streams of one's own, as ``GET /v1/streams`` lists them; one that this release cannot
-    read has no keys.
+    `declared` are the declared streams, as ``GET /v1/streams`` lists them. Rows of a stream whose declaration
+    this release cannot read get no keys.
     """
 
     def __init__(self, declared: Iterable[Any] = ()) -> None:
@@ -52,7 +52,7 @@ class KeyExtractor:
         return [*lines.decode().splitlines()] if lines.isascii() else [*map(_text, found_keys)]
 
     def with_keys(self, batch: Any) -> Any:
-        """Return the batch of rows (`source.rows.ROWS`) with keys."""
+        """Return the batch of rows (`source.rows.ROWS`) with its column `key` filled."""
         streams = batch["stream"]
         position = batch.schema.get_field_index("key")
         names = pc.unique(streams).to_pylist()

@@ -31,11 +31,14 @@ BATCH_FACTS: Final = 2_000
 RUN_FACTS: Final = 500_000
 TASK_FACTS: Final = 50_000
 SLICE_SECONDS: Final = 0.25
-"""With a speed, facts committed within this time are appended together."""
+"""With a `speed`, facts that are due within a slice of this length are appended together."""
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of appended facts, and of rows by stream. Facts without rows are skipped."""
+    """Replayed facts and rows, with those that a former run under the same name has appended.
+
+    Facts without rows are skipped. `streams` has the number of rows of each stream.
+    """
 
     facts: int
     rows: int
@@ -62,15 +65,16 @@ def replay(
     """Append the facts of these streams with ``after < serial <= upto``, in order, to the daemon at `url`.
 
     Writers stay the same; tokens, serials and times are new. `speed` is a multiple of the original speed; 0
-    is as fast as possible. Under a `name` the replay is idempotent for a day: a repeat appends missing facts
-    only. Raises `ConfigError` if the archive has no such facts, and `SourceError` if the daemon refuses them.
+    is as fast as possible. Under a `name` the replay is idempotent for a day: a repeat with equal arguments
+    appends missing facts only. Raises `ConfigError` if the archive has no serials in this range, and
+    `SourceError` if the daemon refuses facts.
     """
     began = seconds()
     register(spark)
     table = ArchiveTable(store, as_of)
     upto = min(table.end.last_serial, table.end.last_serial if upto is None else upto)
     if after >= upto:
-        raise ConfigError(f"{store} has no facts after serial {after}, up to serial {upto}")
+        raise ConfigError(f"{store} has no facts after serial {after}: the last serial to replay is {upto}")
     options = {"url": url, "query": name or f"replay-{uuid4().hex}"}
     if secret_file is not None:
         options["secretFile"] = secret_file
@@ -82,7 +86,7 @@ def replay(
     progress("replaying", 0, upto - after)
     for first, last in _ranges(table, after, upto, is_named=name is not None):
         rows = read_rows(spark, store, within(files, first, last), COLUMNS)
-        # A fact without rows says nothing to another log.
+        # A fact without rows certifies a position, which another log does not have.
         rows = rows.where(f"row IS NOT NULL AND serial BETWEEN {first:d} AND {last:d}")
         counted = rows.groupBy("stream").agg(F.count_if(F.col("seq") == 0), F.count("row"))
         for stream, its_facts, its_rows in counted.collect():
@@ -128,7 +132,7 @@ def _append_with_sink(rows: DataFrame, first: int, last: int, options: dict[str,
 def _make_paced_append(
     options: dict[str, str], speed: float, pause: Callable[[float], None], seconds: Callable[[], float]
 ) -> Callable[[DataFrame], None]:
-    """Return a function that appends rows from the driver, at a given speed: slices of time, when due."""
+    """Return a function that appends rows from the driver, each slice of time when it is due."""
     parsed = read_options(options)
     daemon = SourceClient(parsed)
     began: list[float] = []

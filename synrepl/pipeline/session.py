@@ -28,7 +28,7 @@ REACH_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 20.0
 
 MASTER: Final = re.compile(r"local(-cluster)?(\[[^\]]+\])?|yarn|(spark|k8s)://.+")
-"""The masters of Spark, as its SparkSubmit tells them apart."""
+"""The URLs of masters that Spark accepts."""
 
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
@@ -89,13 +89,13 @@ def is_remote(spark: "SparkSession") -> bool:
 
 
 def check_master(master: str) -> None:
-    """Raise `ConfigError` for a master that no Spark has: Java would print a stack trace."""
+    """Raise `ConfigError` for an invalid URL of a master: Spark would fail with a stack trace."""
     if not MASTER.fullmatch(master):
         raise ConfigError(f"{master} is not the URL of a Spark master, such as spark://host:7077 or local[2]")
 
 
 def session_settings(master: str | None) -> dict[str, str]:
-    """Return the settings that can change at any time. `master` is None if it is set by spark-submit."""
+    """Return the settings that a running Spark accepts. `master` is None if it is set elsewhere."""
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

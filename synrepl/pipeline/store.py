@@ -31,7 +31,7 @@ class NotFound(ConfigError):
 class Store:
     """The files under a path or URI. Picklable: the driver sends a store to executors.
 
-    Names are relative, with slashes. Raises `ConfigError` if the location cannot be reached.
+    Names are relative, with slashes. Methods raise `ConfigError` if the location cannot be reached.
     """
 
     def __init__(self, location: str) -> None:
@@ -67,7 +67,7 @@ class Store:
 
     @property
     def options(self) -> dict[str, str]:
-        """The storage options for delta-rs, which else follow from the environment, as for pyarrow."""
+        """The options of the URI for delta-rs, which reads others from the environment, as pyarrow does."""
         given = dict(parse_qsl(urlsplit(self.location).query))
         options = {OPTIONS[name]: value for name, value in given.items() if name in OPTIONS}
         if "aws_allow_http" in options:
@@ -78,7 +78,7 @@ class Store:
         return options
 
     def create(self) -> None:
-        """Create a local directory. Raises OSError."""
+        """Create the directory of a local store; other stores need none. Raises OSError."""
         if self.is_local:
             Path(self.path()).mkdir(parents=True, exist_ok=True)
 
@@ -116,7 +116,7 @@ class Store:
             return hashlib.file_digest(source, "sha256").hexdigest()
 
     def open(self, name: str) -> Any:
-        """Open a file to read it, also at random. Raises `NotFound`."""
+        """Open a file for sequential or random reads. Raises `NotFound`."""
         try:
             return self.filesystem.open_input_file(self.path(name))
         except FileNotFoundError as error:

@@ -45,8 +45,8 @@ PLAIN: Final[Mapping[Any, str]] = {
 def columns(stream: str, declared: Iterable[Mapping[str, Any]] = ()) -> tuple[tuple[str, str], ...]:
     """Return the names and SQL types (string, bigint, boolean) of a stream's own columns.
 
-    Values of other types are JSON text. `declared` are the streams of one's own, as ``GET /v1/streams``
-    lists them. Raises `UnknownStream`.
+    Values of other types are JSON text. `declared` are the declared streams, as ``GET /v1/streams`` lists
+    them. Raises `UnknownStream`.
     """
     return tuple((one.name, one.sql_type) for one in layout_of(stream, declared).columns)
 
