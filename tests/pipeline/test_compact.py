@@ -267,7 +267,7 @@ def test_a_snapshot_of_something_else_is_refused(spark: "SparkSession", tmp_path
         return str(caught.value)
 
     assert "another history" in refusal(history="another")
-    assert "is at serial 9," in refusal(serial=9)
+    assert "ends at serial 4, before serial 9 of the snapshot" in refusal(serial=9)
     assert "the digests of serial 4 differ" in refusal(digest=EMPTY)
     assert "the digests of serial 3 differ" in refusal(serial=3, digest=EMPTY)
     assert "has version 2" in refusal(version=2)

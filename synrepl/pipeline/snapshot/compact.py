@@ -24,10 +24,10 @@ from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
 
 FILE_ROWS: Final = 256 * 1024
-"""Approximate keys per file; the rows of a file are in memory while it is written."""
+"""Approximate number of keys per file; the rows of a file are in memory while it is written."""
 
 TASK_ROWS: Final = 16 * 1024
-"""Minimum rows of a task that writes, if there are fewer than a file has for each core."""
+"""Minimum number of keys per file of a small snapshot, which is split so that all cores write."""
 
 
 class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +57,11 @@ def compact(
     made_at_ms: int | None = None,
     progress: Progress = ignore_progress,
 ) -> CompactResult:
-    """Advance the snapshot to the end of the archive, or to its end `as_of` a version or time.
+    """Advance the snapshot to the end of the archive, or of its version `as_of` (a number or a time).
 
     Reads the previous snapshot and the facts since; with `full` the whole archive, with the same result. The
     files of the previous snapshot stay until the next compaction, for its readers. Raises `BadArchive` unless
-    snapshot and archive are of the same log.
+    the archive continues the snapshot, has all its files, and no other job writes the snapshot.
     """
     began = time.monotonic()
     table = ArchiveTable(archive, as_of)
@@ -96,7 +96,7 @@ def compact(
         archive_version=table.version,
     )
     if read_snapshot(snapshot) != former:
-        raise BadArchive(f"{snapshot}: another job has written a snapshot meanwhile; this one is discarded")
+        raise BadArchive(f"{snapshot}: another job has written a snapshot meanwhile; run the job again")
     write_snapshot(snapshot, made)
     _clean(snapshot, made, former)
     return CompactResult(
@@ -110,14 +110,16 @@ def compact(
 
 
 def _check(former: SnapshotManifest, snapshot: Store, table: ArchiveTable) -> None:
-    """Raise `BadArchive` unless the archive continues this snapshot."""
     end, archive = table.end, table.store
     if (former.history, former.server_name) != (end.history, end.server_name):
         raise BadArchive(
             f"{snapshot} has another history than {archive}; use another directory for the snapshot"
         )
     if former.serial > end.last_serial:
-        raise BadArchive(f"{snapshot} is at serial {former.serial}, {archive} ends at {end.last_serial}")
+        raise BadArchive(
+            f"the archive {archive} ends at serial {end.last_serial}, before serial {former.serial} of the"
+            f" snapshot {snapshot}: use the archive that it was made from, or another directory"
+        )
     known = _digest_at(table, former.serial)
     if known is not None and known != former.digest:
         raise BadArchive(
@@ -142,8 +144,8 @@ def _plan_input(
 ) -> tuple[Any, FoldReader]:
     """Return the files to read and their reader: the whole archive, or `former` and the facts since.
 
-    A stream with rows that have become void since is read whole: `former` lacks the rows that the void ones
-    replaced.
+    If facts of a stream were discarded since `former`, all its files are read: `former` lacks the rows that
+    the discarded rows had replaced.
     """
     ephemeral = pa.array([one.name for one in StreamTable.default() if one.ephemeral], pa.string())
     files = table.files
@@ -180,7 +182,7 @@ def _write_files(
         few = min(parallelism(spark) // 2, keys // TASK_ROWS)
         ranges = _assign_ranges(counted, max(1, few, -(-keys // file_rows)))
         tasks = _split(spark, files, kept, ranges, bucket_size(upto))
-        # Not `serial=`: DuckDB and others would read such a name as a partition column.
+        # Not `serial=`: DuckDB and others would take it for the column `serial`.
         work = partial(reader.write, f"upto={upto}")
         found = tasks.mapInArrow(work, "`written` binary NOT NULL").collect()
     finally:
@@ -220,7 +222,7 @@ def _split(spark: SparkSession, files: Any, kept: DataFrame, ranges: list[int], 
 
 
 def _assign_ranges(counted: Iterable[tuple[int, int, int]], count: int) -> list[int]:
-    """Return for each bucket the number of its range, of so many ranges of about equally many live rows."""
+    """Split the buckets into `count` ranges of about equally many live rows; return the range of each."""
     buckets, alive, _ = np.array(sorted(counted)).T
     ranges = (np.cumsum(alive) - alive) * count // alive.sum()
     return np.repeat(ranges, np.diff(buckets, prepend=-1)).tolist()

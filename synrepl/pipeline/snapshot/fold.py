@@ -1,7 +1,7 @@
-"""Fold of rows: the last row of each key is kept, unless it is a tombstone.
+"""Fold of rows: the last row of each key is kept, unless it is a tombstone (a row that deletes its key).
 
-Tasks read the files. Spark shuffles keys and positions only, never rows, and those as Arrow data: a row of
-Spark for each key would take most of the time.
+Tasks read the files. Spark shuffles only keys and positions, never rows. They are packed as Arrow data: a row
+of Spark for each key would take most of the time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ MISSING: Final = "a file is missing"
 
 SEQ_BITS: Final = 20
 SERIAL_AT: Final = SEQ_BITS + 1
-"""A position is ``serial << SERIAL_AT | seq << 1``, and 1 if the row is a tombstone."""
+"""A position is ``serial << SERIAL_AT | seq << 1``, plus 1 if the row is a tombstone."""
 
 TASK_KEYS: Final = 1_000_000
 """Keys that a task folds in memory."""
@@ -40,7 +40,7 @@ BUCKETS: Final = 4_096
 """Number of equal ranges of serials whose rows are counted, to find ranges with equally many rows."""
 
 BUCKET_SERIALS: Final = 64 * 1024
-"""Maximum serials of a bucket, in a log so long that more buckets are needed."""
+"""Maximum number of serials of a bucket: a very long log has more than `BUCKETS`."""
 
 FOLDED: Final = "`task` int, `keys` binary"
 """The result schema of `fold`: keys with positions (`pack`), for the task that merges them."""
@@ -49,7 +49,7 @@ MERGED: Final = "`bucket` int, `alive` bigint, `positions` binary, `gone` bigint
 """The result schema of `merge`: the positions of the live rows of a bucket, or the tombstones of a task."""
 
 SAMPLED_BYTES: Final = 24
-"""Bytes of a key, from its first to its last, that choose its task."""
+"""Number of bytes of a key, spread evenly over it, whose checksum chooses the task of the key."""
 
 FNV_PRIME: Final = 0x01000193
 
@@ -65,9 +65,9 @@ def bucket_size(upto: int) -> int:
 class FoldReader(msgspec.Struct, frozen=True):
     """Reader of the input in tasks: files of an archive, and the parts of its previous snapshot.
 
-    Parts are read without the streams `whole`, and files without facts that were `lost` at an epoch start.
-    The files arrive as record batches with the columns of `ArchiveTable.files`, `is_part`, and `after`: only
-    facts with a greater serial are read.
+    Rows of the streams `whole` in parts are left out, and everywhere the rows discarded by the epoch starts
+    `lost`. The files arrive as record batches with the columns of `ArchiveTable.files`, `is_part`, and
+    `after`: only facts with a greater serial are read.
     """
 
     archive: Store
@@ -78,7 +78,7 @@ class FoldReader(msgspec.Struct, frozen=True):
     def fold(self, tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the position of the last row of each key in these files, as batches of `FOLDED`.
 
-        The text of a row is read only for streams with tombstones: it is most of a file.
+        The texts of rows, most of a file, are read only for streams with tombstones.
         """
         removing = _streams_with_tombstones()
         found: list[Any] = []
@@ -93,7 +93,7 @@ class FoldReader(msgspec.Struct, frozen=True):
             yield _distribute(_find_last(pa.concat_tables(found)), tasks)
 
     def older_rows(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the positions of rows that may have a tombstone, of all facts with several rows.
+        """Yield the positions of rows in facts with several rows, of the streams with tombstones.
 
         The last row of a record batch is always included, as its fact may continue.
         """
@@ -185,7 +185,7 @@ def find_tombstones(spark: SparkSession, reader: FoldReader, files: Any, last: D
 
     A tombstone is kept if a kept fact has an older row of its key: otherwise a fold of the kept facts would
     restore the key. Only facts with several rows can have such a row. The kept tombstone may be in such a
-    fact itself, so this is repeated, once for each step of the longest chain.
+    fact itself, so the search is repeated, once for each step of the longest chain.
     """
     gone = last.mapInArrow(_unpack_tombstones, POSITIONS).withColumnRenamed("at", "end")
     removing = pa.array(_streams_with_tombstones(), pa.string())
@@ -214,7 +214,7 @@ def _distribute(positions: Any, tasks: int) -> Any:
 
 
 def _checksums(keys: Any) -> Any:
-    """Return a checksum of each key, by some of its bytes. A call for each key would take longer."""
+    """Return a checksum of some bytes of each key. A call for each key would take longer."""
     _, offsets, data = keys.buffers()
     bounds = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
     text, first, last = np.frombuffer(data, np.uint8), bounds[:-1], np.diff(bounds) - 1
@@ -270,7 +270,7 @@ def _at(rows: Any) -> Any:
     """Return the positions of rows. Raises `BadArchive` for a fact of more rows than a position can have."""
     seq = rows["seq"].cast(pa.int64())
     if (pc.max(seq).as_py() or 0) >> SEQ_BITS:
-        raise BadArchive(f"a fact has more than {1 << SEQ_BITS:,} rows")
+        raise BadArchive(f"cannot compact a fact of more than {1 << SEQ_BITS:,} rows")
     return pc.add(pc.shift_left(rows["serial"], SERIAL_AT), pc.shift_left(seq, 1))
 
 

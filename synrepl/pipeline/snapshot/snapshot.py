@@ -1,8 +1,8 @@
 """Snapshot format: `_snapshot.json` and the files that it names. Other files are not part of the snapshot.
 
-A snapshot keeps a fact whole if it has the last row of a live key. It has no void facts. A fold of the
-snapshot gives the same result as a fold of the archive up to its position: a tombstone is kept if a kept fact
-has an older row of its key.
+A snapshot keeps a whole fact if one of its rows is the last of a key that is not deleted. It has no discarded
+facts. A fold of the snapshot gives the same result as a fold of the archive up to its position: a tombstone
+is kept if a kept fact has an older row of its key.
 """
 
 import uuid
@@ -22,7 +22,7 @@ SNAPSHOT: Final = "_snapshot.json"
 VERSION: Final = 1
 
 LAST: Final = ROWS.append(pa.field("last", pa.bool_(), nullable=False))
-"""The schema of the files: that of the archive, and whether a row is the last of a live key."""
+"""The schema of the files: that of the archive, and whether a row is the last of an undeleted key."""
 
 
 class PartFile(msgspec.Struct, frozen=True, kw_only=True):
