@@ -1,8 +1,8 @@
-"""Declarations of the tables: of which stream, by which key, with which columns, in SQL.
+"""Declarations of the tables: the stream, the key and the other columns of each, in SQL.
 
-A table has a row for each key. Its other columns are aggregates of the rows of the key, in the order of the
-log: the ``first`` or ``last`` value, or the ``sum``. Each of them follows from the former value of the table
-and the value over the new rows, so that a table advances without its old rows.
+A table has a row for each key. The other columns are aggregates of the rows with this key, in the order of
+the log: the ``first`` or ``last`` value, or the ``sum``. The new value of an aggregate follows from its old
+value and the new rows, so a table is updated without reading old rows of the stream.
 """
 
 from typing import Final, Literal
@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 POSITION: Final = "struct(serial, seq)"
-"""The order of rows in the log, in SQL."""
+"""The SQL by which rows are in the order of the log."""
 
 
 class TableColumn(msgspec.Struct, frozen=True):
@@ -30,27 +30,27 @@ class TableColumn(msgspec.Struct, frozen=True):
 
     @property
     def aggregate(self) -> str:
-        """The SQL of the value of a key, over its rows."""
+        """The SQL aggregate that computes this column from all rows of one key."""
         function = {"first": "min_by", "last": "max_by"}.get(self.how)
         return f"sum({self.sql})" if function is None else f"{function}({self.sql}, {POSITION})"
 
     @property
     def match(self) -> str:
-        """The SQL condition that a row `t` of the table and a new row `s` have the same value."""
+        """The SQL condition that this column is equal in a row `t` of the table and a computed row `s`."""
         same = f"t.{self.name} = s.{self.name}"
         either = f"({same} OR (t.{self.name} IS NULL AND s.{self.name} IS NULL))"
         return either if self.how == "optional key" else same
 
     @property
     def update(self) -> str:
-        """The SQL of the value after the new row `s` of the same key."""
+        """The SQL of the new value: from the row `t` of the table, and `s`, computed from the new rows."""
         return {"first": "t.{0}", "last": "s.{0}", "sum": "t.{0} + s.{0}"}[self.how].format(self.name)
 
 
 class TableDeclaration(msgspec.Struct, frozen=True):
-    """A table of a `stream`: `rows` is the SQL condition on its rows, `order` the order of rows in files.
+    """A table of the rows of a `stream` for which the SQL condition `rows` is true; `about` describes it.
 
-    The columns of the stream are those of `synrepl.pipeline.typed`.
+    The SQL uses the columns of `synrepl.pipeline.typed`. `order` sorts the rows of the table in its files.
     """
 
     name: str
@@ -150,7 +150,7 @@ DECLARATIONS: Final = (
     ),
     TableDeclaration(
         "invalidations",
-        "Invalidations of each day by cache and key. A key of null is the whole cache.",
+        "Invalidations of each day by cache (the name as sent) and key. A key of null is the whole cache.",
         "caches",
         (
             *(key("day", "CAST(committed_at AS date)"), key("cache", "cache_func")),

@@ -1,7 +1,7 @@
 """The job `tables`: advances the tables to the end of an archive, each fact exactly once.
 
-The position of a table is in its log: the application transaction of a commit has the last serial, another
-one its epoch. So rows and position change in one commit, and of two jobs that add the same facts one fails.
+The position of a table is in the table's own log, as two application transactions: the last serial and its
+epoch. So rows and position change in one commit, and of two jobs that add the same facts one fails.
 """
 
 import time
@@ -26,11 +26,11 @@ from synrepl.pipeline.typed import typed
 from synrepl.ports.history import EpochStart
 
 MERGED_ROWS: Final = 2_000_000
-"""Maximum new rows of a merge, whose join is in the memory of the driver. More rows are a new computation."""
+"""Maximum number of new rows to merge, in the memory of the driver. With more, a table is computed again."""
 
 SMALL_BYTES: Final = 16 * 1024 * 1024
 SMALL_FILES: Final = 32
-"""Number of small files that are merged into one."""
+"""From this number on, small files of a table are merged."""
 
 ATTEMPTS: Final = 8
 
@@ -69,7 +69,7 @@ def update_tables(
 
     A table is computed from the whole archive if it is new, if facts were lost that it has counted, if its
     columns have changed, or if there are too many new rows for a merge. Raises `BadArchive` for tables of
-    another archive.
+    another log, or beyond the end of the archive.
     """
     began = time.monotonic()
     source = ArchiveTable(archive)
@@ -128,16 +128,15 @@ class _TableJob:
                 is_new=bool(full or rows),
                 full=full,
             )
-        raise BadArchive(f"{self.store} cannot be updated: other jobs update it at the same time")
+        raise BadArchive(f"{self.store} cannot be updated: other jobs update it now; run the job again")
 
     @property
     def app(self) -> str:
-        """The name of the position. Each log has its own: so tables of another archive are recognized."""
+        """The name of the transaction with the position. It includes the history, which must be the same."""
         return f"synrepl-tables-{self.source.end.history}"
 
     @property
     def losses(self) -> list[EpochStart]:
-        """The epoch starts at which facts of the stream were lost."""
         return [start for start in self.source.end.epoch_starts if start.stream == self.declaration.stream]
 
     def _load(self) -> None:
@@ -154,11 +153,14 @@ class _TableJob:
             # Another job may have read a newer version of the archive.
             end = ArchiveTable(self.source.store).end.last_serial
             if position > end:
-                raise BadArchive(f"{self.store} is at serial {position}, {self.source.store} ends at {end}")
+                raise BadArchive(
+                    f"the archive {self.source.store} ends at serial {end}, before serial {position} of the"
+                    f" table {self.store}: use the archive that it was made from, or another directory"
+                )
         self.position = position
 
     def _is_stale(self) -> bool:
-        """Whether the table must be computed again: its facts, or its columns, are not those of today."""
+        """Whether the table must be computed again: facts were lost, or its columns have changed."""
         if self.delta is None:
             return True
         epoch = self.delta.transaction_version(f"{self.app}-epoch") or 0
@@ -172,7 +174,7 @@ class _TableJob:
         return was != now
 
     def _rows(self, files: Any, *, after: int = 0) -> DataFrame:
-        """Return the rows of the table over the facts of these files after a serial."""
+        """Compute the rows of the table from the facts of these files after a serial."""
         conditions = [f"serial > {after}"]
         conditions += [f"NOT (epoch < {start.epoch} AND token > {start.token})" for start in self.losses]
         rows = read_rows(self.spark, self.source.store, files).where(" AND ".join(conditions))
@@ -222,7 +224,7 @@ class _TableJob:
 
 
 def _compact(delta: DeltaTable | None) -> None:
-    """Merge the small files of a table, if there are many. Each run adds one for its new keys."""
+    """Merge the small files of a table, if there are many: each update adds one."""
     assert delta is not None
     sizes = pa.table(delta.get_add_actions())["size_bytes"]
     if (pc.sum(pc.less(sizes, SMALL_BYTES)).as_py() or 0) >= SMALL_FILES:
@@ -234,13 +236,13 @@ def _compact(delta: DeltaTable | None) -> None:
 
 
 def child(folder: str, name: str) -> Store:
-    """Return the store of a folder in a folder, which may be a URI with parameters."""
+    """Return the store of the subfolder `name`. `folder` may be a URI with parameters."""
     location, mark, parameters = folder.partition("?")
     return Store(f"{location.rstrip('/')}/{name}{mark}{parameters}")
 
 
 def stream_batches(frame: DataFrame) -> Any:
-    """Return the rows as a record batch reader, in order, of which the driver holds one batch at a time.
+    """Return the rows in order, as a record batch reader. The driver holds one batch at a time.
 
     Partitions are computed when they are read. PySpark's own stream of a DataFrame fails for columns with
     times.
