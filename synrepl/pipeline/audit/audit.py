@@ -39,10 +39,10 @@ def audit(
 ) -> AuditResult:
     """Check that an archive is complete and intact; with `url`, that the daemon has the same facts.
 
-    Checksums of all files are compared, rows are counted, and the tokens of each writer must be consecutive.
-    Where a check fails, and with `deep` everywhere, every digest is computed again. `as_of` is a version of
-    the archive, or a time. A problem of the archive is a finding, not an error. Raises `BadArchive` if there
-    is no archive, and `ConnectError` or `HttpError` of the daemon.
+    Checksums of all files are compared, rows are counted, and each fact must continue the previous one of its
+    writer. Where a check fails, and with `deep` everywhere, every digest is computed again. `as_of` is a
+    version of the archive, or a time. A problem of the archive is a finding, not an error. Raises
+    `BadArchive` if there is no archive, and `NotADaemon`, `ConnectError` or `HttpError` for the daemon.
     """
     seconds: dict[str, float] = {}
     found = AuditFindings()
@@ -50,7 +50,7 @@ def audit(
         table = ArchiveTable(archive, as_of)
         files = table.files
         if as_of is None:
-            # Those that `vacuum` would remove, left by aborted runs and by merges.
+            # Files that `vacuum` would remove, left by aborted runs and by merges.
             for path in sorted(table.vacuum(retention_hours=RETENTION_HOURS, dry_run=True)):
                 why = f"no version of the last week has {path}; vacuum removes it"
                 found.add("unnamed-file", why, file=path)
@@ -95,7 +95,7 @@ def _compare_with_daemon(spark: SparkSession, compared: Comparison, client: Bloc
     end, found = compared.table.end, compared.found
     response = client.json(DIGESTS.request(serials=[end.last_serial]))
     if end.history and response["history"] != end.history:
-        why = f"the archive has history {end.history}, the daemon's log has {response['history']}"
+        why = f"the daemon's log is another one: its history is {response['history']}, not {end.history}"
         found.add("other-history", why)
         return
     head = int(response["serial"])
@@ -109,7 +109,7 @@ def _compare_with_daemon(spark: SparkSession, compared: Comparison, client: Bloc
     theirs = _get_digests(client, sorted(known))
     unknown = [serial for serial, digest in theirs.items() if digest is None]
     if unknown:
-        why = f"the daemon has trimmed its digests up to serial {max(unknown)}"
+        why = f"not compared with the daemon, which has trimmed its digests up to serial {max(unknown)}"
         found.add("daemon-trimmed", why, serials=(1, max(unknown)))
     differing = [serial for serial in known if theirs[serial] not in (None, known[serial])]
     if not differing:
@@ -117,8 +117,8 @@ def _compare_with_daemon(spark: SparkSession, compared: Comparison, client: Bloc
     upto = min(differing)
     after = max((serial for serial in known if serial < upto and theirs[serial] is not None), default=None)
     first, is_exact = _first(client, _digests(spark, compared, (after or 0) + 1, upto), after, upto)
-    where = f"at serial {first}" if is_exact else f"at serial {first} or before it"
-    why = f"the daemon has other facts {where}, and after that"
+    where = f"at serial {first}" if is_exact else f"at serial {first} or before"
+    why = f"the daemon's facts begin to differ {where}"
     fact = _rows(spark, compared, first, first).first()
     stream, writer, token = (fact["stream"], fact["writer"], fact["token"]) if fact else ("", "", None)
     tokens, serials = () if token is None else (token,), (first, min(head, end.last_serial))
@@ -158,15 +158,14 @@ def _report_beyond(spark: SparkSession, head: int, compared: Comparison) -> None
     sums = (F.count("*"), F.min("token"), F.max("token"), F.min("serial"), F.max("serial"))
     lacking = sorted(facts.agg(*sums).collect())
     for stream, writer, count, low, high, first, last in lacking:
-        why = f"the daemon's log ends at serial {head}; {count} facts beyond it are of {writer}"
+        why = f"the daemon lacks {count} facts of {writer}: its log ends at serial {head}"
         compared.found.add("missing-in-daemon", why, stream, writer, (low, high), (first, last))
     if not lacking:
-        why = f"the daemon's log ends at serial {head}, the archive at {end}"
+        why = f"the daemon lacks serials {head + 1} to {end}: its log ends at serial {head}"
         compared.found.add("missing-in-daemon", why, serials=(head + 1, end))
 
 
 def _digests(spark: SparkSession, compared: Comparison, first: int, last: int) -> Mapping[int, str]:
-    """Return the digests of these serials that readable files have."""
     rows = _rows(spark, compared, first, last).select("serial", "digest").toLocalIterator()
     return {row["serial"]: row["digest"] for row in rows}
 

@@ -1,4 +1,4 @@
-"""Comparison of the scanned files of an archive with the log of its table, and with each other."""
+"""Comparison of the scanned files of an archive with each other, and with the log of its Delta table."""
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -22,12 +22,12 @@ ORDERED: Final = 10_000
 """Number of scans that the driver loads together."""
 
 ANCHORS: Final = 20_000
-"""Maximum number of digests to compare with a daemon."""
+"""Approximate maximum number of digests to compare with a daemon."""
 
 ODD: Final = {
     "doubled-row": "is duplicated",
     "missing-row": "is missing",
-    "out-of-order": "comes after later ones",
+    "out-of-order": "comes after later rows",
 }
 
 
@@ -38,7 +38,7 @@ Tokens = dict[str, tuple[int, ...]]
 class AuditPosition(msgspec.Struct):
     """A serial with its digest, and the last tokens and serials by stream and writer, as far as known.
 
-    Other writers are at the token `initial`, or unknown (None, and those of the streams `lost`).
+    A writer without a token is at `initial` (None: unknown), or unknown if its stream is in `lost`.
     """
 
     serial: int = 0
@@ -54,11 +54,11 @@ class AuditPosition(msgspec.Struct):
 
 
 class AuditSpan(msgspec.Struct, kw_only=True):
-    """Serials from `first` to `last`, of which no other file has any, after a fact with this `digest`.
+    """Serials from `first` to `last`, whose files have no other serials, after a fact with this `digest`.
 
     `starts` has the token (None: unknown) and the serial of each of its writers before it. In `broken`
-    streams, the tokens of a writer are not consecutive. `unknown` are the streams with an unreadable file,
-    whose holes are not reported. `short` files have other counts than in the log.
+    streams, a fact does not continue the previous one of its writer. `unknown` are the streams with an
+    unreadable file: their holes are not reported. `short` files differ from the log in rows, serials.
     """
 
     first: int
@@ -86,9 +86,9 @@ def compare(
 class Comparison(msgspec.Struct, dict=True):
     """Comparison that reports obvious problems to `found`, and collects suspicious `spans` for `explain`.
 
-    `tails` are holes before the end of the archive. `changed` files have other bytes than their name says;
-    `unreadable` ones are not read again. `reported` are the codes and serials of reported rows. `anchors` are
-    digests by serial, as found in the files.
+    "The log" is that of the Delta table. `tails` are writers whose last fact is not at their position in the
+    log. The bytes of `changed` files do not have the checksum in their names; `unreadable` files are not read
+    again. `reported` are the codes and serials of reported rows, `anchors` digests of the files by serial.
     """
 
     table: ArchiveTable
@@ -121,7 +121,7 @@ class Comparison(msgspec.Struct, dict=True):
             return
         is_same = self.at.digest in (end.digest, "")
         if not is_same:
-            why = f"the log has another digest than the last fact, serial {end.last_serial}"
+            why = f"the digest of serial {end.last_serial} in the log of the table is not that of the fact"
             self.found.add("table", why, serials=(end.last_serial,))
         self.tails = list(self._tails())
         if span is not None and (self.tails or not is_same):
@@ -146,12 +146,12 @@ class Comparison(msgspec.Struct, dict=True):
                     )
 
     def readable(self, first: int, last: int) -> Any:
-        """Return the readable ones of `files` with serials from `first` to `last`."""
+        """Return the readable files with serials from `first` to `last`."""
         found = within(self.files, first, last)
         return found.filter(pc.invert(_is_named(found, self.unreadable)))
 
     def read(self, spark: SparkSession, files: Any) -> DataFrame:
-        """Return the rows of these files. Spark does not read those with changed bytes itself."""
+        """Return the rows of these files. Files with changed bytes are read by pyarrow, not by Spark."""
         store, is_changed = self.table.store, _is_named(files, self.changed)
 
         def read_named(batches: Iterable[Any]) -> Iterator[Any]:
@@ -181,9 +181,9 @@ class Comparison(msgspec.Struct, dict=True):
             if named:
                 why = f"{file.path} has the bytes of {named[0]}"
             elif scan.bytes != file.bytes:
-                why = f"{file.path} has {scan.bytes} bytes, the log of the table says {file.bytes}"
+                why = f"{file.path} has {scan.bytes} bytes, and not {file.bytes} as in the log of the table"
             else:
-                why = f"{file.path} has another checksum than in its name"
+                why = f"{file.path} has bytes with checksum {scan.sha256}, not the one in its name"
             self.changed.add(file.path)
             span.is_uneven = True
             self._report_file("changed-file", why, scan)
@@ -196,8 +196,8 @@ class Comparison(msgspec.Struct, dict=True):
             span.unknown.add(file.stream)
             self.unreadable.add(file.path)
             if is_misplaced and file.path not in self.changed:
-                whose = f"of {' and '.join(scan.strangers)}, " if scan.strangers else ""
-                why = f"{file.path} holds rows {whose}serials {scan.first} to {scan.last}"
+                whose = f"of {' and '.join(scan.strangers)} " if scan.strangers else ""
+                why = f"{file.path} has rows {whose}of serials {scan.first} to {scan.last}, out of place"
                 self._report_file("misplaced-row", why, scan)
             return
         if any(odd.what == "out-of-order" for odd in scan.odd):
@@ -213,7 +213,7 @@ class Comparison(msgspec.Struct, dict=True):
             span.short.append(scan)
 
     def _report_file(self, what: str, why: str, scan: FileScan) -> None:
-        """Report a problem of a file for each writer, known from the rows or else from the log."""
+        """Report a problem of a file for each of its writers, known from its rows or else from the log."""
         file, runs = scan.file, {} if scan.strangers else scan.runs
         moved: Tokens = {writer: (run.low, run.high) for writer, run in runs.items()} or self._moved(file)
         serials = (file.first_serial, file.last_serial)
@@ -291,7 +291,7 @@ class Comparison(msgspec.Struct, dict=True):
         return span
 
     def _follow_writers(self, scans: list[FileScan]) -> Iterator[str]:
-        """Follow the tokens of each writer through these files. Yields streams that are not consecutive."""
+        """Follow the tokens of each writer through these files. Yields the streams with a break."""
         at = self.at
         for scan in scans:
             stream = scan.file.stream

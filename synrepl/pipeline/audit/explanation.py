@@ -49,7 +49,7 @@ WRONG: Final = {
 def explain(
     spark: SparkSession, compared: Comparison, progress: Progress = ignore_progress
 ) -> list[ChainBreak]:
-    """Report the problems in suspicious spans. Returns the breaks of chains, also those with good cause."""
+    """Report the problems in suspicious spans. Returns all breaks, also those that a new epoch explains."""
     spans = compared.spans
     if not spans:
         return []
@@ -147,7 +147,7 @@ def _find_breaks(rows: DataFrame) -> list[Any]:
 
 
 def _follow(compared: Comparison, moves: Iterable[Any]) -> tuple[list[ChainBreak], list[ChainBreak]]:
-    """Return the breaks, and those that are holes of writers. Tokens that go back are reported directly."""
+    """Return all breaks, and those with missing facts. Tokens that go back are reported directly."""
     breaks, holes = [], []
     for one in moves:
         span = next(span for span in compared.spans if span.first <= one.serial <= span.last)
@@ -214,8 +214,8 @@ def _report_missing(
             why += " missing"
             compared.report("missing-row", why, hole.stream, hole.writer, tokens, serials)
         elif hole.serial > end:
-            why = f"the log has {hole.writer} at token {hole.prev_token}, its last fact is at token"
-            why += f" {hole.expected}"
+            why = f"the last fact of {hole.writer} has token {hole.expected}, and not {hole.prev_token} as in"
+            why += " the log of the table"
             compared.found.add("table", why, hole.stream, hole.writer, serials=(end,))
         else:
             _report_chain(compared, hole)
@@ -231,21 +231,21 @@ def _report_missing(
 
 
 def _report_unexplained(compared: Comparison) -> None:
-    """Report counts that differ although all rows are right: the log is wrong."""
+    """Report files whose rows are right and differ from the log of the table: the log is wrong."""
     wrong = {one.first_serial for one in compared.found.listed() if one.severity == "error"}
     for span in compared.spans:
         if any(serial is not None and span.first <= serial <= span.last for serial in wrong):
             continue
         for scan in span.short:
             file = scan.file
-            why = f"the log says that {file.path} has {file.rows} rows, serials {file.first_serial} to"
-            why += f" {file.last_serial}; it has {scan.rows}, serials {scan.first} to {scan.last}"
+            why = f"{file.path} has {scan.rows} rows, serials {scan.first} to {scan.last}; the log has"
+            why += f" {file.rows} rows, serials {file.first_serial} to {file.last_serial}: the log is wrong"
             serials = (file.first_serial, file.last_serial)
             compared.found.add("table", why, file.stream, serials=serials, file=file.path)
 
 
 def _report_chain(compared: Comparison, one: ChainBreak) -> None:
-    why = f"{one.writer} continues at token {one.prev_token}, expected {one.expected}"
+    why = f"{one.writer} continues from token {one.prev_token}, but its previous fact has {one.expected}"
     tokens = (one.expected, one.prev_token)
     if one.prev_token < one.expected:
         tokens = (one.prev_token, max(one.expected, one.token))

@@ -109,8 +109,8 @@ def scan_files(
 ) -> Iterator[Any]:
     """Scan the files of these batches (`rank_files`), which should have rows of one stream.
 
-    Yields what `derive` makes of the record batches of each file (nothing, after it has read them), with
-    these columns (at least `COLUMNS`), and batches of `SEEN`.
+    Passes the record batches of each file, with these columns (at least `COLUMNS`), to `derive`, which must
+    read them all. Yields the results of `derive`, and batches of `SEEN`.
     """
     for batch in batches:
         scans = []
@@ -233,5 +233,5 @@ def _checked(file: Any) -> Iterator[Any]:
     for batch in file.iter_batches(AT_ONCE):
         batch.validate(full=True)
         if any(batch[field.name].null_count for field in ROWS if not field.nullable):
-            raise ValueError("it lacks values of a column that has no nulls")
+            raise ValueError("a column that must have values has nulls")
         yield batch
