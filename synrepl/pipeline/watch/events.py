@@ -9,7 +9,7 @@ import msgspec
 class WatchEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
     """An event. `at_ms` is the commit time of the fact that the event is about, otherwise the current time.
 
-    `serial` is that of the fact by which the event was detected.
+    In some events, `serial` is that of the fact by which the event was detected.
     """
 
     at_ms: int

@@ -48,7 +48,7 @@ class FactRun(msgspec.Struct):
 
 
 class Drops(msgspec.Struct, kw_only=True):
-    """Counts of invalidations, as in `events.Hot`. Those of an entry have its cache and its key as name."""
+    """Counts of invalidations, as in `events.Hot`. In `keys`, an entry is its cache, a space and its key."""
 
     rows: int = 0
     keyed: int = 0
@@ -150,7 +150,6 @@ def _facts(batch: Any) -> Iterator[tuple[int, int, str, str, int, int, int]]:
 
 
 def _invalidations(batch: Any, keys: KeyExtractor) -> Counter[tuple[int, str | None]]:
-    """Count the rows of ``caches`` by minute and key."""
     rows = batch.filter(pc.and_(pc.equal(batch["stream"], CACHES), pc.is_valid(batch["row"])))
     minutes = pc.divide(rows["committed_at"].cast(pa.int64()), MINUTE_US).to_pylist()
     return Counter(zip(minutes, keys.extract(CACHES, rows["row"].to_pylist()), strict=True))

@@ -3,12 +3,11 @@
 The job is one streaming query. Tasks reduce the facts of each range to one line (`observations`). The driver
 keeps a state per writer and decides (`log_state`), and writes the events of a micro-batch in the order of the
 log (`foreachBatch`). With a checkpoint, the state is stored beside the offsets of Spark. One query has one
-offset and one order of events; several queries would read the log several times. A window of Spark would
-report a minute with a fact of a later minute only, which may not come for hours.
+offset and one order of events; several queries would read the log several times. Windows of Spark would
+report a minute only after a fact of a later minute, which may come after hours.
 
-A trigger without new facts makes no batch, but an event (`onQueryIdle`), at which time passes: so a stall is
-reported in time. Each batch reads up to the head of the log, so a lag of the query does not look like a
-silent writer.
+A trigger without new facts makes no batch, but Spark calls `onQueryIdle`, which reports stalls and ended
+minutes. Each batch reads up to the head of the log, so a lag of the query does not look like a silent writer.
 """
 
 import logging
@@ -195,7 +194,7 @@ def _is_unexpected(record: logging.LogRecord) -> bool:
 
 
 class _Watcher(StreamingQueryListener):
-    """Handler of micro-batches and of triggers without one: keeps the state, and writes the events.
+    """Handler of micro-batches, and of triggers without new facts: keeps the state, writes the events.
 
     Spark calls both from threads of its own. The lines of a batch are written before it is committed.
     """
@@ -217,9 +216,8 @@ class _Watcher(StreamingQueryListener):
             self.is_stopped = True
 
     def follow(self, lines: DataFrame, batch: int) -> None:
-        """Write the events of a micro-batch."""
         with self._following:
-            # Facts are read up to the head of the log of this time, or later.
+            # Facts were read up to the head of the log at this time, or later.
             now = now_ms()
             state = self._file.begin(batch)
             events: list[WatchEvent] = []
