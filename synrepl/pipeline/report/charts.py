@@ -50,7 +50,7 @@ Series = Mapping[str, tuple[str, Any]]
 """Colors and values by name."""
 
 Bars = tuple[str, Sequence[str], Series]
-"""A panel of bars: its title, their names, and their values."""
+"""A panel of bars: its title, the names of the bars, and their values."""
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ def pictures(measured: Measurements) -> dict[str, Picture]:
 
 
 def _throughput(measured: Measurements, is_wide: bool, kind: str) -> "Figure | None":
-    """Draw the rows by `stream` or `writer`, stacked; those beyond the colors are one series."""
+    """Draw the rows by `stream` or `writer`, stacked; names beyond the number of colors are one series."""
     import pandas as pd
 
     bins, names = measured.bins, measured.names(kind)
@@ -328,7 +328,6 @@ def _edges(bins: Bins) -> list[float]:
 
 
 def _log_seconds(grid: Sequence[Any], known: Sequence[float]) -> None:
-    """Make the y axes logarithmic, with ticks at durations."""
     least, most = min(known, default=1.0) * 0.7, max(known, default=1.0) * 1.5
     ticks = [value for value in SPANS if least <= value <= most]
     for axes in grid:

@@ -19,7 +19,7 @@ WIDTHS: Final = (
     *(3600, 2 * 3600, 3 * 3600, 6 * 3600, 12 * 3600),
     *(DAY, 2 * DAY, 4 * DAY, 7 * DAY, 14 * DAY, 28 * DAY),
 )
-"""Widths in seconds. Each is at most 2.5 times the previous one, so that there are at least 80 bins."""
+"""Widths in seconds. Each is at most 2.5 times the previous one: a long period has 80 bins or more."""
 
 NAMES: Final = (("day", DAY), ("hour", 3600), ("minute", 60), ("second", 1))
 
@@ -149,7 +149,7 @@ def shared_tokens(facts: DataFrame, streams: Sequence[str]) -> dict[str, int]:
 
 
 def void(facts: DataFrame, epoch_starts: Sequence[EpochStart]) -> dict[int, int]:
-    """Return the number of facts that each epoch made void, by epoch."""
+    """Return the number of facts that each epoch start discarded, by epoch."""
     stream, epoch, token = map(f.col, ("stream", "epoch", "token"))
     counts = [
         f.count_if((stream == one.stream) & (epoch < one.epoch) & (token > one.token)).alias(str(one.epoch))

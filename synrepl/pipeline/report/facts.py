@@ -112,7 +112,6 @@ def _merged(rows: Any, ends: Any, times: Any) -> Any:
 
 
 def _filled(lines: Any) -> Any:
-    """Return these lines as one batch of `SCHEMA`."""
     given = set(lines.schema.names)
     columns = [lines[one.name] if one.name in given else pa.nulls(len(lines), one.type) for one in SCHEMA]
     return pa.table(columns, names=SCHEMA.names).cast(SCHEMA).combine_chunks().to_batches()[0]

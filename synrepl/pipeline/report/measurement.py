@@ -23,10 +23,10 @@ from synrepl.pipeline.store import Store
 
 
 class Coverage:
-    """The coverage of an archive: of its files (rows of `ArchiveTable.files`) and batches, some with facts.
+    """What an archive covers: its files (rows of `ArchiveTable.files`) and batches, some of which have facts.
 
-    `last` is the last batch, which has the state of the archive. `lines` are the rows of the Parquet files:
-    one more for each fact without rows.
+    `last` is the last batch, which has the state of the archive. `lines` counts the lines of the Parquet
+    files: one for each row, and one for each fact without rows.
     """
 
     def __init__(self, files: Any, batches: Sequence[Batch]) -> None:
@@ -129,7 +129,7 @@ def measure(
         progress("counting facts", 2, STEPS)
         facts = lines.where("seen is null")
         if compared.facts != covers.facts or any(span.is_uneven for span in compared.spans):
-            # Duplicates affect only these counts; finding them costs as much again.
+            # Duplicates affect only the counts of facts. To merge them costs as much again.
             facts = counted_once(facts).persist()
         seconds = seconds_of(facts).persist()
         shared = [stream for stream, writers in covers.writers.items() if len(writers) > 1]

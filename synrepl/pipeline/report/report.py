@@ -158,7 +158,6 @@ def shown(key: str, value: Any) -> str:
 
 
 def _arguments(key: str) -> str:
-    """For people: without the brackets of the JSON array, which the file has."""
     try:
         return ", ".join(map(str, json.loads(key))) or "(no arguments)"
     except (ValueError, TypeError, RecursionError):

@@ -14,7 +14,7 @@ from synrepl.pipeline.report.measurement import Measurements, lag_seconds
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table: rows by the keys of its columns, which name the unit. Its file is `name` and ``.csv``."""
+    """A table. Its rows map the keys of columns, which name the unit, to values. Its file is `name`.csv."""
 
     name: str
     columns: tuple[str, ...]
@@ -132,7 +132,6 @@ def _table(name: str, rows: Iterable[Row], keys: str) -> Table:
 
 
 def _ranked(column: str, rows: Iterable[Row]) -> list[Row]:
-    """Return rows of writers, the largest first."""
     return sorted(rows, key=lambda row: (-row[column], row["stream"], row["writer"]))
 
 
@@ -149,7 +148,6 @@ def _peaks(measured: Measurements, stream: str, writer: str | None = None) -> Ro
 
 
 def _from(rows: Iterable[Row], bins: Bins) -> list[Row]:
-    """Return rows with the start of their bin."""
     return [row | {"from": _iso(bins.starts[row["bin"]])} for row in rows]
 
 
@@ -168,7 +166,7 @@ def _chains(measured: Measurements) -> list[Row]:
 
 
 def _leases(measured: Measurements) -> Iterable[Row]:
-    """Return the leases that have not ended, those that retain most first. The daemon is not trusted."""
+    """Return the leases: ended ones first, then those that retain most. The daemon is not trusted."""
     if measured.daemon is None:
         return
     replicas = measured.daemon.status.get("replicas") or []

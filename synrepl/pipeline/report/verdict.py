@@ -19,7 +19,7 @@ WAIT_SECONDS: Final = 3600.0
 """An archive lag above this is reported."""
 
 CHAIN_CODES: Final = frozenset({"broken-chain", "doubled-row", "gap", "missing-row"})
-"""The codes of an audit for gaps, repeated tokens and duplicates, which have words of their own."""
+"""The codes of an audit for gaps, repeated tokens and duplicates, which `_chain` words itself."""
 
 SILENT_SECONDS: Final = 3600.0
 """A writer that is silent for longer, while others of its stream are not, is reported."""
@@ -57,10 +57,10 @@ def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
     # A fact without rows has a line too.
     lines = measured.total("rows") + measured.total("empty")
     if missing:
-        why = f"{_where(missing)}: a fact does not continue the previous one"
+        why = f"{_where(missing)}: a fact does not continue the previous one of its writer"
         yield Advice("bad", f"{counted(len(missing), 'gap')}: facts are missing", why, "gaps")
     if again:
-        why = f"{_where(again)}: a fact goes back behind the previous one"
+        why = f"{_where(again)}: a fact goes back behind the previous one of its writer"
         yield Advice("bad", f"Tokens were repeated {counted(len(again), 'time')}", why, "gaps")
     if copied:
         yield Advice("bad", f"{counted(copied, 'fact')} duplicated", "counted once in this report", "gaps")
@@ -89,7 +89,7 @@ def _epoch_starts(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
             void = measured.voided.get(epoch_start.epoch, 0)
             of = f" of {printable(epoch_start.stream)}" if epoch_start.stream else ""
             text = f"Epoch {epoch_start.epoch}: facts{of} were lost at the source"
-            why = f"{counted(void, 'fact')} of earlier epochs {'is' if void == 1 else 'are'} void"
+            why = f"{counted(void, 'fact')} of earlier epochs {'is' if void == 1 else 'are'} discarded"
             yield Advice("bad", text, f"{at(epoch_start.at_ms)}; {why}", "gaps")
         elif epoch_start.serial >= covers.first_serial - 1:
             text = f"Epoch {epoch_start.epoch}: {words.get(epoch_start.why, printable(epoch_start.why))}"
@@ -97,7 +97,7 @@ def _epoch_starts(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
             yield Advice("busy", text, why, "gaps")
     if covers.last.compacted_upto:
         text = f"Up to serial {covers.last.compacted_upto:,} only facts that were not replaced are archived"
-        yield Advice("dim", text, "the log was trimmed before the first archive", "covers")
+        yield Advice("dim", text, "the log was trimmed before it was archived", "covers")
 
 
 def _lag(measured: Measurements) -> Iterable[Advice]:
@@ -150,7 +150,7 @@ def _caches(measured: Measurements) -> Iterable[Advice]:
         return
     if misshapen := measured.invalidations.total("misshapen"):
         text = f"{counted(misshapen, 'row')} of caches with unexpected keys"
-        yield Advice("busy", text, "workers invalidate all caches of the name", "caches")
+        yield Advice("busy", text, "for each, workers invalidate all caches of its name", "caches")
     if unreadable := measured.invalidations.total("unreadable"):
         many = counted(unreadable, "row or key", "rows or keys")
         yield Advice("busy", f"{many} of caches cannot be read", "", "caches")
