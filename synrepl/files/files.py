@@ -321,7 +321,6 @@ class _VerifiedReads:
         self._waiting: dict[str, list[Deferred[StoredFile | None]]] = {}
 
     async def open(self, sha256: str) -> StoredFile | None:
-        """Return the verified file; None if it is missing or damaged."""
         waiter: Deferred[StoredFile | None] = Deferred()
         waiting = self._waiting.get(sha256)
         if waiting is not None:

@@ -116,10 +116,7 @@ class FileQueue:
         has: Callable[[str], bool],
         fetches: bool,
     ) -> None:
-        """Apply rows in the order of the log, up to `seen`, in one transaction.
-
-        Files for which `has` returns False are missing; they are queued if `fetches`.
-        """
+        """Apply rows up to `seen`, in one transaction. Missing files (by `has`) are queued if `fetches`."""
         if not rows:
             self.remember("seen", seen.text)
             return

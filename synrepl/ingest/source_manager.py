@@ -177,7 +177,6 @@ class SourceManager:
         )
 
     def _follower(self, *, is_first: bool) -> Follower:
-        """A follower that continues at the log's positions, and writes to it."""
         dialect = NEWEST if self.settings.redis is not None else self.settings.dialect
         streams = self.table.known_to(dialect) if dialect is not None else list(self.table)
         follower = Follower(

@@ -35,10 +35,7 @@ SLICE_SECONDS: Final = 0.25
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Replayed facts and rows, with those that a former run under the same name has appended.
-
-    Facts without rows are skipped. `streams` has the number of rows of each stream.
-    """
+    """Numbers of replayed facts and rows, with those that a former run of the same name appended."""
 
     facts: int
     rows: int
@@ -64,10 +61,10 @@ def replay(
 ) -> ReplayResult:
     """Append the facts of these streams with ``after < serial <= upto``, in order, to the daemon at `url`.
 
-    Writers stay the same; tokens, serials and times are new. `speed` is a multiple of the original speed; 0
-    is as fast as possible. Under a `name` the replay is idempotent for a day: a repeat with equal arguments
-    appends missing facts only. Raises `ConfigError` if the archive has no serials in this range, and
-    `SourceError` if the daemon refuses facts.
+    Facts without rows are skipped. Writers stay the same; tokens, serials and times are new. `speed` is a
+    multiple of the original speed; 0 is as fast as possible. Under a `name` the replay is idempotent for a
+    day: a repeat with equal arguments appends missing facts only. Raises `ConfigError` if the archive has no
+    serials in this range, and `SourceError` if the daemon refuses facts.
     """
     began = seconds()
     register(spark)

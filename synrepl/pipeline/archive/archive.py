@@ -154,7 +154,6 @@ class _Job:
                 time.sleep(min(left, LOOK_SECONDS))
 
     def merge(self) -> None:
-        """Merge small files, if there are enough."""
         # Another job may merge the same files.
         with suppress(BadArchive):
             if self.committer.end is not None:

@@ -95,7 +95,6 @@ class _File:
         self._writer = pq.ParquetWriter(self._data, ROWS, **PARQUET)
 
     def add(self, rows: Any) -> None:
-        """Append rows."""
         made = self._written
         times = pc.min_max(rows["committed_at"])
         first_at_ms, last_at_ms = times["min"].value // 1000, times["max"].value // 1000
@@ -119,7 +118,6 @@ class _File:
             self._write()
 
     def finish(self, store: Store) -> WrittenFile:
-        """Store the file and return its metadata."""
         self._write()
         self._writer.close()
         made, data = self._written, self._data.getvalue()
