@@ -119,7 +119,7 @@ LEAST: Final = 4_096
 class Scrub:
     """The slow verification of all files, in the order of their checksums. Blocking.
 
-    `position` is the last verified checksum, empty before the first. `after` returns the next checksums after
+    `position` is the last checked checksum, empty before the first. `after` returns the next checksums after
     a position, `open_file` opens the file with a checksum, unverified.
     """
 

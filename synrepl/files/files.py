@@ -157,7 +157,7 @@ class Files:
             return
         file = await self.open(sha256)
         if file is None:
-            raise StorageError(op="forwarding a file", why=f"{sha256} is missing", retryable=True)
+            raise StorageError(op="forward a file", why=f"{sha256} is missing", retryable=True)
         try:
             await self._fetch.send(sha256, file.size, partial(self.read, file), hops + 1)
         finally:

@@ -120,7 +120,7 @@ class FileQueue:
         if not rows:
             self.remember("seen", seen.text)
             return
-        with self._tables.writing("note files") as database:
+        with self._tables.writing("store file names") as database:
             unreferenced: set[str] = set()
             for row in rows:
                 found = database.execute("SELECT sha256 FROM names WHERE name = ?", (row.name,)).fetchone()
@@ -158,7 +158,7 @@ class FileQueue:
     def reset(self) -> None:
         """Delete all names: the log was replaced."""
         if self._tables.exists():
-            with self._tables.writing("reset") as database:
+            with self._tables.writing("delete file names") as database:
                 for table in ("names", "wanted"):
                     database.execute(f"DELETE FROM {table}")
                 _store_note(database, "seen", "")
@@ -167,7 +167,7 @@ class FileQueue:
         """Queue all missing files (``eager``), the demanded ones (``lazy``), or none."""
         if self._tables.exists():
             queued = {"eager": "1", "lazy": "is_demanded", "none": "0"}[rule]
-            with self._tables.writing("follow a rule") as database:
+            with self._tables.writing("queue missing files") as database:
                 database.execute(f"UPDATE wanted SET is_queued = {queued}")
 
     # -- fetching ------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class FileQueue:
     def mark_arrived(self, sha256: str, now_ms: int) -> None:
         """Record that the file is stored."""
         self._in_flight.discard(sha256)
-        with self._tables.writing("note a file") as database:
+        with self._tables.writing("record a stored file") as database:
             database.execute("DELETE FROM wanted WHERE sha256 = ?", (sha256,))
             if not _is_named(database, sha256):
                 # With a new time: the uploader has time to give it a name.
@@ -209,7 +209,7 @@ class FileQueue:
     def mark_failed(self, sha256: str, why: str, now_ms: int) -> None:
         """Record a failed download, and schedule a retry with backoff."""
         self._in_flight.discard(sha256)
-        with self._tables.writing("note a failure") as database:
+        with self._tables.writing("schedule a retry") as database:
             # The shift is bounded so that it cannot overflow; 20 doublings exceed the longest delay.
             database.execute(
                 "UPDATE wanted SET tries = tries + 1, why = ?,"
@@ -226,7 +226,7 @@ class FileQueue:
         """Queue this missing file before others, if it has a name. Returns whether it has."""
         if not self._tables.exists():
             return False
-        with self._tables.writing("demand a file") as database:
+        with self._tables.writing("request a file") as database:
             if not self._add_wanted(database, sha256, now_ms, is_queued=True):
                 return False
             # However many demand it, a failed file is retried no sooner than after the first delay.
@@ -241,7 +241,7 @@ class FileQueue:
         """Record that a stored file is gone; queue it if `fetches`. Returns a name of it, or None."""
         if not self._tables.exists():
             return None
-        with self._tables.writing("note a loss") as database:
+        with self._tables.writing("record a lost file") as database:
             database.execute("DELETE FROM unnamed WHERE sha256 = ?", (sha256,))
             return self._add_wanted(database, sha256, now_ms, is_queued=fetches)
 
@@ -283,7 +283,7 @@ class FileQueue:
 
     def mark_stored(self, stored: Sequence[str], now_ms: int) -> None:
         """Record that these files are stored; those without a name may become garbage."""
-        with self._tables.writing("note files") as database:
+        with self._tables.writing("record stored files") as database:
             for sha256 in stored:
                 database.execute("DELETE FROM wanted WHERE sha256 = ?", (sha256,))
                 if not _is_named(database, sha256):
@@ -292,22 +292,22 @@ class FileQueue:
     def garbage(self, before_ms: int, limit: int) -> list[str]:
         """Up to `limit` stored files that have had no name since `before_ms` or longer."""
         query = "SELECT sha256 FROM unnamed WHERE since_ms <= ? ORDER BY since_ms LIMIT ?"
-        return [sha256 for (sha256,) in self._tables.read("list garbage", query, before_ms, limit)]
+        return [sha256 for (sha256,) in self._tables.read("list unnamed files", query, before_ms, limit)]
 
     def mark_removed(self, sha256: str) -> None:
         """Record that the file was deleted as garbage."""
-        with self._tables.writing("note a removal") as database:
+        with self._tables.writing("record a deleted file") as database:
             database.execute("DELETE FROM unnamed WHERE sha256 = ?", (sha256,))
 
     def remember(self, key: str, value: str) -> None:
         """Store a short text under this key, if the queue exists."""
         if self._tables.exists():
-            with self._tables.writing("note") as database:
+            with self._tables.writing("store progress") as database:
                 _store_note(database, key, value)
 
     def recall(self, key: str) -> str:
         """The text stored under this key; empty if there is none."""
-        found = self._tables.read("recall", "SELECT value FROM notes WHERE key = ?", key)
+        found = self._tables.read("read progress", "SELECT value FROM notes WHERE key = ?", key)
         return str(found[0][0]) if found else ""
 
     def summary(self, failing: int) -> QueueSummary:
@@ -315,12 +315,12 @@ class FileQueue:
         if not self._tables.exists():
             return QueueSummary()
         ((missing, wanted, failed, oldest, first),) = self._tables.read(
-            "count",
+            "count missing files",
             "SELECT count(*), coalesce(sum(is_queued), 0), coalesce(sum(tries > 0), 0), min(since_ms),"
             " (SELECT name FROM wanted ORDER BY since_ms, serial LIMIT 1) FROM wanted",
         )
         rows = self._tables.read(
-            "count",
+            "count missing files",
             "SELECT name, sha256, why, tries, next_at_ms / 1000.0, since_ms FROM wanted WHERE tries > 0"
             " ORDER BY since_ms, serial LIMIT ?",
             failing,

@@ -36,7 +36,7 @@ class Spool:
         self._store = store
         self._hash = hashlib.sha256()
         self.length = 0
-        with map_errors("receive"):
+        with map_errors("receive a file"):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._unread = os.fstat(self._descriptor).st_size
         self._is_finished = False
@@ -44,7 +44,7 @@ class Spool:
     def rehash(self, count: int) -> bool:
         """Hash up to `count` of the bytes left by an earlier download. Returns whether all are hashed."""
         self._check()
-        with map_errors("receive"):
+        with map_errors("receive a file"):
             while self._unread > 0 and count > 0:
                 data = os.pread(self._descriptor, min(BLOCK, self._unread, count), self.length)
                 if not data:
@@ -59,7 +59,7 @@ class Spool:
         self._check()
         assert not self._unread, "the bytes of an earlier download are not hashed yet"
         rest = memoryview(data)
-        with map_errors("receive"):
+        with map_errors("receive a file"):
             while rest:
                 written = os.pwrite(self._descriptor, rest, self.length)
                 # At once: if the disk is full for the rest, the download can be resumed from here.
@@ -73,9 +73,9 @@ class Spool:
         if self._unread or found != sha256:
             self.abort()
             why = f"received {self.length} bytes with checksum {found}, not {sha256}"
-            raise ChecksumMismatch(op="receive", expected=sha256, found=found, why=why)
+            raise ChecksumMismatch(op="receive a file", expected=sha256, found=found, why=why)
         try:
-            with map_errors("receive"):
+            with map_errors("receive a file"):
                 os.fsync(self._descriptor)
                 is_new = self._store(self._path, sha256, self.length)
         except StorageError:
@@ -88,14 +88,14 @@ class Spool:
         """Delete the received bytes."""
         if not self._is_finished:
             self.close()
-            with map_errors("receive"):
+            with map_errors("receive a file"):
                 self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file. Its bytes stay, so that the download can be resumed."""
         if not self._is_finished:
             self._is_finished = True
-            with map_errors("receive"):
+            with map_errors("receive a file"):
                 os.close(self._descriptor)
 
     def _add(self, data: bytes | memoryview) -> None:
@@ -104,4 +104,4 @@ class Spool:
 
     def _check(self) -> None:
         if self._is_finished:
-            raise StorageError(op="receive", why="this upload or download has ended")
+            raise StorageError(op="receive a file", why="this upload or download has ended")

@@ -62,7 +62,7 @@ class FileStore:
     def sweep(self, keep: Callable[[str], bool]) -> int:
         """Delete unfinished uploads, and partial downloads that are not to be kept. Returns how many."""
         removed = 0
-        with map_errors("sweep"):
+        with map_errors("delete unfinished files"):
             for path in _list(self._incoming):
                 path.unlink()
                 removed += 1
@@ -95,14 +95,14 @@ class FileStore:
 
     def receive(self) -> Spool:
         """Start an upload whose checksum comes at its end."""
-        with map_errors("receive"):
+        with map_errors("receive a file"):
             make_directory(self._incoming)
         return Spool(self._incoming / token_hex(16), self._store)
 
     def resume(self, sha256: str) -> Spool:
         """Start or resume a download of the file with this checksum."""
         _check(sha256)
-        with map_errors("receive"):
+        with map_errors("receive a file"):
             make_directory(self._partial)
         return Spool(self._partial / sha256, self._store)
 
@@ -158,7 +158,7 @@ class FileStore:
 
     def _after(self, position: str) -> list[str]:
         """The next checksums after this one, up to the end of their directory."""
-        with map_errors("scrub"):
+        with map_errors("list stored files"):
             for prefix in _prefixes if self._files.is_dir() else ():
                 if prefix >= position[:2]:
                     names = (prefix + path.name for path in _list(self._files / prefix))

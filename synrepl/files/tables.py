@@ -59,7 +59,7 @@ class Tables:
 
     def exists(self) -> bool:
         """Open the database if its file exists. Returns whether it does."""
-        with self._map_errors("open"):
+        with self._map_errors("open the queue"):
             if self._database is None and self._path.exists():
                 self._database = self._open()
         return self._database is not None
@@ -119,7 +119,7 @@ class Tables:
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version > VERSION:
                 raise StorageError(
-                    op="open",
+                    op="open the queue",
                     why=f"{self._path} has version {version}, this release knows {VERSION}",
                     hint="a newer release wrote it; run that release",
                 )
