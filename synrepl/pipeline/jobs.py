@@ -40,7 +40,7 @@ def is_late_worker(error: BaseException) -> bool:
 def retry_late_workers(job: Callable[P, T]) -> Callable[P, T]:
     """Retry a job if a Python worker starts too late, up to `ATTEMPTS` attempts in all.
 
-    The job must be idempotent after an end at any point.
+    The job must be safe to repeat after it failed at any point.
     """
 
     @wraps(job)

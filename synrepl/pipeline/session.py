@@ -95,7 +95,7 @@ def check_master(master: str) -> None:
 
 
 def session_settings(master: str | None) -> dict[str, str]:
-    """Return the settings that a running Spark accepts. `master` is None if it is set elsewhere."""
+    """Return the settings that a running Spark accepts. `master` is None if unknown."""
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -78,7 +78,7 @@ def archive(
     stopped: Callable[[], bool] = lambda: False,
     at: Callable[[str], None] = lambda point: None,
 ) -> ArchiveResult:
-    """Archive the log of the daemon at `url` up to its head; with `follow`, until `stopped` returns true.
+    """Archive the log of the daemon at `url` up to its head (with `follow`: endlessly), or until `stopped`.
 
     A batch has at most `batch_facts` consecutive facts, except the first batch of a trimmed log, which has
     all of the trimmed part. `at` is called with ``data`` when the files of a batch are written, and with

@@ -70,7 +70,7 @@ def optimize(
 
 
 def plan_merges(files: Any, *, target_bytes: int, fewest: int) -> Iterator[Any]:
-    """Yield tables of adjacent small files of one stream and day, to merge into a file of `target_bytes`.
+    """Yield tables of adjacent small files of one stream and day, to merge, up to `target_bytes`.
 
     With `fewest` above 2, no file of a merge has more bytes than its other files together. So each rewrite
     of a fact at least doubles its file, and a fact is rewritten a few times at most.

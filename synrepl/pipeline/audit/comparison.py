@@ -58,7 +58,7 @@ class AuditSpan(msgspec.Struct, kw_only=True):
 
     `starts` has the token (None: unknown) and the serial of each of its writers before it. In `broken`
     streams, a fact does not continue the previous one of its writer. `unknown` are the streams with an
-    unreadable file: their holes are not reported. `short` files differ from the log in rows, serials.
+    unreadable file: their holes are not reported. `short` files have other rows than the log says.
     """
 
     first: int

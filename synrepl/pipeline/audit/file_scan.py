@@ -30,7 +30,7 @@ AT_ONCE: Final = 128 * 1024
 """Rows of a record batch."""
 
 DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError)
-"""What pyarrow raises for bytes that are no Parquet file any more."""
+"""What pyarrow raises for damaged Parquet files."""
 
 SUM: Final = 2**63
 """Modulus of sums of serials: sums of damaged files would not fit into JSON."""
@@ -59,7 +59,7 @@ class TokenRun(msgspec.Struct, kw_only=True):
 
 
 class FileProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem of one row."""
+    """A problem of one row; `what` is a code of findings."""
 
     what: str
     writer: str
@@ -80,7 +80,7 @@ class ListedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileScan(msgspec.Struct, kw_only=True):
-    """The result of a scan. `serials` is the sum of the serials of the facts; `digest` is that of the last.
+    """The result of a scan. `serials` sums the serials of the facts (modulo `SUM`), `digest` is the last one.
 
     `strangers` are the streams of rows that belong to another file.
     """
@@ -107,7 +107,7 @@ def scan_files(
     columns: Sequence[str] = COLUMNS,
     derive: Callable[[Iterator[Any]], Iterable[Any]] = skip_rows,
 ) -> Iterator[Any]:
-    """Scan the files of these batches (`rank_files`), which should have rows of one stream.
+    """Scan the files of these batches (`rank_files`); each should have rows of one stream.
 
     Passes the record batches of each file, with these columns (at least `COLUMNS`), to `derive`, which must
     read them all. Yields the results of `derive`, and batches of `SEEN`.

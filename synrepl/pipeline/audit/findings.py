@@ -96,7 +96,7 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditFindings:
-    """The findings so far."""
+    """Collects findings, at most `AT_MOST` of each code."""
 
     def __init__(self) -> None:
         self.omitted = 0

@@ -66,7 +66,7 @@ PERCENTILES: Final = "percentile_approx({}, array(0.5, 0.9, 0.99), 10000) as {}"
 
 
 def summed(name: str) -> str:
-    """Return the sum of a column, under its name."""
+    """Return the SQL of the sum of a column, under its name."""
     return f"sum({name}) as {name}"
 
 
@@ -74,7 +74,7 @@ SUMS: Final = [*map(summed, ("facts", "rows", "bytes"))]
 
 
 def grouped(frame: DataFrame, by: Sequence[str], *sums: str) -> DataFrame:
-    """Return these sums, by these columns; both are expressions of SQL."""
+    """Group a frame `by` these columns and compute these sums; both are SQL expressions."""
     return frame.groupBy(*map(f.expr, by)).agg(*map(f.expr, sums))
 
 

@@ -114,7 +114,7 @@ class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of invalidations (`meant`): of entries (`keyed`), and of `whole` caches.
 
     `names` are as announced, `caches` after expansion; `keys` (of one cache) and `subjects` (keys in any
-    cache) are the hottest ones. `minutes` is by bin.
+    cache) are the hottest ones. `minutes` has the counts of each bin.
     """
 
     names: list[Row]

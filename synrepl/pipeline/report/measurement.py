@@ -49,7 +49,7 @@ class Coverage:
 
 
 def lag_seconds(batch: Batch) -> float:
-    """Return the archive lag of the last fact. Negative if the clocks of daemon and archive differ."""
+    """Return the archive lag of the last fact of a batch. Negative if the clocks differ."""
     return (batch.archived_at_ms - batch.last_at_ms) / 1000
 
 

@@ -19,10 +19,10 @@ WAIT_SECONDS: Final = 3600.0
 """An archive lag above this is reported."""
 
 CHAIN_CODES: Final = frozenset({"broken-chain", "doubled-row", "gap", "missing-row"})
-"""The codes of an audit for gaps, repeated tokens and duplicates, which `_chain` words itself."""
+"""The codes of an audit for gaps, repeated tokens and duplicates, for which `_chain` has other texts."""
 
 SILENT_SECONDS: Final = 3600.0
-"""A writer that is silent for longer, while others of its stream are not, is reported."""
+"""A writer that is silent for longer, and behind other writers of its stream, is reported."""
 
 
 class Advice(msgspec.Struct, frozen=True):

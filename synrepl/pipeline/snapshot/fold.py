@@ -46,7 +46,7 @@ FOLDED: Final = "`task` int, `keys` binary"
 """The result schema of `fold`: keys with positions (`pack`), for the task that merges them."""
 
 MERGED: Final = "`bucket` int, `alive` bigint, `positions` binary, `gone` bigint, `tombstones` binary"
-"""The result schema of `merge`: the positions of the live rows of a bucket, or the tombstones of a task."""
+"""The result schema of `_merge`: the positions of the live rows of a bucket, or the tombstones of a task."""
 
 SAMPLED_BYTES: Final = 24
 """Number of bytes of a key, spread evenly over it, whose checksum chooses the task of the key."""

@@ -157,7 +157,7 @@ def _source_error(url: str, error: Exception) -> SourceError:
 
 
 def _can_recover(error: Exception) -> bool:
-    """Whether a retry can succeed after this failure. It cannot after other errors of this machine."""
+    """Whether a retry can succeed: not after an error of this machine, such as a lack of memory."""
     if isinstance(error, ConnectError):
         return error.is_retryable
     # Arrow reports a truncated response as an error without a number.

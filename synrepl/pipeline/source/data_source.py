@@ -201,7 +201,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
 
 @dataclass(frozen=True)
 class ReaderLag:
-    """The lag of a query behind its daemon: unread facts, and seconds since the last read one."""
+    """The lag of a query: unread facts, and, if there are any, seconds since the last read fact."""
 
     facts: int
     seconds: float

@@ -126,7 +126,9 @@ def _clock(value: Any, *, lowest: int = -(2**63)) -> dict[str, dict[str, int]]:
     for stream, writers in value.items():
         for writer, token in writers.items():
             if not _is_integer(token, lowest):
-                raise BadOffset(f"the token of {writer} in {stream} must be a whole number, not {token!r}")
+                raise BadOffset(
+                    f"the token of {writer} in {stream} must be a whole number from {lowest} on, not {token!r}"
+                )
     return {stream: dict(writers) for stream, writers in value.items() if writers}
 
 

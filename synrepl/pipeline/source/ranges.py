@@ -23,7 +23,7 @@ LIKELY_BYTES: Final = 100
 
 FROM_EARLIEST: Final = -2
 FROM_LATEST: Final = -1
-"""Special tokens, as in the Kafka source."""
+"""Tokens that stand for the earliest and the latest fact, as in the Kafka source."""
 
 _log = logging.getLogger("synrepl.pipeline")
 
@@ -48,7 +48,7 @@ class SerialRange:
 
 
 def split_range(after: int, upto: int, *, at_least: int, at_most_each: int) -> Sequence[int]:
-    """Return the bounds that split ``(after, upto]`` into equal, non-empty parts, both ends included.
+    """Return the bounds of non-empty parts of ``(after, upto]`` of about equal size, with both ends.
 
     There are enough parts that each of them has at most `at_most_each` serials, and at least `at_least`
     parts, if there are as many serials.

@@ -197,7 +197,7 @@ def make_layout(forms: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Layou
     """Return the layout of a stream from its forms: a tag, and the name and type of each item.
 
     An item without a name has no column. Of two forms with one tag and number of items the first counts. A
-    field with another type in another form is ``json``.
+    field with different types in different forms is ``json``.
     """
     first: dict[tuple[str, int], Sequence[tuple[str, str]]] = {}
     for tag, items in forms:

@@ -133,7 +133,7 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
 
 
 def add_fact(runs: list[FactRun], serial: int, epoch: int, prev_token: int, token: int, at_ms: int) -> None:
-    """Add the next fact of a writer to its runs: to the last one, or as a new one."""
+    """Add the next fact of a writer to the last of its runs, or as a new run."""
     last = runs[-1] if runs else None
     is_next = last is not None and not last.is_late and (last.epoch, last.token) == (epoch, prev_token)
     if last is not None and is_next and token > prev_token:

@@ -171,14 +171,14 @@ class CheckpointedState:
         self.state = msgspec.json.decode(self._saved.after, type=LogState)
 
     def begin(self, batch: int) -> LogState:
-        """Return the state before this batch, which is changed until `save`."""
+        """Return the state before this batch. The caller changes it, and then calls `save`."""
         if batch > self._saved.batch:
             self._saved = Saved(batch, self._saved.after)
         self.state = msgspec.json.decode(self._saved.before, type=LogState)
         return self.state
 
     def save(self) -> None:
-        """Keep the state as it is now."""
+        """Save the state as it is now."""
         self._saved.after = msgspec.Raw(msgspec.json.encode(self.state))
         if self._store is not None:
             self._store.write(self.NAME, msgspec.json.encode(self._saved))
@@ -189,7 +189,7 @@ class _Stopped(Exception):
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Whether a log record of Spark's gateway is not about `_Stopped`, by which the job ends the query."""
+    """False for a record of Spark's gateway about `_Stopped`, by which the job ends the query."""
     return record.exc_info is None or not isinstance(record.exc_info[1], _Stopped)
 
 
