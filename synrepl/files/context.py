@@ -49,7 +49,7 @@ class FilesContext:
 
     `rule` says which missing files are fetched: all (``eager``), the requested ones (``lazy``), or, on a
     primary, ``none``. `loops` start `tasks`, and are cancelled before them. `troubles` maps the name of each
-    failing loop to its error and the Unix time of its first failure.
+    failing loop to its error and when that error began (Unix seconds).
     """
 
     def __init__(

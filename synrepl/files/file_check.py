@@ -72,7 +72,7 @@ class StoredFile:
             while count > 0:
                 data = os.pread(descriptor, count, offset)
                 if not data:
-                    raise StorageError(op="read a file", why="the file was truncated while it was read")
+                    raise StorageError(op="read a file", why=f"{self._sha256} was truncated meanwhile")
                 parts.append(data)
                 offset += len(data)
                 count -= len(data)
@@ -93,7 +93,7 @@ class StoredFile:
 
     def _open_descriptor(self, op: str) -> int:
         if self._descriptor is None:
-            raise StorageError(op=op, why="the file is closed already")
+            raise StorageError(op=op, why=f"{self._sha256} is closed already")
         return self._descriptor
 
     def _read_next(self, descriptor: int, count: int) -> bytes:

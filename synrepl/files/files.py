@@ -28,7 +28,7 @@ PATIENCE_MS: Final = 60_000
 
 
 class Files:
-    """The files of a daemon: a primary's are uploaded to it, a replica fetches them with `fetch`.
+    """The files of a daemon: clients upload them to a primary, a replica downloads them with `fetch`.
 
     `rule` is ``eager`` (a replica fetches every file) or ``lazy`` (only requested files). `thread` belongs to
     this object, and is stopped with it. Files without a name are deleted after `grace_seconds`. `refusal`
@@ -245,7 +245,7 @@ class Files:
         found = [(f"files: {text}", since) for text, since in self._context.troubles.values()]
         summary, rule = self._summary, self._context.rule
         late_ms = self._context.now_ms() - PATIENCE_MS
-        # A replica's missing file is one only if fetching it fails.
+        # On a replica, a missing file is a problem only if fetching it fails.
         failing = [one for one in summary.failing if one.since_ms <= late_ms]
         if failing:
             first = failing[0]

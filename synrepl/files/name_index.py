@@ -82,7 +82,7 @@ class NameIndex:
             )
             await self._store(facts, LogProgress(upto, await self._log.digest_at(upto) or ""))
         elif self.progress.serial - self._saved > UNSAVED_SERIALS:
-            # So that less is read after a restart.
+            # Saved, so that less is read again after a restart.
             await self._store([], self.progress)
         else:
             # There was no await since the check, so that no fact was committed in between.

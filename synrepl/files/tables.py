@@ -120,7 +120,7 @@ class Tables:
             if version > VERSION:
                 raise StorageError(
                     op="open the queue",
-                    why=f"{self._path} has version {version}, this release knows {VERSION}",
+                    why=f"{self._path} has version {version}; this release supports {VERSION}",
                     hint="a newer release wrote it; run that release",
                 )
             if version < VERSION:

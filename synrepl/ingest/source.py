@@ -218,7 +218,7 @@ class ServerCommands:
 
     def _on_event(self, event: FollowerEvent) -> None:
         if event.kind == "connected" and self.is_active:
-            # After the commands of the follower itself.
+            # Send after the commands of the follower itself.
             self._timer.start(0)
 
     def _connected(self) -> None:
