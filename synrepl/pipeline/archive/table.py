@@ -163,7 +163,7 @@ class ArchiveTable:
         found = next(self._batches(), None)
         if found is None:
             raise BadArchive(
-                f"{self.store} is a Delta table, but not an archive: no commit has the field {FIELD}"
+                f"{self.store} is a Delta table, but not an archive (no commit has the field {FIELD})"
             )
         self.end = found
 

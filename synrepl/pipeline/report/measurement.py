@@ -142,7 +142,7 @@ def measure(
             **{name: partial(counts.collected, frame) for name, frame in frames.items()},
         }
         if len(cached):
-            # The longest first.
+            # The longest job first.
             jobs = {"invalidations": lambda: invalidations(spark, archive, cached, minutes, top), **jobs}
         with ThreadPool(AT_ONCE) as pool:
             results = pool.map(lambda job: job(), jobs.values(), 1)

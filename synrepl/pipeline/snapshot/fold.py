@@ -122,7 +122,7 @@ class FoldReader(msgspec.Struct, frozen=True):
         kept = []
         for file in files:
             for rows in self._read(file, ROWS.names, serials):
-                # Positions of tombstones are odd, and equal no row's.
+                # Positions of kept tombstones are odd: their rows do not count as last.
                 is_last = pa.array(_is_in(_at(rows).to_numpy(), positions))
                 kept.append(rows.cast(ROWS).append_column(LAST.field("last"), is_last))
         if kept:
@@ -270,7 +270,8 @@ def _at(rows: Any) -> Any:
     """Return the positions of rows. Raises `BadArchive` for a fact of more rows than a position can have."""
     seq = rows["seq"].cast(pa.int64())
     if (pc.max(seq).as_py() or 0) >> SEQ_BITS:
-        raise BadArchive(f"cannot compact a fact of more than {1 << SEQ_BITS:,} rows")
+        serial = rows["serial"][pc.index(seq, pc.max(seq)).as_py()]
+        raise BadArchive(f"cannot compact serial {serial}: the fact has more than {1 << SEQ_BITS:,} rows")
     return pc.add(pc.shift_left(rows["serial"], SERIAL_AT), pc.shift_left(seq, 1))
 
 

@@ -41,7 +41,7 @@ def check_writable(options: SourceOptions, schema: StructType, *, overwrite: boo
     if overwrite:
         raise ConfigError("facts can only be appended: use mode append")
     if len(options.url) > 1:
-        raise ConfigError("facts are appended at one daemon: name the primary as the option url")
+        raise ConfigError("facts are appended at one daemon: name only the primary in the option url")
     if not names & {"row", "rows"}:
         raise ConfigError("the frame needs a column row, or rows (the JSON array of a whole fact)")
     if "stream" not in names and options.stream is None:

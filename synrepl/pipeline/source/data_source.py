@@ -115,7 +115,7 @@ class _RangeReader:
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Return the rows of this partition."""
-        if partition.value is None:  # Spark's own partition, in place of none.
+        if partition.value is None:  # Spark adds a partition if there is none.
             return iter(())
         number, planned = partition.value
         return read_range(planned, self._options, SourceClient(self._options, first=number))

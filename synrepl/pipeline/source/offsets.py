@@ -60,7 +60,7 @@ class Offset:
         found = cls(**{"serial": None} | {name: value[name] for name in names})
         if not _is_integer(found.serial, 0) or not _is_integer(found.epoch, 1):
             raise BadOffset(
-                f"serial and epoch must be whole numbers from 0 and 1, not {found.serial!r}, {found.epoch!r}"
+                f"an offset needs a serial from 0 and an epoch from 1, not {found.serial!r}, {found.epoch!r}"
             )
         if not isinstance(found.digest, str | None) or not isinstance(found.history, str):
             raise BadOffset("digest and history of an offset must be strings")
@@ -127,7 +127,7 @@ def _clock(value: Any, *, lowest: int = -(2**63)) -> dict[str, dict[str, int]]:
         for writer, token in writers.items():
             if not _is_integer(token, lowest):
                 raise BadOffset(
-                    f"the token of {writer} in {stream} must be a whole number from {lowest} on, not {token!r}"
+                    f"the token of {writer} in {stream} must be a whole number from {lowest}, not {token!r}"
                 )
     return {stream: dict(writers) for stream, writers in value.items() if writers}
 

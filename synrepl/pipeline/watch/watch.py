@@ -96,7 +96,7 @@ def watch(
         while not (query.awaitTermination(LOOK_SECONDS) or stopped() or watcher.failure):
             pass
         watcher.end()
-        # A batch whose lines are written is committed first.
+        # Let Spark commit a batch whose lines are written.
         ends = time.monotonic() + STOP_SECONDS
         while query.status["isTriggerActive"] and time.monotonic() < ends:
             if query.awaitTermination(LOOK_SECONDS):
