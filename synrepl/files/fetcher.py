@@ -38,7 +38,7 @@ class IFetchFile(Protocol):
 
 
 class FileFetcher:
-    """Fetches the files of the queue, at most `workers` at once. Calls `on_arrival` with the checksum of each.
+    """Fetches the queued files, at most `workers` at once. Calls `on_arrival` with the checksum of each.
 
     Without a `source` it fetches nothing. `running` has the fetches in progress by checksum. Opening `wakeup`
     makes `step` check the queue again. `on_failure` is called after each failed fetch.
