@@ -173,7 +173,7 @@ class FileQueue:
     # -- fetching ------------------------------------------------------------------------------------------
 
     def take(self, now_ms: int, limit: int) -> list[WantedFile]:
-        """Take the next files to fetch; they are in flight then."""
+        """Take up to `limit` files to fetch, and count them as in flight."""
         batch: list[WantedFile] = []
         rows = self._tables.read(
             "take a file",
@@ -219,7 +219,7 @@ class FileQueue:
             )
 
     def release(self, sha256: str) -> None:
-        """Take the file out of flight, with unknown outcome."""
+        """Count the file as in flight no more: the outcome of its download is unknown."""
         self._in_flight.discard(sha256)
 
     def demand(self, sha256: str, now_ms: int) -> bool:

@@ -76,7 +76,7 @@ class Source:
         return min(self.follower.lag_seconds(), since_start)
 
     def status(self) -> dict[str, Any]:
-        """This source's part of the status."""
+        """The fields of this source in the status of the daemon."""
         return {
             "lag_seconds": round(self.lag_seconds(), 3),
             "lag_rows": self.follower.lag_rows(),

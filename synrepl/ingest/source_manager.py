@@ -138,7 +138,7 @@ class SourceManager:
         return max(source.follower.lag_rows() for source in self._all)
 
     def status(self) -> dict[str, Any]:
-        """The sources' part of the status."""
+        """The fields of all sources in the status of the daemon."""
         return {
             "redis": None if self.redis is None else self.redis.status(),
             "following": [server.status() for server in self.servers],

@@ -37,7 +37,7 @@ SUSPECT: Final = (
     f"after IS null AND (is_guest OR (serial + 1) % {BLOCK} <> 0) AS ends",
     "coalesce(before < serial - 1, false) AS is_gap",
 )
-"""What is wrong with a fact, and whether a run of serials begins or ends there, in SQL."""
+"""The SQL of what is wrong with a fact, and of whether a run of serials begins or ends at it."""
 
 WRONG: Final = {
     "doubled-row": "serial {} or one of its rows is duplicated",

@@ -38,7 +38,7 @@ class Bins(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The width in words, as in `a bin is ...`."""
+        """The width in words, such as ``hour`` or ``5 minutes``."""
         name, length = next(unit for unit in NAMES if self.width % unit[1] == 0)
         many = self.width // length
         return name if many == 1 else f"{many} {name}s"

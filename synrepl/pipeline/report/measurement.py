@@ -83,11 +83,11 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     minutes: counts.Bins = counts.Bins(0, 60, 1)
 
     def total(self, column: str) -> int:
-        """Return a total of all writers of all streams."""
+        """Return the sum of a column of `totals`, over all writers of all streams."""
         return sum(row[column] for row in self.totals)
 
     def names(self, kind: str) -> list[str]:
-        """Return the names of each ``stream`` or ``writer`` with facts, by number of rows."""
+        """Return the names of streams or writers (`kind`) with facts, the one with most rows first."""
         rows = Counter[str]()
         for row in self.totals:
             rows[row[kind]] += row["rows"]

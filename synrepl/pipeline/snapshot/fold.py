@@ -37,13 +37,13 @@ TASK_KEYS: Final = 1_000_000
 """Keys that a task folds in memory."""
 
 BUCKETS: Final = 4_096
-"""Number of equal ranges of serials whose rows are counted, to find ranges with equally many rows."""
+"""Number of buckets: equal ranges of serials, whose rows are counted to make files of equal size."""
 
 BUCKET_SERIALS: Final = 64 * 1024
 """Maximum number of serials of a bucket: a very long log has more than `BUCKETS`."""
 
 FOLDED: Final = "`task` int, `keys` binary"
-"""The result schema of `fold`: keys with positions (`pack`), for the task that merges them."""
+"""The result schema of `fold`: keys with positions (`pack`), and the task that is to merge them."""
 
 MERGED: Final = "`bucket` int, `alive` bigint, `positions` binary, `gone` bigint, `tombstones` binary"
 """The result schema of `_merge`: the positions of the live rows of a bucket, or the tombstones of a task."""
@@ -130,7 +130,7 @@ class FoldReader(msgspec.Struct, frozen=True):
             yield pa.record_batch([[write_part(self.snapshot, folder, rows)]], names=["written"])
 
     def _read_all(self, batches: Iterable[Any], with_text: Sequence[str] = ()) -> Iterator[Any]:
-        """Yield tables of the rows of these files, those of some streams with their text."""
+        """Yield tables of the rows of these files, for the streams `with_text` with the text of rows."""
         columns = ["serial", "seq", "stream", "key"]
         for file in (file for batch in batches for file in batch.to_pylist()):
             has_text = bool(with_text) and (file["is_part"] or file["stream"] in with_text)

@@ -116,7 +116,7 @@ class Hot(WatchEvent, frozen=True, kw_only=True):
 
 
 KINDS: Final[tuple[type[WatchEvent], ...]] = (Epoch, Restart, Gap, Repaired, Again, Active, Stall, Hot)
-"""The order of events about the same fact."""
+"""The kinds of events, in the order in which those about one fact are written."""
 
 NO_FACT: Final = 2**63 - 1
 

@@ -1,6 +1,6 @@
 """State of the whole log: its epoch, its writers, and the invalidations of minutes not reported yet.
 
-Events follow from the facts of writers, from their silence, and from the end of a minute. Pure.
+Events follow from the facts of writers, from their silence, and from the end of a minute. No I/O.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ MOST_HOLES: Final = 1_000
 """Maximum number of open gaps per writer. The repair of older ones is not reported."""
 
 REMEMBERED: Final = 100
-"""Number of intervals in the moving average, about."""
+"""Approximate number of intervals in the moving average."""
 
 
 class WatchRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Hole(msgspec.Struct, kw_only=True):
     facts: int = 0
 
     def is_in(self, run: FactRun) -> bool:
-        """Whether the run lies in a missing part, in whole or in part."""
+        """Whether the run overlaps a missing part."""
         return any(after < run.token and run.prev_token <= upto for after, upto in self.parts)
 
     def without(self, run: FactRun) -> list[tuple[int, int]]:
