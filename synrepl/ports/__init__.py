@@ -1,1 +1,1 @@
-"""Ports: interfaces between the parts, metrics, access rights, and owned coroutines."""
+"""What all parts share: interfaces, timers and tasks, access rights, settings, metrics, records of a log."""

@@ -12,13 +12,13 @@ class Right(StrEnum):
     """An action that a key may allow."""
 
     READ = "read"
-    """Read streams, the changelog, files and the status; follow."""
+    """Follow; read streams, the changelog, files, leases and the status."""
     WRITE = "write"
     """Append facts, put files, invalidate caches."""
     REPLICATE = "replicate"
-    """Join and subscribe as a replica, and acknowledge."""
+    """Join, subscribe and acknowledge as a replica; forward its followers' commands, and receive commands."""
     ADMINISTER = "administer"
-    """Promote, resync, hand over, claim, and manage leases."""
+    """Promote, resync, hand over, claim; manage leases; declare streams; read and acknowledge commands."""
 
 
 ALL_RIGHTS: Final = frozenset(Right)
@@ -27,7 +27,7 @@ ALL_RIGHTS: Final = frozenset(Right)
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the keys file. `streams` are those it may read and write (None: all).
 
-    If `secret` is None, the peer proves itself by a TLS certificate with this common name.
+    If `secret` is None, the peer proves itself by a TLS certificate with `name` as its common name.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     """The rights of one peer.
 
-    `is_proven` is False if no secret is configured: then any process that reaches the port is accepted.
+    `is_proven` tells whether a secret or a TLS certificate has proved who the peer is.
     """
 
     name: str = ""
@@ -78,7 +78,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LOCAL: Final = Access()
-"""The rights of a process on this machine if no secret is configured."""
+"""All rights, unproven: of local processes if no secret is configured, and of followers over TCP."""
 
 REMOTE: Final = Access(rights=frozenset({Right.READ, Right.WRITE}))
 """The rights of a peer on another machine if no secret is configured (``--insecure``)."""
@@ -87,7 +87,7 @@ REMOTE: Final = Access(rights=frozenset({Right.READ, Right.WRITE}))
 class Keyring:
     """The accepted secrets: a shared one with all rights, and keys of single peers.
 
-    A peer with its own key must use that one, so that its removal excludes just this peer.
+    In the native handshake, a replica whose name has a key must prove that key, not the shared secret.
     """
 
     def __init__(self, shared: str | None = None, keys: Iterable[Key] = ()) -> None:
@@ -119,7 +119,7 @@ class Keyring:
     def access_by_certificate(self, name: str) -> "Access | None":
         """The rights of a peer by the common name of its TLS certificate; None if it needs another proof.
 
-        Without a secret or key, the CA alone decides, and its peers have all rights.
+        Without a secret and without keys, every certificate that the CA has signed gives all rights.
         """
         if not self.is_required:
             return Access(name=name, is_proven=True)

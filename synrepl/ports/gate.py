@@ -4,7 +4,7 @@ from twisted.internet.defer import Deferred
 
 
 class Gate:
-    """Coroutines may wait until it is open, as it is at first by default."""
+    """Coroutines wait at a gate until it is open. A new gate is open by default."""
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.is_open = is_open

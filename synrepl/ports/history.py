@@ -1,4 +1,4 @@
-"""Positions in the history of a log, their form on the wire, and data that a replica needs besides facts."""
+"""Records of a log besides its facts: positions, epoch starts, receipts, snapshots, ranges and leases."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -99,8 +99,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Protects the log from being trimmed beyond `serial` on behalf of one reader.
 
     `uuid` is the reader's. A `registered` reader is a replica; others are anonymous. `seen_ms` is the time of
-    its last sign of life, None if there was none; `address` is where it serves. A lease that ended, at
-    `ended_ms`, protects nothing, and is kept to show the `reason`.
+    the reader's last message, None if there was none; `address` is where the reader serves others. A lease
+    that ended, at `ended_ms`, protects nothing; it stays listed with the `reason`.
     """
 
     uuid: str

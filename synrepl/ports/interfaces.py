@@ -74,11 +74,11 @@ class IPositionStore(Protocol):
 
     A worker whose effects live in a database can store the positions there and write both in one
     transaction: then each fact is applied exactly once, even through a kill. `synrepl.SQLPositions` does so.
-    A store may have a method ``check_subscriber``, which raises `ConfigError` for one that it refuses.
+    A store may have a method ``check_subscriber``, which raises `ConfigError` for an unsuitable subscriber.
     """
 
     def load(self) -> SaveablePosition:
         """The positions last saved; empty if there are none. `Follower` calls it once, when it is made."""
 
     def save(self, positions: SaveablePosition) -> None:
-        """Called after the facts up to these positions were applied, once for many facts."""
+        """Save the positions. Called after the facts up to them were applied, once for many facts."""

@@ -23,10 +23,9 @@ class _Window(msgspec.Struct):
 
 
 class LimitedLogger:
-    """Writes up to `MAX_LINES` lines of a kind in `WINDOW_SECONDS`, then one line with the number of dropped
-    ones. The format of a line is its kind.
+    """Writes up to `MAX_LINES` lines of a kind in `WINDOW_SECONDS`, then how many more it has dropped.
 
-    So a peer that repeats a mistake cannot fill the disk.
+    The format of a line is its kind. A peer that repeats a mistake cannot fill the disk.
     """
 
     def __init__(self, logger: Logger, clock: IClock) -> None:
@@ -72,5 +71,5 @@ class LimitedLogger:
     def _end(self, kind: str, window: _Window) -> None:
         del self._windows[kind]
         if window.left_out:
-            more = f"{window.left_out} more like it in the last minute, the last one: {kind}"
+            more = f"similar lines dropped in the last minute: {window.left_out}; the last one: {kind}"
             self._logger.emit(window.level, more, **window.last)

@@ -22,7 +22,7 @@ POSITION_WRITERS: Final = 100
 MAX_CACHES: Final = 500
 """The number of cache names that get their own counter: peers choose the names."""
 MAX_NAME: Final = 100
-"""The length of such a name, in characters."""
+"""The length of a cache name with its own counter, in characters."""
 OTHERS: Final = "(others)"
 """The label of all further writers and caches."""
 
@@ -30,8 +30,8 @@ OTHERS: Final = "(others)"
 class Metrics:
     """The metrics of a process, created once and passed to its parts.
 
-    Labels come from closed sets, never from users, rooms or names of peers; writers, which choose their
-    names, are bounded (`POSITION_WRITERS`). All names start with ``synrepl_``; a counter's name ends with
+    Labels come from closed sets or are bounded, as peers choose the names of writers (`POSITION_WRITERS`) and
+    of invalidated caches (`MAX_CACHES`). All names start with ``synrepl_``; a counter's name ends with
     ``_total``.
     """
 
@@ -47,18 +47,18 @@ class Metrics:
         )
         self.lag_seconds = gauge(
             "replication_lag_seconds",
-            "How long ago the one furthest behind (this process or one of its followers) was up to date.",
+            "Seconds since the process furthest behind was up to date: this one or one of its followers.",
         )
-        self.lag_rows = gauge("replication_lag_rows", "Facts that the one furthest behind is missing.")
+        self.lag_rows = gauge("replication_lag_rows", "Facts that the process furthest behind lacks.")
         self.gaps_detected = counter("gaps_detected", "Gaps found: facts were missing.")
         self.gaps_repaired = counter("gaps_repaired", "Gaps repaired: the missing facts were fetched.")
         self.gaps_lost = counter("gaps_lost", "Gaps given up: no source had the missing facts.")
         self.rows = counter(
-            "rows", "Rows committed to the log (direction in), whether read or not.", ["stream", "direction"]
+            "rows", "Rows taken into the log (direction in), whether read or not.", ["stream", "direction"]
         )
-        self.stream_bytes = counter("stream_bytes", "Bytes of rows committed to the log.", ["stream"])
+        self.stream_bytes = counter("stream_bytes", "Bytes of the rows taken into the log.", ["stream"])
         self.invalidations = counter(
-            "invalidations_seen", "Cache invalidations committed to the log, by name.", ["cache"]
+            "invalidations_seen", "Cache invalidations taken into the log, by name.", ["cache"]
         )
         self.bytes = counter("bytes", "Bytes over connections.", ["direction"])
         self.bytes_in = self.bytes.labels("in")
@@ -89,17 +89,17 @@ class Metrics:
         self.readers_demoted = counter(
             "readers_demoted", "Live followers that fell back to reading from the log."
         )
-        self.readers_promoted = counter("readers_promoted", "Such followers that went live again.")
+        self.readers_promoted = counter("readers_promoted", "Followers that went live again after that.")
         self.facts_withheld = counter(
             "facts_withheld", "Facts not sent, since the follower's release has no form for them.", ["stream"]
         )
         self.rows_refused = counter(
             "rows_refused", "Refused rows: no known release writes them in this form.", ["stream"]
         )
-        self.facts_appended = counter("facts_appended", "Facts made durable.")
+        self.facts_appended = counter("facts_appended", "Facts taken into the log, also ephemeral ones.")
         self.oldest_unfinished_id_age = gauge(
             "oldest_unfinished_id_age_seconds",
-            "Age of the oldest id reserved but not finished.",
+            "Age of the writer's oldest id that is reserved and not finished.",
             ["stream", "writer"],
         )
         self.epoch = gauge("epoch", "The epoch of the log.")
@@ -114,7 +114,7 @@ class Metrics:
         )
         self.replicas = gauge("replicas", "Known replicas, by state.", ["state"])
         self.lease_used = gauge("lease_used_ratio", "Used share of the fullest lease; at 1 it ends.")
-        self.join_remaining = gauge("catchup_remaining_rows", "Serials that a joining replica is missing.")
+        self.join_remaining = gauge("catchup_remaining_rows", "Facts that this replica lacks while joining.")
         self.files_stored = gauge("files_stored", "Stored files.")
         self.files_stored_bytes = gauge("files_stored_bytes", "Bytes of the stored files.")
         self.files_wanted = gauge("files_wanted", "Missing files that are queued to be fetched.")
@@ -145,7 +145,6 @@ class Metrics:
             self.stream_bytes.labels(stream).inc(size)
 
     def _cache(self, row: bytes) -> str:
-        """The cache named by a canonical row, whose first element it is."""
         name = row[2 : row.index(b'"', 2)].decode("ascii", "replace")
         if name not in self._cache_names:
             if len(self._cache_names) >= MAX_CACHES or len(name) > MAX_NAME:
@@ -169,7 +168,7 @@ class CacheNumbers(Collector):
         self.watched: CacheRegistry | None = None
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Give each counter of each cache."""
+        """Yield the counters of all watched caches."""
         caches = {} if self.watched is None else self.watched.caches
         for name, what in _COUNTED.items():
             counter = CounterMetricFamily(f"synrepl_cache_{name}", what, labels=["cache"])

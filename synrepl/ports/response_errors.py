@@ -32,9 +32,9 @@ class ApiResponseError(ReplicationError):
 
 
 class NotForwarded(ReplicationError):
-    """The facts were not stored, are not here yet, or their outcome is unknown: `code` tells which.
+    """Posted facts were not stored, or have not reached this replica, or it is unknown: `code` tells which.
 
-    `more` is for the response, as is `status`, which replaces that of the code.
+    `status` is that of the response (None: that of the code); `more` has further fields of its body.
     """
 
     def __init__(self, code: str, why: str, *, status: int | None = None, **more: Any) -> None:

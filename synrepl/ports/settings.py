@@ -66,9 +66,9 @@ def setting(
     kind: str | None = None,
     example: str = "",
 ) -> Any:
-    """Declare a field of a part's settings. The default is written as in the file; None accepts None too.
+    """Declare a field of a part's settings. The default is written as in the file.
 
-    `metavar` and `kind` are those of the parser, if they are not given.
+    If it is None, the value None is valid. Without `metavar` and `kind`, the parser determines them.
     """
 
     def parse_optional(value: Any) -> Any:
@@ -96,7 +96,7 @@ def word(value: Any) -> str:
     """Parse a name that goes over the wire."""
     name = text(value)
     if name.split() != [name] or not name.isprintable():
-        raise ConfigError(f"must be one word without spaces, not {value!r}")
+        raise ConfigError(f"must be one word of printable characters, not {value!r}")
     return name
 
 
@@ -130,7 +130,7 @@ def switch(value: Any) -> bool:
 
 
 def names(value: Any) -> tuple[str, ...] | None:
-    """Parse comma-separated names, or a list of names."""
+    """Parse comma-separated names, or a list of names. No names give None."""
     if value in (None, "", (), []):
         return None
     given = value.split(",") if isinstance(value, str) else value
@@ -165,7 +165,7 @@ class NameSettings:
     """Whether `server_name` was given, and is not the default."""
 
     def server_name_of(self, notes: Mapping[str, str]) -> str:
-        """Return the name that a log with these notes belongs to; else the configured one."""
+        """Return the server name in the notes of a log; without one, the configured server name."""
         return notes.get("server_name", self.server_name)
 
     def expected_name(self, notes: Mapping[str, str]) -> str | None:

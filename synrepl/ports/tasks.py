@@ -1,4 +1,7 @@
-"""Running coroutines: an owner that logs failures and cancels them, and steps without a Deferred."""
+"""Running coroutines: `Tasks` logs their failures and can cancel them.
+
+`step_eagerly` needs no Deferred for a coroutine that never waits.
+"""
 
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -13,10 +16,7 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """The running coroutines of one object.
-
-    `what` names the owner in log lines.
-    """
+    """The running coroutines of one object, which log lines call `what`."""
 
     def __init__(self, log: Logger, what: str = "task") -> None:
         self._log = log
@@ -51,7 +51,10 @@ class Tasks:
 
 
 def step_eagerly(result: Awaitable[None]) -> Awaitable[None] | None:
-    """Run a coroutine up to its first wait. None if it ended without one, as most do."""
+    """Run a coroutine up to its first wait. Return None if it ended, as most do, else the rest to await.
+
+    Another awaitable is returned as it is.
+    """
     if not isinstance(result, types.CoroutineType):
         return result
     try:
@@ -67,12 +70,11 @@ def resume(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> "Deferred[No
 
 
 def _drive(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """Drive a coroutine that was stepped up to its first wait."""
     while True:
         try:
             answer = yield waits_for
         except GeneratorExit:
-            # The caller was cancelled. Closed, not thrown into: the garbage collector may have closed it.
+            # Closed, not thrown into: the garbage collector may already have closed the coroutine.
             coroutine.close()
             raise
         except BaseException as error:

@@ -58,7 +58,7 @@ class Backoff:
 
     def __init__(self, delays: Sequence[float], *, jitter: Callable[[], float] = lambda: 1.0) -> None:
         self.failures = 0
-        """The number of delays since the last `reset`."""
+        """The number of delays since the last `reset`; `exhaust` raises it to the number of all delays."""
         self._delays = delays
         self._jitter = jitter
 

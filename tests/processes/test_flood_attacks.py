@@ -218,5 +218,5 @@ def test_bad_lines_do_not_fill_the_log(tmp_path: Path) -> None:
 
     assert len(logged) < 60, logged[:100]
     assert sum(map(len, logged)) < 16_384, logged
-    more = re.findall(r"(\d+) more like it in the last minute, the last one: closing", "\n".join(logged))
+    more = re.findall(r"similar lines dropped in the last minute: (\d+); the last one: c", "\n".join(logged))
     assert sum(map(int, more)) > 400, logged

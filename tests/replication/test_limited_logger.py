@@ -50,7 +50,8 @@ def test_the_rest_of_a_minute_is_one_line() -> None:
 
     story.clock.advance(WINDOW_SECONDS)
 
-    assert ["42 more like it in the last minute, the last one: closing peer51: bad"] == story.lines()
+    expected = "similar lines dropped in the last minute: 42; the last one: closing peer51: bad"
+    assert [expected] == story.lines()
 
 
 def test_each_minute_begins_anew() -> None:
@@ -93,7 +94,7 @@ def test_the_end_says_what_was_left_out() -> None:
 
     story.logger.stop()
 
-    assert ["1 more like it in the last minute, the last one: closing peer10: bad"] == story.lines()
+    assert ["similar lines dropped in the last minute: 1; the last one: closing peer10: bad"] == story.lines()
     assert [] == story.clock.getDelayedCalls()
 
 

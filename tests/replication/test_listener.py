@@ -97,7 +97,7 @@ def test_bad_lines_of_many_connections_are_few_lines_of_the_log() -> None:
         one.clock.pump([1] * int(WINDOW_SECONDS))
 
     assert len(lines) <= 2 * (MAX_LINES + 1)
-    assert "more like it in the last minute, the last one: closing UNIXAddress" in lines[-1]
+    assert "; the last one: closing UNIXAddress" in lines[-1]
 
 
 def test_the_farewell_says_how_many_were_closed() -> None:
@@ -110,7 +110,7 @@ def test_the_farewell_says_how_many_were_closed() -> None:
         factory.close("server shutting down")
 
     assert MAX_LINES + 1 == len(lines)
-    assert lines[-1].startswith(f"{30 - MAX_LINES} more like it")
+    assert lines[-1].startswith(f"similar lines dropped in the last minute: {30 - MAX_LINES};")
 
 
 @pytest.mark.parametrize(
