@@ -18,7 +18,7 @@ def number(count: float) -> str:
 
 
 def counted(count: int, what: str, many: str = "") -> str:
-    """Format a count with its noun."""
+    """Format a count with its noun, in the plural (`many`) unless the count is 1."""
     return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
@@ -67,7 +67,7 @@ def at(moment_ms: float, *, seconds: bool = True) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Format a share; only exact ones as 0 % or 100 %."""
+    """Format a share as a percentage. Only exact values are shown as 0 % and 100 %."""
     if not whole:
         return ""
     percent = 100 * part / whole
@@ -93,7 +93,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """Shorten a text to its start and end, printable."""
+    """Return a printable text; over `longest` characters, only its start and end."""
     shown = printable(text)
     if len(shown) <= longest:
         return shown

@@ -8,7 +8,7 @@ from synrepl.html import humanize
 
 
 def load_template(package: str, name: str, **names: Any) -> Template:
-    """Load a template of a package, or of this one. It knows `names`, and the functions of `humanize`."""
+    """Load a template of a package, or of this one. It can use `names` and the functions of `humanize`."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader(__package__, ".")]),
         autoescape=True,

@@ -167,7 +167,7 @@ class DirectCatchUp:
 
 @dataclass(eq=False, repr=False)
 class ConnectedFollower:
-    """Any follower, connected to a `FakeDaemon` over a `Network`: what the process of a worker is."""
+    """A follower of any kind, connected to a `FakeDaemon` over a `Network`, as in a worker's process."""
 
     network: Network
     daemon: FakeDaemon
@@ -213,7 +213,7 @@ class ConnectedFollower:
 class FakeWorker(ConnectedFollower):
     """A real follower that records the facts that it applied, and its events.
 
-    A `subscriber` is called with this worker and each fact instead.
+    With a `subscriber`, facts are not recorded: it is called with this worker and each fact.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class Cluster:
     >>> worker.tokens("typing")
     [1]
 
-    `follower` connects a follower of your own instead.
+    The method `follower` connects a follower of your own.
     """
 
     def __init__(self, **daemon: Any) -> None:
@@ -303,13 +303,13 @@ class Cluster:
         return connected
 
     def append(self, stream: str, *facts: Any, writer: str = "master") -> Appended:
-        """Append facts of one row each, typed or a JSON array, and run the clock until workers have them."""
+        """Append facts of one row each, typed or a JSON array. Run the clock until workers receive them."""
         appended: Appended = self._run(self.daemon.append(stream, [[fact] for fact in facts], writer=writer))
         self.settle()
         return appended
 
     def settle(self, seconds: float = 1.0) -> None:
-        """Advance the clock in small steps."""
+        """Advance the clock by so many seconds, in small steps."""
         self.clock.pump([0.001] * int(seconds * 1000))
 
     def _run(self, work: "Deferred[Any]") -> Any:
@@ -320,7 +320,7 @@ class Cluster:
                 break
             self.clock.advance(0.001)
         if not results:
-            raise ReplicationError("nothing came of it within a second")
+            raise ReplicationError("the daemon was not done within a second of the fake clock")
         if isinstance(results[0], Failure):
             results[0].raiseException()
         return results[0]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @cache
 def _empty_log() -> bytes:
-    """The bytes of a log without facts: to create its tables anew for each test takes a millisecond."""
+    # Cached: to create the tables anew for each test takes a millisecond.
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
     migrate(connection.execute, migrations("sqlite"), "the log in memory")

@@ -15,12 +15,12 @@ from zope.interface import implementer
 from synrepl.ports.interfaces import IClock
 
 BUFFER_BYTES: Final = 64 * 1024
-"""What a transport takes before it asks its producer to pause; as Twisted's own."""
+"""Bytes that a transport buffers before it pauses its producer; the same as in Twisted."""
 
 
 @implementer(ITransport)
 class MemoryTransport:
-    """One end of a link. Bytes arrive at the other end in order, after the link's delay."""
+    """One end of a link. Bytes arrive at the other end in order, after the network's delay."""
 
     disconnecting = False
 
@@ -107,7 +107,7 @@ class MemoryTransport:
         self.carry()
 
     def lost(self, reason: BaseException) -> None:
-        """The link has closed."""
+        """Close this end, and tell its protocol."""
         if self.is_open:
             self.is_open = False
             if self._timer is not None and self._timer.active():
@@ -163,9 +163,9 @@ class MemoryLink:
 class Network:
     """Listeners by address, and the links to them.
 
-    `delay` gives the seconds that a chunk takes, `piece` the size of the next chunk of so many bytes, and
-    `corrupt` may change a chunk. `reaches` says whether a client can reach an address. A transport with more
-    than `buffer_bytes` in its buffer pauses its producer.
+    `delay` returns the seconds that a chunk takes, `piece` how many of so many waiting bytes arrive as one
+    chunk; `corrupt` may change a chunk. `reaches` says whether a client can reach an address. A transport
+    with more than `buffer_bytes` in its buffer pauses its producer.
     """
 
     clock: IClock
@@ -196,7 +196,7 @@ class Network:
         return connected
 
     def links_of(self, name: str) -> list[MemoryLink]:
-        """The open links of this address."""
+        """The open links of the client or listener with this name."""
         self.links = [link for link in self.links if link.is_open]
         return [link for link in self.links if name in (link.client._name, link.server._name)]
 
