@@ -3,17 +3,17 @@
 * `ReplicationError`
     * `ProtocolError` (abstract)
         * `LocalProtocolError`: this side broke a rule of the wire: a bug, never sent to the peer
-        * `RemoteProtocolError`: the peer broke a rule; it receives ERROR, then the connection closes
+        * `RemoteProtocolError`: the peer broke a rule; over TCP it gets ERROR, then the connection closes
     * `RowError`: a row does not fit any known release of its stream
     * `UnknownStream`: the stream table has no such stream
     * `GapError`: facts are missing and could not be fetched (yet)
     * `StorageError`: the log could not be read or written
-    * `NotConnected`: there is no connection to send on
+    * `NotConnected`: there is no connection, or it was lost before the answer
     * `WaitTimeout`: a follower did not reach a position in time
     * `NeverAllocated`: a follower can never reach a position, as no fact has that token
     * `ConfigError`: settings or arguments are invalid
 
-Each has its details as attributes, and a text derived from them. A worker that retries reads `retryable`:
+Most have details as attributes, and a text made from them. A worker that retries reads `retryable`:
 
 >>> try:
 ...     raise GapError(stream="receipts", writer="master", have=54, want=57, why="no HTTP address")
@@ -64,7 +64,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something that the wire does not allow. It receives `why` in an ERROR line."""
+    """The peer sent something that the wire does not allow. Over TCP it receives `why` in an ERROR line."""
 
 
 class RowError(ReplicationError):
@@ -129,7 +129,7 @@ class StorageError(ReplicationError):
 
 
 class NotConnected(ReplicationError):
-    """There is no connection to send a command on. The command was not queued."""
+    """There is no connection, or it was lost before the answer. Nothing is queued to be sent later."""
 
     retryable = True
 
@@ -161,7 +161,7 @@ class WaitTimeout(ReplicationError):
         )
         super().__init__(
             f"waited {timeout:g} seconds for {stream}: {details};"
-            f" {connection}, {queued} rows and positions wait"
+            f" {connection}, {queued} rows and positions are not applied yet"
         )
         self.stream = stream
         self.writer = worst[0]

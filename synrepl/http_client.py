@@ -1,7 +1,7 @@
 """A blocking HTTP client of a daemon: one request after another.
 
-It is blocking on purpose: commands and Spark tasks need no reactor, and requests stay in order. It imports
-only the errors of synrepl, the routes and the error codes: executors have nothing else.
+It is blocking on purpose: commands and Spark tasks need no reactor, and requests stay in order. Of synrepl it
+may import only modules that `pipeline.source` sends to Spark executors: errors, error codes and routes.
 """
 
 import http.client
@@ -48,7 +48,7 @@ class ConnectError(Exception):
 
 
 class HttpError(Exception):
-    """The response is an error; `body` is all of it."""
+    """The response is an error; `body` is its JSON object, empty if it has none."""
 
     def __init__(
         self, status: int, code: str, message: str, body: Mapping[str, Any] = MappingProxyType({})
@@ -74,7 +74,7 @@ REQUEST_ERRORS: Final = (ConnectError, HttpError)
 
 
 class BlockingClient:
-    """A kept-alive connection to one daemon. `clean` is applied to the JSON of every response.
+    """A kept-alive connection to one daemon. `clean` is applied to every JSON response.
 
     A user and a password in the URL are not sent, and not in `url`: `secret` authenticates.
     """
@@ -113,9 +113,10 @@ class BlockingClient:
             self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
 
     def json(self, request: HttpRequest, body: bytes | None = None, *, reader: str | None = None) -> Any:
-        """Send a request with this body; return the JSON response. Raises `ConnectError` and `HttpError`.
+        """Send a request with this body; return the JSON response.
 
-        `reader` names a lease: the daemon retains the facts after those of this response.
+        `reader` names a lease: with it the daemon retains the facts after ``since`` of the request. Raises
+        `ConnectError` and `HttpError`; `NotADaemon` for a response that is not JSON.
         """
         response = self._request(request, body, {} if reader is None else {READER: reader})
         with self._connection_errors():
@@ -128,7 +129,7 @@ class BlockingClient:
     def lines(self, request: HttpRequest) -> tuple[http.client.HTTPMessage, Iterator[bytes]]:
         """Send a request for lines; return the headers of the response and an iterator of its lines.
 
-        Both raise `ConnectError`, the iterator if the response ends early.
+        Raises `ConnectError` and `HttpError`; the iterator raises `ConnectError` if the response ends early.
         """
         response = self._request(request)
         return response.headers, self._lines(response)
@@ -161,8 +162,8 @@ class BlockingClient:
             try:
                 response = self._send(request, body, headers)
             except (ConnectionError, http.client.BadStatusLine):
-                # The daemon may have closed an idle connection: retry on a new one. POSTs have an idempotency
-                # key, so that a retry is harmless.
+                # The daemon may have closed an idle connection: retry on a new one. Repeated requests are
+                # harmless: appends have an idempotency key.
                 self._connection.close()
                 if is_fresh:
                     raise
@@ -203,7 +204,7 @@ class BlockingClient:
         elif isinstance(error, ssl.SSLError) and error.reason in NOT_TLS:
             why = "it does not speak TLS; use http:// in place of https://"
         elif isinstance(error, http.client.BadStatusLine) and str(error).startswith("SERVER "):
-            why = "this is the port of the line protocol, not of HTTP (by default 9093)"
+            why = "this is the port of the line protocol; use that of HTTP (by default 9093)"
         elif isinstance(error, http.client.BadStatusLine) and not isinstance(error, ConnectionError):
             why = "it does not speak HTTP; check the port" + ("" if is_tls else ", or use https://")
         else:
@@ -219,7 +220,7 @@ def _http_error(status: int, body: bytes, clean: Callable[[Any], Any]) -> HttpEr
         content = clean(json.loads(body))
         return HttpError(status, str(content["error"]), str(content["message"]), content)
     except (ValueError, KeyError, TypeError):
-        return HttpError(status, "http", f"HTTP status {status}")
+        return HttpError(status, "http", f"HTTP status {status} without a JSON error: is it a daemon?")
 
 
 def read_secret(path: str | os.PathLike[str]) -> str:

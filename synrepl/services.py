@@ -119,7 +119,7 @@ def connect(
     * `server_name`: the homeserver. The connection closes if the server has another name (None: any name).
       On Redis it is required, as it is the name of the channel.
     * `http`: the base URL to fetch missing facts from. `Follower.wait_for` also asks it which tokens exist.
-    * `instance_map`: the base URLs of writers that have their own
+    * `instance_map`: the base URLs of writers that have their own; over TCP it needs `http`
     * `secret`: the shared secret for `http` and `instance_map`
     * `metrics`: where to count; by default in a registry that is not served
     * `keepalive`: PING and timeouts, in seconds; ignored on Redis

@@ -37,7 +37,7 @@ DAEMON_MISTAKES: Final = [
     ("--url nowhere", FAILURE, "is not the address of a daemon"),
     ("--url http://127.0.0.1:99999", FAILURE, "is not the address of a daemon"),
     ("--url ftp://127.0.0.1", FAILURE, "is not the address of a daemon"),
-    ("--url {lines}", FAILURE, "this is the port of the line protocol, not of HTTP"),
+    ("--url {lines}", FAILURE, "this is the port of the line protocol; use that of HTTP"),
     ("--url {lines_tls}", FAILURE, "does not speak TLS"),
     ("--url {other}", FAILURE, ""),
     ("--url {nobody} --secret-file /no/such", FAILURE, "cannot read the secret file"),

@@ -174,7 +174,7 @@ class TestGivingUp:
         assert error.lacks == {"w2": (5, 55), "w3": (None, 4), "master": (5, 8)}
         assert str(error) == (
             "waited 2.5 seconds for to_device: w2: have 5, want 55; w3: have nothing, want 4;"
-            " master: have 5, want 8; connected, 2 rows and positions wait"
+            " master: have 5, want 8; connected, 2 rows and positions are not applied yet"
         )
         assert not story.has_rest()
 
