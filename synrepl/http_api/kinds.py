@@ -28,7 +28,7 @@ class BadParameter(ValueError):
 class Kind:
     """A kind of parameter, described by a JSON `schema` and, for people, by `words`.
 
-    `default` is the value of an absent one.
+    `default` is the value of an absent parameter.
     """
 
     is_required = False
@@ -66,7 +66,7 @@ class Text(Kind):
 
 
 class InstanceName(Kind):
-    """An instance name: one printable word. `why` and `code` refuse other text."""
+    """An instance name: one printable word. Other text is refused with `why` and `code`."""
 
     def __init__(self, why: str = BAD_WRITER, code: str = "bad_writer") -> None:
         super().__init__(schema=_STRING | {"minLength": 1, "maxLength": MAX_NAME}, words="word")
@@ -80,7 +80,7 @@ class InstanceName(Kind):
 
 
 class Choice(Kind):
-    """The one word with a meaning; False if it is absent."""
+    """True if the parameter is this word, False if it is absent. Other text is refused."""
 
     def __init__(self, word: str) -> None:
         super().__init__(False, schema=_STRING | {"enum": [word]}, words=f"`{word}`")
@@ -139,7 +139,7 @@ class WholeNumbers(Kind):
 
 
 class Seconds(Kind):
-    """A time in seconds; values out of bounds are moved to the bound."""
+    """A time in seconds; a value below `lowest` or above `highest` is replaced by that bound."""
 
     def __init__(self, default: float = 0.0, *, lowest: float = 0.0, highest: float) -> None:
         schema = {"type": "number", "minimum": 0, "default": default}
@@ -172,7 +172,7 @@ class Flag(Kind):
 
 
 class Names(Kind):
-    """Names separated by commas. `are_writers`: each must be the name of a writer."""
+    """Names separated by commas. `are_writers`: each must be a valid name of a writer."""
 
     def __init__(self, *, are_writers: bool = False) -> None:
         super().__init__(schema={"type": "array", "items": _STRING}, words="names, separated by commas")

@@ -14,7 +14,7 @@ JSON: Final = "application/json"
 def public_url(url: str) -> str:
     """Return the URL without user and password, for messages.
 
-    A text that is no URL loses everything before its last @.
+    A text that is no URL loses everything between its scheme and its last @.
     """
     try:
         parts = urlsplit(url)
@@ -51,10 +51,9 @@ class HttpRequest(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A request, and what it answers: `answer` is JSON, or lines of it.
+    """A request with `body`, and its response: `answer` is JSON, or with `is_lines` a list of JSON lines.
 
-    Values that differ from run to run are ``...`` in the answer. `prepare` names what the test's daemon must
-    hold before.
+    Values that differ from run to run are ``...`` in the answer.
     """
 
     target: str
@@ -74,8 +73,8 @@ class Route(NamedTuple):
 
     `name` is that of its handler: module and function (``row.page`` is `page` in `row_routes`). The
     signature of the handler has the structs of body and answer. Parts of `path` in braces are variable.
-    `right` is what the peer needs (None: not even a key); `stream` a stream that it must see, besides the one
-    in the path. `errors` are codes besides those of every route. `max_body` is in bytes (None: the daemon's
+    `right` is what the peer needs (None: not even a key); `stream` the stream that it must see, if the path
+    names none. `errors` are codes besides those of every route. `max_body` is in bytes (None: the daemon's
     own limit). `other_types` are those that `Accept` can ask for instead of `content_type`.
     """
 
@@ -99,7 +98,7 @@ class Route(NamedTuple):
         return re.findall(r"{(\w+)}", self.path)
 
     def request(self, *parts: str, **query: Any) -> HttpRequest:
-        """Make a request with these variable parts and parameters; those that are None are left out."""
+        """Make a request with these variable parts and parameters; parameters that are None are left out."""
         names = self.variables
         if len(parts) != len(names):
             raise TypeError(f"{self.path} has {len(names)} variable parts, not {len(parts)}")

@@ -514,7 +514,7 @@ DECLARE: Final = Route(
 )
 STATUS: Final = Route("status.status", "GET", "/v1/status", "Read the status of the daemon.")
 STATUS_PAGE: Final = Route(
-    "status.page", "GET", "/status", "Show the status to people: one page without scripts.", content_type=HTML
+    "status.page", "GET", "/status", "Show the status to people, as a page.", content_type=HTML
 )
 ROOT: Final = Route("status.root", "GET", "/", "Redirect to the status page.", content_type=HTML, right=None)
 LIVEZ: Final = Route(
