@@ -23,18 +23,18 @@ BLOCK_BYTES: Final = MIB
 """Lines share a block up to this many bytes. A longer line gets a block of its own."""
 
 MAX_BLOCK: Final = MAX_FACT + 8 * MIB
-"""Bytes in a block: one fact of the largest size with its other fields, and a page of small facts."""
+"""Bytes in a block: the rows of the largest fact, and at most 8 MiB of its other fields."""
 
 MAX_HELD: Final = MAX_FACT + 64 * MIB
 """Bytes in a ``held`` block, which cannot be split: the largest fact, and 8 MiB of each ephemeral stream."""
 
 MAX_LINES: Final = 65_536
-"""Lines in a block; a page of the log has a few thousand at most."""
+"""Lines in a block; the facts of `BLOCK_BYTES` have a few thousand lines at most."""
 
 MAX_HELD_LINES: Final = 4 * MAX_LINES
 
 COUNTED_BYTES: Final = 4 * MIB
-"""The lines of larger blocks are counted before they are decoded."""
+"""The lines of blocks with more bytes than this are counted before they are decoded."""
 
 _codec: Final = codec_of(NATIVE, ours=CLIENT, theirs=SERVER)
 _HEAD: Final = b"BLOCK "
@@ -124,7 +124,7 @@ class BlockReader:
 
     def _line(self, line: bytes, found: list[bytes | Payload]) -> None:
         if len(line) > MAX_LENGTH:
-            raise RemoteProtocolError(f"a line has at most {MAX_LENGTH} bytes")
+            raise RemoteProtocolError(f"line too long: a line has at most {MAX_LENGTH} bytes")
         if not line.startswith(_HEAD):
             if line:
                 found.append(line)
@@ -166,9 +166,9 @@ class BlockReader:
 def _verify(announced: Block, data: bytes, checksum: Any) -> Payload:
     if checksum.hexdigest() != announced.sha256:
         raise RemoteProtocolError(
-            f"a block of {printable(announced.kind)} was corrupted in transit: its checksum differs"
+            f"a block of kind {printable(announced.kind)} was corrupted in transit: its checksum differs"
         )
-    # Before they are decoded to objects. Small blocks are harmless, and counting takes time.
+    # Counted before lines become objects. Small blocks are harmless, and counting takes time.
     if len(data) > COUNTED_BYTES and data.count(b"\n") > announced.lines:
         raise RemoteProtocolError(f"a block of {printable(announced.kind)} has more lines than announced")
     return Payload(announced.kind, announced.lines, data)

@@ -15,7 +15,7 @@ MAX_LENGTH = 16_384
 """Bytes in a line without its end. Peers reject longer ones (docs/reference/peers.md#tcp-limits)."""
 
 MAX_MESSAGE: Final = 64 * 1024 * 1024
-"""Bytes in a message on a broker. Other members have no bound; Redis has 512 MB."""
+"""Bytes in a message to publish on Redis. Synapse's processes have no limit; Redis itself has 512 MB."""
 
 _KNOWN_POINTS = (LEGACY, MIDDLE, CURRENT, NEWEST, NATIVE)
 
@@ -76,7 +76,7 @@ class Codec:
         parse = self.parsers.get(name)
         if parse is None:
             if name in self._other_side:
-                raise RemoteProtocolError(f"invalid command: this side must not send {name.decode()}")
+                raise RemoteProtocolError(f"invalid command: {name.decode()} is for the other direction")
             raise RemoteProtocolError(f"invalid command: {show(name)}")
         return parse(arguments) if space else self.bare_parsers[name]()
 
@@ -87,7 +87,7 @@ class Codec:
         """
         form = self._forms.get(type(command))
         if form is None:
-            raise LocalProtocolError(f"{command.NAME} cannot be sent in {self.dialect} by this side")
+            raise LocalProtocolError(f"the dialect {self.dialect} has no {command.NAME} in this direction")
         line = form.format(command)
         if len(line) > self.max_length:
             raise LocalProtocolError(

@@ -268,7 +268,7 @@ FORWARDED: Final[tuple[type[Command], ...]] = tuple(
 )
 """Commands of followers that are meant for the homeserver or for all processes.
 
-That is all of them but those about the connection itself.
+These are all their commands but those about the connection itself.
 """
 
 FOR_ALL_PROCESSES: Final = tuple(made for made in FORWARDED if made.SENT_BY & BROKER)

@@ -1,8 +1,8 @@
 """Dialects: the Synapse release that a connection speaks.
 
 The wire has no negotiation (docs/reference/peers.md#tcp-dialect), so a dialect is a release. Commands, their
-fields, streams and the fields of their rows each have a span of releases (`Span`) in which they exist. Codecs
-compare the dialect with these spans; no other code depends on it.
+fields, streams and the fields of their rows each have a span of releases (`Span`) in which they exist. Code
+asks whether the dialect is in a span; it does not compare dialects (scripts/lib/dialect_comparisons.py).
 """
 
 import re

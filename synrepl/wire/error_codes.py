@@ -12,8 +12,8 @@ class ErrorCode(NamedTuple):
     """What a code means for programs and for people.
 
     `status` is the HTTP status. `retryable` tells whether the same request can succeed later; None leaves
-    that to the status, and the response does not say it. `retry_after` is the header, in seconds. `means`
-    and `action` complete the sentences "the request was refused because" and "the client should".
+    that to the status, and the response does not say it. `retry_after` is the header Retry-After, in seconds.
+    `means` is the reason for the refusal; `action` is what the client, or an operator, can do.
     """
 
     status: int
@@ -89,7 +89,8 @@ REFUSALS: Final = {
         409, "the replica's handshake is not one that this daemon supports", retryable=False
     ),
 }
-"""Why a primary does not serve a replica, over HTTP always with the status 409, except for ``bad_name``."""
+"""Why an upstream refuses a replica. Over HTTP these refusals have the status 409, except ``bad_name``, and
+``no_rights`` for a key without the right `replicate`."""
 
 _REQUESTS: Final = {
     "bad_json": ErrorCode(400, "the body is not JSON"),
@@ -238,7 +239,7 @@ _ROLES: Final = {
     ),
     "primary_unknown": ErrorCode(409, "the primary's address is unknown", "restart with `--upstream`", False),
     "not_stopped": ErrorCode(409, "nothing to resync: this daemon is not stopped"),
-    "epoch_too_far": ErrorCode(409, "the claimed epoch is impossible", retryable=False),
+    "epoch_too_far": ErrorCode(409, "an epoch is not from 1 to 2**53, or not confirmed", retryable=False),
     "not_verified": ErrorCode(409, "the claiming daemon does not confirm the claim", retryable=True),
     "digest_differs": ErrorCode(409, "the claiming daemon has another history", retryable=False),
     "superseded": ErrorCode(409, "a later primary is known", retryable=True),

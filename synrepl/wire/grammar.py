@@ -49,7 +49,7 @@ def field(kind: FieldKind, *, since: str = "", until: str = "", default: Any = _
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A line of the wire. `command` makes the subclasses; `json_command` declares them."""
+    """A line of the wire. The decorators `command` and `json_command` declare its subclasses."""
 
     NAME: ClassVar[str]
     SENT_BY: ClassVar[Side]
@@ -123,7 +123,7 @@ def json_command(name: str, *, sent_by: Side, since: str) -> Callable[[type[T]],
 
 
 class CommandForm:
-    """One command as one release writes it: parses and formats the arguments after its name."""
+    """One command as one release writes it: parses what follows its name, and formats the line."""
 
     def __init__(self, made: type[Command], dialect: Dialect) -> None:
         self.command = made
@@ -134,7 +134,7 @@ class CommandForm:
             (i for i, field in enumerate(self.fields) if isinstance(field.kind, MiddleText)), None
         )
         positions = {field.name: position for position, field in enumerate(self.fields)}
-        # The position of each Struct member's field in this form; None takes the default.
+        # The position of each Struct member's field in this form; None: the member has its default.
         self._order = [positions.get(name) for name in made.__struct_fields__]
         self.parse: Callable[[bytes], Command] = self._unrolled() or self._parse
 
@@ -143,7 +143,7 @@ class CommandForm:
         return " ".join([self.command.NAME, *(f.kind.grammar.format(name=f.name) for f in self.fields)])
 
     def _unrolled(self) -> Callable[[bytes], Command] | None:
-        """Return a parser without loops for the two forms of RDATA, which carries every row."""
+        """Return a parser without loops for forms like RDATA: 3 or 4 fields, the last takes the rest."""
         present = [position for position in self._order if position is not None]
         if self._middle is not None or self._order[: len(present)] != present or not present:
             return None

@@ -48,7 +48,7 @@ def split(rows: bytes) -> list[bytes]:
     try:
         return [bytes(raw) for raw in _rows.decode(rows)]
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("the JSON array is nested too deeply") from None
 
 
 def join(rows: Iterable[bytes]) -> bytes:

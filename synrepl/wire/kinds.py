@@ -21,7 +21,7 @@ def show(data: bytes | str) -> str:
 
 
 class FieldKind:
-    """The format of a field. `takes_rest`: it may contain spaces, so it must be the last one."""
+    """The format of a field. With `takes_rest` it may contain spaces, and is the last of its command."""
 
     takes_rest = False
     grammar = "<{name}>"
@@ -197,7 +197,7 @@ class RawJson(JsonValue):
 
     def parse(self, data: bytes) -> Any:
         if not data:
-            raise ValueError("must be JSON, not nothing")
+            raise ValueError("must be JSON, not empty")
         return data
 
     def format(self, value: Any, dialect: Dialect) -> bytes:
@@ -233,5 +233,5 @@ class JsonArray(JsonValue):
         value = super().parse(data)
         if not isinstance(value, list) or len(value) != self._length:
             # The value is not shown: USER_IP contains an access token.
-            raise ValueError(f"must be a JSON array of {self._length}")
+            raise ValueError(f"must be a JSON array of {self._length} items")
         return value

@@ -104,7 +104,7 @@ class Auth(Command, frozen=True):
 class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
     """The upstream's identity with its own proof, its history, its position and how far that is trimmed.
 
-    `address` is the upstream's own address; `primary` is that of the primary, if that is another daemon.
+    `address` is the upstream's own address, `primary` that of the primary, as far as the upstream knows it.
     """
 
     proof: str
@@ -135,7 +135,10 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
 
 @json_command("JOIN", sent_by=CLIENT, since=SINCE)
 class Join(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """A request for a snapshot. With `join`, resume that interrupted snapshot after `position`."""
+    """A request for a snapshot. With `join`, resume that interrupted snapshot after `position`.
+
+    `has_meta`: the replica has received the metadata of the snapshot.
+    """
 
     filter: Filter = ALL
     join: str = ""
@@ -147,7 +150,7 @@ class Join(Command, frozen=True, kw_only=True, omit_defaults=True):
 
 @json_command("JOINING", sent_by=SERVER, since=SINCE)
 class Joining(Command, frozen=True, kw_only=True):
-    """A snapshot of this `position` follows; it starts after serial `after`.
+    """A snapshot of this `position` follows, without facts up to serial `after`, which the replica has.
 
     `trimmed_upto` is how far the log is trimmed.
     """
@@ -181,9 +184,8 @@ class Subscribe(Command, frozen=True, kw_only=True, omit_defaults=True):
     """The replica's position, and the facts that it wants after it.
 
     `epoch_start` is where its epoch began, and `began_ms` when. They distinguish two daemons that were
-    promoted to the same epoch at the same serial, even if trimming hides the digests. If the
-    epoch began because facts were lost, and not by a promotion, these are the facts of `lost_stream` after
-    token `lost_upto`.
+    promoted to the same epoch at the same serial, even if trimming hides the digests. If the epoch began
+    because facts were lost, the lost facts are those of `lost_stream` after token `lost_upto`.
     """
 
     history: str
@@ -248,7 +250,7 @@ class Heartbeat(Command, frozen=True):
 
 @command("ACK", sent_by=CLIENT, since=SINCE)
 class Ack(Command, frozen=True):
-    """The replica has everything up to this position on disk. `at_ms` is that of its last HEARTBEAT."""
+    """The replica has everything up to this position on disk. `at_ms` is from the last HEARTBEAT it got."""
 
     epoch: int = field(Integer(least=0))
     serial: int = field(Integer(least=0))

@@ -10,7 +10,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=MIN_INTEGER, le=MAX_INTEGER)]
 """An integer that fits a database column. JSON integers are unbounded."""
 
 Natural64 = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
-"""An epoch, a serial or a count: such an integer of at least 0."""
+"""An epoch, a serial or a count: an integer of at least 0 that fits a database column."""
 
 
 class LogPosition(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ class RdataRun(msgspec.Struct, frozen=True):
 
 
 class RunReader:
-    """Parses runs as one release writes RDATA (`form`). Unusual lines are left to the form."""
+    """Parses runs as one release writes RDATA (`form`). Unusual lines are left to `form`."""
 
     def __init__(self, form: CommandForm) -> None:
         names = [field.name for field in form.fields]

@@ -25,7 +25,7 @@ from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
 
 AUTO: Final = None
-"""Detect the dialect: use that of the peer's first command that only one dialect can parse."""
+"""Detect the dialect by the first command that not all dialects read alike: the first that can parse it."""
 
 MAX_TEXT: Final = 1_000
 """Characters of an ERROR that are sent, or shown."""
@@ -111,7 +111,7 @@ class Session:
         self._seconds = seconds
         self._expected_server = expected_server
         self._keepalive = keepalive
-        # Every daemon sends PING; other peers have to show it.
+        # Every upstream of a replica sends PING; whether another peer does, its first PING shows.
         self._peer_pings = side is not SERVER and dialect is not AUTO and _is_for_replicas(dialect)
         self._is_introduced = side is not SERVER
         self._must_authenticate = side is SERVER and dialect is not AUTO and _is_for_replicas(dialect)
@@ -275,8 +275,8 @@ class Session:
                     errors.append(error.why)
                 continue
             if type(command) in NATIVE_COMMANDS and guess.release not in command.SPAN:
-                continue  # Only a synrepl daemon sends it, which does not speak this dialect.
-            # A release ignores the text of its REPLICATE, which then does not show the release.
+                continue  # Only synrepl daemons send this command, and they do not speak this dialect.
+            # From 1.13 on, servers ignore the text after REPLICATE: it does not show the release.
             if not isinstance(command, Replicate) or not command.text or command.named:
                 meanings.append((codec, command))
         if not meanings:

@@ -56,18 +56,21 @@ def is_address(address: str) -> bool:
 
 
 def check_printable(*texts: str) -> None:
-    """Raises `RemoteProtocolError` unless these names and addresses of an upstream are printable."""
+    """Raises `RemoteProtocolError` unless these names and addresses of an upstream pass `is_address`."""
     for text in texts:
         if not is_address(text):
-            raise RemoteProtocolError(f"the upstream sent an invalid name or address: {printable(text)}")
+            raise RemoteProtocolError(
+                "the upstream sent an invalid name or address: it must have at most"
+                f" {MAX_ADDRESS} characters, all printable: {printable(text)}"
+            )
 
 
 def identity_error(uuid: str, name: str, address: str = "") -> str:
     """Explain why this identity is invalid; empty if it is valid. An empty name means the uuid."""
     if not is_uuid(uuid):
-        return f"a uuid is one word of 1 to {MAX_UUID} letters, digits and -_.:"
+        return f"invalid uuid: it must be one word of 1 to {MAX_UUID} letters, digits and -_.:"
     if name and not is_name(name):
-        return f"a name is one word of up to {MAX_NAME} printable characters"
+        return f"invalid name: it must be one word of up to {MAX_NAME} printable characters"
     if not is_address(address):
-        return f"an address has up to {MAX_ADDRESS} printable characters"
+        return f"invalid address: it must have at most {MAX_ADDRESS} characters, all printable"
     return ""

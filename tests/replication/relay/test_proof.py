@@ -185,16 +185,21 @@ def test_a_replica_that_does_not_finish_its_greeting_is_closed(*, has_said_hello
     assert [b"HELLO and AUTH were not finished within 30 seconds"] == raw.lines("ERROR")
 
 
+BAD_NAME = "invalid name: it must be one word of up to 255 printable characters"
+BAD_UUID = "invalid uuid: it must be one word of 1 to 100 letters, digits and -_.:"
+BAD_ADDRESS = "invalid address: it must have at most 1000 characters, all printable"
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"name": "a\nFORGED \x1b[2J"}, "a name is one word of up to 255 printable characters"),
-        ({"name": "two words"}, "a name is one word of up to 255 printable characters"),
-        ({"name": "x" * 256}, "a name is one word of up to 255 printable characters"),
-        ({"uuid": "\x1b[2J"}, "a uuid is one word of 1 to 100 letters, digits and -_.:"),
-        ({"uuid": "x" * 101}, "a uuid is one word of 1 to 100 letters, digits and -_.:"),
-        ({"address": "tcp:\x1b[2J:1"}, "an address has up to 1000 printable characters"),
-        ({"address": "x" * 1001}, "an address has up to 1000 printable characters"),
+        ({"name": "a\nFORGED \x1b[2J"}, BAD_NAME),
+        ({"name": "two words"}, BAD_NAME),
+        ({"name": "x" * 256}, BAD_NAME),
+        ({"uuid": "\x1b[2J"}, BAD_UUID),
+        ({"uuid": "x" * 101}, BAD_UUID),
+        ({"address": "tcp:\x1b[2J:1"}, BAD_ADDRESS),
+        ({"address": "x" * 1001}, BAD_ADDRESS),
     ],
 )
 def test_names_that_cannot_be_shown_are_refused(said: dict[str, str], why: str) -> None:
