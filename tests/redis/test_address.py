@@ -97,7 +97,7 @@ BAD = [
     ("redis://ho st", "without spaces"),
     ("redis://host#1", "#"),
     ("redis://a,b", "redis\\+sentinel://"),
-    ("redis://host/db", "only a number"),
+    ("redis://host/db", "only a database number"),
     ("redis://host?passwordfile=/p", "did you mean password_file\\?"),
     ("redis://host?x=1", "valid are username, password_file"),
     ("redis://host?password_file", "name=value"),
@@ -195,7 +195,7 @@ def test_a_password_is_read_each_time(tmp_path: Path) -> None:
         (b"", "is empty"),
         (b" \n", "is empty"),
         (b"a\nb\n", "more than one line"),
-        (b"\xff\xfe", "is not text"),
+        (b"\xff\xfe", "is not UTF-8 text"),
     ],
 )
 def test_a_bad_password_file_is_told(tmp_path: Path, content: bytes, why: str) -> None:

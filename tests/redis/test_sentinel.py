@@ -78,7 +78,8 @@ def test_what_every_sentinel_said_is_told() -> None:
         await stopped(world, link.stop())
 
         assert member.whys[0] == (
-            "no Sentinel knows the master: s1:26379: connection refused; s2:26379: unknown service other"
+            "no Sentinel knows the master: s1:26379: connection refused;"
+            " s2:26379: it does not know the service other"
         )
 
     world.run(story)

@@ -41,7 +41,7 @@ _SECRETS: Final = ("password", "pass", "passwd", "auth", "secret", "sentinel_pas
 
 
 class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed Redis URL. It contains only paths of secret files, so it may be shown and logged.
+    """A parsed Redis URL. It has the paths of secret files, not their content, so it may be shown and logged.
 
     `hosts` are (host, port) pairs: of Redis, or of the Sentinels if there is a `service`. A UNIX socket has a
     `path` instead.
@@ -96,7 +96,7 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
         authority, _, path_part = position.partition("/")
         wants_tls = parameters.get("tls", "false").lower()
         if wants_tls not in ("true", "false"):
-            raise ConfigError("has tls, which must be true or false")
+            raise ConfigError("has a wrong value of tls: it must be true or false")
         tls = scheme == "rediss" or wants_tls == "true"
         service = ""
         if scheme == "redis+sentinel":
@@ -110,7 +110,7 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
         else:
             # Redis channels do not depend on the database number.
             if path_part and not re.fullmatch(r"\d+", path_part, re.ASCII):
-                raise ConfigError(f"may have only a number after the host: {scheme}://host:port")
+                raise ConfigError(f"may have only a database number after the host: {scheme}://host:port/0")
             if "," in authority:
                 raise ConfigError(
                     "must name one host; for Sentinels use redis+sentinel://host1,host2/service"
@@ -181,9 +181,9 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
     else:
         host = match["host"]
         if not host:
-            raise ConfigError("names no host")
+            raise ConfigError(f"names no host; use {FORMS}")
         if not re.fullmatch(r"[\w.-]+", host):
-            raise ConfigError("has an invalid host")
+            raise ConfigError("has an invalid host: use only letters, digits, and . - _")
     port = match["port"]
     if port is None:
         return host, default_port
@@ -206,7 +206,7 @@ def _read_password(path: Path | None) -> str | None:
         raise ConfigError(f"cannot read the password file {path}: {error.strerror}") from error
     except UnicodeDecodeError:
         # Without the cause, which quotes a part of the file.
-        raise ConfigError(f"the password file {path} is not text") from None
+        raise ConfigError(f"the password file {path} is not UTF-8 text") from None
     if not text:
         raise ConfigError(f"the password file {path} is empty")
     if len(text.splitlines()) > 1:

@@ -1,6 +1,6 @@
 """Connections to Redis: one kind subscribes, the other publishes.
 
-Only this module imports txredisapi, which installs a reactor: import it late.
+Only this module imports txredisapi, which installs a reactor: import this module late.
 """
 
 import os
@@ -28,7 +28,7 @@ Lost: Final = txredisapi.ConnectionError
 
 PING: Final = b"*1\r\n$4\r\nPING\r\n"
 
-WITHOUT_A_WORD: Final = "it closed the connection without a word"
+WITHOUT_A_WORD: Final = "it closed the connection before it sent anything"
 
 TLS_WORDS: Final = TlsWords(
     peer="Redis",

@@ -97,7 +97,7 @@ class _Attempt:
         try:
             await endpoint.connect(wrapped)
         except error.ConnectingCancelledError:
-            # Another type, which `addTimeout` does not mistake for its own cancellation.
+            # `addTimeout` recognizes its own cancellation by this type.
             raise defer.CancelledError from None
         except (error.ConnectError, error.DNSLookupError) as failed:
             raise RedisRefused(describe_failure(Failure(failed))) from failed
@@ -128,7 +128,7 @@ class _Attempt:
         return f"{self._peer}: {why}" if self._peer else why
 
     def describe_loss(self, failure: Failure) -> str:
-        """Describe why the last connection was lost; it knows more than the failed command."""
+        """Describe why the last connection was lost; the connection may know more than `failure` tells."""
         why = (
             self._tls_why()
             or (self._current.why if self._current is not None else "")
@@ -175,7 +175,7 @@ class _Attempt:
                 self._current.end("closed by this process")
         match reply:
             case None:
-                raise RedisRefused(f"unknown service {address.service}")
+                raise RedisRefused(f"it does not know the service {address.service}")
             case [bytes(master_host), bytes(master_port)] if master_port.isdigit():
                 return master_host.decode("utf-8", "replace"), int(master_port)
             case _:

@@ -71,7 +71,7 @@ class RedisLink:
 
     def __post_init__(self) -> None:
         if not self.hears:
-            raise LocalProtocolError("a link needs at least one channel")
+            raise LocalProtocolError("`hears` is empty: a Redis link needs at least one channel")
         self.clock: IClock = self.reactor
         # The channel without suffix last, as in Synapse: its messages may need those of the other channels.
         self.channels = [f"{self.server_name}/{suffix}" for suffix in self.hears if suffix]
@@ -171,7 +171,7 @@ class RedisLink:
                 case Warn(why):
                     self._refused += 1
                     peer = self.address.public
-                    self._limited_logger.warn("ignored a message from {peer}: {why}", peer=peer, why=why)
+                    self._limited_logger.warn("ignored a bad message from {peer}: {why}", peer=peer, why=why)
                 case Close(why):
                     self.fail(why)
                     return
@@ -184,7 +184,7 @@ class RedisLink:
         except RemoteProtocolError as error:
             self.fail(error.why)
         except LocalProtocolError as error:
-            self._logger.failure("protocol error of this process; the connections are dropped")
+            self._logger.failure("protocol error of this process on Redis")
             self.fail(f"internal error: {error.why}")
         return self._subscriber.current is not None and not self._subscriber.current.closed
 
