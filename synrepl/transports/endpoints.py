@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 OWN_TYPES: Final[Mapping[str, str]] = MappingProxyType({"tls": "synrepl.transports.tls_endpoints"})
 """Our own endpoint types, each with the module of its `server_endpoint` and `client_endpoint`.
 
-They get the positional and the named arguments. A module is imported on first use: OpenSSL is large.
+These functions get the reactor, and the positional and named arguments. A module is imported on first use:
+OpenSSL is large.
 """
 
 REPLICA_TYPES: Final = frozenset({"tcp", "ssl", "unix", *OWN_TYPES})
@@ -63,7 +64,8 @@ def client_endpoint(
 ) -> "IStreamClientEndpoint":
     """Parse `description` into a client endpoint.
 
-    A ``tls:`` endpoint uses `files` unless `description` names its own. Raises like `server_endpoint`.
+    A ``tls:`` endpoint uses `files` unless `description` names its own. Raises `ConfigError` if it names a
+    certificate without a key or vice versa; Twisted raises others, as for `server_endpoint`.
     """
     endpoint: IStreamClientEndpoint = _endpoint("client", reactor, description, files)
     return endpoint

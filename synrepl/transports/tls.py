@@ -30,11 +30,11 @@ NOT_YET_VALID: Final = 9
 EXPIRED: Final = 10
 UNTRUSTED: Final = frozenset({2, 18, 19, 20, 21})
 OTHER_FAULTS: Final = {
-    7: "the certificate was tampered with",
+    7: "the certificate has an invalid signature",
     22: "the chain of certificates is too long",
     23: "the certificate was revoked",
-    24: "a certificate in the chain is not a CA's",
-    26: "the certificate is not valid for servers",
+    24: "the chain of certificates has one that is not a CA's",
+    26: "the certificate is not valid for this use (server or client)",
 }
 
 NOT_TLS: Final = (
@@ -75,7 +75,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsWords(msgspec.Struct, frozen=True, kw_only=True):
-    """Words of messages, as the operator's configuration calls them."""
+    """Parts of messages that name the peer, and settings as the operator's configuration calls them."""
 
     peer: str = "the server"
     not_tls: str = "the peer does not speak it (say tcp: in place of tls: for a listener without TLS)"

@@ -104,8 +104,8 @@ class _TlsProtocol(ProtocolWrapper):
 class _TlsFactory(WrappingFactory):
     """Wraps the protocols of a factory.
 
-    `explain` describes why a connection failed. `on_failed` is called with a connection that was lost before
-    the handshake was complete, and `on_done` with any other.
+    `explain` describes why a connection failed. `on_done` is called with a connection when its handshake is
+    complete, `on_failed` if it is lost before.
     """
 
     wrapped: IProtocolFactory
