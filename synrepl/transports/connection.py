@@ -36,19 +36,19 @@ is paused, its silence does not prove that it is dead.
 
 def failure_code(error: BaseException | None) -> str:
     """Return the code of `FollowerEvent` for the error of a connection."""
-    # A port out of range is the only number that Twisted refuses.
+    # Twisted raises OverflowError only for a port out of range.
     return "bad_port" if isinstance(error, OverflowError) else getattr(error, "code", "")
 
 
 class ConnectionOwner:
-    """Endpoint of a connection: a follower, a server, or a replica's conversation with its upstream.
+    """What a connection is for: a follower, a server, or a replica's conversation with its upstream.
 
     This class itself ignores everything. `received` and `block` may raise `RemoteProtocolError`: it is sent
     to the peer, and the connection closes.
     """
 
     def dialect_known(self, dialect: Dialect) -> None:
-        """Handle the dialect of the peer. Nothing was received before, but for lines that show none."""
+        """Handle the dialect of the peer. Before this call, only lines that do not show it were received."""
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Handle received commands, in order."""
@@ -97,7 +97,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         self.access: Access | None = LOCAL
         """Rights of a client; None if its certificate is not registered as a key."""
         self.owner = ConnectionOwner()
-        """The endpoint, from when the connection is made until it is lost."""
+        """What the connection is for; before and after the connection, an owner that ignores everything."""
         self.failure_code = ""
         """Why the connection was lost: the code of `FollowerEvent`."""
         self._framing: LineBuffer | BlockReader = self.framing()
@@ -264,7 +264,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         except RemoteProtocolError as error:
             self._perform(self.session.fail(error.why))
         except LocalProtocolError as error:
-            self._logger.failure("protocol error of this process; the connection is closed")
+            self._logger.failure("protocol error of this process: closing {peer}", peer=self._peer())
             self._perform(self.session.fail(f"internal error: {error.why}"))
 
     def _report_dialect(self) -> None:
@@ -291,7 +291,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._framing = LineBuffer()
         self.transport.unregisterProducer()
         self.transport.loseConnection()
-        # Once: it may be closed again after it was lost.
+        # Started once: a lost connection may be closed again.
         if self._abort_timer is None:
             self._abort_timer = Timer(self.clock, self.transport.abortConnection)
             self._abort_timer.start(ABORT_SECONDS)

@@ -98,7 +98,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
             case Ping() | Server():
                 return
             case _ if type(command) not in native.NATIVE_COMMANDS:
-                raise RemoteProtocolError(f"{type(command).__name__} is not valid for a replica")
+                raise RemoteProtocolError(f"{type(command).__name__} from the upstream is not for replicas")
         self.put(command, EVENT_BYTES)
 
     def _event(self, payload: Payload) -> Event | None:
@@ -115,7 +115,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
                 return Ephemeral(decode_facts(payload.data), is_all=True)
             case "meta":
                 return SnapshotMeta(*read_meta(payload.data))
-        raise RemoteProtocolError(f"unknown block type {printable(payload.kind)}")
+        raise RemoteProtocolError(f"the upstream sent a block of unknown kind {printable(payload.kind)}")
 
     def _end(self, error: Exception) -> None:
         # Free an incomplete snapshot, which may be large.
@@ -145,13 +145,13 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self.welcome = await self._expect(native.Welcome)
         if secret is not None and not proves(self.welcome.proof, secret, PRIMARY, nonces, uuid, name):
             raise NotConnected(
-                "the upstream could not prove that it knows the secret: check secret_file on both"
+                "the upstream could not prove that it knows the secret: check secret_file on both daemons"
             )
 
     async def _expect(self, expected: Any) -> Any:
         event: Any = await self.next()
         if not isinstance(event, expected):
-            raise RemoteProtocolError(f"{type(event).__name__} received, {expected.__name__} expected")
+            raise RemoteProtocolError(f"the upstream sent {type(event).__name__}, not {expected.__name__}")
         return event
 
     def join(self, request: native.Join) -> None:
@@ -178,7 +178,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
                 lines.append(session.encode([native.Up(origin=origin, number=number, line=line.decode())]))
             except LocalProtocolError as error:
                 self._metrics.commands_dropped.labels(line.partition(b" ")[0].decode()).inc()
-                self._logger.warn("cannot forward a command to the upstream: {why}", why=error.why)
+                self._logger.warn("dropped a command for the upstream: {why}", why=error.why)
         self._connection.write(b"".join(lines))
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
@@ -188,7 +188,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
         try:
             return {int(serial): digest for serial, digest in response.digests.items()}
         except ValueError as error:
-            raise RemoteProtocolError("the upstream sent a digest for an invalid serial") from error
+            raise RemoteProtocolError("the upstream sent digests for serials that are not numbers") from error
 
     def send(self, command: Command) -> None:
         """Send one command."""

@@ -115,7 +115,7 @@ class UpstreamSettings(ConnectionSettings):
     )
     anonymous: bool = setting(
         False,
-        "Do not register this replica: its upstream retains the log for it for an hour only.",
+        "Do not register this replica: by default its upstream retains the log for it for an hour only.",
         parse=switch,
     )
 
@@ -148,7 +148,7 @@ class ApiSettings(ConnectionSettings):
         example="[replication.example.org]",
     )
     max_body_bytes: int = setting("64MiB", "The size limit of the body of an HTTP request.", parse=size)
-    max_file_bytes: int = setting("16GiB", "The size limit of a file by checksum.", parse=size)
+    max_file_bytes: int = setting("16GiB", "The size limit of an uploaded file.", parse=size)
 
     def hosts(self, notes: Mapping[str, str]) -> set[str]:
         """Return the names with dots by which clients may reach a daemon whose log has these notes."""

@@ -59,7 +59,6 @@ class _ServerSide(ConnectionOwner):
             self._owner = self._factory.relays().attach(self._protocol)
 
     def _refusal(self) -> str:
-        """The reason to refuse this follower; empty if there is none."""
         protocol = self._protocol
         if protocol.access is not None:
             return protocol.access.lacks(Right.READ) or self._factory.publisher.holdings.unreadable()
@@ -154,9 +153,7 @@ class PublisherFactory(Factory):
         return _ServerSide(self, protocol)
 
     def _access(self, protocol: ReplicationProtocol) -> Access | None:
-        """The rights of a follower: all, unless its listener requires client certificates. None if its
-        certificate is not registered as a key.
-        """
+        """The rights of a follower: all without a certificate; None for one that is not a key."""
         name = protocol.certified_name
         return LOCAL if name is None else self.keys.access_by_certificate(name)
 
@@ -164,7 +161,7 @@ class PublisherFactory(Factory):
         """Close connections whose certificate was revoked or has other rights now."""
         for protocol in list(self.protocols):
             if protocol.access != self._access(protocol):
-                protocol.fail("its key was revoked or changed")
+                protocol.fail("your key was revoked or changed")
 
     def close(self, why: str) -> None:
         """Send ERROR to every peer, then close."""
@@ -198,7 +195,7 @@ class FollowerFactory(ReconnectingClientFactory):
     """Keeps one follower connected; retries with backoff until `stop`.
 
     The backoff resets when the first POSITION is applied, not when the socket opens: a peer that accepts and
-    then drops connections must not be flooded, as workers of 1.66 do
+    then drops connections must not be flooded with new ones, as by workers of 1.66
     (docs/reference/peers.md#tcp-reconnecting).
     """
 

@@ -165,7 +165,7 @@ def test_a_wrong_and_a_revoked_key_are_refused(deployment: Deployment) -> None:
         deployment.keys.write_text(KEYS.replace("laptop", "#").replace("reader", "#"))
         os.kill(deployment.daemon.pid, signal.SIGHUP)
 
-        assert line.hear("ERROR") == "ERROR its key was revoked or changed"
+        assert line.hear("ERROR") == "ERROR your key was revoked or changed"
     assert deployment.ask("GET", "/v1/status", "of-a-reader")[0] == 401
 
 

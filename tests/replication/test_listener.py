@@ -183,7 +183,7 @@ def test_a_certificate_that_was_revoked_ends_its_connections_alone(kept: list[Ke
     factory.recheck()
     one.settle(0.1)
 
-    assert (["ERROR its key was revoked or changed"], False) == (revoked.hears(), revoked.is_connected)
+    assert (["ERROR your key was revoked or changed"], False) == (revoked.hears(), revoked.is_connected)
     assert ([], True) == (follower.hears(), follower.is_connected)
 
 

@@ -84,7 +84,7 @@ def test_an_unknown_block_is_named_in_words_that_are_safe_to_show() -> None:
     connection.dataReceived(encode_block("x\x1b[2J", 0, b""))
 
     assert isinstance(conversation.error, RemoteProtocolError)
-    assert "unknown block type x\\x1b[2J" in conversation.error.why
+    assert "a block of unknown kind x\\x1b[2J" in conversation.error.why
 
 
 @pytest.mark.parametrize(("old", "new"), [(b"1 0 d", b"1 1 d"), (b"1 0 d", b"2 0 d"), (b" 0 0 ", b" 9 0 ")])
