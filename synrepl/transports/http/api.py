@@ -72,7 +72,7 @@ def handler_of(name: str) -> Handler:
 class Api(Resource):
     """Handles the requests of all routes.
 
-    Every failure becomes a JSON response without internal details.
+    Every failure becomes a JSON response without internal details, or aborts a response that has begun.
     """
 
     isLeaf = True
@@ -84,7 +84,7 @@ class Api(Resource):
         self.services = services
         self.started_at = services.clock.seconds()
         self.feed: ChangelogFeed | None = None
-        """Feeds the endless readers of the changelog; made for the first of them."""
+        """Feeds all readers that follow the changelog; made for the first of them."""
         self._guard = guard
 
     def render(self, request: Any) -> int:
@@ -167,7 +167,7 @@ class Api(Resource):
             self._logger.failure("{method} {path} failed", method=request.method, path=request.path)
             return INTERNAL
         if isinstance(error, MemoryError | OSError):
-            self._logger.error("request refused: {why}", why=refused)
+            self._logger.error("refused a request for {path}: {why}", path=request.path, why=refused)
         return refused
 
 
@@ -192,7 +192,7 @@ def _read_body(call: Call, handler: Handler) -> list[Any]:
     limit = call.route.max_body
     body = call.request.content.read(-1 if limit is None else limit + 1)
     if limit is not None and len(body) > limit:
-        raise ApiError("too_large", f"the body is limited to {limit} bytes")
+        raise ApiError("too_large", f"the body is longer than the limit of {limit} bytes")
     return [decode_body(handler.decoder, body or handler.absent_body)]
 
 

@@ -33,7 +33,7 @@ are never removed.
 """
 
 MAX_STAGED_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of a staged file; the same as for a posted body."""
+"""Maximum size of a staged file; the same as the default limit of a posted body."""
 
 
 class AppendBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -139,7 +139,6 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
 
 
 def _checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str | None, str | None]:
-    """Return the posted writer and idempotency key. Raises `ApiError` if one is invalid."""
     if writer is not UNSET and not is_name(writer):
         raise ApiError("bad_writer", BAD_WRITER)
     if key is not UNSET and not (0 < len(key) <= MAX_KEY and key.isprintable()):
@@ -201,7 +200,7 @@ async def _read_staged(call: Call, sha256: str) -> bytes:
 
 
 def _passed_on(uri: bytes) -> Sequence[tuple[bytes, bytes]]:
-    """Return the parameters that are sent on to the primary, unknown ones included."""
+    """Return the query parameters that are sent on to the primary, unknown ones included."""
     # Latin-1 maps any bytes to characters and back.
     text = uri.partition(b"?")[2].decode("latin-1")
     return [

@@ -28,7 +28,7 @@ class AccessCheck:
     With keys configured, the request needs one of them. Without keys, requests from other sites' pages and
     for foreign host names are refused, and peers on other machines may only read and write.
     `hosts` returns the names under which clients may reach this daemon, in lower case, besides addresses and
-    names without dots. A replica learns its name after the start.
+    names without dots. It is a function, as a replica learns its server name after the start.
     """
 
     def __init__(self, keys: Keyring, hosts: Callable[[], Collection[str]] = tuple) -> None:

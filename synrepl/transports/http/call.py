@@ -37,7 +37,7 @@ class Valve(Gate):
 
 
 class Call:
-    """A request: the variable parts of its `path`, its `query` and headers by name, the peer's `access`."""
+    """A request. `path` has the variable parts of its path, `query` its parameters and headers, by name."""
 
     _logger = Logger()
 
@@ -123,7 +123,7 @@ class Call:
         except TooManyWaiting as error:
             raise ApiError("too_many_waiting", str(error)) from error
         if not is_here:
-            why = f"serial {serial} has not arrived yet; this log is at {log.serial}"
+            why = f"serial {serial} has not arrived in time; this log is at {log.serial}"
             raise ApiError("not_here_yet", why, serial=serial, at=log.serial)
 
     @asynccontextmanager

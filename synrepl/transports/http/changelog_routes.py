@@ -223,7 +223,6 @@ class _FiniteResponse:
                 return None
 
     async def _page(self, step: PageStep) -> bytes:
-        """Read and encode this page; empty if it has no facts."""
         if self._arrow is not None:
             return await self._arrow.page(self._log, self._feed, step)
         page = await read_page(self._log, self._feed, step)
@@ -231,7 +230,7 @@ class _FiniteResponse:
 
 
 class ChangelogFeed:
-    """Feeds any number of readers. A group that several of them read is encoded once."""
+    """Feeds all readers that follow the changelog. Facts that several readers get are encoded once."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -374,7 +373,6 @@ class _ChangelogStream:
             self._beat()
 
     def _beat(self) -> None:
-        """Send a heartbeat, unless the reader is paused."""
         if self._valve.is_open:
             at, now_ms = self._position, int(self._clock.seconds() * 1000)
             beat = HeartbeatLine(at.epoch, at.serial, at.digest, now_ms, self._log.serial)

@@ -28,7 +28,7 @@ MIB: Final = 1024 * 1024
 
 @dataclass(eq=False, repr=False)
 class HttpCatchUp(HttpClient):
-    """Fetches missed rows as Synapse's workers do; an `ICatchUp`, and for this daemon also an `IAllocated`.
+    """Fetches missed rows as Synapse's workers do; an `ICatchUp`, and with a synrepl daemon an `IAllocated`.
 
     `instance_map` has the URLs of writers by instance name; a homeserver's map works, where `main` stands for
     `master`. `base_url` is the URL for all other writers; without it, they have none. `secret` is sent as a
@@ -54,7 +54,7 @@ class HttpCatchUp(HttpClient):
         mapped = self._urls.get(writer)
         base = mapped or self.base_url
         if not base:
-            raise NowhereToFetch(f"instance_map has no URL of {writer}")
+            raise NowhereToFetch(f"no URL to fetch from: instance_map has none for the writer {writer}")
         # Synapse's workers name the writer in Host; a proxy in front of one URL would not know that name.
         host = f"{writer}:80" if mapped else None
         # Synapse caches responses by this id, whatever the rest of the request.

@@ -14,14 +14,14 @@ MAX_READERS: Final = 100
 
 
 class AcknowledgedCommands(msgspec.Struct, frozen=True):
-    """The homeserver has processed the commands up to this number, of this life of the daemon."""
+    """The homeserver has processed the commands up to this number, of the run of the daemon named `life`."""
 
     life: str
     number: Natural64
 
 
 class CommandsPosition(msgspec.Struct, frozen=True):
-    """The commands after `trimmed_upto`, up to `head`, can be read, in this life of the daemon."""
+    """The commands after `trimmed_upto`, up to `head`, can be read; `life` names this run of the daemon."""
 
     life: str
     trimmed_upto: int
@@ -29,7 +29,7 @@ class CommandsPosition(msgspec.Struct, frozen=True):
 
 
 class SyncingDevice(msgspec.Struct, frozen=True):
-    """A user who is syncing with a device, at so many workers."""
+    """A user who is syncing with a device (None: unknown), and at how many workers."""
 
     user_id: str
     device_id: str | None
@@ -86,7 +86,7 @@ async def acknowledge(call: Call, body: AcknowledgedCommands) -> CommandsPositio
     """Acknowledge commands, so that they are not returned again."""
     feed = call.services.publisher.follower_commands.feed
     if body.life != feed.life or body.number > feed.head:
-        why = f"the acknowledgement does not fit this daemon's feed: life {feed.life}, {feed.head} commands"
+        why = f"no such commands to acknowledge: the feed has the life {feed.life} and {feed.head} commands"
         raise ApiError("bad_ack", why, retryable=False)
     feed.acknowledge(body.number)
     return CommandsPosition(feed.life, feed.trimmed_upto, feed.head)

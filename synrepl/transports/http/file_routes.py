@@ -31,7 +31,7 @@ async def put(call: Call) -> FileAnswer:
     """Store the uploaded file if its checksum matches; a replica forwards it to the primary."""
     request, files, sha256, hops = call.request, _store(call), call.path["sha256"], call.query["hops"]
     if hops > MAX_HOPS:
-        why = "forwarding loop: none of the daemons on the way is the primary"
+        why = "the file was forwarded too often: none of the daemons on the way is the primary"
         raise ApiError("upstream_away", why)
     upload = request.content
     if not isinstance(upload, Upload):
@@ -41,7 +41,7 @@ async def put(call: Call) -> FileAnswer:
         await files.forward(sha256, hops)
     except ApiResponseError as error:
         code = "upstream_away" if error.retryable else "upstream_refused"
-        # From a replica on the way to the primary.
+        # A replica on the way cannot reach the primary.
         code = error.code if error.code == "upstream_unreachable" else code
         raise ApiError(code, f"{STORED_LOCALLY}: {error}") from error
     except ReplicationError as error:
@@ -103,7 +103,7 @@ async def _send(call: Call, files: Files, file: StoredFile) -> None:
             byte_range = read_range(header(request, "range"), file.size)
         except Unsatisfiable:
             size = {b"content-range": b"bytes */%d" % file.size}
-            why = f"the file has {file.size} bytes"
+            why = f"the range is outside the file, which has {file.size} bytes"
             raise ApiError("range_not_satisfiable", why, headers=size) from None
         if byte_range is not None:
             start, count = byte_range

@@ -53,9 +53,9 @@ class Unsatisfiable(Exception):
 
 
 def read_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """Return the offset and length of a requested range, of `size` bytes; None for the whole file.
+    """Return the offset and length of the range to send of a file of `size` bytes; None for the whole file.
 
-    A header that is not a single byte range is ignored, as the RFC requires. Raises `Unsatisfiable`.
+    A header that is not a single byte range is ignored, as RFC 9110 allows. Raises `Unsatisfiable`.
     """
     match = None if header is None else _range.fullmatch(header.strip(" \t"))
     if match is None:

@@ -178,7 +178,7 @@ class HttpClient:
             if url.startswith("https:") and _is_tls_error(cause):
                 why = self._credentials.explain(urlsplit(url).hostname or "", cause)
             kind = NeverSent if _is_never_sent(error) else NotConnected
-            raise kind(f"{public_url(url)} cannot be reached: {why}") from error
+            raise kind(f"no response from {public_url(url)}: {why}") from error
         finally:
             timer.stop()
 
@@ -215,7 +215,7 @@ def _make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
 
 
 def _is_tls_error(error: BaseException | None) -> "TypeGuard[SSL.Error]":
-    # By its module: the process of another error may not have OpenSSL.
+    # Compared by name: without TLS, OpenSSL is not imported.
     return type(error).__module__ == "OpenSSL.SSL"
 
 
@@ -372,7 +372,7 @@ class BodyLines(_PacedBody):
 
 
 async def collect_body(response: Any, max_bytes: int, url: str) -> bytes:
-    """Return the whole body. Raises `RemoteProtocolError` if it has more than `max_bytes`, or its failure."""
+    """Return the whole body. Raises `RemoteProtocolError` over `max_bytes`, or what ended it early."""
     chunks, parts, size = BodyChunks.of(response, url), [], 0
     try:
         while more := await chunks.next():

@@ -88,7 +88,7 @@ class HttpFiles(HttpClient):
         headers: dict[str, list[str]] | None = None,
         body: "_Body | None" = None,
     ) -> AsyncIterator[tuple[str, Any, BodyChunks]]:
-        """Send a request; yield its URL, the response and its body. Other `codes` raise `ApiResponseError`.
+        """Send a request; yield its URL, the response and its body. Any other code raises `ApiResponseError`.
 
         The timeout restarts while the server reads the request's body.
         """
@@ -201,7 +201,7 @@ class PeerClient:
         trusted: bool = True,
     ) -> T:
         if not address.http:
-            raise NotConnected(f"the HTTP address of {address} is unknown")
+            raise NotConnected(f"cannot ask {address}: its HTTP address is unknown")
         secret = self.secret_of(address) if trusted else None
         if secret not in self._clients:
             credentials = Credentials(secret, self.credentials.files)

@@ -43,9 +43,9 @@ class Services:
     """The parts, around a started log.
 
     `ingest` brings facts into the log; `is_followed` tells whether those of a stream come from a table.
-    `replication` makes the daemon a primary or replica. `clock` is the reactor, except in tests. Catch-up is
-    projected to the row shapes of `settings.dialect`; None for the newest. `files` must be started.
-    `write_forwarder` takes facts that are posted to a replica.
+    `replication` makes the daemon a primary or replica. `clock` is the reactor, except in tests. Catch-up has
+    the row shapes of `settings.dialect`; without one, those of the worker's release if it is known, or else
+    the newest. `files` must be started. `write_forwarder` takes facts that are posted to a replica.
     """
 
     log: Log
@@ -125,7 +125,7 @@ class ApiSite(Site):
         return "http"
 
     def log(self, request: Any) -> None:
-        """Write no access log: metrics count requests."""
+        """Write no access log."""
 
 
 class ApiRequest(Request):
@@ -194,13 +194,13 @@ class ApiRequest(Request):
         except UnicodeError:
             self.prepath, self.postpath = [], []
             self.site = self.channel.site
-            why = "the method and path must be UTF-8, and Host must be a host name"
+            why = "the method must be ASCII, the path UTF-8, and Host a host name"
             self._answer(ApiError("bad_request", why))
         else:
             super().process()
 
     def processingFailed(self, reason: Failure) -> Failure:
-        self._log.failure("request failed", failure=reason)
+        self._log.failure("a request for {uri} failed", failure=reason, uri=self.uri)
         if not self.startedWriting:
             self._answer(INTERNAL)
         elif self.channel is not None:
@@ -226,7 +226,7 @@ class ApiRequest(Request):
         self.finish()
 
     def _too_large(self) -> ApiError:
-        return ApiError("too_large", f"the body is limited to {self._limit} bytes")
+        return ApiError("too_large", f"the body is longer than the limit of {self._limit} bytes")
 
     def _upload_failed(self, error: ApiError) -> None:
         if self.channel is not None and not self._is_complete and not self._is_refused:
@@ -251,8 +251,8 @@ class ApiRequest(Request):
 def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
     """Make a site that serves these services.
 
-    With `keys`, ``/v1``, ``/_synapse`` and ``/status`` need one of them as ``Authorization: Bearer``. Without
-    keys, clients may use the host names of the settings only.
+    With `keys`, every route with a right needs one of them, as ``Authorization: Bearer`` or as a certificate.
+    Without keys, requests for host names of other sites are refused (`AccessCheck`).
     """
     from synrepl.transports.http.api import Api  # it imports this module
 

@@ -45,4 +45,4 @@ POLICY: Final = (
     f"default-src 'none'; style-src {_hash('style')}; script-src {_hash('script')}; connect-src 'self';"
     " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 ).encode()
-"""The content policy: this style, this script, and requests to the same daemon."""
+"""The content security policy: only this style, this script, embedded images, and requests to this daemon."""

@@ -47,7 +47,7 @@ async def page(call: Call) -> bytes:
 
 
 async def root(call: Call) -> bytes:
-    """Redirect to the page."""
+    """Redirect to the status page."""
     call.request.redirect(b"status")
     return b""
 
@@ -102,7 +102,6 @@ def daemon_version() -> str:
 
 
 def _collect(services: Services) -> None:
-    """Set the gauges of positions, lag, replicas, leases and files to their current values."""
     metrics, log, publisher = services.metrics, services.log, services.publisher
     for stream, positions in log.positions_by_stream().items():
         for writer, token in _limited(positions):

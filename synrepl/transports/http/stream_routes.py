@@ -36,7 +36,7 @@ async def create(call: Call, body: StreamBody) -> DeclaredAnswer:
     check_streams(call.access, body.name)
     declared: DeclaredStreams | None = call.services.declared
     if declared is None:
-        raise ApiError("not_found", "this server has no streams of one's own")
+        raise ApiError("not_found", "this daemon supports no declared streams")
     try:
         wanted = body.declaration()
     except ConfigError as error:

@@ -45,7 +45,7 @@ class Upload:
         self._is_closed = False
         self._spool: Spool | None = None
         self._idle = Gate()
-        """Open while nothing is written."""
+        """Open while no data is being written to disk."""
         self.error: ReplicationError | None = None
 
     def write(self, data: bytes) -> None:

@@ -198,7 +198,6 @@ class HttpConversation(EventQueue):
         )
 
     async def _follow(self, since: int, filter_: Filter, **query: Any) -> None:
-        """Follow the changelog after a serial, as far as the filter passes it."""
         await self._changelog.follow(
             since,
             self._handle_lines,
@@ -287,7 +286,7 @@ class HttpConversation(EventQueue):
         except RefusedByUpstream as error:
             self.put(error)
         except ReplicationError as error:
-            self._logger.debug("cannot acknowledge: {why}", why=str(error))
+            self._logger.debug("cannot acknowledge facts to the upstream: {why}", why=str(error))
         else:
             self._head = max(self._head, response.serial)
             self._put_peers(response.peers)
