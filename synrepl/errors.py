@@ -7,7 +7,7 @@
     * `RowError`: a row does not fit any known release of its stream
     * `UnknownStream`: the stream table has no such stream
     * `GapError`: facts are missing and could not be fetched (yet)
-    * `StorageError`: the log could not be read or written
+    * `StorageError`: the log, or another store of the process, could not be read or written
     * `NotConnected`: there is no connection, or it was lost before the answer
     * `WaitTimeout`: a follower did not reach a position in time
     * `NeverAllocated`: a follower can never reach a position, as no fact has that token
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class ReplicationError(Exception):
-    """Base class of all errors that synrepl raises on purpose.
+    """Base class of the errors of synrepl.
 
     `retryable` tells whether a retry can succeed.
     """
@@ -60,7 +60,7 @@ class ProtocolError(ReplicationError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This side tried to send something that the connection does not allow: a bug in the caller."""
+    """This side made or tried to send something that the wire does not allow: a bug in the caller."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -103,7 +103,7 @@ class GapError(ReplicationError):
 
 
 class StorageError(ReplicationError):
-    """The operation `op` of the log failed. `hint` tells an operator what to do.
+    """The operation `op` on the log, or on another store, failed. `hint` tells an operator what to do.
 
     `tried` is False if the operation certainly had no effect.
     """

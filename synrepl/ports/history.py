@@ -81,11 +81,11 @@ class LogSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the facts between two serials that pass a filter.
+    """Summary of the facts that pass a filter, in a range of serials.
 
     `serial` is the last serial examined. `facts` and `bytes` (of their rows) count the facts found up to it.
-    `tokens` has the highest token of each (stream, writer) among them; `at_ms` is the commit time of the last
-    one, 0 if there is none.
+    `tokens` has the highest token of each (stream, writer) among them; `at_ms` is the latest of their commit
+    times, 0 without facts.
     """
 
     serial: int

@@ -22,7 +22,7 @@ POSITION_WRITERS: Final = 100
 MAX_CACHES: Final = 500
 """The number of cache names that get their own counter: peers choose the names."""
 MAX_NAME: Final = 100
-"""The length of a cache name with its own counter, in characters."""
+"""The most characters of a cache name that gets a counter of its own."""
 OTHERS: Final = "(others)"
 """The label of all further writers and caches."""
 

@@ -162,7 +162,7 @@ class NameSettings:
     )
     instance_name: str = setting("master", "The instance name of this writer.", parse=word)
     is_named: bool = False
-    """Whether `server_name` was given, and is not the default."""
+    """Whether a flag or the file gives `server_name`."""
 
     def server_name_of(self, notes: Mapping[str, str]) -> str:
         """Return the server name in the notes of a log; without one, the configured server name."""

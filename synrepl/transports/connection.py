@@ -198,7 +198,7 @@ class ReplicationProtocol(LineOnlyReceiver):
             self.transport.write(data)
 
     def send(self, command: Command) -> None:
-        """Send one command. Raises `LocalProtocolError` if this side must not send it now."""
+        """Send one command. Raises `LocalProtocolError` if this side must not send it, or it is too long."""
         self.write(self.session.encode([command]))
 
     def fail(self, why: str) -> None:

@@ -48,7 +48,7 @@ def join(kind: str, words: Sequence[str], named: Mapping[str, str]) -> str:
 
 
 def server_endpoint(reactor: Any, description: str) -> "IStreamServerEndpoint":
-    """Make the endpoint to listen on. Raises `ConfigError` for an unusable file of ``tls:``.
+    """Make the endpoint to listen on. Raises `ConfigError` for a missing or unusable file of ``tls:``.
 
     Twisted raises `ValueError` and others for invalid strings.
     """

@@ -192,7 +192,7 @@ class TlsClientEndpoint:
 
 
 def server_endpoint(reactor: Any, words: Sequence[str], named: dict[str, str]) -> TlsServerEndpoint:
-    """Make the endpoint for the arguments of a string. Raises `ConfigError` for an unusable file."""
+    """Make the endpoint for the arguments of a string. Raises `ConfigError` for missing or bad files."""
     files = _take_files(named)
     if files.cert_file is None or files.key_file is None:
         raise ConfigError("tls: needs certificate= and privateKey=, the server's files")
@@ -204,7 +204,7 @@ def client_endpoint(
 ) -> TlsClientEndpoint:
     """Make the endpoint for the arguments of a string; `files` are used where these name none.
 
-    Raises `ConfigError` for a certificate without a key.
+    Raises `ConfigError` for a certificate without a key, or a key without a certificate.
     """
     own = _take_files(named)
     if (own.cert_file is None) != (own.key_file is None):

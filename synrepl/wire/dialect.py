@@ -2,7 +2,7 @@
 
 The wire has no negotiation (docs/reference/peers.md#tcp-dialect), so a dialect is a release. Commands, their
 fields, streams and the fields of their rows each have a span of releases (`Span`) in which they exist. Code
-asks whether the dialect is in a span; it does not compare dialects (scripts/lib/dialect_comparisons.py).
+asks whether a dialect is in a span, rather than compare dialects (scripts/lib/dialect_comparisons.py).
 """
 
 import re

@@ -128,7 +128,7 @@ _REQUESTS: Final = {
     "no_such_file": ErrorCode(404, "no fact names this [file](../howto/files.md)"),
     "file_not_here": ErrorCode(503, "the bytes of the file are not here yet", "retry", None, 1),
 }
-"""Faults of a request, and things that are not here."""
+"""Faults of a request, and URLs, streams and files that this daemon lacks."""
 
 _WRITES: Final = {
     "table_backed": ErrorCode(

@@ -39,7 +39,7 @@ from synrepl.wire.position import Int64, LogPosition, Natural64
 from synrepl.wire.text import check_printable
 
 VERSION: Final = 1
-"""Version of the native commands. Two daemons use the lower of their versions."""
+"""Version of the native commands; there is no other yet."""
 
 CAPABILITIES: Final = ("digests", "ephemeral", "peers", "receipts")
 """Capabilities of version 1, assumed for a peer that announces none. Messages of other capabilities are only
@@ -280,7 +280,7 @@ class Up(Command, frozen=True):
 
 @command("TAKEN", sent_by=SERVER, since=SINCE)
 class Taken(Command, frozen=True):
-    """All commands of this origin up to `number` were accepted. Those before `since` are unknown."""
+    """All commands of this origin up to `number` were accepted. The origin is known from `since` on."""
 
     origin: str = field(Word())
     number: int = field(Integer(least=0))

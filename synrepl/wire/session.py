@@ -25,7 +25,10 @@ from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
 
 AUTO: Final = None
-"""Detect the dialect by the first command that not all dialects read alike: the first that can parse it."""
+"""Detect the dialect by the peer's first command that not all dialects parse alike.
+
+The first dialect that can parse the command wins.
+"""
 
 MAX_TEXT: Final = 1_000
 """Characters of an ERROR that are sent, or shown."""
@@ -66,11 +69,11 @@ class Keepalive(msgspec.Struct, frozen=True):
     """Timeouts of a session, in seconds. The defaults of PING are those of every release.
 
     * `ping_seconds`: send PING after sending nothing for this long
-    * `timeout_seconds`: a peer that has ever sent PING times out after this much silence
+    * `timeout_seconds`: a replica's upstream, or a peer that has ever sent PING, times out after this silence
     * `handshake_seconds`: a server closes a connection without a request after this long, unless the peer
       sends PING. A replica must finish HELLO and AUTH within it.
 
-    A peer that sent a request and never sends PING does not time out (docs/reference/peers.md#tcp-keepalive).
+    Other peers that have sent a request do not time out (docs/reference/peers.md#tcp-keepalive).
     """
 
     ping_seconds: float = 5.0

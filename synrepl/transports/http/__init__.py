@@ -1,4 +1,4 @@
 """HTTP: appends, changelog, rows, files, status and metrics.
 
-`server` makes the site, `client` has clients of one. Importing either installs no reactor.
+`server` makes the site of a daemon, `client` has clients of it. Importing either installs no reactor.
 """

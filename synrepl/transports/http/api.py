@@ -41,7 +41,7 @@ SYNAPSE: Final = b"/_synapse/"
 class Handler(NamedTuple):
     """The function that handles a route, and the structs of its body and answer.
 
-    None: the function reads the body itself, or makes an answer of another form.
+    `body` is None if the function reads the body itself, `answer` if it makes an answer of another form.
     """
 
     function: Callable[..., Any]

@@ -22,9 +22,9 @@ CODES: Final = {"ahead": "ahead_of_log"}
 class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The facts after `since`, up to `upto`, that pass `filter`; at most `limit` (None: no limit).
 
-    Without matching facts, a response waits up to `wait` seconds. With `follow` the response is endless and
-    has a heartbeat every `heartbeat` seconds; with `ephemeral` it includes facts that are not stored. With an
-    `origin` it includes commands for all processes, except those that the reader forwarded under that name.
+    Without matching facts, a response waits up to `wait` seconds. With `follow` the response goes on at the
+    head, with heartbeats `heartbeat` seconds apart; with `ephemeral` it includes facts that are not stored.
+    With an `origin` it includes commands for all processes, except those forwarded under that name.
     `epoch`, `digest` and `history` describe the reader's own log at `since`, as far as the reader gives them.
     """
 

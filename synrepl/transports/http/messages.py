@@ -45,7 +45,7 @@ class JoinBody(ReplicaIdentity, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class JoinAnswer(Joining, frozen=True, kw_only=True):
-    """Response to a join: the reader fetches the facts after `after`, up to `position`, from the changelog.
+    """Response to a join: the replica fetches the facts after `after`, up to `position`, from the changelog.
 
     `snapshot` is the rest of the snapshot (lines of JSON, as in a block); None if the replica has it already.
     """
@@ -75,7 +75,7 @@ class ForwardedCommands(msgspec.Struct, frozen=True):
 
 
 class AcceptedForwards(msgspec.Struct, frozen=True):
-    """Commands of this origin up to `number` were accepted; those before `since` are unknown."""
+    """Commands of this origin up to `number` were accepted; the daemon knows the origin from `since` on."""
 
     number: int
     since: int

@@ -23,10 +23,7 @@ _synapse: Final = re.compile(r"Synapse/([0-9]{1,3}\.[0-9]{1,4}(?:\.[0-9]{1,4})?)
 
 
 class AllocatedAnswer(msgspec.Struct, frozen=True):
-    """The positions of a stream's writers; `allocated` is the highest token that any reader can have.
-
-    It is None where this daemon cannot know it.
-    """
+    """The positions of a stream's writers, and the highest token that any reader can have (None: unknown)."""
 
     stream: str
     allocated: int | None

@@ -1,4 +1,4 @@
-"""An upstream that a replica follows over HTTP: through proxies, or from laptops."""
+"""An upstream that a replica follows over HTTP, for example through a proxy."""
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -49,7 +49,7 @@ HEARTBEAT_SECONDS: Final = 1.0
 ACK_SECONDS: Final = 1.0
 MAX_QUEUED_EVENTS: Final = 32
 MAX_FORWARDED_BYTES: Final = MAX_RESPONSE_BYTES
-"""Limit for the lines of one request; JSON escapes can make the body a few times as large."""
+"""Bytes of lines at which a request is full; JSON escapes can make its body a few times as large."""
 
 _CODES: Final = {"ahead_of_log": "ahead", "unauthorized": "no_rights"}
 _FACT: Final = b'{"serial":'
@@ -59,8 +59,8 @@ _FACT: Final = b'{"serial":'
 class HttpUpstream:
     """`replica.IUpstream` over HTTP.
 
-    `origin` is the name under which commands are forwarded; with it, commands for all processes are requested
-    too (None: not).
+    `origin` is the name under which followers' commands are forwarded. Without one (None), no commands for
+    all processes are requested.
     """
 
     reactor: Any
@@ -73,7 +73,7 @@ class HttpUpstream:
     client: Any = None
 
     async def connect(self, uuid: str, name: str) -> "HttpConversation":
-        """Connect."""
+        """Fetch the upstream's identity, and return the conversation with it."""
         conversation = HttpConversation(self, uuid, name)
         try:
             await conversation.greet()
