@@ -19,7 +19,7 @@ Most have details as attributes, and a text made from them. A worker that retrie
 ...     raise GapError(stream="receipts", writer="master", have=54, want=57, why="no HTTP address")
 ... except ReplicationError as error:
 ...     print(error, error.retryable)
-gap in receipts of master: have 54, want 57: no HTTP address True
+gap in receipts of master: facts after 54 up to 57 are missing: no HTTP address True
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ class GapError(ReplicationError):
     retryable = True
 
     def __init__(self, *, stream: str, writer: str, have: int, want: int, why: str) -> None:
-        super().__init__(f"gap in {stream} of {writer}: have {have}, want {want}: {why}")
+        super().__init__(f"gap in {stream} of {writer}: facts after {have} up to {want} are missing: {why}")
         self.stream = stream
         self.writer = writer
         self.have = have

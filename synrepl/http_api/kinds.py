@@ -45,7 +45,7 @@ class Kind:
         if not values:
             return self.default
         if len(values) > 1:
-            raise BadParameter(f"{name} occurs {len(values)} times")
+            raise BadParameter(f"{name} must occur once, not {len(values)} times")
         try:
             text = values[0].decode("utf-8")
         except UnicodeDecodeError:

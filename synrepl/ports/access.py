@@ -74,7 +74,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         if hidden == []:
             return ""
         which = "all streams" if hidden is None else f"the stream {hidden[0]}"
-        return f"the key {self.name} may not see {which}: see keys_file"
+        return f"the key {self.name} may not see {which}: change its streams in keys_file"
 
 
 LOCAL: Final = Access()

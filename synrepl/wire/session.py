@@ -339,7 +339,7 @@ def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:
         if len(line) > MAX_LENGTH:
             return position, f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
         if line.endswith(b"\r"):
-            return position, "a line ends with LF alone, not with CR LF"
+            return position, "a line must end with LF alone, not with CR LF"
         try:
             line.decode("utf-8")
         except UnicodeDecodeError:

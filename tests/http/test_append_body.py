@@ -68,7 +68,7 @@ class PostingTests(SiteCase):
             small = self.post("receipts", [receipt()])
 
         self.assertEqual((413, "too_large"), (refused.status, refused.json()["error"]))
-        self.assertIn("fact 1 would be kept in", refused.json()["message"])
+        self.assertIn("fact 1 is too large: ", refused.json()["message"])
         self.assertEqual(200, small.status)
 
     def test_the_answer_says_what_the_facts_became(self) -> None:

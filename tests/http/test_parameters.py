@@ -55,7 +55,7 @@ TAKEN: list[tuple[Kind, list[bytes], Any]] = [
 ]
 
 REFUSED: list[tuple[Kind, list[bytes], str, str]] = [
-    (WholeNumber(), [b"1", b"2"], "bad_request", "x occurs 2 times"),
+    (WholeNumber(), [b"1", b"2"], "bad_request", "x must occur once, not 2 times"),
     (WholeNumber(), [b"\xff"], "bad_request", "x is not UTF-8"),
     (WholeNumber(), [b""], "bad_request", "x must be a whole number from 0 on, not ''"),
     (WholeNumber(), [b"-1"], "bad_request", "x must be a whole number from 0 on, not '-1'"),

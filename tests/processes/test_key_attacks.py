@@ -213,7 +213,8 @@ def test_a_replica_is_refused_in_one_line_that_says_why(deployment: Deployment) 
         replica_says(one, "of-paris", name="paris")
         one.hear("WELCOME")
         one.say("JOIN {}")
-        assert why(one) == ("no_rights", "the key paris may not see all streams: see keys_file")
+        expected = "the key paris may not see all streams: change its streams in keys_file"
+        assert why(one) == ("no_rights", expected)
     with line() as one:
         replica_says(one, "of-paris", name="paris")
         one.hear("WELCOME")

@@ -191,7 +191,7 @@ def test_people_are_told_too(tmp_path: Path, daemon: Daemon, redis: RedisServer)
     page = ask(daemon.url, "/status").decode()
 
     assert (
-        "error: unrecoverable gap: no source has the missing facts: gap in receipts of w1: have 5, want 9"
+        "error: unrecoverable gap: no source has the missing facts: gap in receipts of w1: facts after 5"
         in said
     )
     assert "source" in said

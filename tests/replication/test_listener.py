@@ -144,7 +144,7 @@ def test_nothing_that_a_peer_says_reaches_log_or_terminal_raw(line: str) -> None
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ((b"NAME worker\r", b"\n"), "a line ends with LF alone, not with CR LF"),
+        ((b"NAME worker\r", b"\n"), "a line must end with LF alone, not with CR LF"),
         ((b"ERROR \xff", b" x\n"), "a line is not UTF-8"),
         ((b"NAME worker\nNAME \xff", b"", b"x\n"), "a line is not UTF-8"),
     ],

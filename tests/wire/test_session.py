@@ -337,9 +337,9 @@ BAD_INPUT: list[tuple[str, Side, list[bytes], str]] = [
     # (what, side that hears it, lines, what the peer reads)
     ("bad UTF-8", SERVER, [b"NAME \xff\xfe"], "a line is not UTF-8"),
     ("bad UTF-8 in a row", CLIENT, [b'RDATA events master 1 ["\xff"]'], "a line is not UTF-8"),
-    ("CR LF", SERVER, [b"PING 1\r"], "a line ends with LF alone, not with CR LF"),
-    ("CR LF after a word", SERVER, [b"REPLICATE\r"], "a line ends with LF alone, not with CR LF"),
-    ("a blank line with CR", SERVER, [b"\r"], "a line ends with LF alone, not with CR LF"),
+    ("CR LF", SERVER, [b"PING 1\r"], "a line must end with LF alone, not with CR LF"),
+    ("CR LF after a word", SERVER, [b"REPLICATE\r"], "a line must end with LF alone, not with CR LF"),
+    ("a blank line with CR", SERVER, [b"\r"], "a line must end with LF alone, not with CR LF"),
     ("percent signs", SERVER, [b"FOO %s %d %n"], "invalid command: 'FOO'"),
     ("percent signs in an argument", SERVER, [b"USER_SYNC i @a:b %s 1"], "cannot parse USER_SYNC"),
     ("unknown command", SERVER, [b"FOO bar"], "invalid command: 'FOO'"),

@@ -154,7 +154,7 @@ class Call:
 def check_checksum(text: str) -> None:
     """Raises `ApiError` unless this is a SHA-256 checksum in hexadecimal."""
     if not _checksum.fullmatch(text):
-        raise ApiError("bad_checksum", "a checksum has 64 hexadecimal digits, in lower case")
+        raise ApiError("bad_checksum", "invalid checksum: it must be 64 hexadecimal digits, in lower case")
 
 
 def _no_replication() -> ApiError:

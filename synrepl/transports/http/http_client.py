@@ -379,7 +379,7 @@ async def collect_body(response: Any, max_bytes: int, url: str) -> bytes:
             parts += more
             size += sum(map(len, more))
             if size > max_bytes:
-                raise RemoteProtocolError(f"{url} sent more than {max_bytes} bytes")
+                raise RemoteProtocolError(f"{url} sent a response of more than {max_bytes} bytes")
     finally:
         chunks.stop()
     assert chunks.end is not None

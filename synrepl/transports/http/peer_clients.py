@@ -65,7 +65,7 @@ class HttpFiles(HttpClient):
             while data := b"".join(await chunks.next()):
                 room -= len(data)
                 if room < 0:
-                    raise RemoteProtocolError(f"{url} sent more than {self.max_bytes} bytes")
+                    raise RemoteProtocolError(f"{url} sent a file of more than {self.max_bytes} bytes")
                 selected = data[skip:]
                 skip -= min(skip, len(data))
                 if selected:

@@ -354,7 +354,8 @@ class TestPositions:
             story.clock.advance(1)
 
         assert story.tokens() == [2, 3, 4]
-        assert story.errors() == ["gap in to_device of master: have 1, want 3: refused"] * 12
+        error = "gap in to_device of master: facts after 1 up to 3 are missing: refused"
+        assert story.errors() == [error] * 12
         assert story.gaps() == (1, 1)
 
     def test_a_fetch_that_fails_by_a_bug_is_tried_again(self) -> None:
