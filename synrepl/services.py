@@ -45,7 +45,7 @@ class RedisService(Service):
     def __init__(
         self, reactor: Any, url: str, follower: Follower, server_name: str, metrics: Metrics
     ) -> None:
-        # Not at the top: a worker that follows over TCP does not need these in memory.
+        # Not at the top: a worker that follows over TCP need not load these modules.
         from synrepl.replication.broker import BrokerPeer
         from synrepl.transports.redis.link import RedisLink
 

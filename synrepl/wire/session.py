@@ -231,7 +231,7 @@ class Session:
                 return [Deliver(commands)] if commands else []
         actions: list[Action] = []
         for message in messages:
-            # A line end can only be white space in JSON. Unreplaced, it could end a line that we send on.
+            # A line end is only white space in JSON. Left as it is, it would end the line that we send on.
             line = message.replace(b"\n", b" ").replace(b"\r", b" ")
             try:
                 line.decode("utf-8")

@@ -87,7 +87,7 @@ async def hand_over(call: Call, body: HandOver) -> LogPosition:
     """Hand over to another daemon, which is being promoted."""
     if not 0 <= body.seconds <= MAX_HANDOVER_SECONDS:
         raise ApiError("bad_request", f"seconds must be from 0 to {MAX_HANDOVER_SECONDS:g}")
-    # A peer with the right to administer is trusted only if a key proves it.
+    # A peer with the right to administer is trusted only if a key or certificate proves who it is.
     return await call.roles.hand_over(body, trusted=call.access.is_proven)
 
 

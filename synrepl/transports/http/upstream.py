@@ -314,7 +314,7 @@ class HttpConversation(EventQueue):
                 some.append((number, line.decode()))
                 room -= len(line)
             request = messages.ForwardedCommands(origin, some)
-            # A failure ends the connection; the next one forwards these commands again.
+            # A failure ends the connection; the next connection forwards these commands again.
             accepted = await self._request(FORWARD_COMMANDS.request(), messages.AcceptedForwards, request)
             self.put(native.Taken(origin=origin, number=accepted.number, since=accepted.since))
         self._is_forwarding = False

@@ -71,7 +71,7 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
         if scheme not in _PARAMETERS or not colon or not rest.startswith("//"):
             raise ConfigError(f"must be a URL such as {FORMS}")
         is_socket = scheme in ("redis+unix", "unix")
-        # No error quotes the URL before it is certain to contain no password.
+        # Errors quote the URL only once it is certain to contain no password.
         if not is_socket and ("@" in rest.partition("?")[0] or "@" in rest.partition("=")[0]):
             raise ConfigError(
                 "contains a user or password: put the password into a file and add ?password_file=/path (and"

@@ -209,7 +209,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         return self.received_at + self._keepalive.ping_seconds
 
     def _arm(self) -> None:
-        # No later than the next PING, in case a reply comes at once.
+        # If the reply to a PING comes at once, the next PING is due before this deadline.
         delay = min(self._keepalive.ping_seconds, max(0.0, self._deadline() - self._clock.seconds()))
         self._timer.restart(delay)
 

@@ -71,7 +71,7 @@ class _Attempt:
         connections: list[C] = []
 
         def build() -> C:
-            # Kept because an endpoint with TLS returns a wrapper.
+            # The connection is kept here, because an endpoint with TLS returns a wrapper.
             connections.append(connection_type(link))
             self._current = connections[0]
             self._on_open(connections[0])
@@ -311,7 +311,7 @@ class HalfLink(Generic[Working]):
                 self._backoff.reset()
             if not self._stopped:
                 self._link.changed()
-                # First, so that an error of the member does not prevent the retry.
+                # Retry first, so that an error of the member does not prevent it.
                 self._retry()
                 current.report_down()
         if not self._open:
