@@ -60,19 +60,19 @@ class Metrics:
         self.invalidations = counter(
             "invalidations_seen", "Cache invalidations taken into the log, by name.", ["cache"]
         )
-        self.bytes = counter("bytes", "Bytes over connections.", ["direction"])
+        self.bytes = counter("bytes", "Bytes over replication connections (not HTTP).", ["direction"])
         self.bytes_in = self.bytes.labels("in")
         self.bytes_out = self.bytes.labels("out")
         self.connections = gauge("connections", "Open replication connections.")
-        self.send_buffer = gauge("send_buffer_bytes", "Bytes waiting in the transports of all connections.")
-        self.reconnects = counter("reconnects", "Lost connections that were opened again.")
+        self.send_buffer = gauge("send_buffer_bytes", "Unsent bytes of followers' and replicas' connections.")
+        self.reconnects = counter("reconnects", "Attempts to reconnect (to Redis: those that succeeded).")
         self.commands = counter("commands_received", "Commands received.", ["command"])
         self._command_counter = lru_cache(maxsize=None)(self.commands.labels)
         self._cache_names: set[str] = set()
         self.commands_dropped = counter(
             "commands_dropped",
-            "Commands that could not be forwarded: no connection, a full buffer, or unknown to the peer's"
-            " release.",
+            "Commands that could not be forwarded: no connection, a full buffer, too long, or unknown to the"
+            " peer's release.",
             ["command"],
         )
         self.commands_unread = counter(
@@ -82,7 +82,7 @@ class Metrics:
         )
         self.errors_sent = counter("errors_sent", "Connections closed with ERROR.")
         self.catch_up_requests = counter(
-            "catch_up_requests", "Pages of missed rows fetched or served.", ["direction"]
+            "catch_up_requests", "Pages of missed rows that were fetched (out) or served (in).", ["direction"]
         )
         self.catch_up_failures = counter("catch_up_failures", "Fetches of missed rows that failed.")
         self.readers_behind = gauge("readers_behind", "Followers now reading from the log.")
