@@ -363,9 +363,7 @@ COMMANDS: Final = Route(
     "/v1/commands",
     "Read followers' commands for the homeserver, as lines of JSON.",
     query=(
-        Parameter(
-            "since", WholeNumber(), "the commands after this number; by default the last acknowledged one"
-        ),
+        Parameter("since", WholeNumber(), "the commands after this number; by default all that are kept"),
         Parameter(
             "wait", Seconds(highest=MAX_WAIT), "with no command after `since`: how long to wait for one"
         ),

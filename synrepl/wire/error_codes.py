@@ -69,13 +69,13 @@ REFUSALS: Final = {
     ),
     "filtered": ErrorCode(
         409,
-        "this daemon has only some streams or writers, and not all that the replica requests",
+        "this daemon has only some streams or writers, and not all that were requested or a primary needs",
         "ask the daemon in `moved_to`, or one without a filter",
         False,
     ),
     "bad_ack": ErrorCode(
         409,
-        "the replica acknowledged a serial that it was not sent, or an earlier one than before",
+        "a serial or command was acknowledged that was not sent, or an earlier serial than before",
         retryable=True,
     ),
     "too_many": ErrorCode(
@@ -125,7 +125,7 @@ _REQUESTS: Final = {
         413, "the body is longer than `--max-body-bytes`, or one fact is larger than 64 MiB"
     ),
     "unknown_stream": ErrorCode(404, "no stream has this name"),
-    "no_such_file": ErrorCode(404, "no fact names this [file](../howto/files.md)"),
+    "no_such_file": ErrorCode(404, "no fact names this [file](../howto/files.md), or it is not staged"),
     "file_not_here": ErrorCode(503, "the bytes of the file are not here yet", "retry", None, 1),
 }
 """Faults of a request, and URLs, streams and files that this daemon lacks."""
@@ -169,7 +169,7 @@ _WRITES: Final = {
     "starting": ErrorCode(503, "this daemon has just started", "retry", True, 1),
     "handing_over": ErrorCode(503, "another daemon is about to become primary", "retry", True, 1),
     "upstream_unreachable": ErrorCode(
-        503, "no connection to the primary; nothing was stored", "retry", None, 1
+        503, "no connection to the primary: facts were not stored, files only here", "retry", None, 1
     ),
     "upstream_away": ErrorCode(
         503,
