@@ -65,7 +65,7 @@ class IAllocated(Protocol):
     async def highest(self, stream: str) -> int | None:
         """The highest token of this stream that any process may have been given; None if unknown.
 
-        Any exception counts as None.
+        An exception counts as None, and is reported unless it is a `ReplicationError`.
         """
 
 
