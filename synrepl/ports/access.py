@@ -103,7 +103,7 @@ class Keyring:
         return self._shared is not None or bool(self._by_name)
 
     def for_name(self, name: str) -> Key | None:
-        """The key that a peer of this name must prove; None if there is none."""
+        """The key that a peer of this name must prove: its own, else the shared one; None without either."""
         return self._by_name.get(name, self._shared)
 
     def find(self, secret: bytes) -> Key | None:
@@ -117,7 +117,7 @@ class Keyring:
         return found
 
     def access_by_certificate(self, name: str) -> "Access | None":
-        """The rights of a peer by the common name of its TLS certificate; None if it needs another proof.
+        """The rights of a peer by the common name of its TLS certificate; None if that is no proof.
 
         Without a secret and without keys, every certificate that the CA has signed gives all rights.
         """

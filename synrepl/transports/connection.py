@@ -43,8 +43,8 @@ def failure_code(error: BaseException | None) -> str:
 class ConnectionOwner:
     """What a connection is for: a follower, a server, or a replica's conversation with its upstream.
 
-    This class itself ignores everything. `received` and `block` may raise `RemoteProtocolError`: it is sent
-    to the peer, and the connection closes.
+    This class itself ignores everything. `received` and `block` may raise `RemoteProtocolError`: its text is
+    sent to the peer, and the connection closes.
     """
 
     def dialect_known(self, dialect: Dialect) -> None:

@@ -53,7 +53,7 @@ class StreamAppend(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A posted batch: `appends`, or `staged`, the checksum of a file with such a body."""
+    """A posted batch: `appends`, or `staged`, the checksum of an uploaded file with a body of `appends`."""
 
     appends: list[StreamAppend] | UnsetType = UNSET
     staged: str | UnsetType = UNSET
@@ -61,7 +61,7 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """The epoch, and the results of the appends."""
+    """The epoch of the log, and the result of each append, in order."""
 
     epoch: int
     appends: list[Appended]

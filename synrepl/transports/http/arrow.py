@@ -36,7 +36,7 @@ _COLUMNS: Final = {
 }
 
 Run = Callable[[Callable[[], bytes]], Awaitable[bytes]]
-"""Runs a function in another thread than the reactor's."""
+"""Runs a function in another thread than the reactor's (in tests: at once)."""
 
 
 class ArrowForm:

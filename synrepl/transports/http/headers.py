@@ -78,7 +78,7 @@ def read_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 def matches(header: str | None, tag: str) -> bool:
-    """Whether a list of entity tags, or ``*``, names this one."""
+    """Whether a header with a list of entity tags, or ``*``, names this tag."""
     if header is None:
         return False
     return header.strip() == "*" or tag in _tag.findall(header)

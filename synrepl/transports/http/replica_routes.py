@@ -90,6 +90,6 @@ def _replica(call: Call, body: messages.ReplicaIdentity) -> Hello:
 
 
 def refusal_error(refusal: Refused, *, status: int | None = REFUSED) -> ApiError:
-    """Make the error response for a refused replica; with None, with the status of the code."""
+    """Make the error response for a refused replica. Without a `status`, it has that of the code."""
     more: dict[str, Any] = msgspec.to_builtins(refusal)
     return ApiError(refusal.code, more.pop("message"), status=status, **more)

@@ -92,8 +92,8 @@ class ApiChannel(HTTPChannel):
 class ApiSite(Site):
     """A site that bounds bodies, writes no access log and shows no tracebacks.
 
-    The clock of the services replaces the reactor for timeouts; their settings have the limits of a body and
-    of an uploaded file, which is streamed to their files.
+    `services` has the clock for timeouts, the settings with the limits of bodies and of uploaded files, and
+    the store that uploaded files are streamed to.
     """
 
     displayTracebacks = False
