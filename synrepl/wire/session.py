@@ -292,7 +292,7 @@ class Session:
         return command
 
     def _note(self, command: Command) -> Command:
-        """Update the session by a command; return the command with printable text. Raises RemoteProtocolError."""
+        """Update the session; return the command with printable text. Raises RemoteProtocolError."""
         if isinstance(command, Ping):
             self._peer_pings = True
         elif isinstance(command, Name):
