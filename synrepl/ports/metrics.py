@@ -49,7 +49,7 @@ class Metrics:
             "replication_lag_seconds",
             "Seconds since the process furthest behind was up to date: this one or one of its followers.",
         )
-        self.lag_rows = gauge("replication_lag_rows", "Facts not yet at the process furthest behind.")
+        self.lag_rows = gauge("replication_lag_rows", "Facts that the process furthest behind lacks.")
         self.gaps_detected = counter("gaps_detected", "Gaps found: facts were missing.")
         self.gaps_repaired = counter("gaps_repaired", "Gaps repaired: the missing facts were fetched.")
         self.gaps_lost = counter("gaps_lost", "Gaps given up: no source had the missing facts.")
@@ -89,7 +89,7 @@ class Metrics:
         self.readers_demoted = counter(
             "readers_demoted", "Live followers that fell back to reading from the log."
         )
-        self.readers_promoted = counter("readers_promoted", "Followers live again after reading the log.")
+        self.readers_promoted = counter("readers_promoted", "Followers that went live after reading the log.")
         self.facts_withheld = counter(
             "facts_withheld", "Facts not sent, since the follower's release has no form for them.", ["stream"]
         )

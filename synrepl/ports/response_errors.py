@@ -32,7 +32,7 @@ class ApiResponseError(ReplicationError):
 
 
 class NotForwarded(ReplicationError):
-    """Posted facts were not stored, have not arrived here yet, or their fate is unknown: `code` tells which.
+    """Posted facts were not stored, are not here yet, or their outcome is unknown: `code` tells which.
 
     `status` is that of the response (None: that of the code); `more` has further fields of its body.
     """

@@ -51,7 +51,7 @@ class Tasks:
 
 
 def step_eagerly(result: Awaitable[None]) -> Awaitable[None] | None:
-    """Run a coroutine up to its first wait. Return None if it ended, as most do, else the rest to await.
+    """Run a coroutine up to its first wait. Return None if it ended, as most do, or the rest to await.
 
     Another awaitable is returned as it is.
     """

@@ -320,7 +320,7 @@ class Cluster:
                 break
             self.clock.advance(0.001)
         if not results:
-            raise ReplicationError("the daemon was not done within a second of the fake clock")
+            raise ReplicationError("the operation did not finish within a second of the fake clock")
         if isinstance(results[0], Failure):
             results[0].raiseException()
         return results[0]

@@ -41,7 +41,7 @@ def failure_code(error: BaseException | None) -> str:
 
 
 class ConnectionOwner:
-    """What a connection is for: a follower, a server, or a replica's conversation with its upstream.
+    """Receives the events of a connection: for a follower, a server, or a replica's conversation.
 
     This class itself ignores everything. `received` and `block` may raise `RemoteProtocolError`: its text is
     sent to the peer, and the connection closes.
@@ -97,7 +97,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         self.access: Access | None = LOCAL
         """Rights of a client; None if its certificate is not registered as a key."""
         self.owner = ConnectionOwner()
-        """What the connection is for; before and after the connection, an owner that ignores everything."""
+        """Receives the events. Before the connection is made and after its loss, they are ignored."""
         self.failure_code = ""
         """Why the connection was lost: the code of `FollowerEvent`."""
         self._framing: LineBuffer | BlockReader = self.framing()

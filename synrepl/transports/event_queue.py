@@ -39,7 +39,7 @@ class EventQueue:
         """Let no more events come: `error` is raised after the last one. The first call counts."""
         if self.error is None:
             self.error = error
-            # The callbacks refer to the connection: a reference cycle.
+            # The callbacks refer to the connection, which would form a reference cycle.
             self._on_full = self._on_room = lambda: None
         self._news.open()
 

@@ -18,7 +18,7 @@ FEWEST: Final = 8
 
 
 def connection_limit(listeners: int, most: int) -> int:
-    """Return the limit of each of `listeners` listeners, by RLIMIT_NOFILE: from `FEWEST` to `most`."""
+    """Return how many connections each of `listeners` may have, by RLIMIT_NOFILE: `FEWEST` to `most`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return most

@@ -169,7 +169,7 @@ _WRITES: Final = {
     "starting": ErrorCode(503, "this daemon has just started", "retry", True, 1),
     "handing_over": ErrorCode(503, "another daemon is about to become primary", "retry", True, 1),
     "upstream_unreachable": ErrorCode(
-        503, "no connection to the primary: facts were not stored, files only here", "retry", None, 1
+        503, "no connection to the primary: facts are not stored, a file only here", "retry", None, 1
     ),
     "upstream_away": ErrorCode(
         503,

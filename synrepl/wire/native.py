@@ -280,7 +280,7 @@ class Up(Command, frozen=True):
 
 @command("TAKEN", sent_by=SERVER, since=SINCE)
 class Taken(Command, frozen=True):
-    """All commands of this origin up to `number` were accepted. The origin is known from `since` on."""
+    """All commands of this origin from number `since` up to `number` were accepted."""
 
     origin: str = field(Word())
     number: int = field(Integer(least=0))

@@ -176,7 +176,7 @@ async def _read_facts(call: Call, name: str, posted: Sequence[msgspec.Raw]) -> l
             why = f"fact {len(facts)}, row {error.index}: {error.why}"
             raise ApiError("bad_row", why) from error
         if len(fact) > MAX_FACT:
-            why = f"fact {len(facts)} is too large: {len(fact)} bytes as stored, not {MAX_FACT} at most"
+            why = f"fact {len(facts)} is too large: {len(fact)} bytes as stored; the limit is {MAX_FACT}"
             raise ApiError("too_large", why)
         facts.append(fact)
     return facts
@@ -192,7 +192,7 @@ async def _read_staged(call: Call, sha256: str) -> bytes:
         )
     try:
         if file.size > MAX_STAGED_BYTES:
-            why = f"the staged file is too large: {file.size} bytes, not {MAX_STAGED_BYTES} at most"
+            why = f"the staged file is too large: {file.size} bytes; the limit is {MAX_STAGED_BYTES}"
             raise ApiError("too_large", why)
         return await files.read(file, 0, file.size)
     finally:

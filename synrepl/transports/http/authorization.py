@@ -111,7 +111,7 @@ def check_origin(request: Any) -> None:
         and headers.getRawHeaders(b"sec-fetch-dest") == [b"document"]
     )
     if any(site not in (b"same-origin", b"none") for site in sites or ()) and not is_link:
-        raise ApiError("foreign_origin", "refused, as a page of another site made this request")
+        raise ApiError("foreign_origin", "refused: a page of another site made this request")
     host = _host((headers.getRawHeaders(b"host") or [b""])[0], with_port=True)
     for origin in origins or ():
         source = _origin(origin)

@@ -86,7 +86,7 @@ async def acknowledge(call: Call, body: AcknowledgedCommands) -> CommandsPositio
     """Acknowledge commands, so that they are not returned again."""
     feed = call.services.publisher.follower_commands.feed
     if body.life != feed.life or body.number > feed.head:
-        why = f"cannot acknowledge commands up to {body.number}: the life {feed.life} has {feed.head}"
+        why = f"cannot acknowledge up to {body.number}: the feed (life {feed.life}) ends at {feed.head}"
         raise ApiError("bad_ack", why, retryable=False)
     feed.acknowledge(body.number)
     return CommandsPosition(feed.life, feed.trimmed_upto, feed.head)

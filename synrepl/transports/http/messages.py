@@ -75,7 +75,7 @@ class ForwardedCommands(msgspec.Struct, frozen=True):
 
 
 class AcceptedForwards(msgspec.Struct, frozen=True):
-    """Commands of this origin up to `number` were accepted; the daemon knows the origin from `since` on."""
+    """All commands of this origin from number `since` up to `number` were accepted."""
 
     number: int
     since: int
