@@ -118,6 +118,15 @@ class AppendsTests(FilesSiteCase):
         ):
             self.assertEqual(code, self.told(said, status)["error"])
 
+    def test_a_staged_file_without_appends_is_refused(self) -> None:
+        """As such a body is without a file."""
+        body = b'{"idempotency_key": "k"}'
+        self.put(body)
+
+        refused = self.told({"staged": sha256(body).hexdigest()}, 400)
+
+        self.assertEqual("bad_request", refused["error"])
+
     def test_new_writers_of_a_stream_are_bounded(self) -> None:
         """Each would be told to every follower, and shown to Prometheus, for ever."""
         many = [append("receipts", receipt(), writer=f"w{number}") for number in range(MAX_WRITERS)]

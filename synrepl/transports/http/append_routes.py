@@ -116,9 +116,11 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
         raise ApiError("bad_request", "a batch needs either appends or staged, not both")
     if isinstance(body.staged, str):
         appends = decode_body(_batch_decoder, await _read_staged(call, body.staged)).appends
+    if not isinstance(appends, list):
+        raise ApiError("bad_request", f"the staged file {body.staged} has no appends")
     requests: list[tuple[str, str, list[bytes], str | None]] = []
     writers: dict[str, set[str]] = {}
-    for number, one in enumerate(appends if isinstance(appends, list) else []):
+    for number, one in enumerate(appends):
         check_streams(call.access, one.stream)
         writer, key = _checked_names(one.writer, UNSET if batch_key is UNSET else f"{batch_key}/{number}")
         if (known := writers.get(one.stream)) is None:
