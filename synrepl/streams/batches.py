@@ -16,13 +16,13 @@ MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 
 def split(rows: int, token: int) -> list[int | None]:
-    """Return the tokens to send with the rows of one fact: None (``batch``) for all but the last.
+    """Return the tokens to send with the `rows` rows of one fact: None (``batch``) for all but the last.
 
     >>> split(3, 54)
     [None, None, 54]
     """
     if rows < 1:
-        raise LocalProtocolError("a fact has at least one row")
+        raise LocalProtocolError(f"cannot send a fact of {rows} rows: at least one is needed")
     return [*[None] * (rows - 1), token]
 
 
@@ -42,8 +42,8 @@ class Batches(Generic[T]):
     def add(self, stream: str, writer: str, token: int | None, row: T, size: int) -> list[T] | None:
         """Add a row. Returns all rows of its fact once that is complete, else None.
 
-        `token` is None for every row but the last. Beyond the bounds it drops everything and raises
-        RemoteProtocolError, which ends the connection.
+        `token` is None for every row but the last. Beyond the bounds all unfinished facts are dropped, and
+        RemoteProtocolError is raised, which ends the connection.
         """
         if token is not None:
             if not self._pending:

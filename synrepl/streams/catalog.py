@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 RECENT: Final = "1.67"
-"""The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes)."""
+"""A release after 1.66, at the latest 1.163; which one is unknown (docs/reference/peers.md#row-shapes)."""
 
 
 # Events of rooms, and changes of their current state.
@@ -233,7 +233,7 @@ PUSHERS = Stream(
 
 @row
 class CacheInvalidation:
-    """A request to drop an entry of a cache, or all of them if `keys` is null.
+    """A request to drop an entry of a cache, or all its entries if `keys` is null.
 
     The empty list is an ordinary key: that of a cache without arguments.
     """
@@ -375,7 +375,7 @@ USER_SIGNATURE = Stream("user_signature", UserSignature, key="user_id", since="1
 
 @row
 class ProfileUpdate:
-    """A user changed fields of the profile, or joined or left a room (`action`)."""
+    """A user changed fields of the profile, or joined or left a room; `action` says which."""
 
     user_id: str
     action: str
@@ -383,7 +383,7 @@ class ProfileUpdate:
 
 
 def _profile_key(row: ProfileUpdate) -> tuple[Hashable, ...]:
-    # With the fields: a new avatar does not replace an earlier change of the name.
+    # The key includes `affected_fields`: a changed avatar does not replace an earlier change of the name.
     return (row.user_id, row.action, jsontext.dumps(row.affected_fields).decode("ascii"))
 
 
@@ -461,7 +461,7 @@ QUARANTINED_MEDIA = Stream(
 # Files of the file store: their names, checksums and sizes.
 
 MAX_FILE_NAME: Final = 1_024
-"""Characters of the name of a file."""
+"""The maximum length of a file's name, in characters."""
 
 Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -482,19 +482,19 @@ class File:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_FILE_NAME:
-            raise ValueError(f"a name has 1 to {MAX_FILE_NAME} characters")
+            raise ValueError(f"the name must have 1 to {MAX_FILE_NAME} characters, not {len(self.name)}")
         has = self.sha256 is not None, self.size is not None
         if has != (self.action != "delete",) * 2:
-            raise ValueError("a file has a sha256 and a size; a deleted one has neither")
+            raise ValueError("`create` and `modify` need a sha256 and a size, `delete` must have neither")
 
 
-# A stream of synrepl, since the native dialect: peers that speak a release of Synapse do not receive it.
+# Only the native dialect has this stream: peers that speak a release of Synapse do not receive it.
 FILES = Stream("files", File, key="name", tombstone=lambda row: row.action == "delete", since="999.0")
 
 
-# Streams of one's own, which operators declare. Real peers do not receive it, as with files.
+# Declarations of operators' own streams; like `FILES`, only the native dialect has this stream.
 DECLARATIONS = Stream("declarations", Declaration, key="name", since="999.0")
 
 
-# In the order in which masters announce their positions, which is that of their declarations.
+# In the order of declaration, which is that in which masters announce positions.
 ALL: tuple[Stream[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Stream))

@@ -1,4 +1,4 @@
-"""Streams of one's own: what operators declare beside the catalog, and the streams that this makes."""
+"""Declared streams: the declarations of operators, and the streams made from them."""
 
 import re
 from collections.abc import Hashable, Mapping
@@ -22,7 +22,7 @@ _column: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 @row
 class Declaration:
-    """An operator declared a stream. A declared stream stays as it is.
+    """An operator declared a stream. A declaration cannot be changed later.
 
     `columns` maps names to types, in order (``str``, ``int``, ``float``, ``bool`` or ``json``, with ``?`` if
     the value may be null). If it is null, a row has one item, any JSON. `key` names columns, or members of
@@ -44,27 +44,27 @@ class Declaration:
 def _mistake(one: Declaration) -> str:
     """The first mistake in a declaration; empty if there is none."""
     if not _name.fullmatch(one.name):
-        return "the name of a stream is a letter and up to 63 of a-z, 0-9, _, . and -"
+        return f"'{printable(one.name)}' is not a stream's name: a-z, then up to 63 of a-z, 0-9, _, . and -"
     columns = one.columns
     if columns is not None and not 0 < len(columns) <= MAX_LISTED:
-        return f"a stream has 1 to {MAX_LISTED} columns, or is untyped"
+        return f"{len(columns)} columns: give 1 to {MAX_LISTED}, or no `columns` at all for rows of any JSON"
     for name, kind in (columns or {}).items():
         if not _column.fullmatch(name):
-            return f"{printable(name)} is not the name of a column: a letter and up to 63 of a-z, 0-9 and _"
+            return f"{printable(name)} is not the name of a column: a-z, then up to 63 of a-z, 0-9 and _"
         if kind.removesuffix("?") not in TYPES:
             return (
-                f"column {name} has the type {printable(kind)}; types are {', '.join(TYPES)},"
+                f"column {name} has the unknown type {printable(kind)}; known are {', '.join(TYPES)},"
                 " with ? if the value may be null"
             )
     if len(set(one.key)) < len(one.key):
-        return "the key names a column twice"
+        return f"the key names a column twice: {printable(', '.join(one.key))}"
     for name in one.key:
         if not _column.fullmatch(name) or (columns is not None and name not in columns):
             return f"the key names {printable(name)}, which is not a column"
         if columns is not None and columns[name].startswith("json"):
-            return f"the key names {name}, whose type json can hold values that are not keys"
+            return f"the key names {name}, but a column of type json can hold lists, which no key can"
     if len(one.writers) > MAX_LISTED or not all(map(is_name, one.writers)):
-        return f"writers are up to {MAX_LISTED} words of up to {MAX_NAME} printable characters"
+        return f"`writers` must be at most {MAX_LISTED} words of at most {MAX_NAME} printable characters"
     return ""
 
 
@@ -153,16 +153,16 @@ def _type(kind: str) -> Any:
 
 
 class DeclaredTable(StreamTable):
-    """The table of a daemon: the catalog, and the streams that are declared while it runs."""
+    """The streams of a daemon: those of the catalog, and declared ones, which can be added and removed."""
 
     __slots__ = ()
 
     def add(self, stream: Stream[Any]) -> None:
         """Add a stream. Raises `ConfigError` if the table has one of this name."""
         if stream.name in self._by_name:
-            raise ConfigError(f"there is a stream {stream.name} already")
+            raise ConfigError(f"cannot declare {stream.name}: there is a stream of this name already")
         self._by_name[stream.name] = stream
 
     def remove(self, name: str) -> None:
-        """Remove a stream: a log that replaced the former one lacks it."""
+        """Remove a declared stream, after a log without its declaration has replaced the daemon's log."""
         del self._by_name[name]

@@ -19,13 +19,13 @@ NO_ROWS: Final = b"[]"
 class Fact(msgspec.Struct, frozen=True):
     """The rows under one token; never split.
 
-    `rows` is a JSON array of rows in the newest shape of their stream, in canonical form (compact,
-    ASCII-escaped). `serial` is the dense position of the fact in this daemon's log. Facts of ephemeral
-    streams are not in the log: their serial is 0, and they have no `digest`. Between `prev_token` and
-    `token` this writer wrote nothing else to this stream.
+    `rows` is a canonical JSON array (compact, ASCII-escaped) of rows in the newest shape of their stream,
+    with the kept fields of older releases. `serial` is the fact's number in this daemon's log, without
+    holes. Facts of ephemeral streams are not in the log: their serial is 0, and they have no `digest`.
+    Between `prev_token` and `token` this writer wrote nothing else to this stream.
 
-    A fact whose `prev_token` equals its token is late, as happens in unordered streams: its writer had
-    already reached that token. It claims nothing about earlier tokens and moves no position.
+    A fact with rows whose `prev_token` equals its token is late, as happens in unordered streams: its writer
+    had already reached that token. It claims nothing about earlier tokens and moves no position.
     """
 
     serial: int
@@ -101,11 +101,11 @@ def decode_facts(data: bytes) -> list[Fact]:
 
 
 ROW_BYTES = 200
-"""The number of JSON bytes that count as one row: near enough, and needs no parsing."""
+"""The bytes of JSON that limits of pages count as one row: near enough, and needs no parsing."""
 
 
 def take_rows(facts: Iterable[Fact], limit: int) -> tuple[list[Fact], bool]:
-    """The first facts up to the one that reaches `limit` rows, and whether the limit was reached."""
+    """The first facts up to the one that reaches `limit` rows (of `ROW_BYTES`), and whether one did."""
     page = []
     for fact in facts:
         page.append(fact)

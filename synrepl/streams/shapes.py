@@ -30,13 +30,13 @@ _FLOAT = re.compile(rb"[0-9][.eE]")
 _NO_DEFAULT: Any = object()
 
 array_struct: Final = partial(msgspec.defstruct, array_like=True, frozen=True, forbid_unknown_fields=True)
-"""Make a class of rows: written as JSON arrays."""
+"""Make a class of rows, which are written as JSON arrays."""
 
 
 class BoolSpelling(msgspec.Struct, frozen=True):
     """Marks a boolean that some masters write differently (docs/reference/peers.md#json).
 
-    `accepts` is the type to accept, `read` converts it.
+    `accepts` is the type of the accepted values; `read` converts one to a bool.
     """
 
     accepts: Any
@@ -47,8 +47,8 @@ class ShapeField(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One item of a row, and the releases that have it.
 
     `type` is the type in the newest shape; `spelling` lists other accepted spellings of a boolean. A `gone`
-    field is in some older shape but not in the newest one. `default` fills the field where only one side has
-    it. The value of a `kept` field stays with the row.
+    field is in some older shape but not in the newest one. `default` is the field's value if a row comes from
+    a release that lacks the field. The value of a `kept` field stays with the row.
     """
 
     name: str
@@ -66,7 +66,8 @@ Shape = tuple[ShapeField, ...]
 def may_hold_float(annotation: Any) -> bool:
     """Whether values of this type can hold a float, or any value.
 
-    All JSON encoders write the other values alike. Raises ConfigError for types that JSON lacks.
+    Apart from escapes of text, only floats are written differently by JSON encoders. Raises ConfigError for
+    types that JSON lacks.
     """
     if annotation in (str, int, bool, None, types.NoneType):
         return False
@@ -77,7 +78,7 @@ def may_hold_float(annotation: Any) -> bool:
     if origin is Literal:
         return False
     if origin is dict and arguments[0] is not str:
-        raise ConfigError(f"{annotation} cannot be in a row: the keys of JSON objects are strings")
+        raise ConfigError(f"{annotation} cannot be in a row: the keys of JSON objects must be strings")
     if origin in (list, dict, typing.Union, types.UnionType, typing.Annotated):
         inner = arguments[:1] if origin is typing.Annotated else arguments
         answers = [may_hold_float(argument) for argument in inner]  # Check all: each may raise.
@@ -130,7 +131,7 @@ class _Reader:
         self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(struct).decode
 
     def upgrade(self, row: Any, newest: type[Any]) -> tuple[Any, bool]:
-        """Return the row in its newest shape, and whether all its booleans were plain ones."""
+        """Return the row in its newest shape, and whether all its booleans were written as true or false."""
         values = list(msgspec.structs.astuple(row))
         plain = True
         for position, read in self.converters.items():
@@ -189,12 +190,12 @@ class Shapes:
         return self._search(text, release)
 
     def is_newest(self, release: Release) -> bool:
-        """Whether the last row of this release had the newest shape; if so, the next row probably has."""
+        """Whether the shape that matched last for this release is the newest one."""
         reader = self._last.get(release)
         return reader is not None and reader.is_newest
 
     def read_many(self, texts: list[bytes], release: Release) -> list[Any] | None:
-        """The rows in these texts, or None if one of them must be read alone."""
+        """The rows in these texts; None if they must be read one by one."""
         if not self.is_newest(release):
             return None
         decode = self._last[release].decode
@@ -204,7 +205,7 @@ class Shapes:
             return None
 
     def of(self, release: Release) -> Shape:
-        """The declared shape of this release; the oldest known shape for releases before it."""
+        """The declared shape of this release; the oldest known shape if the release is older."""
         own = self._by_release[0][1]
         for since, shape in self._by_release:
             if since <= release:
@@ -234,8 +235,8 @@ class Shapes:
 class Projection(msgspec.Struct, frozen=True):
     """How one kind of row is written for a release.
 
-    Each item is a position in the newest shape, or the JSON text of a dropped field. A position beyond the
-    newest shape is that of a kept field; `assumed` has the text for rows that lack it.
+    Each item is a position in the newest shape, or the JSON text of a dropped field's default. A position
+    beyond the newest shape is that of a kept field; `assumed` has the text for rows that lack the field.
     """
 
     items: tuple[int | bytes, ...]
@@ -246,7 +247,7 @@ class Projection(msgspec.Struct, frozen=True):
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What a class of rows declares. Its rows were bare fields in the releases of `flat`."""
+    """What a class of rows declares. In the releases of `flat` its rows were bare fields, without a tag."""
 
     fields: Shape
     tag: str
@@ -273,7 +274,7 @@ class RowKind:
         self.kept = tuple(field for field in self._fields if field.kept)
         """The kept fields of older releases."""
         self.kept_row: Any = row
-        """The type of rows that have them after the newest shape."""
+        """The type of rows that have the kept fields after those of the newest shape."""
         if self.kept:
             fields = [(field.name, field.type) for field in self.kept]
             self.kept_row = array_struct(row.__name__, fields, bases=(row,), module=row.__module__)
@@ -290,7 +291,7 @@ class RowKind:
         return tuple(field for field in self._fields if release in field.span)
 
     def read_many_tagged(self, texts: list[bytes], release: Release) -> list[Any] | None:
-        """The rows after this kind's tag in these texts, or None if one of them must be read alone."""
+        """The rows after this kind's tag in these texts; None if they must be read one by one."""
         if not self.shapes.is_newest(release):
             return None
         decode = self._decode_tagged
@@ -302,8 +303,8 @@ class RowKind:
     def write(self, row: Any) -> bytes:
         """The canonical text of a checked row.
 
-        msgspec writes the same text as Python, with these exceptions: it does not escape non-ASCII and 0x7f,
-        and it writes 1e16 where Python writes 1e+16.
+        msgspec writes the same text as `jsontext`, with these exceptions: it does not escape non-ASCII and
+        0x7f, and it writes exponents differently: 1e16 rather than 1e+16.
         """
         text = msgspec.json.encode(row)
         if not text.isascii() or b"\x7f" in text or (self._may_hold_float and _FLOAT.search(text)):

@@ -9,7 +9,7 @@
 
     TYPING = Stream("typing", Typing, key="room_id", monotonic=False, ephemeral=True)
 
-Reading rows of any known release, validating them, and writing them for a release follow from this.
+Such a declaration is all that is needed to read and validate rows of any known release, and to write them.
 """
 
 import operator
@@ -93,7 +93,8 @@ def row(
     * `since`: the first release that has this kind, as ``"1.67"``
     * `flat_until`: the first release that tags its rows; before it, rows were bare fields
 
-    Raises `ConfigError` for a class without fields, a field with a default, or a type that JSON lacks.
+    Raises `ConfigError` for a class without fields, a field with a default, a type that JSON lacks, or a
+    default of `Since` that does not fit.
 
     >>> @row
     ... class Note:
@@ -152,7 +153,7 @@ def _check_default(of: str, default: Any, kind: Any) -> None:
     try:
         msgspec.convert(default, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"the default of {of} does not fit it: {error}") from error
+        raise ConfigError(f"the default of {of} does not fit its type: {error}") from error
 
 
 def row_values(row: msgspec.Struct) -> list[object]:
@@ -165,10 +166,11 @@ def row_values(row: msgspec.Struct) -> list[object]:
 class Stream(Generic[R]):
     """A stream: its name, its row type, and its properties.
 
-    `rows` is one `row` type, or a union of tagged ones. The keyword arguments are attributes, too:
+    `rows` is one `row` type, or a union of tagged ones. The keyword arguments are attributes, too, apart from
+    the last two items:
 
-    * `key`: a field, a tuple of fields, or a function of a row. A row replaces earlier rows of the same key.
-      None: no row replaces another.
+    * `key`: a field, a tuple of fields, or a function of a row; as an attribute always a function. A row
+      replaces earlier rows of the same key. None: no row replaces another.
     * `monotonic`: tokens never go back. If False, they start again when the writer restarts.
     * `ephemeral`: facts are kept in memory, not in the log.
     * `ordered`: facts arrive in the order of their tokens. For exceptions see docs/reference/peers.md#tokens
@@ -180,8 +182,8 @@ class Stream(Generic[R]):
     * `since`, `until`: the releases that have the stream, as ``"1.67"``; the attribute is `span`.
     * `gone`: fields that newer releases dropped.
 
-    Raises `ConfigError` if the declaration contradicts itself: no tags for several kinds of row, a key that
-    is not a field, a default of the wrong type.
+    Raises `ConfigError` for a name that is not one printable word, several kinds of row without tags, a key
+    that is not a field, or a default of the wrong type.
 
     >>> @row
     ... class Note:
@@ -241,8 +243,8 @@ class Stream(Generic[R]):
     def decode(self, data: bytes, dialect: Dialect) -> R:
         """Decode the JSON text of one row to the newest shape.
 
-        Accepts the shape of any known release, that of `dialect` first. Kept fields of older releases become
-        extra attributes. Raises `RowError` only.
+        Accepts the shape of any known release; if several fit, that of `dialect` wins. Kept fields of older
+        releases become extra attributes. Raises `RowError`.
         """
         if self._only is not None:
             found = self._only.read(data, dialect.release)
@@ -260,7 +262,7 @@ class Stream(Generic[R]):
         return typing.cast(R, found)
 
     def decode_many(self, texts: list[bytes], dialect: Dialect) -> list[R]:
-        """Decode several rows. Costs less than half of `decode` if all have one kind and shape."""
+        """Decode one or more rows: at less than half the cost if all have one kind and the newest shape."""
         found: list[Any] | None = None
         if self._only is not None:
             found = self._only.read_many(texts, dialect.release)
@@ -291,8 +293,8 @@ class Stream(Generic[R]):
     def canonical_fact(self, rows: bytes | Sequence[Row], dialect: Dialect = NEWEST) -> bytes:
         """Validate the rows of a fact, and return them as canonical JSON text.
 
-        `rows` is the text of a JSON array, or a sequence of rows. Raises `RowError` for an
-        empty array, or for a bad row; its `index` is the position of that row.
+        `rows` is the text of a JSON array, or a sequence of rows. Raises `RowError` for any other text, an
+        empty array, or a bad row; its `index` is the position of that row.
         """
         items: Sequence[Row]
         if isinstance(rows, bytes):
@@ -317,7 +319,7 @@ class Stream(Generic[R]):
         return self.canonical(typing.cast(msgspec.Struct, row))
 
     def project(self, canonical: bytes, dialect: Dialect) -> bytes | None:
-        """Convert a canonical row to the fields and spacing of a release; None if the release lacks it.
+        """Convert a canonical row to the fields and spacing of a release; None if that lacks the kind of row.
 
         Returns the same bytes object if nothing differs.
         """
@@ -348,7 +350,7 @@ class Stream(Generic[R]):
         ]
 
     def shape(self, dialect: Dialect, tag: str = "") -> tuple[str, ...]:
-        """The field names in a release, of the first kind of row or the one with this `tag`. For display."""
+        """The field names in a release of the first kind of row or of `tag`; empty if it lacks the kind."""
         kind = self._by_tag[tag] if tag else self._kinds[0]
         if dialect.release not in self.span or dialect.release not in kind.span:
             return ()
@@ -391,7 +393,7 @@ class Stream(Generic[R]):
             for name in names:
                 if name not in kind.row.__struct_fields__:
                     raise ConfigError(
-                        f"the key of stream {self.name} names {name!r}, which is not a field of it"
+                        f"the key of stream {self.name} names {name!r}, which is no field of its rows"
                     )
         get = operator.attrgetter(*names)
         if len(names) == 1:
@@ -432,7 +434,6 @@ class Stream(Generic[R]):
             raise RowError(stream=self.name, why=f"cannot be written as JSON: {error}") from error
 
     def _refuse(self, data: bytes, release: Release) -> NoReturn:
-        """Raise RowError that explains why a row cannot be read. Not a fast path."""
         try:
             value = msgspec.json.decode(data)
         except RecursionError:
@@ -449,7 +450,7 @@ class Stream(Generic[R]):
 
     def _why(self, value: Any, release: Release) -> str:
         if not isinstance(value, list):
-            return f"a row is a JSON array, not {type(value).__name__}"
+            return f"a row must be a JSON array, not {type(value).__name__}"
         if self._only is not None:
             return _misfit(value, self._only, release)
         if len(value) == 2 and isinstance(value[0], str):
@@ -457,20 +458,19 @@ class Stream(Generic[R]):
             if kind is None:
                 return f"{value[0]!r} is not a kind of row; known are {', '.join(self._by_tag)}"
             if not isinstance(value[1], list):
-                return f"a row after {kind.tag!r} is a JSON array, not {type(value[1]).__name__}"
+                return f"the row after {kind.tag!r} must be a JSON array, not {type(value[1]).__name__}"
             return f"{kind.tag}: {_misfit(value[1], kind.shapes, release)}"
         for kind in self._kinds:
             if kind.flat_shapes and len(value) in {len(shape) for shape in kind.flat_shapes.known}:
                 return f"untagged: {_misfit(value, kind.flat_shapes, release)}"
-        return f"{_items(len(value))}; expected a tag ({', '.join(self._by_tag)}) and a row"
+        return f"found {_items(len(value))}; expected a tag ({', '.join(self._by_tag)}) and a row"
 
 
 def _misfit(values: list[Any], shapes: Shapes, release: Release) -> str:
-    """Explain why these values have none of these shapes."""
     fitting = [shape for shape in (shapes.of(release), *shapes.known) if len(shape) == len(values)]
     if not fitting:
         lengths = sorted({len(shape) for shape in shapes.known})
-        return f"{_items(len(values))}; known releases have {' or '.join(map(str, lengths))}"
+        return f"found {_items(len(values))}; rows of known releases have {' or '.join(map(str, lengths))}"
     for position, (field, value) in enumerate(zip(fitting[0], values, strict=True)):
         try:
             msgspec.convert(value, field.spelling.accepts if field.spelling else field.type)
@@ -480,7 +480,7 @@ def _misfit(values: list[Any], shapes: Shapes, release: Release) -> str:
         msgspec.convert(values, shapes.newest)
     except undecodable as error:
         return str(error)
-    return f"does not read as {', '.join(field.name for field in fitting[0])}"
+    return f"does not fit the fields {', '.join(field.name for field in fitting[0])}"
 
 
 def _items(count: int) -> str:

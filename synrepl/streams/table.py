@@ -9,7 +9,7 @@ from synrepl.wire.dialect import Dialect
 
 
 class StreamTable:
-    """Streams by name, in the order in which their positions are announced. Immutable.
+    """Streams by name, in the order in which positions are announced. Immutable, unlike `DeclaredTable`.
 
     ``|`` with any iterable of streams makes a new table. Raises `ConfigError` for two streams of one name;
     ``table[name]`` raises `UnknownStream`.
@@ -73,5 +73,5 @@ class StreamTable:
         return f"StreamTable({', '.join(self._by_name)})"
 
     def known_to(self, dialect: Dialect) -> list[Stream[Any]]:
-        """The streams that a release has. Rows and positions of others are not sent to it."""
+        """The streams that this release has. Its peers receive no rows and positions of other streams."""
         return [stream for stream in self if dialect.release in stream.span]

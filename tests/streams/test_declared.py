@@ -34,28 +34,28 @@ def test_a_declaration_is_a_row() -> None:
     [
         ({"name": "events"}, "events is a stream of Synapse or of synrepl"),
         ({"name": "declarations"}, "is a stream of Synapse or of synrepl"),
-        ({"name": ""}, "the name of a stream is a letter"),
-        ({"name": "ALL"}, "the name of a stream is a letter"),
-        ({"name": "a b"}, "the name of a stream is a letter"),
-        ({"name": "x\n"}, "the name of a stream is a letter"),
-        ({"name": "x" * 65}, "the name of a stream is a letter"),
-        ({"name": "x", "columns": {}}, "1 to 100 columns"),
-        ({"name": "x", "columns": {f"c{number}": "str" for number in range(101)}}, "1 to 100 columns"),
+        ({"name": ""}, "is not a stream's name: a-z, then"),
+        ({"name": "ALL"}, "is not a stream's name: a-z, then"),
+        ({"name": "a b"}, "is not a stream's name: a-z, then"),
+        ({"name": "x\n"}, "is not a stream's name: a-z, then"),
+        ({"name": "x" * 65}, "is not a stream's name: a-z, then"),
+        ({"name": "x", "columns": {}}, "columns: give 1 to 100"),
+        ({"name": "x", "columns": {f"c{number}": "str" for number in range(101)}}, "columns: give 1 to 100"),
         ({"name": "x", "columns": {"A": "str"}}, "A is not the name of a column"),
         ({"name": "x", "columns": {"_declared": "str"}}, "_declared is not the name of a column"),
         ({"name": "x", "columns": {"a" * 65: "str"}}, "is not the name of a column"),
         ({"name": "x", "columns": {"mro": "str"}}, "field mro"),
         (
             {"name": "x", "columns": {"a": "text"}},
-            "column a has the type text; types are str, int, float, bool",
+            "column a has the unknown type text; known are str, int, float, bool",
         ),
-        ({"name": "x", "columns": {"a": "str??"}}, "column a has the type str??"),
+        ({"name": "x", "columns": {"a": "str??"}}, "column a has the unknown type str??"),
         ({"name": "x", "columns": {"a": "str"}, "key": "b"}, "the key names b, which is not a column"),
         ({"name": "x", "columns": {"a": "str"}, "key": ["a", "a"]}, "names a column twice"),
-        ({"name": "x", "columns": {"a": "json"}, "key": "a"}, "the key names a, whose type json"),
+        ({"name": "x", "columns": {"a": "json"}, "key": "a"}, "the key names a, but a column of type json"),
         ({"name": "x", "key": "A B"}, "the key names A B"),
-        ({"name": "x", "writers": ["a b"]}, "writers are up to 100 words"),
-        ({"name": "x", "writers": [f"w{number}" for number in range(101)]}, "writers are up to 100 words"),
+        ({"name": "x", "writers": ["a b"]}, "`writers` must be at most 100 words"),
+        ({"name": "x", "writers": [f"w{number}" for number in range(101)]}, "`writers` must be at most 100 words"),
     ],
 )
 def test_bad_declarations(given: dict[str, Any], why: str) -> None:
@@ -75,7 +75,7 @@ def test_bad_declarations(given: dict[str, Any], why: str) -> None:
         ([None, "1", 5, 0.5, True, 1], "name (item 0): Expected `str`, got `null`"),
         (["a", "1", "5", 0.5, True, 1], "size (item 2): Expected `int`, got `str`"),
         (["a", "1", 5, 0.5, 1, 1], "ok (item 4): Expected `bool`, got `int`"),
-        (["a", "1"], "2 items; known releases have 6"),
+        (["a", "1"], "found 2 items; rows of known releases have 6"),
     ],
 )
 def test_rows_fit_the_columns(row: list[object], why: str) -> None:
@@ -98,7 +98,7 @@ def test_rows_fit_the_columns(row: list[object], why: str) -> None:
         ([{"more": 1}], "is not a JSON object with id, which is in the key"),
         ([7], "is not a JSON object with id, which is in the key"),
         ([{"id": [7]}], "has a list or an object for id, which is in the key"),
-        ([1, 2], "2 items; known releases have 1"),
+        ([1, 2], "found 2 items; rows of known releases have 1"),
     ],
 )
 def test_untyped_rows(row: list[object], why: str) -> None:

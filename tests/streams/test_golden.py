@@ -85,7 +85,7 @@ def test_the_two_shapeless_rows_are_refused() -> None:
 
     assert [row.dialect.name for row in found] == ["legacy", "current"]
     for row in found:
-        with pytest.raises(RowError, match="ev: 1 item; known releases have 5 or 6 or 8 or 9"):
+        with pytest.raises(RowError, match="ev: found 1 item; rows of known releases have 5 or 6 or 8 or 9"):
             TABLE[row.stream].decode(row.text, row.dialect)
 
 
