@@ -1,4 +1,4 @@
-"""Caches of a worker that changes in other processes invalidate, and the rows that announce such changes.
+"""A worker's caches, which changes in other processes invalidate, and the rows that announce these changes.
 
 Pure: no network, no clock, no reactor.
 """

@@ -1,4 +1,4 @@
-"""Named caches, and the functions and methods before them: called like the originals."""
+"""Named caches, and cached functions and methods, which are called like the originals."""
 
 import functools
 import weakref
@@ -30,7 +30,7 @@ class CacheInfo(Counters):
 class Cache:
     """A named cache: one set of entries, or one for each instance of a class, held weakly.
 
-    `streams` are the declared streams that announce its changes.
+    `streams` are the streams that announce its changes, as given to `CacheRegistry.cached`.
     """
 
     def __init__(self, *, name: str, max_entries: int, tree: bool, streams: frozenset[str]) -> None:
@@ -59,7 +59,7 @@ class Cache:
         return entries
 
     def invalidate(self, key: tuple[str, ...] | None) -> None:
-        """Drop `key` from every set; drop everything if the key does not have the shape of this cache."""
+        """Drop `key` from every set of entries, or all entries if it may mean any (`Entries.invalidate`)."""
         self.counters.invalidations += 1
         if key is not None and not self.shape.fits(key):
             self.counters.misshapen += 1
@@ -78,7 +78,7 @@ class Cache:
 class CacheSettings(Protocol):
     """A decorator that puts a cache behind a function."""
 
-    # They overlap for a plain function that returns a coroutine, which is an error at run time.
+    # The overloads overlap for a plain function that returns a coroutine, which is an error at run time.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: CoroutineFunction[P, T], /
@@ -88,7 +88,7 @@ class CacheSettings(Protocol):
 
 
 class Cached:
-    """Base of cached functions, before their calls: a named cache. A method has entries for each instance."""
+    """Base of cached functions: their named cache and its keys. A method has entries for each instance."""
 
     __wrapped__: Callable[..., Any]
     _plan: Plan
@@ -112,7 +112,7 @@ class Cached:
             abandoned=abandoned,
         )
         cache.set_arguments(self._plan.arguments)
-        # The next class is `Calls` or `AsyncCalls`.
+        # The next class in the method resolution order is `Calls` or `AsyncCalls`.
         super().__init__(self._plan, cache.new_entries())  # type: ignore[call-arg]
 
     def invalidate_all(self) -> None:
@@ -150,7 +150,7 @@ class Cached:
             reference = weakref.ref(instance, forget)
         except TypeError:
             raise ConfigError(
-                f"{self._plan.name} is cached for each {type(instance).__name__}, which therefore needs"
+                f"cannot cache {self._plan.name} for each {type(instance).__name__}: the class needs"
                 " __weakref__ among its __slots__"
             ) from None
         entries = self._cache.new_entries()

@@ -112,7 +112,7 @@ class BaseCalls(Generic[P, T]):
         return self._plan.name
 
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Drop the entry of this call in this process. Announce it to other processes by `Changes`."""
+        """Drop the entry of this call in this process only; `Changes` tells other processes."""
         key = self._plan.arguments.key(args, kwargs)
         try:
             self._entries.drop(key)

@@ -7,7 +7,7 @@ from synrepl.caches.vintage import PACKED, pack
 from synrepl.errors import LocalProtocolError
 from synrepl.streams.catalog import CacheInvalidation
 
-# Keys or users in one row. Real writers send no more, and a row must fit a line.
+# The maximum number of keys or users in one row. Real writers send no more, and a row must fit a line.
 PER_ROW = 50
 
 _STATE = "cs_cache_fake"
@@ -18,9 +18,9 @@ _ROOM = "dr_cache_fake"
 class Changes:
     """Collects the invalidations of one transaction, without repetitions, in the order of first mention.
 
-    For workers of Synapse 1.163; earlier releases have fewer aliases (docs/reference/peers.md#caches). The
-    methods raise `LocalProtocolError` for a key that is not a tuple of strings, or that does not fit an
-    alias.
+    For workers of Synapse 1.163; earlier releases have fewer aliases (docs/reference/peers.md#caches).
+    `invalidate` raises `LocalProtocolError` for a key with a part that is no string, or that does not fit an
+    alias; `invalidate_all` for an alias.
 
     >>> changes = Changes()
     >>> changes.invalidate("get_user_by_id", ("@ada:hs",))
@@ -44,7 +44,7 @@ class Changes:
         """Invalidate one entry of a cache. `cache` may be an alias."""
         for argument in key:
             if not isinstance(argument, str):
-                raise LocalProtocolError(f"keys are strings; {argument!r} of {cache} is not")
+                raise LocalProtocolError(f"a key of {cache} has {argument!r}: its parts must be strings")
         if cache == _STATE and key:
             self.state_changed(key[0], key[1:])
         elif cache == _HISTORY and len(key) == 1:
@@ -98,8 +98,8 @@ class Changes:
         if kind == "alias" and cache != _ROOM:
             is_deleted = ("alias", _ROOM, key) in self._changes
             users = list(self._users.get(key[0], ())) if cache == _STATE else []
-            # Deleting a room implies these. But only a change of state tells readers whose memberships
-            # changed, so it is sent if it has users.
+            # The alias of a deleted room implies the other two. But only that of changed state tells readers
+            # whose memberships changed, so it is sent if it has users.
             if is_deleted and not users:
                 return []
             return [

@@ -70,8 +70,8 @@ class Computation:
 class Shape(msgspec.Struct, frozen=True):
     """The length of a cache's keys. With `tree`, a shorter key is a prefix and means all keys under it.
 
-    The empty key belongs to a cache without arguments. It is not a prefix in a tree: its sender means another
-    cache.
+    The empty key belongs to a cache without arguments. In a tree it is no prefix: whoever sends it means
+    another cache.
     """
 
     length: int
@@ -165,7 +165,7 @@ class Entries:
             self._unlist(computation.key)
 
     def invalidate(self, key: tuple[str, ...] | None) -> None:
-        """Drop the entries that another process means by `key`; drop everything if that is ambiguous."""
+        """Drop the entries that another process means by `key`: all entries if it is None or ambiguous."""
         # Writers do not agree on the text of an argument that is not a string (None: `null`, `None`, nothing
         # at all?), so any string in its position may mean it. Searching for entries that are surely not meant
         # would take time linear in the entries. Positions after the end of the key do not matter.

@@ -16,7 +16,7 @@ class CacheWarning(msgspec.Struct, frozen=True):
     """A finding to check.
 
     * ``no-route``: nothing known invalidates this cache
-    * ``misshapen``: invalidations have keys of another shape, so each drops the whole cache
+    * ``misshapen``: invalidations have keys of another shape, so each drops all of every cache it reaches
     * ``unknown``: a name on the wire is neither a cache nor an alias of this worker
     * ``never-seen``: the aliases that invalidate this cache have not occurred
     """
@@ -31,7 +31,7 @@ def lint(
 ) -> list[CacheWarning]:
     """Return the findings, most urgent first.
 
-    `seen` counts the names on the ``caches`` stream; `lengths` has the known lengths of their keys.
+    `seen` counts the names on the ``caches`` stream; `lengths` has the known lengths of the keys of each.
     """
     return [
         *_no_route(registry, seen),
@@ -75,17 +75,17 @@ def _misshapen(registry: CacheRegistry, lengths: Mapping[str, Collection[int]]) 
         yield CacheWarning(
             "misshapen",
             name,
-            f"{name} had unsupported keys {count} times; every cache that it reaches was dropped."
-            " Look for a writer of another release, and choose its vintage.",
+            f"The alias {name} had unsupported keys {count} times; each time every cache that it reaches was"
+            " dropped. Look for a writer of another release, and choose its vintage.",
         )
 
 
 def _misshapen_text(name: str, shape: Shape, whys: list[str]) -> str:
     takes = f"its own have {shape.length}" + (" or fewer" if shape.tree and shape.length > 1 else "")
-    do = "Give it the arguments that writers name" + (
-        "." if shape.tree else ", or declare it with tree=True."
+    do = "Give the function the arguments that writers name" + (
+        "." if shape.tree else ", or declare the cache with tree=True."
     )
-    return f"Each such invalidation drops all of {name}: {', '.join(whys)}; {takes}. {do}"
+    return f"{name} gets keys that do not fit, and each drops all of it: {', '.join(whys)}; {takes}. {do}"
 
 
 def _unknown(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[CacheWarning]:
@@ -109,13 +109,12 @@ def _never_seen(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Ca
             yield CacheWarning(
                 "never-seen",
                 name,
-                f"{name} is invalidated by {', '.join(aliases)}, which did not occur. Watch for longer,"
+                f"{name} is invalidated only by {', '.join(aliases)}, which did not occur. Watch for longer,"
                 " or compare the vintage with the release of the writers.",
             )
 
 
 def _routes(registry: CacheRegistry, cache: str) -> list[str]:
-    """The aliases and streams that invalidate a cache, according to the vintage."""
     vintage = registry.vintage
     aliases = [alias for alias in vintage.aliases if cache in vintage.reaches(alias)]
     streams = []

@@ -43,8 +43,8 @@ class CacheRegistry:
     * `on_invalidation`: listeners, called with every invalidation after it was applied
     * `seen`: counts of the names on the ``caches`` stream
     * `unknown`: counts of those names that are neither a cache nor an alias of this worker
-    * `misshapen`: counts of aliases with unsupported keys
-    * `unreadable`: counts of aliases that skipped an unreadable key
+    * `misshapen`: counts, by alias, of rows with unsupported keys
+    * `unreadable`: counts, by alias, of keys that were skipped as unreadable
     """
 
     def __init__(
@@ -79,13 +79,14 @@ class CacheRegistry:
         * `name`: the name in invalidations; by default that of the function
         * `max_entries`: the number of entries to keep, of each instance for a method
         * `tree`: a shorter key is a prefix, and drops all entries under it
-        * `streams`: the streams that announce changes. After a loss on one of them the cache is dropped.
+        * `streams`: the streams that announce changes. After a loss on one of them all entries are dropped.
           ``()`` if the value never changes.
 
-        Raises `ConfigError` for a second cache of this name, and for a function that cannot be cached.
+        Raises `ConfigError` for a name that another cache or an alias has, for a negative `max_entries`, and
+        for a function that cannot be cached.
         """
         if isinstance(streams, str):
-            raise ConfigError(f"streams of a cache are a collection of names, not the text {streams!r}")
+            raise ConfigError(f"`streams` of a cache must be a collection of names, not the text {streams!r}")
 
         def decorate(function: Callable[..., Any]) -> Any:
             if not inspect.isroutine(function) or isinstance(function, (staticmethod, classmethod)):
@@ -124,7 +125,7 @@ class CacheRegistry:
     def apply(self, stream: str, rows: Sequence[Any], *, token: int = 0) -> None:
         """Drop the entries that the typed rows of one fact invalidate. `token` is that of the fact; unused.
 
-        If the vintage's code raises, every cache that the stream can reach is dropped first.
+        If the vintage's code raises, every cache that the stream can reach is emptied; the error passes on.
         """
         expand = self._expand_row if stream == "caches" else partial(self.vintage.implied_by, stream)
         try:
@@ -188,7 +189,7 @@ class CacheRegistry:
 
     @property
     def caches(self) -> Mapping[str, CacheInfo]:
-        """The current numbers of every cache."""
+        """The current counters and number of entries of every cache, by name."""
         return MappingProxyType({name: cache.info() for name, cache in self._caches.items()})
 
     def cache(self, name: str) -> Cache:

@@ -109,7 +109,7 @@ class Vintage:
         It is called with `samples` of keys to find the caches that it reaches, so these must make it yield
         every cache that it can. The default samples are a room, alone and with users.
 
-        Raises `ConfigError` for a second alias of this name, and if the function fails for a sample.
+        Raises `ConfigError` for a second alias of this name, a sealed vintage, and a failure for a sample.
         """
 
         def add(function: A) -> A:
@@ -134,7 +134,7 @@ class Vintage:
         It is called with `samples` of rows to find the caches that it reaches, so these must make it yield
         every cache that it can. Without samples it counts as reaching every cache.
 
-        Raises `ConfigError` for the stream ``caches``, and for a second implication of a stream.
+        Raises `ConfigError` for the stream ``caches``, a second implication of a stream, or a sealed vintage.
         """
 
         def add(function: B) -> B:
@@ -176,7 +176,7 @@ class Vintage:
         *,
         unreadable: Callable[[Unreadable], object] = lambda key: None,
     ) -> Iterator[Invalidation]:
-        """Expand a row of ``caches`` to invalidations. Keys that it cannot read go to `unreadable`.
+        """Expand a row of ``caches`` to invalidations. Keys that an alias cannot read go to `unreadable`.
 
         Raises ValueError for keys that the alias does not support.
         """
@@ -187,7 +187,8 @@ class Vintage:
         if keys is None:
             raise ValueError(f"{cache_func} is an alias, not a cache: its keys cannot be null")
         if len(keys) < alias.least or (alias.most is not None and len(keys) > alias.most):
-            expected = f"{alias.least}" + (" or more" if alias.most is None else "")
+            upto = "" if alias.most == alias.least else f" to {alias.most}"
+            expected = f"{alias.least}" + (" or more" if alias.most is None else upto)
             raise ValueError(f"{cache_func} takes {expected} keys, not {len(keys)}")
         for drop in alias.function(*keys):
             if isinstance(drop, Unreadable):

@@ -1,7 +1,7 @@
 """The vintages of Synapse releases.
 
-`NEWEST` is that of 1.163: aliases for room state, purged history, deleted rooms; event implications. `LEGACY`
-is that of 1.0, which has no aliases for purged history and deleted rooms.
+`NEWEST` is that of 1.163: aliases for room state, purged history, deleted rooms and packed keys; implications
+of events. `LEGACY` is that of 1.0: only the alias for room state.
 """
 
 from collections.abc import Iterable, Iterator

@@ -312,7 +312,7 @@ def test_instance_without_weak_references_is_rejected() -> None:
         def size(self, user: str) -> int:
             return len(user)
 
-    with pytest.raises(ConfigError, match="size is cached for each Tight, which therefore needs __weakref__"):
+    with pytest.raises(ConfigError, match="cannot cache size for each Tight: the class needs __weakref__"):
         Tight().size("a")
 
 

@@ -84,8 +84,9 @@ def test_what_to_look_at(tmp_path: Path) -> None:
     assert result.stdout.splitlines() == [
         "1 cache, 3 invalidations of 2 names seen, interpreted as NEWEST",
         (
-            "misshapen: Each such invalidation drops all of get_user_by_id: keys of 3 arguments were seen;"
-            " its own have 1. Give it the arguments that writers name, or declare it with tree=True."
+            "misshapen: get_user_by_id gets keys that do not fit, and each drops all of it: keys of 3"
+            " arguments were seen; its own have 1. Give the function the arguments that writers name, or"
+            " declare the cache with tree=True."
         ),
         (
             "unknown: of_another_worker was seen 1 times, but is neither a cache nor an alias of this worker."
@@ -123,7 +124,7 @@ def test_an_alias_with_keys_that_it_does_not_take(tmp_path: Path) -> None:
     """A writer of another release."""
     result = lint("linted_worker:caches", "--capture", recording(tmp_path, '["cs_cache_fake",[],1]'))
 
-    assert "misshapen: cs_cache_fake had unsupported keys 1 times" in result.stdout
+    assert "misshapen: The alias cs_cache_fake had unsupported keys 1 times" in result.stdout
 
 
 @pytest.mark.parametrize(

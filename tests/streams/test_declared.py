@@ -55,7 +55,7 @@ def test_a_declaration_is_a_row() -> None:
         ({"name": "x", "columns": {"a": "json"}, "key": "a"}, "the key names a, but a column of type json"),
         ({"name": "x", "key": "A B"}, "the key names A B"),
         ({"name": "x", "writers": ["a b"]}, "`writers` must be at most 100 words"),
-        ({"name": "x", "writers": [f"w{number}" for number in range(101)]}, "`writers` must be at most 100 words"),
+        ({"name": "x", "writers": [f"w{number}" for number in range(101)]}, "must be at most 100 words"),
     ],
 )
 def test_bad_declarations(given: dict[str, Any], why: str) -> None:
