@@ -1,4 +1,4 @@
-"""Errors of the log that a retry does not cure."""
+"""Errors of appends and of the log that have a type of their own."""
 
 from typing import Final
 
@@ -19,9 +19,9 @@ class KeyReused(StorageError):
 
 
 class GivenElsewhere(StorageError):
-    """The stream's tokens are assigned outside the log, so it takes no appends.
+    """The log takes no appends of this writer to this stream: its facts come from elsewhere.
 
-    `why` names the source of its facts; `code` does so for programs.
+    `why` names their source, or the permitted writers; `code` does so for programs.
     """
 
     def __init__(self, *, stream: str, why: str = FROM_TABLE) -> None:
@@ -43,7 +43,7 @@ class InvalidValue(StorageError):
 class LogLost(StorageError):
     """The database no longer belongs to this process, which writes nothing to it until a restart.
 
-    Another process has written to it, or it was deleted or replaced.
+    Another process has opened or written to it, or it was deleted or replaced.
     """
 
 

@@ -1,7 +1,7 @@
-"""Reads of a log, whose failures make it unhealthy until the same reads work again.
+"""Reads of a log: a failed one makes the log unhealthy until a retry of the same read works.
 
-A failure is cleared only when the same read works: another read may touch other pages of the database. A
-failure that may pass by itself (`retryable`) counts only if the retry fails too.
+Only the same read clears a failure: another one may touch other pages of the database. A failure that may
+pass by itself (`retryable`) counts only if the retry fails too.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -33,7 +33,7 @@ Probe = Callable[[], Awaitable[object]]
 
 
 class FailingRead(msgspec.Struct):
-    """One kind of read that fails; `probe` is None if it cannot be retried."""
+    """A kind of read that fails. No `probe`: no retry. `is_sure`: not retryable, or the retry failed, too."""
 
     why: str
     since: float
@@ -43,14 +43,14 @@ class FailingRead(msgspec.Struct):
 
 
 class ReadHealth:
-    """`failing` has the kinds of reads that fail now. Each has its first failure until it works again."""
+    """The state of reads. `failing` has a failed read of each kind, until a retry of that read works."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
         self.failing: dict[str, FailingRead] = {}
 
     def record_failure(self, kind: str, error: StorageError, probe: Probe | None) -> None:
-        """Record that a read, or the probe of this kind, has failed."""
+        """Record that a read of this kind, or the retry of one (`probe`), has failed."""
         known = self.failing.get(kind)
         if known is None:
             since, sure = self._seconds(), not error.retryable
@@ -72,7 +72,7 @@ class ReadHealth:
 
     @property
     def since(self) -> float:
-        """When that failure was first seen."""
+        """When the failure of `why` was first seen; now if there is none."""
         return self._worst.since if self._worst is not None else self._seconds()
 
     @property
@@ -125,7 +125,7 @@ class CheckedReads:
     def run(self, kind: str, work: Callable[[], T], *, thread: IThread | None = None) -> "Deferred[T]":
         """Run a read, in the reading thread by default.
 
-        A failure makes the log unhealthy until a read of this kind works.
+        A failure makes the log unhealthy until a retry of this read works.
         """
 
         def probe() -> "Deferred[T]":

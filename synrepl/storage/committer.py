@@ -1,4 +1,4 @@
-"""Committer: the one writer of a log. It commits queued appends in groups, and excludes all other writes."""
+"""Committer: writes a log's facts. It commits appends in groups, and runs exclusive writes between groups."""
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
@@ -52,7 +52,7 @@ class Committer:
     ) -> None:
         self.is_open = False
         self.problem = ""
-        """Why the last commit failed; empty if it succeeded."""
+        """Why the last commit failed (an `InvalidValue` does not count); empty if it succeeded."""
         self.committed_at = 0.0
         self.pending_bytes = 0
         """The approximate size of the appends that are not answered yet, in bytes."""
@@ -108,7 +108,7 @@ class Committer:
     # -- requests ------------------------------------------------------------------------------------------
 
     def coalesce(self, request: AppendRequest) -> "Deferred[Appended] | None":
-        """The response to a queued request with the same key; None if there is no such request."""
+        """The response to an unanswered request with the same key; None if there is no such request."""
         first = None if request.key is None else self._keyed.get(request.key)
         if first is None or request.key is None:
             return None
@@ -124,9 +124,8 @@ class Committer:
         With `delay` the group is built in the next iteration of the reactor, with what arrives until then.
         """
         if self.pending_bytes and self.pending_bytes + request.size > self._max_pending_bytes:
-            return fail(
-                append_error(request.stream, "the log is busy", hint="try again later", retryable=True)
-            )
+            why = f"the log is busy: {self.pending_bytes} bytes wait, of at most {self._max_pending_bytes}"
+            return fail(append_error(request.stream, why, hint="try again later", retryable=True))
         if request.key is not None:
             self._keyed[request.key] = request
         self.pending_bytes += request.size
@@ -145,10 +144,11 @@ class Committer:
         self._include()
 
     def exclusive(self, work: Callable[[], Awaitable[T]]) -> "Deferred[T]":
-        """Run this while no other write runs, and the head is certain: appends wait.
+        """Run `work` while no facts are written otherwise and the head is certain; appends wait.
 
-        Raises a `StorageError` if the outcome of the last commit stays unknown. Once started it runs to its
-        end even if the caller is cancelled, so that the log knows its position.
+        Raises a `StorageError` if the log is not open or lost, or if the outcome of the last commit stays
+        unknown. Once started, `work` runs to its end even if the caller is cancelled, so that the log knows
+        its position.
         """
 
         async def run() -> T:
@@ -247,7 +247,7 @@ class Committer:
                 self._uncertain_commit = group
                 error = StorageError(
                     op="append",
-                    why=f"{error.why}; it may have been stored",
+                    why=f"{error.why}; the append may have been stored",
                     hint=error.hint or "retry with the same idempotency key",
                     retryable=True,
                 )
@@ -313,7 +313,7 @@ class Committer:
             return failure
         self._uncertain_commit = None
         if head.digest == group.after:
-            self._logger.info("{count} facts were stored after all", count=len(group.facts))
+            self._logger.info("{count} facts that failed were stored after all", count=len(group.facts))
             self._apply_group(group)
         elif head.digest != group.before:
             lost = LogLost(
@@ -371,7 +371,7 @@ class Committer:
 
 
 def detached(work: Coroutine[Any, Any, T], result: "Deferred[T]") -> "Deferred[T]":
-    """Start this work and give `result`, which it fires; cancelling `result` does not stop the work."""
+    """Start `work` and return `result`, which fires at its end. Cancelling `result` does not stop `work`."""
 
     def ended(outcome: T | Failure) -> None:
         if not result.called:

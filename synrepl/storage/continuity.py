@@ -1,8 +1,8 @@
 """Checks of a log's history: facts and epochs continue it, and its end is consistent with its positions.
 
 Followers may have seen facts that their source has lost: the homeserver's database was restored to an older
-state. The log is append-only and keeps the facts. The epoch that begins then marks the end of the old
-history: the facts of its stream that were written before this epoch with a higher token are discarded.
+state. The log is append-only and keeps the facts, but an epoch begins, with a stream and a token: the facts
+of this stream that are beyond the token and from earlier epochs are discarded.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,9 +42,9 @@ class DiscardedRanges:
 class ChainCheck:
     """The check of a log's facts, in order, after the fact with this serial and digest.
 
-    Without a digest the first fact is trusted. `missing` and `wrong` are the first missing serial of each gap
-    and the serials with a wrong digest. `highest` has the highest valid token of each stream and writer;
-    those in `advanced` have at least one fact that was not late.
+    Without a digest the first fact is trusted. `missing` has the first missing serial of each gap, `wrong`
+    the serials with a wrong digest. `highest` has the highest token, of facts not discarded, of each stream
+    and writer; those in `advanced` have at least one fact that was not late.
     """
 
     def __init__(self, discarded: DiscardedRanges, serial: int, digest: str | None) -> None:
@@ -72,10 +72,10 @@ class ChainCheck:
     def wrong_positions(
         self, positions: Mapping[tuple[str, str], int], *, whole: bool
     ) -> Iterator[tuple[str, str, int | None, int | None]]:
-        """The streams and writers, in order, whose positions do not fit their facts: token and position.
+        """Each stream and writer whose position does not fit its facts, with its last token and position.
 
-        Unless the check was of the `whole` log, only the facts read count, and a writer with only late facts
-        may be further. After a loss a position is where the old history ended rather than at a fact.
+        If only a part of the log was checked (not `whole`), writers without facts there are left out, and a
+        position may be beyond late facts. In a stream that has lost facts a position may be beyond all facts.
         """
         for pair in sorted(self.highest | dict(positions) if whole else self.highest):
             (stream, writer), token, position = pair, self.highest.get(pair), positions.get(pair)
@@ -90,7 +90,7 @@ def check_follow(facts: Sequence[Fact], serial: int, digest: str) -> None:
     """Raise `StorageError` unless these facts continue a log that ends at this serial and digest."""
     for expected, fact in enumerate(facts, serial + 1):
         if fact.serial != expected:
-            raise StorageError(op="commit", why=f"serial {fact.serial} cannot follow {expected - 1}")
+            raise StorageError(op="commit", why=f"serial {expected} must come next, not {fact.serial}")
     # The digests of the rest were chained to the first when they were made.
     if verify(facts[:1], digest) is not None:
         raise StorageError(
@@ -104,7 +104,7 @@ def check_ascend(facts: Sequence[Fact], serial: int, upto: int) -> None:
     last = serial
     for fact in facts:
         if fact.serial <= last:
-            raise StorageError(op="commit", why=f"serial {fact.serial} cannot follow {last}")
+            raise StorageError(op="commit", why=f"a serial above {last} must come next, not {fact.serial}")
         last = fact.serial
     if last > upto:
         raise StorageError(op="commit", why=f"serial {last} is beyond {upto}, the new end of the log")
@@ -117,7 +117,7 @@ def check_epoch_start(epoch_start: EpochStart, position: LogPosition) -> None:
     elif epoch_start.serial != (serial := position.serial):
         why = f"the new epoch would start after serial {epoch_start.serial}, but the log ends at {serial}"
     elif epoch_start.digest != position.digest:
-        why = f"the new epoch starts after serial {serial}, but with another digest than the log's there"
+        why = f"the digest of the new epoch's start is not that of the log's end, serial {serial}"
     else:
         return
     raise StorageError(op="begin_epoch", why=why)
@@ -140,7 +140,7 @@ def find_inconsistency(
     positions: Mapping[tuple[str, str], int],
     discarded: DiscardedRanges,
 ) -> str:
-    """The first inconsistency in the last facts; "" if there is none. No fact is missing beyond `floor`.
+    """The first inconsistency in the last facts; "" if there is none. Beyond `floor` no fact may be missing.
 
     `tail` is the last `CHECKED_AT_OPEN` facts and the one before them, or all facts.
     """
@@ -156,5 +156,5 @@ def find_inconsistency(
     if check.wrong:
         return f"the digest of serial {check.wrong[0]} does not follow from the facts before it"
     for stream, writer, token, position in check.wrong_positions(positions, whole=False):
-        return f"the last token of {writer} in {stream} is {token}, its position is {position}"
+        return f"the last token of {writer} in {stream} is {token}, but its stored position is {position}"
     return ""

@@ -1,4 +1,4 @@
-"""Databases by their URLs: the engine of a log, and transactions in a homeserver's database."""
+"""Databases by their URLs: the engine of a log, and transactions in any database."""
 
 import sqlite3
 from collections.abc import Callable
@@ -28,7 +28,10 @@ def engine_for(url: str) -> SQLEngine:
 
 
 class Database:
-    """``sqlite:PATH`` or ``postgresql://...``. `name` is safe to show; `flavor` is its SQL dialect."""
+    """A database: ``sqlite:PATH`` or ``postgresql://...``, where `what` names this program's connections.
+
+    `name` is safe to show; `flavor` is its SQL dialect.
+    """
 
     def __init__(self, url: str, *, what: str = "synrepl") -> None:
         kind, _, rest = url.partition(":")
@@ -129,4 +132,4 @@ class Database:
 
 def _unknown(kind: str) -> ConfigError:
     # Without the rest of the URL, which may contain a password.
-    return ConfigError(f"a database is sqlite:PATH or postgresql://..., not {kind}:")
+    return ConfigError(f"the database must be sqlite:PATH or postgresql://..., not {kind}:")

@@ -79,7 +79,7 @@ def test_what_is_wrong_is_said_and_mended(place: Place) -> None:
             "error: things: sequence things_sequence is at 4, behind the stored positions of its writers"
             " (36); without a repair it would reuse ids"
         ),
-        "    run synrepl doctor --fix; the generators do the same when they start",
+        "    run synrepl doctor --fix; synrepl's id generators make the same repair when a writer starts",
         "    UPDATE synrepl_sequences SET value = max(value, 36) WHERE name = 'things_sequence';",
     ]
     assert [line.split(":")[0] for line in mended.stdout.splitlines()[1:]] == [
@@ -107,7 +107,8 @@ def test_the_shape_of_the_json(place: Place) -> None:
                 "stream": "things",
                 "text": "sequence things_sequence is at 1, behind the stored positions of its writers"
                 " (36); without a repair it would reuse ids",
-                "remedy": "run synrepl doctor --fix; the generators do the same when they start",
+                "remedy": "run synrepl doctor --fix; synrepl's id generators make the same repair when"
+                " a writer starts",
                 "statement": "UPDATE synrepl_sequences SET value = max(value, 36)"
                 " WHERE name = 'things_sequence'",
                 "mended": False,
@@ -146,8 +147,8 @@ def test_a_homeservers_database_is_not_mended(tmp_path: Path) -> None:
     [
         (["--database", "sqlite:/no/such/file"], 1, "there is no file /no/such/file"),
         (["--database", "postgresql://nobody@127.0.0.1:1/x"], 1, "Connection refused"),
-        (["--database", "mysql://me:secret@host/x"], 2, "a database is sqlite:PATH or postgresql://"),
-        (["--database", "sqlite:"], 2, "a database is sqlite:PATH"),
+        (["--database", "mysql://me:secret@host/x"], 2, "the database must be sqlite:PATH or postgresql://"),
+        (["--database", "sqlite:"], 2, "the database must be sqlite:PATH"),
         (["--database", "postgresql://[/x"], 2, "is not a PostgreSQL URL"),
         ([], 2, "Missing option '--database'"),
         (["--database", "sqlite:x", "--config", "/no/such.yaml"], 2, "/no/such.yaml"),

@@ -41,7 +41,7 @@ def test_nothing_is_stuck(place: Place) -> None:
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         (
-            "held: things: B reserved 5, 0 s ago, and has not finished (by send, process host:7:cafe):"
+            "held: things: B has id 5 unfinished, reserved 0 s ago by send (process host:7:cafe):"
             " the stream waits for it"
         ),
         "nothing is stuck",
@@ -60,11 +60,11 @@ def test_whoever_holds_it_is_named(place: Place) -> None:
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
         (
-            "stuck: things: A reserved 2 ids from 5 on, 61 s ago, and has not finished (by send, process"
+            "stuck: things: A has 2 ids from 5 on unfinished, reserved 61 s ago by send (process"
             " host:7:cafe): the stream waits for it"
         ),
         (
-            "stuck: things: A is at 4, 5 behind the stream's first writer: linear readers wait for it, except"
+            "stuck: things: A is at 4, 5 behind the writer at 9: linear readers wait for it, except"
             " where rows prove that nothing is missing"
         ),
     ]
@@ -84,7 +84,7 @@ def test_the_shape_of_the_json(place: Place) -> None:
                 "writer": "A",
                 "why": "unfinished",
                 "is_stuck": True,
-                "text": "A reserved 2 ids from 5 on, 61 s ago, and has not finished (by send, process"
+                "text": "A has 2 ids from 5 on unfinished, reserved 61 s ago by send (process"
                 " host:7:cafe): the stream waits for it",
                 "position": 4,
                 "behind": 0,
@@ -137,7 +137,7 @@ def test_a_database_without_writers(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--database", "sqlite:x"], "--database needs --stuck"),
-        (["--stuck", "--database", "mysql:x"], "a database is"),
+        (["--stuck", "--database", "mysql:x"], "the database must be"),
     ],
 )
 def test_wrong_usage(arguments: list[str], said: str) -> None:
@@ -197,7 +197,9 @@ def test_a_daemon_whose_tables_are_in_trouble(monkeypatch: pytest.MonkeyPatch) -
 
     assert result.exit_code == 1
     assert result.stdout.splitlines()[0] == "stuck: pushers: there is no table pushers"
-    assert result.stdout.splitlines()[1].startswith("stuck: receipts: A reserved 5, 60 s ago")
+    assert result.stdout.splitlines()[1].startswith(
+        "stuck: receipts: A has id 5 unfinished, reserved 60 s ago"
+    )
     assert tables == found["tables"]
     assert [("A", "unfinished"), ("A", "behind")] == [(one["writer"], one["why"]) for one in found["holds"]]
 

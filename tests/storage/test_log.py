@@ -356,7 +356,7 @@ class FailureTests(LogCase):
 
         self.clock.pump([0.1] * 3)
 
-        self.assertIn("it may have been stored", str(self.failureResultOf(lost, StorageError).value))
+        self.assertIn("the append may have been stored", str(self.failureResultOf(lost, StorageError).value))
         self.assertEqual(Appended(1, 3, [3]), self.successResultOf(following))
         self.assertEqual([1, 2, 3], self.seen)
         self.assertEqual((3, "events", "w1", 2, 3), tokens(self.engine.facts)[-1])
@@ -473,7 +473,9 @@ class FailureTests(LogCase):
 
         self.clock.pump([0.1] * 30)
 
-        self.assertIn("it may have been stored", str(self.failureResultOf(failed, StorageError).value))
+        self.assertIn(
+            "the append may have been stored", str(self.failureResultOf(failed, StorageError).value)
+        )
         self.assertIn("another process writes to this log: it is at serial 1", log.healthy[1])
         refused = self.failure_after(log.append("events", "w1", [B]), 0.1)
         self.assertIsInstance(refused, LogLost)

@@ -412,7 +412,7 @@ class LostConnectionTests(PostgresCase):
                 server.start()
                 again = self.append(log, "events", "w1", A, key="k")
 
-                self.assertIn("it may have been stored", str(error))
+                self.assertIn("the append may have been stored", str(error))
                 self.assertIn("the log's position is unknown", str(refused))
                 self.assertTrue(error.retryable)
                 self.assertTrue(refused.retryable)

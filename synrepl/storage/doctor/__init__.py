@@ -1,1 +1,1 @@
-"""The doctor: finds and repairs problems with the streams in a database."""
+"""The doctor: finds and repairs problems with a log, and with the ids of streams, in a database."""

@@ -27,7 +27,7 @@ class Complaint(msgspec.Struct, frozen=True, kw_only=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A whole examination. `kind` is what the database contains: ``synrepl``, ``synapse`` or ``other``.
 
-    `streams` are those whose ids were examined; `facts_checked` is None if there is no log.
+    `streams` are those with ids to examine; `facts_checked` is None if there is no log, or it was unreadable.
     """
 
     database: str

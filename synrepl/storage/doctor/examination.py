@@ -21,7 +21,7 @@ ORDER: Final = ("error", "warning", "note")
 HARMLESS: Final = ("unknown_writer", "sequence_unused")
 LOG: Final = "the log"
 STOPPED: Final = "stop the homeserver, run the statement, start it"
-FIX: Final = "run synrepl doctor --fix; the generators do the same when they start"
+FIX: Final = "run synrepl doctor --fix; synrepl's id generators make the same repair when a writer starts"
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,7 +60,8 @@ class Doctor:
             try:
                 mended.update(self.database.savepoint(cursor, "repair", work))
             except StorageError as error:
-                text = f"could not be repaired: {_reason(error)}"
+                what = "the ids" if stream else "positions in the log"
+                text = f"{what} could not be repaired: {_reason(error)}"
                 failed.append(Complaint(severity="error", kind="not_mended", stream=stream, text=text))
 
         def work(cursor: Any) -> None:
@@ -233,12 +234,12 @@ def _synapse_behavior(stream: IdStream, examined: IdProblems, problem: IdProblem
 
 def _remedy(hold: Hold) -> str:
     if hold.why == "unfinished":
-        return "find out what that code waits for; ending the process releases its ids"
+        return "find out what the code that reserved the id waits for; ending the process releases its ids"
     if hold.why == "silent":
-        return "if it is gone, another writer of the stream releases its ids when it runs"
+        return "if the process is gone, another writer of the stream releases its ids when that runs"
     if hold.is_stuck:
-        return "let it finish, or stop it"
-    return "none if it is idle and runs; if it writes no more, remove it from the configuration"
+        return "let the writer finish, or stop it"
+    return "none if the writer is idle and runs; if it writes no more, remove it from the configuration"
 
 
 def _present(catalog: Catalog) -> list[IdStream]:

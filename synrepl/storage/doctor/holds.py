@@ -55,7 +55,7 @@ def holds(states: Iterable[WriterState], positions: Positions, now: float) -> li
 
 
 def read_holds(database: Database, now: float) -> list[Hold]:
-    """Read the holds in this database. Raises `StorageError`, also if it has no status of writers."""
+    """Read the holds in this database. Raises `StorageError`, also if it has no table of writers."""
 
     def work(cursor: Any) -> list[Hold]:
         tables = read_catalog(cursor, database.flavor).tables
@@ -100,14 +100,13 @@ def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
     )
     if state.oldest_id is not None and state.oldest_since is not None:
         age = max(0.0, now - state.oldest_since)
-        what = (
-            f"{state.unfinished} ids from {state.oldest_id} on" if state.unfinished > 1 else state.oldest_id
-        )
+        count, first = state.unfinished, state.oldest_id
+        what = f"{count} ids from {first} on" if count > 1 else f"id {first}"
         yield hold(
             why="unfinished",
             is_stuck=age >= STUCK_SECONDS,
-            text=f"{state.writer} reserved {what}, {age:.0f} s ago, and has not finished (by {state.owner},"
-            f" process {state.process}): the stream waits for it",
+            text=f"{state.writer} has {what} unfinished, reserved {age:.0f} s ago by {state.owner} (process"
+            f" {state.process}): the stream waits for it",
             first_id=state.oldest_id,
             age_seconds=round(age, 3),
             owner=state.owner,
@@ -130,7 +129,7 @@ def _behind(stream: str, positions: Mapping[str, int], stuck: set[tuple[str, str
                 writer=writer,
                 why="behind",
                 is_stuck=(stream, writer) in stuck,
-                text=f"{writer} is at {lowest}, {highest - lowest} behind the stream's first writer: linear"
+                text=f"{writer} is at {lowest}, {highest - lowest} behind the writer at {highest}: linear"
                 " readers wait for it, except where rows prove that nothing is missing",
                 position=lowest,
                 behind=highest - lowest,

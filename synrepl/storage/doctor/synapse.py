@@ -59,7 +59,7 @@ def read_catalog(cursor: Any, flavor: Flavor) -> Catalog:
 
 
 MARKS: Final = ("schema_version", "applied_schema_deltas", "stream_positions")
-"""A set of tables that only a Synapse database has."""
+"""Only a Synapse database has all of these tables."""
 
 
 def _stream(name: str, sequence: str, *tables: str, negative: bool = False) -> IdStream:

@@ -221,7 +221,7 @@ def test_an_unfinished_id_is_named(place: Place) -> None:
 
     assert [("warning", "unfinished_id")] == kinds(found)
     assert found.complaints[0].text == (
-        "A reserved 2 ids from 5 on, 47 s ago, and has not finished (by send, process host:7:cafe):"
+        "A has 2 ids from 5 on unfinished, reserved 47 s ago by send (process host:7:cafe):"
         " the stream waits for it"
     )
 
@@ -468,7 +468,7 @@ def test_a_log_of_a_newer_release(place: Place) -> None:
     found = place.examine()
 
     assert [("error", "newer_schema")] == kinds(found)
-    assert "schema version 9, this release knows" in found.complaints[0].text
+    assert "schema version is 9, this release knows" in found.complaints[0].text
 
 
 # -- what is no database of ours ---------------------------------------------------------------------------
@@ -578,7 +578,7 @@ def test_rights_on_some_tables_only(postgres: Place, reader: str) -> None:
     ] == [one.text for one in found.complaints[1:]]
     assert found.complaints[1].remedy == "grant this user SELECT on it"
     assert not mended.is_healthy
-    assert "could not be repaired: must be owner of sequence things_sequence" in [
+    assert "the ids could not be repaired: must be owner of sequence things_sequence" in [
         one.text for one in mended.complaints
     ]
 
