@@ -73,7 +73,7 @@ NAMES_AT_ONCE = 10_000
 """The number of streams, or writers, in one filter: every database allows twice as many values."""
 
 TEXT_SERIALS = 5_000
-"""The number of serials in a text: about a megabyte, which fits a CPU cache; more is slower per fact."""
+"""The most serials in one text: about a megabyte, which fits a CPU cache; more is slower per fact."""
 
 LARGE_TEXT = 8 * 1024 * 1024
 """A text of more than one fact is halved until its rows have at most this many bytes."""
@@ -111,10 +111,10 @@ class SQLEngine:
     ``history`` is the uuid of the log and of all its copies.
 
     Up to `trimmed_upto` the log is sparse: a fact is there while it is the newest with one of its rows' keys.
-    The table `keyed` has the serial of the newest fact for each key. Facts beyond `trimmed_upto` are all
-    there. A base copied from another log is sparse already, and its keys are not indexed. They are indexed
-    gradually, a slice of the base with each slice of the log. Until that is done, some replaced facts of the
-    base remain.
+    The table `keyed` has the serial of the newest fact for each key. Beyond `trimmed_upto` facts are missing
+    only in a filtered copy (`LogBounds.filled`). A base copied from another log is sparse already, and its
+    keys are not indexed. They are indexed gradually, a slice of the base with each slice of the log. Until
+    that is done, some replaced facts of the base remain.
     """
 
     def __init__(self, database: LogDatabase) -> None:
@@ -204,6 +204,7 @@ class SQLEngine:
             tail = list(starmap(Fact, rows))[::-1]
         why = find_inconsistency(tail, floor, _positions(connection), self._discarded)
         if why:
+            why = f"{self.database.name}: {why}"
             raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._dialect.kind))
 
     @staticmethod
@@ -249,7 +250,7 @@ class SQLEngine:
     # -- the end of the log --------------------------------------------------------------------------------
 
     def head(self) -> Head:
-        """The end of the log now; used to find the outcome of a failed commit."""
+        """The end of the log now, which also tells the outcome of a failed commit."""
         with self._writing("head") as connection:
             self._reload(connection)
             bounds = self._current_bounds(connection)
@@ -284,7 +285,7 @@ class SQLEngine:
     def digest_at(self, serial: int) -> str | None:
         """The digest at this serial; None if it is beyond the log or no longer known.
 
-        Known are the digests from `trimmed_upto` on, those of stored facts, and the one at the log's end.
+        Known are the digests of stored facts, at `trimmed_upto`, and at the end of the part with gaps.
         """
         with self._reading("digest_at") as connection:
             return digest_of(connection, serial)
@@ -345,7 +346,8 @@ class SQLEngine:
         """Store `upto` as the end of the log, if the facts themselves do not imply it."""
         check_ascend(facts, serial, upto.serial)
         if upto.serial < serial:
-            raise StorageError(op="commit", why=f"serial {upto.serial} cannot follow {serial}")
+            why = f"the log is at serial {serial} already, beyond its new end {upto.serial}"
+            raise StorageError(op="commit", why=why)
         last = (facts[-1].serial, facts[-1].digest, facts[-1].epoch) if facts else ()
         is_whole = len(facts) == upto.serial - serial and last == (upto.serial, upto.digest, upto.epoch)
         if is_whole and verify(facts, digest) is None:
@@ -371,7 +373,7 @@ class SQLEngine:
     # -- receipts ------------------------------------------------------------------------------------------
 
     def receipt(self, key: str) -> AppendReceipt | None:
-        """The receipt of the append with this idempotency key."""
+        """The receipt of the append with this idempotency key; None if there is none."""
         with self._writing("receipt") as connection:
             found = connection.execute(
                 f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE key = ?", (key,)
@@ -482,7 +484,7 @@ class SQLEngine:
         for column, names in ((self._dialect.unindexed_stream, filter.streams), ("writer", filter.writers)):
             if names is not None:
                 if len(names) > NAMES_AT_ONCE:
-                    why = f"{len(names)} names are more than {NAMES_AT_ONCE} in one filter"
+                    why = f"a filter may have at most {NAMES_AT_ONCE} names of a kind, not {len(names)}"
                     raise InvalidValue(op="read", why=why)
                 upto = min(upto, after + SCANNED_AT_ONCE)
                 where += f" AND {column} IN ({_placeholders(names)})" if names else " AND false"
@@ -615,11 +617,11 @@ class SQLEngine:
         serial, digest = found or (0, "")
         why = ""
         if max(serial, end_of_log(connection, bounds)[0]) > position.serial:
-            why = f"the log is beyond serial {position.serial}"
+            why = f"the copy has facts beyond serial {position.serial}, the end of the snapshot"
         elif serial == position.serial and digest != position.digest and serial:
-            why = f"serial {serial} belongs to another history"
+            why = f"the copy and the snapshot have different digests at serial {serial}"
         if why:
-            raise StorageError(op="restore", why=why, hint="restart the copy")
+            raise StorageError(op="restore", why=why, hint="start the copy again from its beginning")
 
     # -- trimming: a slice at a time, facts that newer facts replaced are deleted ----------------------------
 
@@ -627,12 +629,12 @@ class SQLEngine:
         """Trim the next slice of the log: at most `limit` facts after `trimmed_upto`, none beyond `upto`.
         Returns the new `trimmed_upto`.
 
-        That is the last position up to `upto` whose digest is known. In a log that was filled with gaps it
-        may be before `upto`, and may not move. Otherwise it is at `upto` when the work is done.
+        The digest there must be known, so in a log with gaps it may stay before `upto`. In any other log it
+        is at `upto` when the work is done.
 
-        In a stream whose rows have keys a fact is deleted once later facts up to there have all its keys; in
-        a stream without keys every fact is deleted. Discarded facts replace nothing and are deleted. Each
-        slice is one transaction.
+        In a stream whose rows have keys a fact is deleted once later facts up to `trimmed_upto` have all its
+        keys; in a stream without keys every fact is deleted. Discarded facts replace nothing and are deleted.
+        Each slice is one transaction.
         """
         with self._writing("trim") as connection:
             with connection.transaction():
@@ -689,7 +691,7 @@ class SQLEngine:
     def size(self, after: int) -> int:
         """The approximate size in bytes of the facts beyond this serial.
 
-        Estimated from runs of facts spread evenly over the serials; few facts are measured completely.
+        Estimated from runs of facts spread evenly over the serials; a short range is measured as a whole.
         """
         with self._writing("size") as connection:
             after = max(0, after)
@@ -733,7 +735,7 @@ class SQLEngine:
         database = self.database
         with self._writing("adopt_staged"):
             if not database.is_staged():
-                raise StorageError(op="adopt_staged", why="nothing is staged")
+                raise StorageError(op="adopt_staged", why=f"there is no staged copy of {database.name}")
             boots = max(self._ownership.boots or 0, 1)
             staged = self.staging()
             try:

@@ -24,10 +24,7 @@ _rows = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class EphemeralStore:
-    """All ephemeral streams of a log, and the receipts of their appends.
-
-    They are empty after each `restart`.
-    """
+    """All ephemeral streams of a log, empty after each `restart`, and the receipts of their appends."""
 
     def __init__(self, names: Collection[str], *, key_of: "KeyOf | None", max_bytes: int) -> None:
         self.streams: dict[str, EphemeralStream] = {}
@@ -74,7 +71,7 @@ class EphemeralStore:
     def append_assigned(
         self, stream: str, facts: Sequence[tuple[str, int, bytes]], at_ms: int
     ) -> tuple[Appended, list[Fact]]:
-        """Append facts that have a writer and a token. Returns the response and the new facts."""
+        """Append facts that have a writer and a token, if new. Returns the response and the new facts."""
         ephemeral = self.streams[stream]
         added = [fact for item in facts if (fact := ephemeral.append_assigned(*item, at_ms)) is not None]
         return Appended(ephemeral.epoch, None, [fact.token for fact in added]), added
@@ -82,7 +79,7 @@ class EphemeralStore:
     def snapshot(self) -> list[Fact]:
         """The facts in memory, then one position marker per writer: a fact without rows.
 
-        The token of a marker is lower than before when the writer was reset.
+        If a writer was reset, the token of its marker is lower than that of the marker before.
         """
         found: list[Fact] = []
         for name, stream in sorted(self.streams.items()):
@@ -100,8 +97,8 @@ class EphemeralStream:
     Tokens assigned by this class start at 1 with each boot; `epoch` is the number of the boot, so that the
     restart is visible. `token` is the highest position. A fact without rows moves its writer's position and
     is not stored. Above `max_bytes` the oldest replaced facts (all their rows' keys came again) are dropped
-    first, then the oldest of all; the newest always stays. A dropped fact leaves no visible gap: a read gives
-    the facts in memory, each with its original `prev_token`.
+    first, then the oldest of all; the newest always stays. A read gives the facts in memory, each with its
+    original `prev_token`, and does not tell which were dropped.
     """
 
     def __init__(
@@ -141,7 +138,7 @@ class EphemeralStream:
         return made
 
     def reset_writer(self, writer: str, at_ms: int) -> Fact:
-        """Drop the facts of a writer that was reset. Returns the fact at token 0 that tells readers."""
+        """Drop the facts of a writer that was reset. Returns the fact at token 0 that tells readers of it."""
         for number in [number for number, fact in self._facts.items() if fact.writer == writer]:
             self._drop(number)
         self._by_token = [position for position in self._by_token if position[1] in self._facts]
@@ -173,7 +170,7 @@ class EphemeralStream:
         for _, number in self._by_token[:first]:
             self._drop(number)
         del self._by_token[:first]
-        # Sorted, so still a heap; unless filtered it grows as long as readers keep up.
+        # Sorted, so still a heap. Unfiltered it would only grow while no fact is dropped above the bound.
         self._replaced = sorted(number for number in self._replaced if number in self._facts)
 
     def _add(self, writer: str, token: int, rows: bytes, at_ms: int) -> Fact:

@@ -105,9 +105,9 @@ def build_group(
 ) -> CommitGroup:
     """Give serials, tokens and digests to new facts, and look up the receipts of repeated requests.
 
-    Unless it is assigned already, a token is the next of its stream over all writers. `_AssignedFilter`
-    decides which assigned facts are stored. `prev_token` is the previous token of the same writer; in a late
-    fact it is the fact's own token.
+    Unless it is assigned already, a token is the next of its stream over all writers. An assigned fact up to
+    its writer's position is skipped, unless `_AssignedFilter` stores it. `prev_token` is the previous token
+    of the same writer; in a late fact it is the fact's own token.
     """
     epoch, serial, digest = head.epoch, head.serial, head.digest
     allocated: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """The writer's side of cache invalidation: a transaction writes the invalidations that it causes.
 
 Rows of the ``caches`` stream go into the same transaction as the facts: both are committed, or neither.
-They are published after the commit. This process invalidates its own caches before it announces their ids.
+The rows are published after the commit. This process invalidates its own caches before announcing their ids.
 """
 
 from collections.abc import Callable, Iterator
@@ -65,8 +65,8 @@ class InvalidationWriter:
     def within(self, transaction: ITransaction) -> Iterator[Changes]:
         """Collect the invalidations of the block, and write them to the same transaction at its end.
 
-        The invalidations take as few rows as possible, each with its own id. After the commit this process's
-        own caches are invalidated; after a rollback, none are. Raises what reserving ids raises
+        The invalidations take as few rows as possible, each with its own id. After the commit `caches` are
+        invalidated, too; after a rollback, they are not. Raises what reserving ids raises
         (`MultiWriterIdGenerator`).
         """
         changes = Changes()

@@ -39,7 +39,7 @@ class FileLock:
                 raise StorageError(
                     op="open",
                     why=f"process {holder} uses {self._path}",
-                    hint="stop it, or choose another database",
+                    hint="stop it, or choose another path",
                 )
             with map_path_errors("open", self._path, "the disk may be full"):
                 os.ftruncate(descriptor, 0)

@@ -51,13 +51,14 @@ class Log:
     once; a group has up to `max_batch_bytes`.
 
     * `assigned`: streams whose facts already have tokens (`append_assigned`); `append` refuses these streams.
-      A mapping has the reason for each stream; without one, the reason is the homeserver's table. The facts
-      of all other streams get their tokens in `append`.
+      As a mapping: stream to the reason for the refusal. As a collection: the reason is `FROM_TABLE`. The
+      facts of all other streams get their tokens in `append`.
     * `append_refusal(stream, writer)` returns the reason why this writer cannot append now; "" if it can.
     * `unordered`: streams whose facts may arrive with lower tokens after higher ones.
     * `any_writer`: streams in which each writer may repeat facts of the others.
 
-    A log belongs to one homeserver: the `server_name` of the first start that had a name.
+    A log with facts belongs to one homeserver: the `server_name` of the first start that had a name. An empty
+    log takes the name of the next start.
 
     The log owns the engine and both threads from `start` to `stop`.
     """
@@ -82,7 +83,7 @@ class Log:
         logger: Logger,
     ) -> None:
         self.write_barrier: Callable[[str], StorageError] | None = None
-        """Returns the error that refuses appends to a stream; `follow` is not refused. None: nothing is."""
+        """If set: refuses appends to a stream with the error that it returns. `follow` is never refused."""
         self._engine = engine
         self._writing = writing
         self._reading = reading
@@ -288,7 +289,7 @@ class Log:
         return self._head.allocated.get(stream, 0) if ephemeral is None else ephemeral.token
 
     def positions_by_stream(self) -> dict[str, dict[str, int]]:
-        """The positions of every stream that has facts, ephemeral streams included."""
+        """The positions of every stream that has writers, ephemeral streams included."""
         return {
             stream: positions
             for stream in [*self._head.positions, *self.ephemeral.streams]
@@ -373,9 +374,8 @@ class Log:
         if not facts:
             return succeed(Appended(self.epoch, None, []))
         if key is not None and not _is_storable(key):
-            return fail(
-                append_error(stream, f"{key[:100]!r} is not a valid idempotency key: too long, or not text")
-            )
+            why = f"idempotency key {key[:100]!r} must be text without NUL, of at most {MAX_NAME_BYTES} bytes"
+            return fail(append_error(stream, why))
         fingerprint = "" if key is None else checksum(stream, writer, facts)
         if stream in self.ephemeral.streams:
             try:
@@ -394,10 +394,10 @@ class Log:
         """Append facts that already have a writer and a token. Fires when they are durable.
 
         `facts` are ``(writer, token, canonical rows)``, those of each writer in order of token. Facts up to
-        the writer's position are skipped. In an unordered stream a fact is skipped only if the log has the
-        same rows under its token; a late fact is stored, and the position stays. A fact without rows (``[]``)
-        states that the writer wrote nothing since its last fact. In an `any_writer` stream, a fact that
-        another writer already sent is stored without its rows.
+        the writer's position are skipped. In an unordered stream such a fact is stored as a late one, and the
+        position stays, unless the token is below 1, or the rows are none or stored under it already. A fact
+        without rows (``[]``) states that the writer wrote nothing since its last fact. In an `any_writer`
+        stream, a fact that another writer already sent is stored without its rows.
 
         Facts that arrive in one iteration of the reactor are committed together.
         """
@@ -424,7 +424,7 @@ class Log:
         """
         refusal = self._check_request(stream, writer)
         if refusal is None and stream not in self.ephemeral.streams:
-            why = "its facts are durable, and its position never goes back"
+            why = "its facts are durable, so that the position of a writer never goes back"
             refusal = StorageError(op="reset_writer", why=why, stream=stream)
         if refusal is not None:
             raise refusal
@@ -451,9 +451,8 @@ class Log:
         if stream not in self._valid_names or writer not in self._valid_names:
             for name in (stream, writer):
                 if name.split() != [name] or not _is_storable(name):
-                    return append_error(
-                        stream, f"{name[:100]!r} is not a valid name: empty, too long, or not one word"
-                    )
+                    why = f"the name {name[:100]!r} must be one word of up to {MAX_NAME_BYTES} bytes, no NUL"
+                    return append_error(stream, why)
                 self._valid_names.add(name)
         return None
 
@@ -544,8 +543,8 @@ class Log:
         """Append facts and receipts of the log that this one is a copy of, unchanged.
 
         The facts continue this log without a gap; otherwise `upto` is the log's position after them. Raises
-        `HistoryMismatch` if a fact does not continue the log, or another `StorageError`. A failed call stores
-        nothing.
+        `HistoryMismatch` if a fact does not continue the log, or another `StorageError`. If the outcome of a
+        failed call is unknown, it is looked up before the next exclusive write.
         """
 
         async def work() -> None:
@@ -596,7 +595,7 @@ class Log:
         stream: str = "",
         token: int = 0,
     ) -> EpochStart:
-        """Begin the next epoch, or the given one, after all appends so far; now by default."""
+        """Begin the next epoch, or `epoch`, after all appends so far. The default of `at_ms` is now."""
 
         async def work() -> EpochStart:
             position = self.position
@@ -631,7 +630,7 @@ class Log:
         await self._writing.run(self._engine.drop_staged)
 
     async def adopt_copy(self, copy: StagedCopy) -> None:
-        """Replace this log by a staged copy in one step; this daemon's own uuid, notes and leases stay."""
+        """Replace this log by a staged copy in one step; its uuid, leases and notes but `COPY_NOTES` stay."""
 
         async def work() -> None:
             own = {name: text for name, text in self.notes.items() if name not in COPY_NOTES}

@@ -84,8 +84,7 @@ def test_a_symbolic_link_is_no_second_log(tmp_path: Path) -> None:
 
         told = cannot_open(tmp_path / "other", "link.db")
         assert (
-            f"process {daemon.pid} uses {tmp_path}/synrepl.db.lock (stop it, or choose another database)"
-            in told
+            f"process {daemon.pid} uses {tmp_path}/synrepl.db.lock (stop it, or choose another path)" in told
         )
         # Somebody who removes the lock file does not get any further.
         (tmp_path / "synrepl.db.lock").unlink()

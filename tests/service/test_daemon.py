@@ -17,7 +17,7 @@ def test_a_second_daemon_on_one_log_ends_with_one_clear_line(tmp_path: Path) -> 
 
         told = [line for line in second.lines if "cannot start" in line]
         assert len(told) == 1
-        assert "uses synrepl.db.lock (stop it, or choose another database)" in told[0]
+        assert "uses synrepl.db.lock (stop it, or choose another path)" in told[0]
         assert not any("Traceback" in line or "Unhandled" in line for line in second.lines)
 
 

@@ -1,4 +1,4 @@
-"""The generators' SQL: one text for SQLite and PostgreSQL, except for sequences."""
+"""The generators' SQL, for SQLite and PostgreSQL."""
 
 from typing import Any, Final
 
@@ -43,7 +43,7 @@ class IdDatabase:
     """The ids of one stream in a database of this flavor.
 
     Every method runs in the transaction of the cursor it gets. All numbers ascend, whatever the sign in the
-    tables. Errors are the driver's own.
+    tables. Errors are the driver's own, but for the `StorageError` if there is no sequence.
     """
 
     def __init__(self, stream: IdStream, flavor: Flavor) -> None:
@@ -94,7 +94,8 @@ class IdDatabase:
 
     def has_ended(self, cursor: ICursor, mark: int, highest: int) -> bool:
         """Whether a transaction that was to be rolled back has certainly ended, and its ids will not be
-        allocated to this process again. `mark` is its id, `highest` its last allocated id.
+        allocated to this process again: on SQLite this call sees to it. `mark` is the transaction's id,
+        `highest` its last allocated id.
         """
         if self.flavor == "postgresql":
             # Not `txid_status`: after a crash the id may be in the server's future.
@@ -109,7 +110,7 @@ class IdDatabase:
         return True
 
     def mark(self, cursor: ICursor) -> int:
-        """The id of this transaction: every one that has begun to write has a lower id."""
+        """The id of this transaction: every transaction that began to write before has a lower id."""
         if self.flavor != "postgresql":
             # With SQLite's only write lock every earlier writer has ended.
             self.lock_start(cursor)

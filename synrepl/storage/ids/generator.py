@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SETTLE_SECONDS: Final = 0.5
-"""The longest delay between checks of a rollback of unknown outcome, in seconds."""
+"""The longest delay between checks whether a transaction of unknown outcome has ended, in seconds."""
 SETTLE_FIRST_SECONDS: Final = 0.01
-"""The first such delay: most transactions of a busy database have ended by then."""
+"""The first delay between these checks: most transactions of a busy database have ended by then."""
 
 CHANNEL: Final = "synrepl"
 """The channel of the NOTIFY that PostgreSQL sends, without payload, when a position is stored."""
@@ -42,7 +42,7 @@ class NotAWriter(StorageError):
     def __init__(self, *, stream: str, instance: str, writers: Sequence[str]) -> None:
         super().__init__(
             op="reserve",
-            why=f"{instance} is none of its writers ({', '.join(writers)})",
+            why=f"{instance} is not among the writers of {stream} ({', '.join(writers)})",
             hint="write in one of those processes, or add this one to the writers in every configuration",
             stream=stream,
         )
@@ -96,9 +96,9 @@ class MultiWriterIdGenerator:
     that, a bare `runInteraction` of adbapi does not. Tokens have the sign of the stream, as in its tables;
     `docs/explanation/ids.md` explains them.
 
-    Reserving raises `StorageError`: `NotAWriter` if `instance` is none of the stream's writers; a retryable
-    one if the session has lost its name; or if `start` was not called or the sequence is missing. Errors of
-    the database driver pass through.
+    Reserving raises `NotAWriter` if `instance` is none of the stream's writers, and `StorageError` if the
+    session has lost its name (retryable, unless another process is the writer now), if `start` was not
+    called, or if the sequence is missing. Errors of the database driver pass through.
     """
 
     _logger = Logger()
@@ -117,7 +117,7 @@ class MultiWriterIdGenerator:
         self.instance = instance
         self.database = IdDatabase(stream, flavor)
         self.problems: list[IdProblem] = []
-        """The problems found and repaired at the start."""
+        """The problems found at the start; all are repaired, but lost history does not come back."""
         self.session: WriterSession | None = None
         """Makes this process the only writer of its name; set by `WriterSession`."""
         self.pool = pool
@@ -157,8 +157,10 @@ class MultiWriterIdGenerator:
     def _warn(self, examined: IdProblems) -> None:
         notable = [problem for problem in examined.found if problem.kind != "sequence_unused"]
         if notable:
+            is_loss = any(problem.is_loss for problem in notable)
+            what = "ids of {stream}: history is lost" if is_loss else "repaired the ids of {stream}"
             self._logger.warn(
-                "repaired the ids of {stream}: {text}; sequence {sequence} was at {before}, now at {after}",
+                what + ": {text}; sequence {sequence} was at {before}, new ids continue above {after}",
                 stream=self.stream.name,
                 text="; ".join(problem.text for problem in notable),
                 sequence=self.stream.sequence,
@@ -232,7 +234,7 @@ class MultiWriterIdGenerator:
                 retryable=not self.session.refusal,
             )
         if not self._is_started:
-            raise StorageError(op="reserve", why="the generator was not started", stream=self.stream.name)
+            raise StorageError(op="reserve", why="its id generator was not started", stream=self.stream.name)
         if not self._tracker.is_writer:
             raise NotAWriter(stream=self.stream.name, instance=self.instance, writers=self.stream.writers)
 
@@ -279,7 +281,7 @@ class MultiWriterIdGenerator:
             except Exception as error:
                 has_ended = False
                 self._logger.warn(
-                    "ids {tokens} of {stream} stay unfinished: {error}",
+                    "ids {tokens} of {stream} stay unfinished, as their transaction may be running: {error}",
                     tokens=list(reservation.tokens),
                     stream=self.stream.name,
                     error=error,
@@ -500,7 +502,7 @@ class AllocatedIds:
     """Tells a follower which tokens exist (`Follower(allocated=...)`), from the generators of this process.
 
     `generators` are by the streams' names on the wire. For streams that the daemon reads from tables there is
-    no other source: the daemon sees an id only when its fact is complete, other processes know it before.
+    no other source: the daemon learns of an id only when its fact is complete.
     """
 
     def __init__(self, generators: Mapping[str, MultiWriterIdGenerator]) -> None:

@@ -42,7 +42,7 @@ class SessionNames:
         return bool(cursor.fetchone()[0])
 
     def mark(self, cursor: ICursor) -> int:
-        """The id of this transaction: every one that has begun to write has a lower id."""
+        """The id of this transaction: every transaction that began to write before has a lower id."""
         cursor.execute("SELECT txid_current()", ())
         return int(cursor.fetchone()[0])
 
@@ -55,10 +55,10 @@ class SessionNames:
         return bool(cursor.fetchone()[0] >= mark)
 
     def end_transaction(self) -> None:
-        """Do nothing: the names that `is_free` has locked go with the transaction."""
+        """Do nothing: the end of the transaction releases the names that `is_free` has locked."""
 
     def release_all(self) -> None:
-        """Do nothing: the names go with the connection."""
+        """Do nothing: the end of the connection releases the names."""
 
 
 class FileNames:
@@ -69,7 +69,7 @@ class FileNames:
         self._probed: list[FileLock] = []
 
     def acquire(self, cursor: ICursor, name: str) -> str:
-        """Acquire the name for the life of this session. Returns the process that holds it, or ""."""
+        """Acquire the name for the life of this session. Returns why it cannot be had, or ""."""
         if name in self._own:
             return ""
         lock = FileLock(_path_of(cursor, name))
@@ -91,7 +91,7 @@ class FileNames:
         return True
 
     def mark(self, cursor: ICursor) -> int:
-        """Nothing to tell apart: the caller holds the only write lock."""
+        """Return 0: the caller holds the only write lock, so that no other transaction is running."""
         return 0
 
     def have_ended(self, cursor: ICursor, mark: int) -> bool:

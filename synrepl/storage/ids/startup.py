@@ -72,8 +72,8 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> IdProble
     if seen > known:
         add(
             "history_lost",
-            f"readers have seen ids up to {seen}, the database has none beyond {known}: it is older than the"
-            " readers (restored from a dump?), and the facts between are lost",
+            f"readers have seen ids up to {seen}, but the database has none beyond {known}: it is older than"
+            " the readers (restored from a dump?), and the facts between are lost",
             before=known,
             after=seen,
         )
@@ -99,11 +99,11 @@ def repair(cursor: ICursor, database: IdDatabase, examined: IdProblems) -> None:
 
 
 def initial_position(cursor: ICursor, database: IdDatabase, instance: str | None) -> IdPosition:
-    """The positions from which a process of this name starts, after any repair; None for a mere reader.
+    """The positions from which a process of this name starts, after any repair; no `instance`: a mere reader.
 
-    A writer has nothing unfinished at its start. So it starts at the end of the sequence, or at its last row
-    if that is beyond the linear position. The linear position is the lowest of all positions, extended over
-    rows without a gap; a writer that never wrote starts there too.
+    A writer has nothing unfinished at its start. So it starts at its last row at or above the lowest of all
+    positions, otherwise at the end of the sequence. The linear position is that lowest one, extended over
+    rows without a gap; it is also the position of a writer that has stored none.
 
     In a stream without writers the position is the highest row: later ids of the sequence may be unfinished
     in another process.

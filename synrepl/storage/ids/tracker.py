@@ -2,8 +2,8 @@
 
 Pure: no database, no lock, no clock. Numbers are positive and ascend; the generator converts negative ids.
 
-The terms follow the streams document and `MultiWriterIdGenerator` of Synapse 1.163
-(docs/reference/peers.md#ids; docs/explanation/ids.md has them with the example):
+The terms are those of the documentation of streams and `MultiWriterIdGenerator` in Synapse 1.163
+(docs/reference/peers.md#ids; docs/explanation/ids.md has an example):
 
 * *unfinished*: an id reserved by this process and neither completed nor rolled back.
 * *pending floor*: the highest known id at the start of a running reservation, whose ids will be above it.
@@ -153,8 +153,7 @@ class Tracker:
         The own position counts only while something is pending, since the next reservation will be above all
         known ids. Without other writers it is the only position.
         """
-        # Synapse's generators raise the announced token to the linear position one id late. Doing it earlier
-        # is harmless: recordings of Synapse's generators replay.
+        # Before the linear position advances: the announced token follows it one id late, as in Synapse.
         self._announced = max(self._announced, self.persisted_upto)
         if complete is not None:
             heappush(self._persisted, complete)

@@ -1,8 +1,8 @@
 """Writer sessions: make a process the only writer of its name, and release the ids of dead writers.
 
-Once a second a session stores this process's positions and unfinished ids, and reads those of the others. It
-also checks for writers that are gone: the ids that a dead process had reserved will never be written, so its
-position advances like that of an idle writer.
+Once a second a session stores this process's positions and unfinished ids, and reads the positions of other
+writers. It also checks for writers that are gone: the ids that a dead process had reserved will never be
+written, so its position advances like that of an idle writer.
 """
 
 import os
@@ -40,8 +40,8 @@ class WriterSession:
     """Makes this process the writer `instance` in one database, and starts its generators.
 
     `connect` makes a DB-API connection for the session alone; it is called and used only in `thread`, which
-    the session owns and stops: by default a thread of its own next to the reactor's, which is `clock` then.
-    `generators` are those of this process, with the same `instance` and `flavor`. Heartbeats come every
+    the session owns and stops: by default a new thread, for which `clock` must be the reactor. `generators`
+    are those of this process, with the same `instance` and `flavor`. Heartbeats come every
     `heartbeat_seconds`; a start waits up to `acquire_seconds` for the name. Only one process can have a
     session with a stream that names no writers, since unfinished ids of others would be unknown::
 
@@ -49,8 +49,8 @@ class WriterSession:
         async with synrepl.WriterSession(connect, [ids], instance="w1", flavor="sqlite", clock=reactor):
             ...
 
-    The block is between `start` and `stop`, which can also be called. While `is_held` is False the generators
-    refuse to reserve ids (`StorageError`).
+    The block runs between `start` and `stop`, which can also be called directly. While `is_held` is False the
+    generators refuse to reserve ids (`StorageError`).
 
     Raises `NotAWriter` if `instance` is none of the writers of a stream, and `ConfigError` if there is no
     generator, if one is of another instance or flavor, or if a stream has two or names no sequence.
@@ -75,7 +75,7 @@ class WriterSession:
         self.is_held = False
         """Whether this process is the writer of its name now."""
         self.refusal = ""
-        """The process that has the name instead; empty if that is not the problem."""
+        """Who has the name instead, or why it is lost until a restart; empty if neither is so."""
         self._connect = connect
         self._generators = sorted(generators, key=lambda one: one.stream.name)
         self._flavor: Flavor = flavor
@@ -107,8 +107,8 @@ class WriterSession:
             theirs, ours = (generator.instance, generator.database.flavor), (self.instance, self._flavor)
             if theirs != ours:
                 raise ConfigError(
-                    f"the id generator of {stream.name} is for {' on '.join(theirs)}, the writer session for"
-                    f" {' on '.join(ours)}"
+                    f"the id generator of {stream.name} is for {' on '.join(theirs)}, but the writer session"
+                    f" for {' on '.join(ours)}: give both the same instance and flavor"
                 )
             if not stream.is_writer(self.instance):
                 raise NotAWriter(stream=stream.name, instance=self.instance, writers=stream.writers)
@@ -227,7 +227,7 @@ class WriterSession:
                 if one.age_seconds >= STUCK_SECONDS and (one.stream, one.tokens[0]) not in self._warned:
                     self._warned.add((one.stream, one.tokens[0]))
                     self._logger.warn(
-                        "{stream} is stuck: {writer} has {tokens} unfinished for {age:.0f} s,"
+                        "{stream} is stuck: {writer} has ids {tokens} unfinished for {age:.0f} s,"
                         " reserved by {owner}",
                         stream=one.stream,
                         writer=one.writer,
@@ -386,7 +386,7 @@ class WriterSession:
             try:
                 connection.close()
             except Exception as error:  # whatever the driver raises for a connection that is gone
-                self._logger.debug("closing: {error}", error=error)
+                self._logger.debug("cannot close the session's connection: {error}", error=error)
 
 
 def _range(one: Unfinished) -> str:

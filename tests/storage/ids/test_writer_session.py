@@ -148,9 +148,9 @@ class Sessions(IdCase):
         object.__setattr__(reader, "stream", IdStream(name="read", sequence="", tables=()))
         a = self.generator("A", ["A", "B"])
         cases: list[tuple[str, list[MultiWriterIdGenerator], type[Exception], str]] = [
-            ("C", [of_c], NotAWriter, "C is none of its writers"),
+            ("C", [of_c], NotAWriter, "C is not among the writers of"),
             ("A", [], ConfigError, "at least one id generator"),
-            ("B", [a], ConfigError, f"is for A on {self.flavor}, the writer session for B on"),
+            ("B", [a], ConfigError, f"is for A on {self.flavor}, but the writer session for B on"),
             ("A", [reader], ConfigError, "stream read names no sequence"),
             ("A", [a, self.generator("A", ["A", "B"])], ConfigError, "two id generators for stream things"),
         ]
@@ -196,7 +196,7 @@ class Sessions(IdCase):
         self.assertEqual((2, 2, "persist_events"), (state.unfinished, state.oldest_id, state.owner))
         self.assertEqual(31, round(self.clock.seconds() - (state.oldest_since or 0)))
         self.assertEqual(
-            ["things is stuck: A has 2 to 3 unfinished for 30 s, reserved by persist_events"],
+            ["things is stuck: A has ids 2 to 3 unfinished for 30 s, reserved by persist_events"],
             [text for text in self.warnings() if "is stuck" in text],
         )
 
