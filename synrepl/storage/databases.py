@@ -28,10 +28,7 @@ def engine_for(url: str) -> SQLEngine:
 
 
 class Database:
-    """A database: ``sqlite:PATH`` or ``postgresql://...``, where `what` names this program's connections.
-
-    `name` is safe to show; `flavor` is its SQL dialect.
-    """
+    """A database by its URL. `name` is safe to show, `flavor` its dialect; `what` names the connections."""
 
     def __init__(self, url: str, *, what: str = "synrepl") -> None:
         kind, _, rest = url.partition(":")

@@ -149,7 +149,6 @@ class SQLEngine:
 
     @contextmanager
     def _transaction(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        """The connection of the writing thread, in a transaction."""
         with self._writing(op, stream) as connection, connection.transaction():
             yield connection
 
@@ -209,7 +208,6 @@ class SQLEngine:
 
     @staticmethod
     def _identify(connection: SQLConnection) -> None:
-        """Give a new log the uuids of its copy and its history."""
         known = {name for (name,) in connection.execute("SELECT name FROM notes")}
         made = [(name, str(uuid4())) for name in ("uuid", "history") if name not in known]
         connection.executemany(UPSERT_NOTE, made)
@@ -782,7 +780,6 @@ def _slice(connection: SQLConnection, after: int, upto: int, limit: int) -> list
 def _advance_bounds(
     bounds: LogBounds, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
 ) -> LogBounds:
-    """The bounds after these facts were processed."""
     trimmed_upto, indexed = bounds.trimmed_upto, bounds.indexed
     last = [fact.position for fact in facts[-1:]]
     if len(facts) < limit and bounds.floor.serial <= upto:

@@ -565,7 +565,6 @@ class Log:
     def _apply_followed(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], upto: LogPosition | None
     ) -> None:
-        """Advance the head over these committed facts, and notify the watchers."""
         self._head.advance(facts)
         if facts:
             self._head.epoch = max(self._head.epoch, facts[-1].epoch)

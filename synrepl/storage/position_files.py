@@ -33,7 +33,7 @@ class ChangelogPlace(msgspec.Struct, frozen=True):
 class FilePositions:
     """An `IPositionStore` in the file at `path`; readers of the changelog store one serial in it instead.
 
-    A missing file is a fresh start; a file with any other contents is an error. `<path>.lock` is locked from
+    A missing file is a fresh start; a file that holds anything else is an error. `<path>.lock` is locked from
     `open` to `close`, so that no two followers share a file.
     """
 
@@ -50,7 +50,7 @@ class FilePositions:
         self._lock.release()
 
     def load(self) -> SaveablePosition:
-        """The last saved positions; empty if there is no file."""
+        """The last saved positions; empty without a file. Raises `StorageError` if the file is bad."""
         saved = self._read()
         if saved is None:
             return {}
@@ -63,7 +63,7 @@ class FilePositions:
         self._write(_SavedPositions(version=VERSION, positions=positions))
 
     def load_place(self) -> ChangelogPlace | None:
-        """The last saved position in the changelog; None if there is no file."""
+        """The saved position in the changelog; None without a file. Raises `StorageError` for a bad file."""
         saved = self._read()
         if saved is None:
             return None

@@ -4,10 +4,10 @@ The tables have their own schema, so that the log can share a database. ``synchr
 the server's default: acknowledged means durable.
 
 One process at a time has the log: the write connection holds an advisory lock. After a connection loss the
-next operation reconnects. It continues only if it gets the lock again, no other process has opened the log
+next write reconnects. It continues only if it gets the lock again, no other process has opened the log
 meanwhile, and the last commit is still there. The server releases the lock of a lost connection only when it
-has ended that connection's work. With the lock, then, the outcome of an uncertain commit is decided and can
-be read.
+has ended that connection's work. So a process that has the lock again can read the outcome of an uncertain
+commit.
 
 Space freed by trimming is reused for new facts; the server's autovacuum sees to it.
 """
@@ -35,7 +35,7 @@ FETCHED_AT_ONCE: Final = 200
 """The number of facts a read fetches ahead of those it returns."""
 
 MANY: Final = 8
-"""The number of rows from which on they are sent as one batch."""
+"""From this number of rows on, `executemany` sends all rows as one batch."""
 
 FIRST_PATIENCE: Final = 1.0
 """How long the first lock waits for the server to notice the end of the previous process, in seconds."""
@@ -119,7 +119,7 @@ class PostgresDatabase(LogDatabase):
         lines="convert_to(string_agg(line, chr(10) ORDER BY serial), 'UTF8')",
     )
     PATIENCE = 5.0
-    """How long to wait for readers of tables that are to be dropped, in seconds."""
+    """How long to wait for other users of tables that are to be dropped, in seconds."""
 
     def __init__(self, url: str, *, schema: str = SCHEMA, lock_seconds: float = 5.0) -> None:
         self._url = url
@@ -208,7 +208,7 @@ class PostgresDatabase(LogDatabase):
             raise StorageError(
                 op=op,
                 why=f"{owner} uses the log in {self.name} (server process {backend or 'unknown'})",
-                hint="the server will notice its end" if is_own else "stop it, or choose another database",
+                hint="retry: the server will end it" if is_own else "stop it, or choose another database",
                 retryable=is_own,
                 tried=False,
             ) from error
@@ -230,14 +230,14 @@ class PostgresDatabase(LogDatabase):
         if boots != ownership.boots:
             why = "another process has opened the log since the connection was lost"
         elif serial and (digest,) not in found:
-            why = f"serial {serial} is not there as it was committed"
+            why = f"serial {serial} is missing, or has another digest than this process committed"
         if why:
             ownership.lost = self._restart_needed(op, why)
             raise ownership.lost
 
     def _restart_needed(self, op: str, why: str) -> StorageError:
         return StorageError(
-            op=op, why=f"{self.name}: {why}", hint="restart the daemon to continue from there", tried=False
+            op=op, why=f"{self.name}: {why}", hint="restart the daemon, which reads the log anew", tried=False
         )
 
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
@@ -258,11 +258,11 @@ class PostgresDatabase(LogDatabase):
         return PostgresDatabase(self._url, schema=STAGED, lock_seconds=self._lock_seconds)
 
     def is_staged(self) -> bool:
-        """Whether that schema has a log."""
+        """Whether the schema `synrepl_joining` has a log."""
         return _has_log(self.writer("adopt_staged"), STAGED)
 
     def drop_staged(self) -> None:
-        """Drop the tables. The schema stays, since not every user may create one."""
+        """Drop the tables of the staged log. The schema stays, since not every user may create one."""
         connection = self.writer("drop_staged")
         with connection.transaction():
             self._exclude_others(connection)

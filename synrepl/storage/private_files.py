@@ -15,7 +15,7 @@ _log = Logger(namespace="synrepl.storage")
 
 
 class DiskFull(StorageError):
-    """The disk is full; nothing of these bytes was stored."""
+    """The disk is full, or the user's quota is used up: the write failed."""
 
 
 def create_private(path: Path) -> BinaryIO:

@@ -41,8 +41,8 @@ VOIDS_TO_TURNS: Final = f"""
     WHERE true
     ON CONFLICT (epoch) DO NOTHING
 """
-"""Before this version an epoch began only when facts were lost: after the last fact of the earlier epochs.
-The time was not recorded; it is that fact's time or later.
+"""For schema version 2 and before, when an epoch began only if facts were lost: after the last fact of the
+earlier epochs. The time was not recorded; it is that fact's time or later.
 """
 
 _MIGRATIONS: Final = (
@@ -158,7 +158,7 @@ def migrate(execute: Callable[[str], Any], migrations: Sequence[Sequence[str]], 
     if version > len(migrations):
         raise StorageError(
             op="open",
-            why=f"{where} has schema version {version}, this release knows {len(migrations)}",
+            why=f"{where} has schema version {version}, this release knows those up to {len(migrations)}",
             hint="a newer release wrote it; run that release",
         )
     for statements in migrations[version:]:
@@ -175,8 +175,8 @@ class LogBounds(msgspec.Struct, frozen=True):
     """The bounds of a log: stored positions that cannot be derived from its facts.
 
     `trimmed_upto` is the end of the trimmed part, `filled` the end of the part with gaps. Facts up to serial
-    `indexed` are in the index of keys or deleted; trimming continues there. That is before `trimmed_upto`
-    while a base copied from another log is being indexed.
+    `indexed` are in the index of keys or deleted; trimming continues there. `indexed` is lower than
+    `trimmed_upto` while a base copied from another log is being indexed.
     """
 
     trimmed_upto: LogPosition = BEGINNING

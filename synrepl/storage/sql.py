@@ -67,7 +67,7 @@ class SQLDialect(msgspec.Struct, frozen=True, kw_only=True):
     unindexed_stream: str
     """The column `stream` in a form that avoids its index: with it each page would sort all that follows."""
     rows_bytes: str
-    """The length of the column `rows`, computed without reading it."""
+    """The stored size of the column `rows`, computed without reading it."""
     fact_bytes: int
     """The measured size of a fact besides its rows and names: digest, numbers, index entries; in bytes."""
     line: str
@@ -108,7 +108,10 @@ class Ownership:
         return lost
 
     def check_sole_writer(self, op: str, serial: int, digest: str) -> None:
-        """Refuse all further writes if another process has written to the log, which now ends here."""
+        """Raise `LogLost`, and refuse further writes, if the log does not end where this process left it.
+
+        `serial` and `digest` are the end as just read.
+        """
         found, (known_serial, known_digest) = (serial, digest), self.committed
         if known_digest and self.boots is not None and found not in (self.committed, self.attempted):
             raise self.lose(
@@ -165,7 +168,7 @@ class LogDatabase(ABC):
         """Refuse all further writes if the database is no longer where it was opened."""
 
     def check_recorded(self, connection: Any) -> None:
-        """Refuse a log that is an older copy of itself, if the database can tell; within a transaction."""
+        """Refuse another log, or an older copy of this one, if the database can tell; in a transaction."""
 
     def record(self, op: str) -> None:
         """Record outside of the database how far the log has come."""

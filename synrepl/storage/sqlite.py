@@ -108,7 +108,7 @@ class SQLiteDatabase(LogDatabase):
     """The log in the file at `path`, which is created if it is missing; its directory must exist.
 
     One process at a time holds the open file (`DatabaseFile`). A `staged` file is synced only now and then;
-    for others `<path>.state` records how far the log has come.
+    for any other file `<path>.state` records how far the log has come.
     """
 
     dialect = SQLDialect(
@@ -255,11 +255,11 @@ class SQLiteDatabase(LogDatabase):
         return SQLiteDatabase(self._staged_path, staged=True)
 
     def is_staged(self) -> bool:
-        """Whether there is such a file."""
+        """Whether the file `<path>.joining` exists."""
         return self._staged_path.exists()
 
     def drop_staged(self) -> None:
-        """Delete the file and SQLite's files next to it."""
+        """Delete the staged file and SQLite's files next to it."""
         with map_path_errors("drop_staged", self._staged_path):
             file_swap.remove(self._staged_path)
 

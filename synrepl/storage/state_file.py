@@ -17,7 +17,7 @@ VERSION: Final = 1
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """The identity of a log and how far it has come. No history means that there is no log yet."""
+    """The identity of a log and how far it has come. An empty `history` means that there is no log yet."""
 
     history: str = ""
     uuid: str = ""
@@ -72,7 +72,7 @@ class StateFile:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._invalid(str(error)) from error
         if state.version != VERSION:
-            raise self._invalid(f"its version is {state.version}, this release knows {VERSION}")
+            raise self._invalid(f"its version is {state.version}, this release knows only {VERSION}")
         return [state.log] if state.adopting is None else [state.log, state.adopting]
 
     def write(self, log: Summary, adopting: Summary | None = None) -> None:

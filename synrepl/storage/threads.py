@@ -29,7 +29,7 @@ class ReactorThread:
     def __init__(self, reactor: Any, name: str) -> None:
         self._reactor = reactor
         self._pool = ThreadPool(1, 1, name=name)
-        # The interpreter would wait for ever for a thread that is idle.
+        # A daemon thread: the interpreter would wait for ever for an idle thread of another kind.
         self._pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
         self._is_stopped = False
 

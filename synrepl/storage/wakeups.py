@@ -115,7 +115,6 @@ class Wakeups:
         self._wake()
 
     def _listen(self) -> "Connection":
-        """Connect and listen, in the thread."""
         from psycopg import sql  # an extra
 
         database = self._address.connect("listen")
@@ -139,7 +138,8 @@ class Wakeups:
         if not self._is_logged:
             self._is_logged = True
             self._logger.warn(
-                "no notifications on {channel}; polling every {seconds} seconds: {why}",
+                "no notifications on PostgreSQL's channel {channel}; polling every {seconds} seconds until a"
+                " reconnect: {why}",
                 channel=self._channel,
                 seconds=self._poll_seconds,
                 why=why,

@@ -68,7 +68,7 @@ def test_an_older_dump_makes_followers_read_the_stream_again(tmp_path: Path) -> 
                 database.execute("UPDATE stream_positions SET stream_id = 3")
 
             with Daemon(tmp_path, port=port, http_port=http_port, options=options) as again:
-                again.wait_for("starting epoch 2")
+                again.wait_for("began epoch 2")
                 write((4, "@new:hs"))
                 follower.wait_until(lambda lines: tokens(lines) == [2, 3, 4])
                 assert any("@new:hs" in line for line in follower.lines)

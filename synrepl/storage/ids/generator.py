@@ -203,7 +203,6 @@ class MultiWriterIdGenerator:
         yield reservation.tokens
 
     def _reserve(self, cursor: ICursor, count: int, owner: Owner) -> Reservation:
-        """Reserve ids in the database, in a transaction's thread."""
         if count < 1:
             raise ValueError(f"the count of ids must be at least 1, not {count}")
         with self._lock:

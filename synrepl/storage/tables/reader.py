@@ -108,7 +108,6 @@ class TableReader:
     def _select(
         self, cursor: ICursor, table: SourceTable, what: str, after: int, upto: int, end: str = "", *more: int
     ) -> list[Any]:
-        """Select from the rows with ``after < id <= upto``."""
         column, sign = table.ids.id_column, self.stream.ids.sign
         above, most = ("<", ">=") if self.stream.ids.negative else (">", "<=")
         execute(

@@ -26,7 +26,7 @@ T = TypeVar("T")
 PAGE_ROWS: Final = 1_000
 POLL_SECONDS: Final = 1.0
 CERTIFY_SECONDS: Final = 1.0
-"""How often the log gets proof that idle writers wrote nothing; each time is a fact without rows."""
+"""How often the log gets proof that idle writers wrote nothing: a fact without rows for each."""
 
 
 class TableState(msgspec.Struct, kw_only=True):
@@ -141,7 +141,7 @@ class TableSource:
         self._poll_again = True
         if not self._is_polling and not self._is_stopped:
             self._is_polling = True
-            self._tasks.start(self._poll(), "taking in tables")
+            self._tasks.start(self._poll(), "copying facts from tables")
 
     async def _poll(self) -> None:
         try:
@@ -210,7 +210,7 @@ class TableSource:
                 await self._log.rewind_stream(followed.stream.stream, problem.before)
                 followed.state.upto = problem.before
                 self._logger.error(
-                    "{stream}: {text}; starting epoch {epoch}, in which followers read it again",
+                    "{stream}: {text}; began epoch {epoch}, in which followers read the stream again",
                     stream=problem.stream,
                     text=problem.text,
                     epoch=self._log.epoch,

@@ -324,7 +324,7 @@ class Sources(IdCase):
         )
         rows = [(fact.epoch, fact.writer, fact.token) for fact in facts if fact.rows != b"[]"]
         self.assertEqual([(1, "A", 2), (1, "A", 3), (2, "B", 4)], rows)
-        self.assertIn("starting epoch 2", self.errors[0])
+        self.assertIn("began epoch 2", self.errors[0])
 
     def test_an_older_dump_is_noticed_when_the_database_is_back(self) -> None:
         """It was restored while this daemon went on, and tried to connect."""
