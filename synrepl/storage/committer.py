@@ -124,7 +124,8 @@ class Committer:
         With `delay` the group is built in the next iteration of the reactor, with what arrives until then.
         """
         if self.pending_bytes and self.pending_bytes + request.size > self._max_pending_bytes:
-            why = f"the log is busy: {self.pending_bytes} bytes wait, of at most {self._max_pending_bytes}"
+            size, most = self.pending_bytes + request.size, self._max_pending_bytes
+            why = f"the log is busy: {size} bytes of appends would wait, at most {most} may"
             return fail(append_error(request.stream, why, hint="try again later", retryable=True))
         if request.key is not None:
             self._keyed[request.key] = request
@@ -313,7 +314,7 @@ class Committer:
             return failure
         self._uncertain_commit = None
         if head.digest == group.after:
-            self._logger.info("{count} facts that failed were stored after all", count=len(group.facts))
+            self._logger.info("{count} facts were stored after all, despite an error", count=len(group.facts))
             self._apply_group(group)
         elif head.digest != group.before:
             lost = LogLost(

@@ -140,7 +140,7 @@ class SQLEngine:
 
     @contextmanager
     def _writing(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        """The connection of the writing thread, likewise."""
+        """The connection of the writing thread. In the block its errors become `StorageError`."""
         with self.database.map_errors(op, stream):
             self._check_open(op)
             if self._ownership.lost is not None:

@@ -12,7 +12,7 @@ IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(?:\.[A-Za-z_][A-Za-z0-9_]{
 def identifier(name: str) -> str:
     """Check the name of a table, column or sequence, which becomes part of SQL. Raises `ConfigError`."""
     if not isinstance(name, str) or not IDENTIFIER.fullmatch(name):
-        raise ConfigError(f"{name!r} is not the name of a table, column or sequence")
+        raise ConfigError(f"{name!r} is not the name of a table, column or sequence: use letters, digits, _")
     return name
 
 

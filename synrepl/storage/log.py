@@ -505,7 +505,7 @@ class Log:
         return self._reads.run("size", partial(self._engine.size, after), thread=self._writing)
 
     def snapshot(self) -> "Deferred[LogSnapshot]":
-        """Everything the log has besides facts, as of its head: between two commits, both certain."""
+        """Everything the log has besides facts, as of its head, once no commit is running or uncertain."""
         return self._committer.exclusive(
             partial(self._reads.run, "snapshot", self._engine.snapshot, thread=self._writing)
         )

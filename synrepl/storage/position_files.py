@@ -33,7 +33,7 @@ class ChangelogPlace(msgspec.Struct, frozen=True):
 class FilePositions:
     """An `IPositionStore` in the file at `path`; readers of the changelog store one serial in it instead.
 
-    A missing file is a fresh start; a file that holds anything else is an error. `<path>.lock` is locked from
+    A missing file is a fresh start; a file with other contents is an error. `<path>.lock` is locked from
     `open` to `close`, so that no two followers share a file.
     """
 

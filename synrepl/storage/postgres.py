@@ -101,7 +101,7 @@ class PostgresDatabase(LogDatabase):
     """The log in the database at `url`, in this `schema`, which is created if it is missing.
 
     After a reconnect it waits up to `lock_seconds` for the lock: the lost connection may hold it until the
-    server notices.
+    server notices the loss.
 
     There is no state file: the server stores the log and its identity together, so that neither is lost
     alone. A new connection compares both with what this process knows.

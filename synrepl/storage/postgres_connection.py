@@ -39,7 +39,7 @@ LIMITS: Final = [
 
 HINTS: Final = {
     "08": "check that the server runs, can be reached, and lets this user into this database",
-    "25006": "it is a standby, or read only; use the primary",
+    "25006": "the server is a standby, or read only; use the primary",
     "28": "check the user, and its password in the pgpass file",
     "3D000": "create the database, or choose another one",
     "42P01": "a table is missing: stop the daemon, and restore the database from a backup",
@@ -47,8 +47,8 @@ HINTS: Final = {
     " also a schema synrepl_joining",
     "53": "the server has run out of a resource; free some",
     "53100": "the server's disk is full; free some space",
-    "53300": "the server has too many connections",
-    "57P": "the server is stopping or starting",
+    "53300": "the server has too many connections; close some, or raise max_connections",
+    "57P": "the server is stopping or starting; try again later",
     "58": "the server's disk or system failed; check its log",
     "XX001": DAMAGED.format(database="database"),
     "XX002": DAMAGED.format(database="database"),
@@ -102,7 +102,7 @@ class PostgresAddress:
         try:
             yield
         except UnicodeEncodeError as error:
-            raise InvalidValue(op=op, why="a text is not Unicode", stream=stream) from error
+            raise InvalidValue(op=op, why="a text has a lone surrogate", stream=stream) from error
         except _psycopg().Error as error:
             state = error.sqlstate or ("08" if isinstance(error, _psycopg().OperationalError) else "")
             why = " ".join(str(error).split()) or type(error).__name__

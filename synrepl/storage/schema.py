@@ -41,8 +41,8 @@ VOIDS_TO_TURNS: Final = f"""
     WHERE true
     ON CONFLICT (epoch) DO NOTHING
 """
-"""For schema version 2 and before, when an epoch began only if facts were lost: after the last fact of the
-earlier epochs. The time was not recorded; it is that fact's time or later.
+"""Adds the epoch starts of schema version 2, where an epoch began only if facts were lost: after the last
+fact of earlier epochs. The time was not recorded; it is that fact's time or later.
 """
 
 _MIGRATIONS: Final = (
@@ -185,7 +185,7 @@ class LogBounds(msgspec.Struct, frozen=True):
 
     @property
     def floor(self) -> LogPosition:
-        """The later of the two positions: beyond it no fact is missing."""
+        """The later one of `trimmed_upto` and `filled`: beyond it no fact is missing."""
         return self.trimmed_upto if self.trimmed_upto.serial > self.filled.serial else self.filled
 
     def rows(self) -> list[tuple[str, int, int, str]]:

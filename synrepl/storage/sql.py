@@ -65,7 +65,7 @@ class SQLDialect(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """The kind of database, for messages."""
     unindexed_stream: str
-    """The column `stream` in a form that avoids its index: with it each page would sort all that follows."""
+    """The column `stream` without its index: through the index each page would sort all later facts."""
     rows_bytes: str
     """The stored size of the column `rows`, computed without reading it."""
     fact_bytes: int

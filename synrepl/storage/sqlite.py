@@ -64,7 +64,7 @@ def map_sqlite_errors(op: str, name: str, stream: str = "") -> Iterator[None]:
         # Python's integers are unbounded, and peers may send any.
         raise InvalidValue(op=op, why="a number has more than 64 bits", stream=stream) from error
     except UnicodeEncodeError as error:
-        raise InvalidValue(op=op, why="a text is not Unicode", stream=stream) from error
+        raise InvalidValue(op=op, why="a text has a lone surrogate", stream=stream) from error
     except sqlite3.Error as error:
         base = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
         raise StorageError(

@@ -53,8 +53,8 @@ class StagedCopy:
     ) -> None:
         """Add facts of the snapshot. They complete it up to the position `upto`.
 
-        Beyond `trimmed_upto` no fact is missing, and each must follow from the one before it. Facts may be
-        missing anywhere if it is None. Raises `HistoryMismatch` where a fact does not follow.
+        Beyond `trimmed_upto` no fact is missing, and each must follow from the one before it. Without
+        `trimmed_upto` facts may be missing anywhere. Raises `HistoryMismatch` where a fact does not follow.
         """
         await self._thread.run(partial(_add, self._engine, self.position, facts, upto, trimmed_upto))
         self.position = upto

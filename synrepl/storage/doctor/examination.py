@@ -49,7 +49,7 @@ class Doctor:
         )
 
     def repair(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Repair what loses nothing, and give the diagnosis with the repairs marked."""
+        """Make the repairs that lose nothing; return the diagnosis with the repaired problems marked."""
         kinds = {one.kind for one in diagnosis.complaints}
         if diagnosis.kind == "synapse" or not kinds & REPAIRABLE:
             return diagnosis
@@ -281,7 +281,7 @@ def _unread(reason: str, names: Sequence[str]) -> Complaint:
         kind="not_examined",
         stream=names[0] if is_one_stream else "",
         text=f"not examined: {reason}" + ("" if is_one_stream else f" (needed for {', '.join(names)})"),
-        remedy="grant this user SELECT on it" if "permission" in reason else "",
+        remedy="grant this user SELECT (on a schema: USAGE)" if "permission" in reason else "",
     )
 
 

@@ -55,7 +55,7 @@ def holds(states: Iterable[WriterState], positions: Positions, now: float) -> li
 
 
 def read_holds(database: Database, now: float) -> list[Hold]:
-    """Read the holds in this database. Raises `StorageError`, also if it has no table of writers."""
+    """Read the holds in this database. Raises `StorageError`, also if no table in it tells of writers."""
 
     def work(cursor: Any) -> list[Hold]:
         tables = read_catalog(cursor, database.flavor).tables
@@ -115,7 +115,7 @@ def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
         yield hold(
             why="silent",
             is_stuck=bool(state.unfinished) or behind > 0,
-            text=f"{state.writer} has been silent for {silent:.0f} s (process {state.process})",
+            text=f"{state.writer} has stored no status for {silent:.0f} s (process {state.process})",
             age_seconds=round(silent, 3),
         )
 

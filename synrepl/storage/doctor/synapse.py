@@ -14,7 +14,7 @@ from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import Flavor
 
 LOG: Final = {"facts", "meta", "positions"}
-"""The tables of a log."""
+"""Tables that every log has."""
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ T = TypeVar("T")
 SETTLE_SECONDS: Final = 0.5
 """The longest delay between checks whether a transaction of unknown outcome has ended, in seconds."""
 SETTLE_FIRST_SECONDS: Final = 0.01
-"""The first delay between these checks: most transactions of a busy database have ended by then."""
+"""The first delay between such checks of one transaction: most transactions have ended by then."""
 
 CHANNEL: Final = "synrepl"
 """The channel of the NOTIFY that PostgreSQL sends, without payload, when a position is stored."""
@@ -308,7 +308,7 @@ class MultiWriterIdGenerator:
             self._tracker.advance(writer, token * self.stream.sign, wrote=wrote)
 
     def merge_positions(self, positions: Mapping[str, int]) -> None:
-        """Record the stored positions of all writers, given without sign."""
+        """Record the stored positions of the other writers, given without sign."""
         with self._lock:
             for writer, token in positions.items():
                 if writer != self.instance:
@@ -500,8 +500,8 @@ def _call_site(above: int = 0) -> tuple[CodeType, int]:
 class AllocatedIds:
     """Tells a follower which tokens exist (`Follower(allocated=...)`), from the generators of this process.
 
-    `generators` are by the streams' names on the wire. For streams that the daemon reads from tables there is
-    no other source: the daemon learns of an id only when its fact is complete.
+    `generators` maps the names of streams on the wire to generators. For streams that the daemon reads from
+    tables there is no other source: the daemon learns of an id only when its fact is complete.
     """
 
     def __init__(self, generators: Mapping[str, MultiWriterIdGenerator]) -> None:

@@ -20,7 +20,7 @@ Kind = Literal[
 
 
 class IdProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem. The repair changes the sequence or position from `before` to `after`."""
+    """A problem. Its repair raises the sequence to `after` or above, or deletes the position of `writer`."""
 
     kind: Kind
     stream: str

@@ -21,7 +21,7 @@ import msgspec
 class IdPosition(msgspec.Struct, frozen=True, kw_only=True):
     """The positions from which a process starts its `Tracker`.
 
-    `own_row` is the highest row of this writer beyond the linear position; 0 if there is none.
+    `own_row` is the last row of this writer, if it is beyond the linear position; any lower one is ignored.
     """
 
     positions: Mapping[str, int]

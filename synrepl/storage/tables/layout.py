@@ -55,9 +55,8 @@ class TableStream(msgspec.Struct, frozen=True, kw_only=True):
 def table_streams(config: Any, *, default_writer: str) -> list[TableStream]:
     """Parse the setting `table_streams`. Raises `ConfigError`.
 
-    A list of tables, each with `stream`, `table` (or `tables`, if a stream is the union of several), `row`,
-    and optionally `id_column`, `writer_column`, `sequence`, `position`, `writers`, `negative`, `start`,
-    `catch_up`.
+    A list of streams, each with `stream`, `table` (or `tables` for several), `row`, and optionally
+    `id_column`, `writer_column`, `sequence`, `position`, `writers`, `negative`, `start`, `catch_up`.
     """
     if not isinstance(config, list):
         raise ConfigError(f"must be a list of streams and their tables, not {config!r}")
@@ -149,7 +148,7 @@ def columns_of(template: Template) -> Iterator[str]:
                 yield from columns_of(part)
         case _:
             raise ConfigError(
-                f"`row` consists of columns, null, {{json: COLUMN}}, {{value: ...}} and lists of these,"
+                f"`row` may have columns, null, {{json: COLUMN}}, {{value: ...}} and lists of these,"
                 f" not {template!r}"
             )
 

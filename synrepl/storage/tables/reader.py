@@ -16,7 +16,7 @@ from synrepl.storage.tables.layout import SourceTable, TableStream, Template, co
 class TablePage(msgspec.Struct, frozen=True, kw_only=True):
     """A page of facts, ``(writer, token, rows)``, in order of their ids and complete up to `upto`.
 
-    `limit` is the linear position; more pages follow if it is beyond `upto`. `writers` are all known writers.
+    Facts are complete up to `limit`; more pages follow if it is beyond `upto`. `writers` are all known ones.
     """
 
     facts: list[tuple[str, int, list[bytes | list[object]]]]

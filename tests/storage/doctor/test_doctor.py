@@ -576,7 +576,7 @@ def test_rights_on_some_tables_only(postgres: Place, reader: str) -> None:
         "not examined: permission denied for table secrets",
         "not examined: permission denied for schema synrepl (needed for the log)",
     ] == [one.text for one in found.complaints[1:]]
-    assert found.complaints[1].remedy == "grant this user SELECT on it"
+    assert found.complaints[1].remedy == "grant this user SELECT (on a schema: USAGE)"
     assert not mended.is_healthy
     assert "the ids could not be repaired: must be owner of sequence things_sequence" in [
         one.text for one in mended.complaints
