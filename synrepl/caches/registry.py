@@ -136,7 +136,7 @@ class CacheRegistry:
         self._notify(applied)
 
     def invalidate_stream(self, stream: str) -> None:
-        """Drop every cache that the stream can reach, as facts of it may be lost."""
+        """Drop all entries of every cache that the stream can reach, as facts of the stream may be lost."""
         reached = [name for name in self._caches if stream in self.routes(name)]
         self._notify(self._drop(Invalidation(name, None) for name in reached))
 
@@ -179,7 +179,7 @@ class CacheRegistry:
                 listener(invalidation)
 
     def routes(self, cache: str) -> frozenset[str]:
-        """The streams that can invalidate a cache: those it declares, and those of the vintage."""
+        """The streams that can invalidate a cache: those given to `cached`, and those of the vintage."""
         found = set(self._caches[cache].streams)
         for stream in ("caches", *self.vintage.implications):
             reached = self.vintage.reached_by(stream)

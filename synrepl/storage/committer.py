@@ -242,7 +242,7 @@ class Committer:
                 self.problem = str(error)
             if isinstance(error, LogLost):
                 self.set_lost(error)
-                # Its outcome no longer matters: the database belongs to another process.
+                # The group's outcome no longer matters: the database is not this process's any more.
                 group = None
             if group is not None:
                 self._uncertain_commit = group

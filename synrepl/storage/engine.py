@@ -123,7 +123,7 @@ class SQLEngine:
         self._dialect = database.dialect
         self._is_open = False
         self._discarded = DiscardedRanges()
-        # None while unknown: the outcome of a transaction that changed them is uncertain.
+        # None while unknown: a transaction that changed the bounds is running, or has an uncertain outcome.
         self._bounds: LogBounds | None = None
 
     def __repr__(self) -> str:

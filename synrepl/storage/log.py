@@ -139,7 +139,7 @@ class Log:
                 await self._writing.run(self._engine.close)
                 raise
         except BaseException:
-            # Running threads would keep the process alive after this failure.
+            # The log owns the threads, and nothing else would stop them after this failure.
             await self._reading.stop()
             await self._writing.stop()
             raise

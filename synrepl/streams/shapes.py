@@ -47,8 +47,8 @@ class ShapeField(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One item of a row, and the releases that have it.
 
     `type` is the type in the newest shape; `spelling` lists other accepted spellings of a boolean. A `gone`
-    field is in some older shape but not in the newest one. `default` is the field's value if a row comes from
-    a release that lacks the field. The value of a `kept` field stays with the row.
+    field is in some older shape but not in the newest one. `default` is the field's value for rows that lack
+    the field, both received and sent. The value of a `kept` field stays with the row.
     """
 
     name: str

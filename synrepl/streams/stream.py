@@ -169,8 +169,8 @@ class Stream(Generic[R]):
     `rows` is one `row` type, or a union of tagged ones. The keyword arguments are attributes, too, apart from
     the last two items:
 
-    * `key`: a field, a tuple of fields, or a function of a row; as an attribute always a function. A row
-      replaces earlier rows of the same key. None: no row replaces another.
+    * `key`: a field, a tuple of fields, or a function of a row; the attribute is a function in each case. A
+      row replaces earlier rows of the same key. None: no row replaces another.
     * `monotonic`: tokens never go back. If False, they start again when the writer restarts.
     * `ephemeral`: facts are kept in memory, not in the log.
     * `ordered`: facts arrive in the order of their tokens. For exceptions see docs/reference/peers.md#tokens
@@ -262,7 +262,7 @@ class Stream(Generic[R]):
         return typing.cast(R, found)
 
     def decode_many(self, texts: list[bytes], dialect: Dialect) -> list[R]:
-        """Decode one or more rows: at less than half the cost if all have one kind and the newest shape."""
+        """Decode one or more rows. Less than half the cost of `decode` if all have the same newest shape."""
         found: list[Any] | None = None
         if self._only is not None:
             found = self._only.read_many(texts, dialect.release)
@@ -332,7 +332,7 @@ class Stream(Generic[R]):
         raise RowError(stream=self.name, why="not a canonical row of this stream")
 
     def project_fact(self, rows: bytes, dialect: Dialect) -> list[bytes]:
-        """Convert the canonical rows of a fact for a release; rows that it does not know are left out."""
+        """Convert the canonical rows of a fact for a release; kinds of row that it lacks are left out."""
         texts = jsontext.split(rows)
         if (self._projections.get(dialect.release) or self._plan(dialect))[1]:
             return texts
@@ -350,7 +350,7 @@ class Stream(Generic[R]):
         ]
 
     def shape(self, dialect: Dialect, tag: str = "") -> tuple[str, ...]:
-        """The field names in a release of the first kind of row or of `tag`; empty if it lacks the kind."""
+        """Field names in a release, of the first kind of row or of `tag`; empty if the release lacks it."""
         kind = self._by_tag[tag] if tag else self._kinds[0]
         if dialect.release not in self.span or dialect.release not in kind.span:
             return ()

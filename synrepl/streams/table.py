@@ -73,5 +73,5 @@ class StreamTable:
         return f"StreamTable({', '.join(self._by_name)})"
 
     def known_to(self, dialect: Dialect) -> list[Stream[Any]]:
-        """The streams that this release has. Its peers receive no rows and positions of other streams."""
+        """The streams that a release has. Peers of the release receive nothing of other streams."""
         return [stream for stream in self if dialect.release in stream.span]

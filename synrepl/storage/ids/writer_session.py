@@ -191,7 +191,7 @@ class WriterSession:
             await self._heartbeat()
         self.is_held = False
         await self._thread.run(self._close)
-        # The session owns the thread; left running it would keep the process alive.
+        # The session owns the thread, and nothing else would stop it.
         await self._thread.stop()
 
     # -- heartbeats ----------------------------------------------------------------------------------------
