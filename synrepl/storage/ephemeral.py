@@ -35,8 +35,9 @@ class EphemeralStore:
         self._receipts: OrderedDict[str, tuple[str, Appended]] = OrderedDict()
 
     def restart(self, boots: int) -> None:
-        """Start all streams empty; `boots` is their epoch."""
+        """Start all streams empty, without receipts; `boots` is their epoch."""
         self._boots = boots
+        self._receipts.clear()
         self.streams = {name: self._empty_stream(name) for name in self.names}
 
     def add(self, name: str) -> None:

@@ -46,7 +46,8 @@ class StagedCopy:
     async def note(self, **notes: str | None) -> None:
         """Store these notes with the copy; None deletes a note."""
         await self._thread.run(partial(self._engine.note, notes))
-        self.notes.update((name, text) for name, text in notes.items() if text is not None)
+        given = {**self.notes, **notes}
+        self.notes = {name: text for name, text in given.items() if text is not None}
 
     async def add(
         self, facts: Sequence[Fact], upto: LogPosition, *, trimmed_upto: LogPosition | None

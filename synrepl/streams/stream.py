@@ -262,11 +262,11 @@ class Stream(Generic[R]):
         return typing.cast(R, found)
 
     def decode_many(self, texts: list[bytes], dialect: Dialect) -> list[R]:
-        """Decode one or more rows. Less than half the cost of `decode` if all have the same newest shape."""
+        """Decode rows. Less than half the cost of `decode` if all have the same newest shape."""
         found: list[Any] | None = None
         if self._only is not None:
             found = self._only.read_many(texts, dialect.release)
-        else:
+        elif texts:
             for kind in self._kinds:
                 if texts[0].startswith(kind.head):
                     found = kind.read_many_tagged(texts, dialect.release)

@@ -2,7 +2,7 @@
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.storage.ephemeral import FACT_BYTES, EphemeralStream
+from synrepl.storage.ephemeral import FACT_BYTES, EphemeralStore, EphemeralStream
 from tests.storage.builders import rows
 
 
@@ -182,3 +182,18 @@ class EphemeralTests(SynchronousTestCase):
 
         self.assertEqual(([1, 3], True), ([fact.token for fact in page], more))
         self.assertEqual(1, len(stream.read_tokens(writer="w0", after=3, upto=5, limit=2)[0]))
+
+
+class RestartTests(SynchronousTestCase):
+    """All streams are empty after it: another log was adopted."""
+
+    def test_an_append_that_was_emptied_is_appended_again(self) -> None:
+        """Its receipt named facts that nobody has any more."""
+        store = EphemeralStore(["typing"], key_of=first_letter, max_bytes=1_000)
+        store.restart(1)
+        store.append("typing", "w", [rows("a")], 5, key="k", checksum="c")
+        store.restart(2)
+
+        appended, added = store.append("typing", "w", [rows("a")], 6, key="k", checksum="c")
+
+        self.assertEqual((2, [1]), (appended.epoch, [fact.token for fact in added]))

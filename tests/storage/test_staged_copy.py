@@ -163,6 +163,18 @@ class FollowingTests(LogCase):
 
         self.assertEqual(0, self.successResultOf(again).position.serial)
 
+    def test_a_deleted_note_is_gone(self) -> None:
+        """In memory as on the disk."""
+        opening = Deferred.fromCoroutine(self.copy.open_staged_copy())
+        self.pass_()
+        staged = self.successResultOf(opening)
+        for text in ("x", None):
+            noting = Deferred.fromCoroutine(staged.note(join=text))
+            self.pass_()
+            self.successResultOf(noting)
+
+            self.assertEqual(text, staged.notes.get("join"))
+
     def test_adopting_goes_on_to_its_end(self) -> None:
         """Cancelled in the middle, it stands either before or after."""
         replaced: list[int] = []

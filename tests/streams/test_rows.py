@@ -466,6 +466,12 @@ def test_a_kept_field_is_an_attribute_of_the_row() -> None:
     assert all(isinstance(row, DeviceList) for row in rows)
 
 
+@pytest.mark.parametrize("stream", [EVENTS, DEVICE_LISTS])
+def test_no_rows_are_decoded_to_none(stream: Stream[Any]) -> None:
+    """With tags and without."""
+    assert [] == stream.decode_many([], NEWEST)
+
+
 def test_row_that_needs_no_projection_is_not_copied() -> None:
     """A current follower of a busy stream costs almost nothing."""
     assert EVENTS.project(EV, NEWEST) is EV
