@@ -1,12 +1,257 @@
-"""Routes, their parameters and examples, and the requests that clients make of them."""
+"""Routes, the kinds of their parameters, examples, and the requests that clients make of them."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
-from synrepl.http_api.kinds import Kind, Misplaced
+from synrepl.wire.text import MAX_NAME, is_name
+
+MAX_INTEGER: Final = 2**63 - 1
+BAD_WRITER: Final = f"a writer must be one word, without control characters, of at most {MAX_NAME} characters"
+
+_INTEGER: Final = r"-?[0-9]{1,19}"
+_SECONDS: Final = r"[0-9]{1,9}(\.[0-9]{1,9})?"
+_DIGEST: Final = r"[0-9a-f]{64}"
+_STRING: Final = {"type": "string"}
+_NATURAL: Final = {"type": "integer", "minimum": 0}
+
+
+class BadParameter(ValueError):
+    """A parameter's text is invalid; `code` is the error code of the response."""
+
+    def __init__(self, why: str, code: str = "bad_request") -> None:
+        super().__init__(why)
+        self.why = why
+        self.code = code
+
+
+class Kind:
+    """A kind of parameter, described by a JSON `schema` and, for people, by `words`.
+
+    `default` is the value of an absent parameter.
+    """
+
+    is_required = False
+
+    def __init__(
+        self, default: Any = None, *, schema: Mapping[str, Any] = _STRING, words: str = "text"
+    ) -> None:
+        self.default = default
+        self.schema = dict(schema)
+        self.words = words
+
+    def read(self, name: str, values: Sequence[bytes]) -> Any:
+        """Return the value of a parameter that occurs with these texts. Raises `BadParameter`."""
+        if not values:
+            return self.default
+        if len(values) > 1:
+            raise BadParameter(f"{name} must occur once, not {len(values)} times")
+        try:
+            text = values[0].decode("utf-8")
+        except UnicodeDecodeError:
+            raise BadParameter(f"{name} is not UTF-8") from None
+        return self.parse(name, text)
+
+    def parse(self, name: str, text: str) -> Any:
+        """Return the value of this text. Raises `BadParameter`."""
+        return text
+
+    def format(self, value: Any) -> str:
+        """Return the text of a value."""
+        return str(value)
+
+
+class Text(Kind):
+    """Any text."""
+
+
+class InstanceName(Kind):
+    """An instance name: one printable word. Other text is refused with `why` and `code`."""
+
+    def __init__(self, why: str = BAD_WRITER, code: str = "bad_writer") -> None:
+        super().__init__(schema=_STRING | {"minLength": 1, "maxLength": MAX_NAME}, words="word")
+        self._why = why
+        self._code = code
+
+    def parse(self, name: str, text: str) -> str:
+        if not is_name(text):
+            raise BadParameter(self._why, self._code)
+        return text
+
+
+class Choice(Kind):
+    """True if the parameter is this word, False if it is absent. Other text is refused."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(False, schema=_STRING | {"enum": [word]}, words=f"`{word}`")
+        self._word = word
+
+    def parse(self, name: str, text: str) -> bool:
+        if text != self._word:
+            raise BadParameter(f"{name} must be '{self._word}' or absent, not {text[:40]!r}")
+        return True
+
+    def format(self, value: Any) -> str:
+        return self._word
+
+
+class WholeNumber(Kind):
+    """A whole number from `lowest` on; numbers over `highest` are reduced to it."""
+
+    def __init__(self, default: int | None = None, *, lowest: int = 0, highest: int = MAX_INTEGER) -> None:
+        words = "integer" if highest == MAX_INTEGER else f"integer, {highest:,} at most"
+        schema = {"type": "integer", "minimum": lowest}
+        super().__init__(default, schema=schema | _default(default), words=words)
+        self.lowest = lowest
+        self.highest = highest
+
+    def parse(self, name: str, text: str) -> int:
+        if not re.fullmatch(_INTEGER, text, re.ASCII) or not self.lowest <= int(text) <= MAX_INTEGER:
+            raise BadParameter(f"{name} must be a whole number from {self.lowest} on, not {text[:40]!r}")
+        return min(int(text), self.highest)
+
+
+class WholeNumbers(Kind):
+    """Whole numbers separated by commas: at least one, and at most `most`."""
+
+    is_required = True
+
+    def __init__(self, most: int) -> None:
+        schema = {"type": "array", "items": _NATURAL, "minItems": 1, "maxItems": most}
+        super().__init__(schema=schema, words=f"integers, {most:,} at most")
+        self._most = most
+
+    def read(self, name: str, values: Sequence[bytes]) -> list[int]:
+        numbers: list[int] = super().read(name, values or [b""])
+        return numbers
+
+    def parse(self, name: str, text: str) -> list[int]:
+        parts = text.split(",") if text else []
+        if not 0 < len(parts) <= self._most:
+            raise BadParameter(f"{name} must be 1 to {self._most} whole numbers, separated by commas")
+        for part in parts:
+            if not re.fullmatch(_INTEGER, part, re.ASCII) or not 0 <= int(part) <= MAX_INTEGER:
+                raise BadParameter(f"{name} must be whole numbers from 0 on, not {part[:40]!r}")
+        return [int(part) for part in parts]
+
+    def format(self, value: Collection[int]) -> str:
+        return ",".join(map(str, value))
+
+
+class Seconds(Kind):
+    """A time in seconds; a value below `lowest` or above `highest` is replaced by that bound."""
+
+    def __init__(self, default: float = 0.0, *, lowest: float = 0.0, highest: float) -> None:
+        schema = {"type": "number", "minimum": 0, "default": default}
+        super().__init__(default, schema=schema, words=f"seconds, {lowest:g} to {highest:g}")
+        self.lowest = lowest
+        self.highest = highest
+
+    def parse(self, name: str, text: str) -> float:
+        if not re.fullmatch(_SECONDS, text, re.ASCII):
+            raise BadParameter(f"{name} must be a number of seconds, not {text[:40]!r}")
+        return max(self.lowest, min(float(text), self.highest))
+
+    def format(self, value: float) -> str:
+        return f"{value:g}"
+
+
+class Flag(Kind):
+    """``true`` or ``false``."""
+
+    def __init__(self, default: bool | None = False) -> None:
+        super().__init__(default, schema={"type": "boolean"} | _default(default), words="flag")
+
+    def parse(self, name: str, text: str) -> bool:
+        if text not in ("true", "false"):
+            raise BadParameter(f"{name} must be true or false, not {text[:40]!r}")
+        return text == "true"
+
+    def format(self, value: bool) -> str:
+        return {True: "true", False: "false"}[value]
+
+
+class Names(Kind):
+    """Names separated by commas. `are_writers`: each must be a valid name of a writer."""
+
+    def __init__(self, *, are_writers: bool = False) -> None:
+        super().__init__(schema={"type": "array", "items": _STRING}, words="names, separated by commas")
+        self._are_writers = are_writers
+
+    def parse(self, name: str, text: str) -> frozenset[str]:
+        names = frozenset(text.split(","))
+        if self._are_writers and not all(map(is_name, names)):
+            raise BadParameter(BAD_WRITER, "bad_writer")
+        return names
+
+    def format(self, value: Collection[str]) -> str:
+        return ",".join(sorted(value))
+
+
+class Digest(Kind):
+    """A digest of the log."""
+
+    def __init__(self) -> None:
+        super().__init__(schema=_STRING | {"pattern": f"^{_DIGEST}$"}, words="64 hexadecimal digits")
+
+    def parse(self, name: str, text: str) -> str:
+        if not re.fullmatch(_DIGEST, text, re.ASCII):
+            raise BadParameter(f"{name} must be 64 hexadecimal digits in lower case, not {text[:80]!r}")
+        return text
+
+
+class SynapseToken(Kind):
+    """A required token. Refusals have the codes and the wording of Synapse."""
+
+    is_required = True
+
+    def __init__(self) -> None:
+        super().__init__(schema=_NATURAL, words="integer, required")
+
+    def read(self, name: str, values: Sequence[bytes]) -> int:
+        if not values:
+            raise BadParameter(f"Missing required integer query parameter {name}", "M_MISSING_PARAM")
+        text = values[0].decode("latin-1")
+        if not re.fullmatch(_INTEGER, text, re.ASCII) or abs(int(text)) > MAX_INTEGER:
+            raise BadParameter(f"Query parameter {name} must be an integer", "M_INVALID_PARAM")
+        if int(text) < 0:
+            raise BadParameter(f"Query parameter {name} must be a positive integer.", "M_INVALID_PARAM")
+        return int(text)
+
+
+class ReaderName(Kind):
+    """The header with a reader's name."""
+
+    def __init__(self) -> None:
+        super().__init__(words="word")
+
+    def read(self, name: str, values: Sequence[bytes]) -> str | None:
+        if not values:
+            return None
+        reader = values[0].decode("utf-8", "replace")
+        if len(values) > 1 or not is_name(reader) or "\ufffd" in reader:
+            raise BadParameter(
+                f"{name} must occur once, as one word of at most {MAX_NAME} printable characters"
+            )
+        return reader
+
+
+class Misplaced(Kind):
+    """A parameter that is refused in the query; the message says where it belongs."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self._why = why
+
+    def parse(self, name: str, text: str) -> None:
+        raise BadParameter(self._why)
+
+
+def _default(value: object) -> dict[str, object]:
+    return {} if value is None else {"default": value}
+
 
 JSON: Final = "application/json"
 

@@ -5,21 +5,23 @@ A route has its handler in `synrepl/transports/http/`; `Route.name` has the modu
 
 from typing import Any, Final
 
-from synrepl.http_api.kinds import (
+from synrepl.http_api.route import (
     Choice,
     Digest,
+    Example,
     Flag,
     InstanceName,
     Misplaced,
     Names,
+    Parameter,
     ReaderName,
+    Route,
     Seconds,
     SynapseToken,
     Text,
     WholeNumber,
     WholeNumbers,
 )
-from synrepl.http_api.route import Example, Parameter, Route
 from synrepl.wire.error_codes import ERROR_CODES
 
 KIB: Final = 1024

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.http_api.kinds import (
+from synrepl.http_api.route import (
     MAX_INTEGER,
     BadParameter,
     Choice,
@@ -14,6 +14,7 @@ from synrepl.http_api.kinds import (
     Kind,
     Misplaced,
     Names,
+    Parameter,
     ReaderName,
     Seconds,
     SynapseToken,
@@ -21,7 +22,6 @@ from synrepl.http_api.kinds import (
     WholeNumber,
     WholeNumbers,
 )
-from synrepl.http_api.route import Parameter
 from synrepl.http_api.routes import APPEND, CHANGELOG, DIGESTS, ROUTES, ROWS
 
 D = "0f" * 32

@@ -13,9 +13,8 @@ import pytest
 from synrepl.caches.vintages import NEWEST
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
-from synrepl.pipeline.report import ReportResult, report
-from synrepl.pipeline.report.daemon_status import DaemonStatus
-from synrepl.pipeline.report.measurement import STEPS, measure
+from synrepl.pipeline.report.measurement import STEPS, DaemonStatus, measure
+from synrepl.pipeline.report.report import ReportResult, report
 from synrepl.pipeline.store import Store
 from tests.pipeline.archives import archive, chained, paths_of, write_facts
 from tests.pipeline.days import Day, archive_day

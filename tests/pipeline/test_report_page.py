@@ -17,9 +17,8 @@ from synrepl.html.templates import load_template
 from synrepl.pipeline.archive.table import Batch
 from synrepl.pipeline.audit.findings import ChainBreak
 from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags
-from synrepl.pipeline.report.daemon_status import DaemonStatus, ask, counters
 from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning
-from synrepl.pipeline.report.measurement import Coverage, Measurements
+from synrepl.pipeline.report.measurement import Coverage, DaemonStatus, Measurements, ask, counters
 from synrepl.pipeline.report.report import ReportResult, shown, write
 from synrepl.pipeline.report.tables import Table, as_csv
 from synrepl.ports.history import EpochStart

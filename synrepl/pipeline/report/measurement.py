@@ -1,5 +1,7 @@
-"""Measurement of an archive: its audit, and the Spark queries of a report."""
+"""Measurement of an archive: its audit, the Spark queries of a report, and the status of a daemon."""
 
+import http.client
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,16 +12,59 @@ import msgspec
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from synrepl.http_api.routes import LEASES, METRICS, STATUS
+from synrepl.http_client import BlockingClient, ConnectError, HttpError, NotADaemon
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.audit.comparison import compare
 from synrepl.pipeline.audit.explanation import explain
 from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.report import counts
-from synrepl.pipeline.report.daemon_status import DaemonStatus
-from synrepl.pipeline.report.facts import counted_once, scan_facts, seconds_of
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
 from synrepl.pipeline.store import Store
+
+_COUNTER: Final = re.compile(
+    r"(?m)^(synrepl_gaps_(?:detected|repaired|lost)_total) (\d+(?:\.\d+)?(?:e\+?\d\d?)?)(?!\S)"
+)
+
+
+class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of a daemon. `trouble` is the reason if the status is unavailable."""
+
+    url: str
+    trouble: str = ""
+    status: dict[str, Any] = {}
+    leases: list[dict[str, Any]] = []
+    gaps: dict[str, int] = {}
+
+
+def ask(url: str, secret: str | None = None) -> DaemonStatus:
+    """Request the status. Raises `NotADaemon` for an invalid address; other failures go into `trouble`."""
+    client = BlockingClient(url, secret=secret)
+    shown = client.url
+    try:
+        status = client.json(STATUS.request())
+        leases = client.json(LEASES.request())["leases"]
+        response = client.stream(METRICS.request(), accept="text/plain")
+        gaps = counters(response.read().decode("utf-8", "replace"))
+        if not isinstance(status, dict) or not all(isinstance(one, dict) for one in leases):
+            raise NotADaemon(f"{shown} does not respond as a synrepl daemon")
+    except ConnectError as error:
+        return DaemonStatus(url=shown, trouble=f"cannot connect: {error}")
+    except HttpError as error:
+        return DaemonStatus(url=shown, trouble=f"the daemon refuses the request: {error}")
+    except (OSError, http.client.HTTPException):
+        return DaemonStatus(url=shown, trouble="the response broke off")
+    except (NotADaemon, KeyError, TypeError):
+        return DaemonStatus(url=shown, trouble="it does not respond as a synrepl daemon")
+    finally:
+        client.close()
+    return DaemonStatus(url=shown, status=status, leases=leases, gaps=gaps)
+
+
+def counters(metrics: str) -> dict[str, int]:
+    """Return the gap counters in metrics in the text format of Prometheus."""
+    return {name: int(float(value)) for name, value in _COUNTER.findall(metrics)}
 
 
 class Coverage:
@@ -120,7 +165,7 @@ def measure(
     bins = counts.bins_for(covers.first_ms, covers.last_ms)
     minutes = counts.bins_for(covers.first_ms, covers.last_ms, 60)
     width = 3600 if covers.seconds >= DAY_SECONDS else 60
-    lines = facts = seconds = scan_facts(spark, archive, files, batches).persist()
+    lines = facts = seconds = counts.scan_facts(spark, archive, files, batches).persist()
     try:
         progress("checking files", 1, STEPS)
         found = AuditFindings()
@@ -130,8 +175,8 @@ def measure(
         facts = lines.where("seen is null")
         if compared.facts != covers.facts or any(span.is_uneven for span in compared.spans):
             # Duplicates affect only the counts of facts. To merge them costs as much again.
-            facts = counted_once(facts).persist()
-        seconds = seconds_of(facts).persist()
+            facts = counts.counted_once(facts).persist()
+        seconds = counts.seconds_of(facts).persist()
         shared = [stream for stream, writers in covers.writers.items() if len(writers) > 1]
         cached = compared.readable(covers.first_serial, covers.last.last_serial)
         cached = cached.filter(pc.equal(cached["stream"], CACHES))

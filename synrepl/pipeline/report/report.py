@@ -14,8 +14,7 @@ from synrepl.html.humanize import at, number, share, shortened, size, span
 from synrepl.html.templates import load_template
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.report.charts import CHARTS, pictures
-from synrepl.pipeline.report.daemon_status import ask
-from synrepl.pipeline.report.measurement import STEPS, Measurements, measure
+from synrepl.pipeline.report.measurement import STEPS, Measurements, ask, measure
 from synrepl.pipeline.report.tables import as_csv, silent_writers, tables
 from synrepl.pipeline.report.verdict import Advice, findings
 from synrepl.pipeline.store import Store

@@ -9,8 +9,7 @@ import msgspec
 from synrepl.html.humanize import at, counted, printable, span
 from synrepl.pipeline.audit.findings import CODES, ChainBreak
 from synrepl.pipeline.report.counts import WriterLag
-from synrepl.pipeline.report.daemon_status import DaemonStatus
-from synrepl.pipeline.report.measurement import Coverage, Measurements, lag_seconds
+from synrepl.pipeline.report.measurement import Coverage, DaemonStatus, Measurements, lag_seconds
 
 KINDS: Final = ("bad", "busy", "good", "dim")
 """The kinds, the worst first: missing or wrong facts; needs attention; good; information."""

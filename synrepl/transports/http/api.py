@@ -12,8 +12,7 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
-from synrepl.http_api.kinds import BadParameter
-from synrepl.http_api.route import Route, RouteTable
+from synrepl.http_api.route import BadParameter, Route, RouteTable
 from synrepl.http_api.routes import ROUTES
 from synrepl.ports.access import Right
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from twisted.internet.defer import DeferredList
 
 from synrepl.errors import RowError
-from synrepl.http_api.kinds import BAD_WRITER
+from synrepl.http_api.route import BAD_WRITER
 from synrepl.ports.history import Appended
 from synrepl.ports.time import sleep
 from synrepl.replication.write_forwarder import PostedFacts

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.http_api.kinds import MAX_INTEGER
+from synrepl.http_api.route import MAX_INTEGER
 from synrepl.ports.access import Right
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
