@@ -24,21 +24,6 @@ gap in receipts of master: facts after 54 up to 57 are missing: no HTTP address 
 
 from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "ConfigError",
-    "GapError",
-    "LocalProtocolError",
-    "NeverAllocated",
-    "NotConnected",
-    "ProtocolError",
-    "RemoteProtocolError",
-    "ReplicationError",
-    "RowError",
-    "StorageError",
-    "UnknownStream",
-    "WaitTimeout",
-]
-
 
 class ReplicationError(Exception):
     """Base class of the errors of synrepl.

@@ -8,13 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from synrepl.streams.catalog import *  # noqa: F403  # the names of its __all__
+    from synrepl.streams.catalog import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
     # Modules have lower case names: importing one of them must not import the catalog.
     if name[:1].isupper():
         catalog = import_module("synrepl.streams.catalog")
-        if name in catalog.__all__:
+        if name in catalog.PUBLIC:
             return getattr(catalog, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

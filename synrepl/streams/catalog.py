@@ -5,65 +5,9 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from synrepl.streams.declared import Declaration
+from synrepl.streams.declared import Declaration as Declaration  # noqa: PLC0414  # exported
 from synrepl.streams.stream import Bool, BoolSpelling, Gone, Since, Stream, row
 from synrepl.wire import jsontext
-
-__all__ = [
-    "ACCOUNT_DATA",
-    "ALL",
-    "BACKFILL",
-    "CACHES",
-    "DECLARATIONS",
-    "DEVICE_LISTS",
-    "EVENTS",
-    "FEDERATION",
-    "FILES",
-    "GROUPS",
-    "PRESENCE",
-    "PRESENCE_FEDERATION",
-    "PROFILE_UPDATES",
-    "PUBLIC_ROOMS",
-    "PUSHERS",
-    "PUSH_RULES",
-    "QUARANTINED_MEDIA",
-    "RECEIPTS",
-    "STICKY_EVENTS",
-    "TAG_ACCOUNT_DATA",
-    "THREAD_SUBSCRIPTIONS",
-    "TO_DEVICE",
-    "TYPING",
-    "UN_PARTIAL_STATED_EVENT",
-    "UN_PARTIAL_STATED_ROOM",
-    "USER_SIGNATURE",
-    "AccountData",
-    "Backfilled",
-    "CacheInvalidation",
-    "Declaration",
-    "DeviceList",
-    "Event",
-    "Federation",
-    "File",
-    "Group",
-    "Presence",
-    "PresenceFederation",
-    "ProfileUpdate",
-    "PublicRoom",
-    "PushRules",
-    "Pusher",
-    "QuarantinedMedia",
-    "Receipt",
-    "State",
-    "StateAll",
-    "StickyEvent",
-    "TagAccountData",
-    "ThreadSubscription",
-    "ToDevice",
-    "Typing",
-    "UnPartialStatedEvent",
-    "UnPartialStatedRoom",
-    "UserSignature",
-]
 
 RECENT: Final = "1.67"
 """A release after 1.66, at the latest 1.163; which one is unknown (docs/reference/peers.md#row-shapes)."""
@@ -498,3 +442,9 @@ DECLARATIONS = Stream("declarations", Declaration, key="name", since="999.0")
 
 # In the order of declaration, which is that in which masters announce positions.
 ALL: tuple[Stream[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Stream))
+
+PUBLIC: Final = frozenset(
+    {"ALL", *(name for name, value in list(vars().items()) if isinstance(value, Stream))}
+    | {kind.row.__name__ for stream in ALL for kind in stream._kinds}
+)
+"""The names that can be imported from `synrepl.streams`: the streams, and the classes of their rows."""
