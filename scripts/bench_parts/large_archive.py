@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
+from synrepl.pipeline.archive.files import WrittenFile
 from synrepl.pipeline.archive.table import PARTITIONS, PROPERTIES, SCHEMA, ArchiveTable, Batch
-from synrepl.pipeline.archive.writer import WrittenFile
 from synrepl.pipeline.store import Store
 
 BEGAN_MS = 1_795_219_200_000
@@ -260,7 +260,7 @@ def _count(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _distributed(spark: Any, files: Any) -> int:
-    from synrepl.pipeline.archive.reading import map_files
+    from synrepl.pipeline.archive.files import map_files
 
     return int(map_files(spark, files, _count, "files bigint").groupBy().sum("files").collect()[0][0])
 
@@ -290,7 +290,7 @@ def _compact(store: Store, spark: Any) -> int:
 
 def _replay(store: Store, spark: Any) -> int:
     """Plan the first range of a replay."""
-    from synrepl.pipeline.archive.reading import within
+    from synrepl.pipeline.archive.files import within
     from synrepl.pipeline.replay import RUN_FACTS
 
     return _distributed(spark, within(ArchiveTable(store).files, 1, RUN_FACTS))

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import APPEND_BATCH
-from synrepl.pipeline.archive.reading import read_rows, within
+from synrepl.pipeline.archive.files import read_rows, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import Progress, ignore_progress
 from synrepl.pipeline.source.daemon_client import SourceClient

@@ -10,8 +10,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
+from synrepl.pipeline.archive.files import WrittenFile, write_files
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
-from synrepl.pipeline.archive.writer import WrittenFile, write_files
 from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.source.rows import FACTS, explode
 from synrepl.pipeline.store import Store

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.archive.reading import read_rows
+from synrepl.pipeline.archive.files import read_rows
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.store import Store

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.archive.reading import unpack
+from synrepl.pipeline.archive.files import unpack
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.snapshot.fold import (
     FoldReader,

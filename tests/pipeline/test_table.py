@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from synrepl.pipeline.archive import archive as committing
 from synrepl.pipeline.archive import optimize, table
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity, Overtaken
-from synrepl.pipeline.archive.reading import read_files
+from synrepl.pipeline.archive.files import read_files, write_files
 from synrepl.pipeline.archive.table import ArchiveTable
-from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.source.rows import ROWS as SCHEMA
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart

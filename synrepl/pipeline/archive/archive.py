@@ -17,10 +17,9 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from synrepl.http_api.routes import STATUS
+from synrepl.pipeline.archive.files import WrittenFile, parallelism, write_files, write_in_tasks
 from synrepl.pipeline.archive.optimize import FEWEST, optimize
-from synrepl.pipeline.archive.reading import parallelism
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, Clock, CommitConflict, create_table
-from synrepl.pipeline.archive.writer import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.offsets import Offset

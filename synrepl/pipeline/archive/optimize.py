@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from synrepl.pipeline.archive.reading import frame_of, read_files
+from synrepl.pipeline.archive.files import WrittenFile, frame_of, read_files, write_files, write_in_tasks
 from synrepl.pipeline.archive.table import ArchiveTable, CommitConflict
-from synrepl.pipeline.archive.writer import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store

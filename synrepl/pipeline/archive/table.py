@@ -18,7 +18,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from synrepl.pipeline.archive.writer import WrittenFile
+from synrepl.pipeline.archive.files import WrittenFile
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, NotFound, Store
 from synrepl.ports.history import EpochStart

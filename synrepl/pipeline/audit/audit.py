@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.http_api.routes import DIGESTS
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.archive.reading import map_files
+from synrepl.pipeline.archive.files import map_files
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.comparison import Comparison, compare
 from synrepl.pipeline.audit.explanation import explain

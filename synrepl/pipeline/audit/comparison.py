@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.pipeline.archive.reading import map_files, read_rows, within
+from synrepl.pipeline.archive.files import map_files, read_rows, within
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
 from synrepl.pipeline.audit.file_scan import FileScan, ListedFile, read_checked
 from synrepl.pipeline.audit.findings import AuditFindings, ChainBreak

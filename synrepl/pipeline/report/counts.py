@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from synrepl.pipeline.archive.reading import map_files
+from synrepl.pipeline.archive.files import map_files
 from synrepl.pipeline.archive.table import Batch
 from synrepl.pipeline.audit.file_scan import COLUMNS, rank_files, scan_files
 from synrepl.pipeline.store import Store

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.pipeline.archive.reading import frame_of, parallelism, within
+from synrepl.pipeline.archive.files import frame_of, parallelism, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import Progress, explain_failure, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.snapshot.fold import MISSING, FoldReader, bucket_size, find_last_rows, find_tombstones

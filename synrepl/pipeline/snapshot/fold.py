@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import RowError
-from synrepl.pipeline.archive.reading import map_files, pack, parallelism, unpack
+from synrepl.pipeline.archive.files import map_files, pack, parallelism, unpack
 from synrepl.pipeline.snapshot.snapshot import LAST, write_part
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store

@@ -68,8 +68,6 @@ class Planner:
         self._daemon = daemon
         self._fact_bytes = LIKELY_BYTES
 
-    # -- offsets -------------------------------------------------------------------------------------------
-
     def start(self) -> Offset:
         """Return the start offset of a query that has read no facts yet."""
         options = self._options
@@ -215,8 +213,6 @@ class Planner:
                             break
                 found.setdefault(stream, {})[writer] = serial
         return found, head
-
-    # -- ranges --------------------------------------------------------------------------------------------
 
     def ranges(self, start: Offset, end: Offset, until: Clock) -> list[SerialRange]:
         """Return the ranges of the tasks between two offsets, of about equal size."""

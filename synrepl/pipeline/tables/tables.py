@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from synrepl.pipeline.archive.reading import pack, read_rows, unpack, within
+from synrepl.pipeline.archive.files import pack, read_rows, unpack, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import Progress, ignore_progress, is_late_worker, retry_late_workers
 from synrepl.pipeline.store import BadArchive, Store

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from synrepl.pipeline.archive import reading
-from synrepl.pipeline.archive.reading import frame_of, read_rows
+from synrepl.pipeline.archive import files as archive_files
+from synrepl.pipeline.archive.files import frame_of, read_rows
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.store import Store
 from tests.pipeline.archives import archive, chained
@@ -35,7 +35,7 @@ def test_rows_are_the_same_however_many_files(
     )
     files, columns = ArchiveTable(store).files, ("serial", "row", "committed_at")
     few = sorted(map(tuple, read_rows(spark, store, files, columns).collect()))
-    monkeypatch.setattr(reading, "NAMED_FILES", 1)
+    monkeypatch.setattr(archive_files, "NAMED_FILES", 1)
 
     many = sorted(map(tuple, read_rows(spark, store, files, columns).collect()))
 
