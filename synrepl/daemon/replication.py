@@ -143,8 +143,6 @@ class ReplicationServices:
         await self._peer_client.stop()
         await self._diverged_facts.stop()
 
-    # -- files ---------------------------------------------------------------------------------------------
-
     def _changed(self) -> None:
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
@@ -167,8 +165,6 @@ class ReplicationServices:
         await self.files.set_source(self._files_client)
         if former is not None:
             await former.stop()
-
-    # -- upstream ------------------------------------------------------------------------------------------
 
     def _follow(self, where: Address | None) -> "Replica":
         # Imported on use: a primary does not load it, nor the upstreams below.
@@ -258,8 +254,6 @@ class ReplicationServices:
         known += [lease.address for lease in self.relays.leases.all() if lease.address]
         mine = str(self._daemon.listeners.address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
-
-    # -- status --------------------------------------------------------------------------------------------
 
     def not_ready_reasons(self) -> list[tuple[str, float]]:
         """Reasons this daemon may be missing data: text, and since when in Unix seconds."""

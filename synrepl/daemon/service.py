@@ -100,8 +100,6 @@ class Daemon(Service):
         super().stopService()
         return Deferred.fromCoroutine(self._stop())
 
-    # -- starting ------------------------------------------------------------------------------------------
-
     async def _start(self) -> None:
         try:
             log = await self._open()
@@ -278,8 +276,6 @@ class Daemon(Service):
             except ConfigError as error:
                 raise ConfigError(f"cannot declare the configured streams: {error}") from error
 
-    # -- while it runs -------------------------------------------------------------------------------------
-
     async def _adjust_ingest(self, ingest: IngestServices, log: Log, publisher: Publisher) -> None:
         """Start ingest on a new primary, and stop it on any other daemon."""
         if self.replication is None:
@@ -327,8 +323,6 @@ class Daemon(Service):
             "reloaded secrets, keys and certificates; reopened log files{later}",
             later=f"; a restart is needed for changes of {', '.join(later)}" if later else "",
         )
-
-    # -- stopping ------------------------------------------------------------------------------------------
 
     async def _stop(self) -> None:
         if self._starting is not None:

@@ -68,8 +68,6 @@ class Files:
         self._waiting: dict[str, set[Deferred[bool]]] = {}
         self._is_running = False
 
-    # -- start and stop ------------------------------------------------------------------------------------
-
     async def start(self) -> None:
         """Start, from the saved progress. Raises `StorageError`."""
         context = self._context
@@ -114,8 +112,6 @@ class Files:
         """Read all names again: the log was replaced. Stored files stay."""
         self._names.rebuild()
         self._maintenance.recount()
-
-    # -- reading -------------------------------------------------------------------------------------------
 
     @property
     def is_replica(self) -> bool:
@@ -178,8 +174,6 @@ class Files:
         """Close an open file."""
         self._context.run_later(file.close)
 
-    # -- uploading -----------------------------------------------------------------------------------------
-
     async def receive(self) -> Spool:
         """Start an upload; `append` its bytes, then `keep` or `discard` it. Raises the error of `refusal`."""
         if (refused := self._refusal()) is not None:
@@ -219,8 +213,6 @@ class Files:
         await self._maintenance.compare()
         return await self._context.run(self._context.queue.missing, serial)
 
-    # -- status --------------------------------------------------------------------------------------------
-
     def status(self) -> dict[str, Any]:
         """The status, a few seconds old at most."""
         store, summary = self._context.store, self._summary
@@ -257,8 +249,6 @@ class Files:
             text = f"files: {summary.missing} missing, first {summary.first_missing}; upload them again"
             found.append((text, oldest / 1000))
         return found
-
-    # -- events --------------------------------------------------------------------------------------------
 
     def _rule_now(self) -> Rule:
         return "none" if self._fetch is None else self._rule

@@ -105,8 +105,6 @@ class FileQueue:
         self._tables.close()
         self._in_flight.clear()
 
-    # -- rows of the log -----------------------------------------------------------------------------------
-
     def note(
         self,
         rows: Sequence[NamedFile],
@@ -169,8 +167,6 @@ class FileQueue:
             queued = {"eager": "1", "lazy": "is_demanded", "none": "0"}[rule]
             with self._tables.writing("queue missing files") as database:
                 database.execute(f"UPDATE wanted SET is_queued = {queued}")
-
-    # -- fetching ------------------------------------------------------------------------------------------
 
     def take(self, now_ms: int, limit: int) -> list[WantedFile]:
         """Take up to `limit` files to fetch, and count them as in flight."""
@@ -255,8 +251,6 @@ class FileQueue:
         row = NamedFile(*found)
         database.execute(_INSERT_WANTED, (sha256, row.size, row.name, row.serial, is_queued, now_ms))
         return row.name
-
-    # -- queries -------------------------------------------------------------------------------------------
 
     def is_named(self, sha256: str) -> bool:
         """Whether the file has a name."""

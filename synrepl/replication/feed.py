@@ -142,8 +142,6 @@ class Feed:
         self._digest: tuple[int, str] | None = None
         self._last: RingGroup | None = None
 
-    # -- position ------------------------------------------------------------------------------------------
-
     @property
     def position(self) -> FeedPosition:
         """The position up to which every selected fact was handed out."""
@@ -174,8 +172,6 @@ class Feed:
     def needs_receipts(self) -> bool:
         """Whether receipts are requested, and there may be some for the next facts."""
         return self._receipts and self._log.receipts_upto > self.serial
-
-    # -- decisions -----------------------------------------------------------------------------------------
 
     def next(self) -> Step:
         """What to send next."""
@@ -251,8 +247,6 @@ class Feed:
             facts += log.ephemeral_after(name, 0 if name in resets else self._tokens.get(name, 0))
         self._tokens, self._resets, self._last = ring.tokens, ring.resets, None
         return EphemeralStep(facts, resets)
-
-    # -- reports of the owner ------------------------------------------------------------------------------
 
     def lines(
         self, group: RingGroup, encoder: IEncoder, streams: frozenset[str] | None = None

@@ -111,8 +111,6 @@ class Reader:
         self._pumping = False
         self._is_closed = False
 
-    # -- requests of the follower --------------------------------------------------------------------------
-
     def replicate(self, command: Replicate) -> None:
         """Answer REPLICATE."""
         if not self._linear:
@@ -201,8 +199,6 @@ class Reader:
         self._commands.append(command)
         self.pump()
 
-    # -- transport -----------------------------------------------------------------------------------------
-
     def pause(self) -> None:
         """The transport's buffer is full."""
         self._paused = True
@@ -217,8 +213,6 @@ class Reader:
         self._is_closed = True
         self._backlogs.clear()
 
-    # -- position ------------------------------------------------------------------------------------------
-
     @property
     def is_behind(self) -> bool:
         """Whether the reader still catches up on a stream."""
@@ -231,8 +225,6 @@ class Reader:
         if self._live is not None:
             serials.append(self._live.serial)
         return min(serials, default=self._ring.serial)
-
-    # -- sending -------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Send everything that can be sent now. Extra calls are harmless."""

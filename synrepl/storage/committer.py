@@ -105,8 +105,6 @@ class Committer:
         self._uncertain_commit = None
         self.problem = ""
 
-    # -- requests ------------------------------------------------------------------------------------------
-
     def coalesce(self, request: AppendRequest) -> "Deferred[Appended] | None":
         """The response to an unanswered request with the same key; None if there is no such request."""
         first = None if request.key is None else self._keyed.get(request.key)
@@ -136,8 +134,6 @@ class Committer:
         elif self._idle.is_open:
             self._start_later(0)
         return request.response
-
-    # -- exclusive writes ----------------------------------------------------------------------------------
 
     async def flush(self) -> None:
         """Wait until every earlier write has succeeded or failed."""
@@ -197,8 +193,6 @@ class Committer:
             self._start_writing()
         while not self._idle.is_open:
             await self._idle.wait_open()
-
-    # -- one coroutine, while the queue has requests or a commit is uncertain --------------------------------
 
     def _start_writing(self) -> None:
         if self._idle.is_open:

@@ -108,8 +108,6 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._timer = Timer(self.clock, self._tick)
         self._abort_timer: Timer | None = None
 
-    # -- called by Twisted ---------------------------------------------------------------------------------
-
     def connectionMade(self) -> None:
         self.metrics.connections.inc()
         # Rows are small writes. Nagle's algorithm would delay each of them by tens of milliseconds.
@@ -178,8 +176,6 @@ class ReplicationProtocol(LineOnlyReceiver):
     def stopProducing(self) -> None:
         self.transport.loseConnection()
 
-    # -- called by the owner -------------------------------------------------------------------------------
-
     @property
     def is_local(self) -> bool:
         """Whether the peer is on this machine."""
@@ -236,8 +232,6 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._is_reading = True
         if not self.session.closed:
             self.transport.resumeProducing()
-
-    # -- actions of the session ----------------------------------------------------------------------------
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:

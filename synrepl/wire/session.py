@@ -122,8 +122,6 @@ class Session:
         self._theirs = side if side is BROKER else BOTH & ~side
         self._codec = codec_of(_GUESSES[0] if dialect is AUTO else dialect, ours=side, theirs=self._theirs)
 
-    # -- events --------------------------------------------------------------------------------------------
-
     def connected(self) -> list[Action]:
         """Greet the peer. A shared channel has no greeting."""
         if self.side is BROKER:
@@ -204,8 +202,6 @@ class Session:
         self.closed = True
         return [Send(data), Close(text)]
 
-    # -- sending -------------------------------------------------------------------------------------------
-
     def encode(self, commands: Sequence[Command]) -> bytes:
         """Format commands. Raises LocalProtocolError if this side must not send one, or it is too long."""
         self.sent()
@@ -215,8 +211,6 @@ class Session:
     def sent(self) -> None:
         """Restart the PING interval, for a driver that sent bytes of its own."""
         self._last_sent = self._seconds()
-
-    # -- reading -------------------------------------------------------------------------------------------
 
     def _receive_shared(self, messages: Sequence[bytes]) -> list[Action]:
         """Process messages of a shared channel. An invalid one does not affect the others."""

@@ -82,8 +82,6 @@ class StreamMachine:
         actions, self._actions = self._actions, []
         return actions
 
-    # -- events --------------------------------------------------------------------------------------------
-
     def _connected(self, event: states.Connected) -> None:
         self._mode = mode_for(self.name, event.strategy, self.history, seconds=self._seconds)
         self.facts.decode_many = event.decode_many
@@ -213,8 +211,6 @@ class StreamMachine:
                 # Late facts before the writer's POSITION are missing: the next POSITION covers them.
                 self.history.announcing.pop(step.writer, None)
             self._skip(step)
-
-    # -- what to do next -----------------------------------------------------------------------------------
 
     def _unblock(self, event: states.PauseOver | None = None) -> None:
         self.state = _DISCONNECTED if self._mode is None else _LIVE

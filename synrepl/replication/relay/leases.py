@@ -94,8 +94,6 @@ class Leases:
             # Releases before 26.11 accepted names with any characters.
             self._set(msgspec.structs.replace(lease, name=printable(lease.name, limit=MAX_NAME)))
 
-    # -- readers -------------------------------------------------------------------------------------------
-
     def __getitem__(self, uuid: str) -> Lease | None:
         return self._leases.get(uuid)
 
@@ -223,8 +221,6 @@ class Leases:
         for lease in ended[: len(ended) - MAX_ENDED]:
             self._forget(lease.uuid)
 
-    # -- time and bytes ------------------------------------------------------------------------------------
-
     def held_bytes(self, uuid: str) -> int:
         """About how many bytes of the log this lease retains: at the head none, else as of the last check."""
         lease = self._leases.get(uuid)
@@ -306,8 +302,6 @@ class Leases:
             return f"it retains about {held} bytes of the log, the maximum is {self._settings.lease_bytes}"
         absent, allowed = self._absent_seconds(lease), self.allowed_seconds(lease)
         return f"no contact for {absent:.0f} seconds, the maximum is {allowed:.0f}"
-
-    # -- memory and disk: all changes are made here --------------------------------------------------------
 
     def _set(self, lease: Lease) -> None:
         before = self._leases.get(lease.uuid)

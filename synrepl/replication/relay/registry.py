@@ -83,8 +83,6 @@ class ReplicaRegistry:
         self.publisher.broadcast_watchers.append(self._on_relayed)
         self.log.on_replaced(self.leases.reload)
 
-    # -- connections ---------------------------------------------------------------------------------------
-
     def attach(self, connection: "RelayConnection") -> "Relay":
         """Make the relay of a new connection."""
         # Imported on use: most daemons have no replicas, and need not load relays and their blocks.
@@ -138,8 +136,6 @@ class ReplicaRegistry:
         self.tasks.cancel_all()
         self.leases.stop()
 
-    # -- commands ------------------------------------------------------------------------------------------
-
     def _on_relayed(self, command: Command, source: object) -> None:
         """Pass a command for all processes on to the replicas, except the one that sent it."""
         if any(relay is not source for relay in self.connected):
@@ -153,8 +149,6 @@ class ReplicaRegistry:
             for relay in list(self.connected):
                 if relay is not source and not relay.send_down(line):
                     self.publisher.metrics.commands_dropped.labels(command.NAME).inc()
-
-    # -- admission -----------------------------------------------------------------------------------------
 
     async def admission(
         self, replica: Hello, request: Subscribe, access: Access, *, relay: "Relay | None" = None
@@ -238,8 +232,6 @@ class ReplicaRegistry:
         """The addresses of at most `MAX_PEERS` replicas, without the one with the uuid `excluding`."""
         found = self.leases.addresses()[: MAX_PEERS + 1]
         return [address for address, uuid in found if uuid != excluding][:MAX_PEERS]
-
-    # -- status --------------------------------------------------------------------------------------------
 
     def status(self) -> list[dict[str, Any]]:
         """The status of every known replica, the worst first."""

@@ -86,8 +86,6 @@ class Doctor:
         repair(cursor, ids, examined)
         return [(stream.name, problem.kind) for problem in examined.found]
 
-    # -- examining -----------------------------------------------------------------------------------------
-
     def _examine(self, cursor: Any, *, whole_log: bool) -> Diagnosis:
         catalog = read_catalog(cursor, self.database.flavor)
         is_synapse = all(mark in catalog.tables for mark in MARKS)

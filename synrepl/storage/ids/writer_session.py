@@ -118,8 +118,6 @@ class WriterSession:
                 raise ConfigError(f"there are two id generators for stream {stream.name}")
             names.add(stream.name)
 
-    # -- life cycle ----------------------------------------------------------------------------------------
-
     async def __aenter__(self) -> Self:
         try:
             await self.start()
@@ -194,8 +192,6 @@ class WriterSession:
         # The session owns the thread, and nothing else would stop it.
         await self._thread.stop()
 
-    # -- heartbeats ----------------------------------------------------------------------------------------
-
     def _schedule_heartbeat(self) -> None:
         if not self._is_stopped:
             self._timer.start(self._heartbeat_seconds)
@@ -235,8 +231,6 @@ class WriterSession:
                         age=one.age_seconds,
                         owner=one.owner,
                     )
-
-    # -- in the thread -------------------------------------------------------------------------------------
 
     def _acquire(self) -> bool:
         if self._connection is None:

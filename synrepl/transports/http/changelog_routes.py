@@ -359,8 +359,6 @@ class _ChangelogStream:
         self._request.write(encoded)
         return True
 
-    # -- heartbeats ----------------------------------------------------------------------------------------
-
     def _tick(self) -> None:
         self._timer.start(self._query.heartbeat)
         if self._is_idle:

@@ -107,8 +107,6 @@ class HttpConversation(EventQueue):
         self._commands: deque[Numbered] = deque()
         self._is_forwarding = False
 
-    # -- requests ------------------------------------------------------------------------------------------
-
     async def greet(self) -> None:
         """Fetch the upstream's identity and history."""
         self.welcome = await self._request(REPLICATION.request(), native.Welcome)
@@ -264,8 +262,6 @@ class HttpConversation(EventQueue):
         response = await self._changelog.digests(serials)
         return dict(response.digests)
 
-    # -- acknowledging -------------------------------------------------------------------------------------
-
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
         """Report that everything up to this position is stored durably; sent about once a second."""
         self._to_acknowledge = position
@@ -295,8 +291,6 @@ class HttpConversation(EventQueue):
         peers = native.Peers(addresses=addresses)
         peers.check()
         self.put(peers)
-
-    # -- followers' commands -------------------------------------------------------------------------------
 
     def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
         """Forward followers' commands, one request at a time to keep their order."""

@@ -116,8 +116,6 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self._pinged_at = 0.0
         self._timer = Timer(link.clock, self._tick)
 
-    # -- called by Twisted ---------------------------------------------------------------------------------
-
     def connectionMade(self) -> None:
         # Replaces txredisapi's version, which never reconnects after a refused password.
         self._metrics.connections.inc()
@@ -153,8 +151,6 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         gets = self._redis.gets
         while (reply := gets()) is not False:
             self.replyReceived(reply)
-
-    # -- the life of a connection --------------------------------------------------------------------------
 
     async def run_command(self, *words: str) -> Any:
         """Send a command of the handshake and return its reply. Raises `RedisRefused` for an error reply."""
@@ -195,8 +191,6 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
     def expects_data(self) -> bool:
         """Whether silence means that the peer is dead."""
         return True
-
-    # -- keepalive -----------------------------------------------------------------------------------------
 
     # Silence counts only after a PING: this process may have been suspended.
 

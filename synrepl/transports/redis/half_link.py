@@ -226,8 +226,6 @@ class HalfLink(Generic[Working]):
         self._stopped = True
         self._close_waiters: list[Deferred[None]] = []
 
-    # -- called by the link --------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start to connect."""
         if self._stopped:
@@ -267,8 +265,6 @@ class HalfLink(Generic[Working]):
         """Reset the backoff: the connection works."""
         if self.current is not None:
             self._backoff.reset()
-
-    # -- connecting ----------------------------------------------------------------------------------------
 
     def _connect_once(self) -> None:
         attempt = _Attempt(self._link, self._on_open)
