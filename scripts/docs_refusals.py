@@ -271,7 +271,8 @@ CASES: Final[dict[str, Told]] = {
     ),
     "fork": Told(
         "An old primary comes back with facts that the primary promoted by force never had.",
-        "The daemon stops. `synrepl resync` writes its own facts to a file, and names it.",
+        "The daemon stops. `synrepl resync` writes the facts that only this daemon has to a file, and prints"
+        " its path.",
         fork,
     ),
     "other_history": Told(
@@ -320,7 +321,8 @@ CASES: Final[dict[str, Told]] = {
         filtered,
     ),
     "bad_ack": Told(
-        "This is a bug, or the peer is not a replica. synrepl daemons do not do this; provoked by hand.",
+        "This is a bug, or the peer is not a replica. synrepl daemons do not do this; the output below is"
+        " that of a handwritten client.",
         "The replica reconnects.",
         bad_ack,
     ),
@@ -332,13 +334,14 @@ CASES: Final[dict[str, Told]] = {
     ),
     "bad_name": Told(
         "Its name has a space, control characters or more than 255 characters, or its uuid or address"
-        " is invalid. Provoked by hand.",
+        " is invalid. The output below is that of a handwritten client.",
         "The replica retries at long intervals. Give it another name (`--replica-name`), or another"
         " address (`--advertise`).",
         bad_name,
     ),
     "version": Told(
-        "Its HELLO is not that of a synrepl daemon. There is one version so far; provoked by hand.",
+        "Its HELLO is not that of a synrepl daemon. There is one version so far; the output below is that of"
+        " a handwritten client.",
         "The replica retries at long intervals. Install the same release at both ends.",
         version,
     ),

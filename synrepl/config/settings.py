@@ -216,8 +216,8 @@ def validate(built: Settings) -> None:
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
     if any(one.for_catch_up for one in built.table_streams) and not (built.redis or built.follow):
         raise ConfigError(
-            "table_streams: a stream with `catch_up: true` receives its facts from other writers: set"
-            " --redis or --follow"
+            "table_streams: a table with `catch_up: true` only fills gaps, and live facts have no source: set"
+            " --redis or --follow, or remove catch_up"
         )
     if (built.certificate_file is None) != (built.private_key_file is None):
         raise ConfigError("--certificate-file and --private-key-file go together: set both")
@@ -283,11 +283,12 @@ def _check_name(built: Settings) -> None:
     if built.redis is None:
         raise ConfigError("--redis-writes needs --redis: set the Redis to publish to")
     other_writers = {"master", "main", *built.instance_map}
-    for name in {one.writer or built.instance_name for one in built.redis_writes}:
-        if name in other_writers:
+    for one in built.redis_writes:
+        if (name := one.writer or built.instance_name) in other_writers:
+            change = f"change the writer of {one.stream}" if one.writer else "set an --instance-name"
             raise ConfigError(
-                f"--redis-writes: {name} is the name of another writer on Redis; set an --instance-name that"
-                " no other process has, such as synrepl1"
+                f"--redis-writes: {name} is the name of another writer on Redis; {change} that no other"
+                " process has, such as synrepl1"
             )
 
 

@@ -241,7 +241,7 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], int, str, str]] = {
         lambda said: [one.update(digest="ff" * 32) for one in (said["epoch_starts"][0], said["position"])],
         2,
         "digest_differs",
-        "has another fact at serial 5",
+        "has other facts at serial 5 or before",
     ),
     "two digests": (
         lambda said: said["epoch_starts"][0].update(digest="ff" * 32),
@@ -259,7 +259,7 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], int, str, str]] = {
         lambda said: said["epoch_starts"][0].update(serial=3, digest="ff" * 32),
         2,
         "digest_differs",
-        "has another fact at serial 3",
+        "has other facts at serial 3 or before",
     ),
     "a lower epoch": (
         lambda said: None,

@@ -657,7 +657,7 @@ def test_the_log_of_the_claimed_primary_must_continue_ours() -> None:
 
     assert ["primary", "primary"] == roles(a, b)
     ((text, _),) = a.roles.problems
-    assert "two daemons are primary: b - has another fact at serial 5 than this daemon" in text
+    assert "two daemons are primary: b - has other facts at serial 5 or before than this daemon" in text
 
 
 TURNS = [

@@ -30,8 +30,8 @@ class StreamMachine:
     """The state of one stream. A fact that is known already is dropped, whichever source it comes from.
 
     While facts are missing or a subscriber is busy, the whole stream is blocked and commands are queued.
-    `Apply` orders to apply the `facts`. Set `history.has_caches` once `Invalidate` has an effect. `seconds`
-    returns the time.
+    The action `Apply` tells the caller to apply `facts`. The caller sets `history.has_caches` when it has
+    caches; only then is `Invalidate` returned. `seconds` returns the time.
     """
 
     def __init__(

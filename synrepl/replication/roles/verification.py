@@ -160,7 +160,7 @@ class ClaimVerifier:
         if digest is not None and theirs is not None and digest != theirs:
             raise ClaimRefused(
                 "digest_differs",
-                f"{where} has another fact at serial {serial} than this daemon; nothing was changed",
+                f"{where} has other facts at serial {serial} or before than this daemon; nothing was changed",
             )
 
 
@@ -193,7 +193,8 @@ class _Queue:
 
     async def run(self, address: Address, work: Callable[[], Awaitable[T]]) -> T:
         if self._length >= MAX_QUEUED:
-            raise ClaimRefused("busy", f"{MAX_QUEUED} claims are being verified already: retry later")
+            why = f"{MAX_QUEUED} other daemons wait to be verified already: retry later"
+            raise ClaimRefused("busy", why)
         self._length += 1
         try:
             await self._lock.acquire()
