@@ -265,19 +265,20 @@ CASES: Final[dict[str, Told]] = {
     ),
     "ahead": Told(
         "The primary was restored from an older copy, or its disk lost the last writes.",
-        "The replica stops. Decide which history is right: promote this replica by force, and let the"
-        " old primary rejoin; or `synrepl resync` this one.",
+        "The replica stops following (state `stopped`), and serves its copy. Decide which history is right:"
+        " promote this replica by force, and let the old primary rejoin; or `synrepl resync` this one.",
         ahead,
     ),
     "fork": Told(
         "An old primary comes back with facts that the primary promoted by force never had.",
-        "The daemon stops. `synrepl resync` writes the facts that only this daemon has to a file, and prints"
-        " its path.",
+        "The daemon stops following (state `stopped`), and serves its copy. `synrepl resync` writes the facts"
+        " that only this daemon has to a file, and prints its path.",
         fork,
     ),
     "other_history": Told(
         "Its `--upstream` is a daemon with another log.",
-        "The replica stops. Most likely `--upstream` is wrong. If it is right, `synrepl resync`.",
+        "The replica stops following (state `stopped`), and serves its copy. Most likely `--upstream` is"
+        " wrong: restart the replica with the right one. If it is right, `synrepl resync`.",
         other_history,
     ),
     "other_epoch": Told(
@@ -289,7 +290,8 @@ CASES: Final[dict[str, Told]] = {
     ),
     "read_only": Told(
         "Its upstream is fenced.",
-        "The replica follows the primary that the upstream names, by itself.",
+        "The replica follows the primary that the upstream names, by itself; if the upstream names none, the"
+        " replica retries.",
         read_only,
     ),
     "not_ready": Told(
