@@ -62,7 +62,6 @@ class TailOutput:
             self._expect_connection()
 
     def _expect_connection(self) -> None:
-        """End the command unless there is a connection in time."""
         if self._patience is not None and not self._patience_timer.is_active:
             self._patience_timer.start(self._patience)
 

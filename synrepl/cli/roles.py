@@ -68,7 +68,8 @@ def promote(daemon: DaemonTarget, force: bool, yes: bool, output: Output) -> Non
             raise CliError(f"{url}: {error}; no promotion was requested") from error
         why = f"{url}: {error}; the replica may have been promoted: check with synrepl status --url {url}"
         raise CliError(why) from error
-    output.show(response, [f"primary in epoch {response['epoch']}, from serial {response['serial']} on"])
+    epoch, serial = response["epoch"], response["serial"]
+    output.show(response, [f"primary in epoch {epoch}, which begins after serial {serial}"])
 
 
 def _confirm_if_fenced(daemon: DaemonTarget, *, yes: bool) -> None:

@@ -97,7 +97,6 @@ def tail(
 
 
 def _endpoint(target: str) -> str:
-    """Return TARGET as a Twisted client endpoint string."""
     if found := re.fullmatch(r"\[([0-9a-fA-F:.]+)\]:(\d+)", target):
         target = f"tcp:{found[1].replace(':', chr(92) + ':')}:{found[2]}"
     elif re.fullmatch(r"[\w.-]+:\d+", target) and not re.match(r"(tcp|unix|tls|ssl):", target):
@@ -105,7 +104,7 @@ def _endpoint(target: str) -> str:
     try:
         check_client(target)
     except ConfigError as error:
-        raise click.UsageError(f"TARGET is not host:port or a URL; otherwise it {error}") from error
+        raise click.UsageError(f"TARGET is not host:port or a URL, so it {error}") from error
     return target
 
 

@@ -454,9 +454,7 @@ RESYNC: Final = Route(
     "Let a replica that has stopped, or a fenced daemon, join again; facts that only it has go to a file.",
     right="administer",
     errors=("not_stopped", "primary_unknown"),
-    examples=(
-        _refused("/v1/resync", "not_stopped", {}, message="nothing to resync: this daemon is not stopped"),
-    ),
+    examples=(_refused("/v1/resync", "not_stopped", {}, message=ERROR_CODES["not_stopped"].means),),
 )
 HANDOVER: Final = Route(
     "admin.hand_over",

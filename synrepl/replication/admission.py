@@ -67,9 +67,9 @@ async def position_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None
         (start.stream, start.token) == (reader.lost_stream, reader.lost_upto) for start in same
     ):
         began = reader.epoch_start
-        why = f"at {name} epoch {began.epoch} began at serial {began.serial}, in this log it did not"
+        why = f"this log lacks the epoch start of {name}: epoch {began.epoch}, serial {began.serial}"
         if same:
-            why = f"epoch {began.epoch} began for another reason at {name}: one daemon lost facts"
+            why = f"epoch {began.epoch} began for another reason at {name} than in this log"
         return Mismatch("fork", f"the histories differ: {why}")
     next_start = next(
         (start for start in starts if reader.epoch is not None and start.epoch > reader.epoch), None
@@ -87,7 +87,7 @@ async def position_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None
         why = f"{name} is at serial {serial}, but this log begins after {log.trimmed_upto.serial}"
         return Mismatch("trimmed", why)
     if known is not None and known != reader.digest:
-        return Mismatch("fork", f"the histories differ at serial {serial}")
+        return Mismatch("fork", f"the histories differ at serial {serial} or earlier")
     for stream, writers in reader.clock.items():
         positions = log.positions(stream)
         for writer, token in writers.items():

@@ -49,8 +49,8 @@ class NameConflict(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return (
-            f"another process on the channel writes {self.stream} as {self.writer}: give this one a name of"
-            " its own (--instance-name)"
+            f"another process on the channel writes {self.stream} as {self.writer}: give this process another"
+            " --instance-name, or another `writer` in redis_writes"
         )
 
 
@@ -296,7 +296,7 @@ class BrokerPeer:
         """No other process used our names during the probe: publish."""
         if self._is_joined:
             if self.name_conflict is not None:
-                self._logger.info("publishing again: no other process uses the name of this one any more")
+                self._logger.info("publishing on Redis again: no other process uses the names of this one")
             self.name_conflict = None
             self._has_probed = True
             self._publish()
@@ -367,7 +367,7 @@ class BrokerPeer:
     def _on_name_conflict(self, name_conflict: NameConflict) -> None:
         """Stop publishing: with two processes under one name, others would drop facts of both."""
         if self.name_conflict is None:
-            self._logger.critical("{conflict}; publishing is stopped", conflict=name_conflict)
+            self._logger.critical("{conflict}; publishing on Redis is stopped", conflict=name_conflict)
         self.name_conflict = name_conflict
         self._has_probed = False
         self._stop_publishing()

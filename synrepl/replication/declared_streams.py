@@ -97,7 +97,7 @@ class DeclaredStreams:
     def refusal(self, stream: str, writer: str) -> str:
         """Why this writer cannot append to this stream; empty if it can."""
         if stream == DECLARATIONS.name and not self._is_declaring:
-            return "declare the stream with synrepl streams create, or POST /v1/streams, instead"
+            return "it holds declarations only: use synrepl streams create, or POST /v1/streams"
         declared = self.declared.get(stream)
         if declared is None or not declared.writers or writer in declared.writers:
             return ""
@@ -115,7 +115,7 @@ class DeclaredStreams:
             try:
                 found.append(DECLARATIONS.decode(text, NEWEST))
             except RowError as error:
-                self._logger.error("cannot read a declaration; its stream is not available: {why}", why=error)
+                self._logger.error("cannot read a declaration: a stream is not available: {why}", why=error)
         return found
 
     def _add(self, declared: Declaration) -> None:

@@ -85,7 +85,7 @@ class Encoder:
             if self.strategy.pulls:
                 out.append(self._position(fact, fact.token))
             else:
-                self._withheld(fact, "row too long for a line")
+                self._withheld(fact, "a row is too long for a line")
             return
         for row in rows[:-1]:
             out += (prefix, BATCH, row, b"\n")

@@ -45,9 +45,9 @@ MAX_SERIAL: Final = 2**63 - 1
 class EphemeralMode(Enum):
     """The ephemeral facts that a reader is sent at the head, before the new ones."""
 
-    NONE = "none, and no new ones"
-    HELD = "all that are held, again after each pause in which new ones were committed"
-    MISSED = "those that were not handed out before"
+    NONE = "no ephemeral facts"
+    HELD = "all held ephemeral facts, again after each pause in which new ones were committed"
+    MISSED = "the ephemeral facts that were not handed out before"
 
 
 class FeedPosition(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class EphemeralStep(msgspec.Struct, frozen=True):
 class Stop(Enum):
     """Why there is nothing to send."""
 
-    WAIT = "at the head"
+    WAIT = "the reader is at the head of the log"
     DONE = "everything requested was handed out"
     TRIMMED = "facts that the reader lacks were trimmed"
     REPLACED = "another log has taken the place of this one"

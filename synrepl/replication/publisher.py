@@ -285,7 +285,7 @@ class Publisher:
         served = Filter(_intersection(held.streams, streams), held.writers)
         if held.writers is not None and not strategy.pulls:
             served = Filter(frozenset())
-            scope = f"{scope}, and this release cannot tell writers apart"
+            scope = f"{scope}, and the follower's release cannot tell writers apart"
         encoder = self._encoders.get((dialect, served, named))
         if encoder is None:
             if len(self._encoders) >= MAX_ENCODERS:

@@ -33,8 +33,8 @@ class CopySettings(NameSettings):
     )
     resync_on_fork: bool = setting(
         False,
-        "After a fork, let this replica join its upstream again by itself. The facts that only it has are"
-        " written to a file first.",
+        "Let this replica join its upstream again by itself after a fork, or if its upstream lacks its facts"
+        " or has another log. The facts that only it has are written to a file first.",
         parse=switch,
     )
 

@@ -22,8 +22,8 @@ STATES: Final = {
     "stale": "this replica was last up to date longer ago than --stale-seconds and may lack newer facts; its"
     " facts are still sent",
     "handing over": "another daemon is becoming primary; appends are refused for a moment",
-    "behind": "an upstream, a table or Redis cannot be read, or facts or files are missing; stored facts are"
-    " still sent",
+    "behind": "an upstream, a table or Redis cannot be read, facts or files are missing, or there is another"
+    " error; stored facts are still sent",
     "serving": "appends are accepted (a replica forwards them to its primary), and facts are sent",
 }
 """The values of `state`, the most severe first."""

@@ -256,7 +256,8 @@ def _refusal(error: ApiResponseError) -> "Appended | NotForwarded | None":
         case 503, _:
             return NotForwarded("upstream_away", str(error))
         case ((401 | 403), _):
-            why = f"the primary refuses this daemon's key; check secret_file and its rights: {error}"
+            checks = "check secret_file here, the rights of its key and allowed_hosts at the primary"
+            why = f"the primary refuses requests of this daemon: {error}; {checks}"
             return NotForwarded("upstream_refused", why)
         case status, _ if error.body and (400 <= status < 500 or status == 502):
             return _unchanged(error)

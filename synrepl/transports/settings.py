@@ -115,7 +115,7 @@ class UpstreamSettings(ConnectionSettings):
     )
     anonymous: bool = setting(
         False,
-        "Do not register this replica: by default its upstream retains the log for it for an hour only.",
+        "Do not register this replica: its upstream then retains the log for it for only an hour by default.",
         parse=switch,
     )
 

@@ -216,6 +216,5 @@ def client_endpoint(
 
 
 def _take_files(named: dict[str, str]) -> TlsFiles:
-    """Remove the file arguments from `named`, and return them."""
     words = {"ca_file": "trustRoots", "cert_file": "certificate", "key_file": "privateKey"}
     return TlsFiles(**{file: Path(named.pop(word)) for file, word in words.items() if word in named})

@@ -170,5 +170,5 @@ def _verify(announced: Block, data: bytes, checksum: Any) -> Payload:
         )
     # Counted before lines become objects. Small blocks are harmless, and counting takes time.
     if len(data) > COUNTED_BYTES and data.count(b"\n") > announced.lines:
-        raise RemoteProtocolError(f"a {printable(announced.kind)} block has over {announced.lines} lines")
+        raise RemoteProtocolError(f"a {printable(announced.kind)} block exceeds its {announced.lines} lines")
     return Payload(announced.kind, announced.lines, data)

@@ -36,7 +36,7 @@ REFUSALS: Final = {
     ),
     "ahead": ErrorCode(
         409,
-        "the replica has facts that this log lacks: the primary was restored from an older copy",
+        "the replica has facts that this log lacks, as after a restore of the primary from an older copy",
         retryable=False,
     ),
     "other_epoch": ErrorCode(
@@ -122,7 +122,7 @@ _REQUESTS: Final = {
     ),
     "range_not_satisfiable": ErrorCode(416, "the `Range` is outside the file"),
     "too_large": ErrorCode(
-        413, "the body is longer than `--max-body-bytes`, or one fact is larger than 64 MiB"
+        413, "the body, the file, the staged file or one fact is too large", "the message names the limit"
     ),
     "unknown_stream": ErrorCode(404, "no stream has this name"),
     "no_such_file": ErrorCode(404, "no fact names this [file](../howto/files.md), or it is not staged"),
@@ -155,7 +155,7 @@ _WRITES: Final = {
     "disk_full": ErrorCode(507, "the disk is full; the file was not stored"),
     "not_primary": ErrorCode(
         409,
-        "a replica does not accept `POST /v1/facts`, and cannot hand over",
+        "a replica does not accept `POST /v1/facts`; only a primary can hand over",
         "ask the primary; post each stream by itself",
     ),
     "replica": ErrorCode(503, "this daemon is a replica, and writes nothing itself", "", True, 1),
@@ -202,7 +202,7 @@ _WAITS: Final = {
     ),
     "too_many_waiting": ErrorCode(503, "too many requests wait already", "retry", None, 1),
     "busy": ErrorCode(
-        503, "64 MiB of facts are being forwarded, or too many claims are being verified", "retry", True, 1
+        503, "too many facts are being forwarded, or too many other daemons checked", "retry", True, 1
     ),
     "replaced": ErrorCode(
         503, "a copy of another log replaced this one during the answer", "repeat the request", True, 1
@@ -219,7 +219,7 @@ _WAITS: Final = {
 _ROLES: Final = {
     "not_a_replica": ErrorCode(409, "only a replica can be promoted", retryable=False),
     "promoting": ErrorCode(409, "a promotion is in progress", retryable=True),
-    "moved": ErrorCode(409, "another daemon became primary meanwhile", retryable=True),
+    "moved": ErrorCode(409, "the replica began to follow another daemon meanwhile", retryable=True),
     "not_whole": ErrorCode(409, "this copy was never complete", retryable=True),
     "behind": ErrorCode(409, "this copy did not catch up with the primary in time", retryable=True),
     "files_missing": ErrorCode(
@@ -238,12 +238,12 @@ _ROLES: Final = {
         409, "this daemon is fenced: another one is primary", "it is promoted only with `force`", False
     ),
     "primary_unknown": ErrorCode(409, "the primary's address is unknown", "restart with `--upstream`", False),
-    "not_stopped": ErrorCode(409, "nothing to resync: this daemon is not stopped"),
-    "epoch_too_far": ErrorCode(409, "an epoch is not from 1 to 2**53, or not confirmed", retryable=False),
-    "not_verified": ErrorCode(409, "the claiming daemon does not confirm the claim", retryable=True),
-    "digest_differs": ErrorCode(409, "the claiming daemon has another history", retryable=False),
+    "not_stopped": ErrorCode(409, "nothing to resync: this daemon is neither stopped nor fenced"),
+    "epoch_too_far": ErrorCode(409, "an epoch is not from 1 to 2**53, or was not confirmed", retryable=False),
+    "not_verified": ErrorCode(409, "the named daemon does not confirm the request", retryable=True),
+    "digest_differs": ErrorCode(409, "the claiming daemon's log has diverged", retryable=False),
     "superseded": ErrorCode(409, "a later primary is known", retryable=True),
-    "unknown_replica": ErrorCode(409, "the replica has no copy of this log", retryable=False),
+    "unknown_replica": ErrorCode(409, "the replica has no lease, and its log diverges", retryable=False),
     "known": ErrorCode(409, "the replica has a lease already"),
     "unknown_lease": ErrorCode(
         404, "no lease, or more than one, has this name", "give a uuid of `GET /v1/leases`"

@@ -121,7 +121,10 @@ def test_what_only_the_old_primary_had_is_named_and_posted_again(stage: Stage) -
     stage.append(berlin, 5)
     berlin.kill()
     paris = stage.replica("paris", f"tcp:{berlin.follow}", at=paris)
-    assert run("promote", "--force", "--url", paris.url).stdout == "primary in epoch 2, from serial 20 on\n"
+    assert (
+        run("promote", "--force", "--url", paris.url).stdout
+        == "primary in epoch 2, which begins after serial 20\n"
+    )
     stage.append(paris, 2)
 
     berlin = stage.start("berlin", at=berlin)
@@ -164,7 +167,7 @@ def test_a_daemon_that_is_fenced_and_should_not_be_is_promoted_by_force(stage: S
     assert (2, True) == (unasked.exit_code, "use --yes" in unasked.stderr)
     assert "This daemon is at serial 20 of epoch 1." in promoted.stderr
     assert "its address is unknown" in promoted.stderr
-    assert (0, "primary in epoch 8, from serial 20 on\n") == (promoted.exit_code, promoted.stdout)
+    assert (0, "primary in epoch 8, which begins after serial 20\n") == (promoted.exit_code, promoted.stdout)
     assert (1, True) == (again.exit_code, "only a replica can be promoted" in again.stderr)
     assert run("append", "push_rules", "--url", berlin.url, stdin='["@ada:hs"]\n').exit_code == 0
 

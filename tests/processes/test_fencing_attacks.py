@@ -202,7 +202,11 @@ def test_a_claim_without_a_history_is_refused(pair: tuple[Member, Member]) -> No
     primary, _ = pair
     made = claim(primary, epoch=LATER, uuid="z", history="")
 
-    assert refused(primary, "/v1/claim", made) == (400, "bad_request", "a claim needs the history of its log")
+    assert refused(primary, "/v1/claim", made) == (
+        400,
+        "bad_request",
+        "the claim names no history; it must name that of its log",
+    )
     del made["history"]
     assert refused(primary, "/v1/claim", made)[:2] == (400, "bad_request")
     assert refused(primary, "/v1/claim", claim(primary, history="x"))[:2] == (409, "other_history")

@@ -193,18 +193,18 @@ def test_a_replica_is_refused_in_one_line_that_says_why(deployment: Deployment) 
 
     with line() as one:
         replica_says(one, "wrong", name="paris")
-        assert why(one) == ("no_rights", "the proof is wrong: this daemon has another secret")
+        assert why(one) == ("no_rights", "the proof is wrong: the upstream has another secret")
     with line() as one:
         overheard = replica_says(one, "of-paris", name="paris")
         one.hear("WELCOME")
     with line() as one:
         replica_says(one, "", name="paris", shown=overheard)
-        assert why(one) == ("no_rights", "the proof is wrong: this daemon has another secret")
+        assert why(one) == ("no_rights", "the proof is wrong: the upstream has another secret")
     with line() as one:
         replica_says(one, "of-paris", name="oslo")
         assert why(one) == (
             "no_rights",
-            "there is no key oslo in keys_file of this daemon, or it was revoked",
+            "there is no key oslo in keys_file of the upstream, or it was revoked",
         )
     with line() as one:
         replica_says(one, "of-a-reader", name="reader")

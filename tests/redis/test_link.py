@@ -513,4 +513,6 @@ def test_tls_where_none_was_expected_is_told() -> None:
     world = FakeWorld()
     world.network.listen("redis", Factory.forProtocol(Alert))
 
-    assert world.run(refusal) == "redis:6379: the server speaks TLS: use rediss://"
+    assert (
+        world.run(refusal) == "redis:6379: the server speaks TLS: use rediss://, or tls=true with Sentinels"
+    )

@@ -80,7 +80,7 @@ class TestFilteredCopy:
         (told,) = peer.hears()
         assert told.startswith("ERROR unknown stream")
         assert told.endswith(
-            "this copy holds only facts of the writer other, and this release cannot tell writers apart"
+            "only facts of the writer other, and the follower's release cannot tell writers apart"
         )
 
 

@@ -125,7 +125,7 @@ def test_a_replica_takes_the_name_of_its_upstream(tmp_path: Path, *, over_http: 
 
             eventually(lambda: "wrong_server" in str(status(other.url)["errors"][:1]), "it is refused")
             said = status(other.url)["errors"][0]["what"]
-            assert "it belongs to example.org, and not to other.org as this daemon" in said
+            assert "the upstream belongs to example.org, and not to other.org as this daemon" in said
             assert "correct --upstream or --server-name" in said
 
 

@@ -114,7 +114,7 @@ def test_a_large_block_with_more_lines_than_announced_is_rejected() -> None:
     """Before they are decoded to objects."""
     data = b"\n" * (COUNTED_BYTES + 1)
 
-    with pytest.raises(RemoteProtocolError, match="has over"):
+    with pytest.raises(RemoteProtocolError, match="exceeds its"):
         BlockReader().feed(encode_block("facts", 7, data))
 
 

@@ -119,7 +119,7 @@ class ReplicaRegistry:
         """Close the connections of replicas whose key was revoked or changed."""
         for relay in list(self.connected):
             if relay.is_known and relay.has_lost_key:
-                relay.connection.fail("its key was revoked or changed")
+                relay.connection.fail("the replica's key was revoked or changed")
 
     def close(self, why: str) -> None:
         """Send ERROR to every replica, and close."""
@@ -194,7 +194,8 @@ class ReplicaRegistry:
         if self.roles.role == FENCED:
             return self._refusal("read_only", "this daemon is fenced: another one is primary")
         if self.leases.is_dropped(replica.uuid):
-            return refusal("unknown", f"{replica.listed_name} was dropped from the list of replicas")
+            why = f"{replica.listed_name} was dropped from the list of replicas"
+            return refusal("unknown", f"{why}; synrepl leases add admits it again")
         if query.within(self.publisher.holdings.filter):
             return None
         return refusal("filtered", "this daemon has only some streams or writers, and not all requested ones")

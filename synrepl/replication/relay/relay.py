@@ -219,7 +219,7 @@ class Relay:
         self._must_be(greeting, "greeting")
         self.name = printable(greeting.listed_name)
         if greeting.version < 1 or not greeting.uuid or not greeting.nonce:
-            self._refuse(native.refusal("version", "its handshake lacks a version, a uuid or a nonce"))
+            self._refuse(native.refusal("version", "the handshake lacks a version, a uuid or a nonce"))
             return
         if why := identity_error(greeting.uuid, greeting.name, greeting.address):
             self._refuse(native.refusal("bad_name", why))
@@ -256,11 +256,13 @@ class Relay:
         elif not keys.is_required:
             self._access = LOCAL if self.connection.is_local else REMOTE
         elif key is None:
-            why = f"there is no key {printable(greeting.name)} in keys_file of this daemon, or it was revoked"
+            why = (
+                f"there is no key {printable(greeting.name)} in keys_file of the upstream, or it was revoked"
+            )
             self._refuse(native.refusal("no_rights", why))
             return
         elif not proves(message.proof, secret, REPLICA, nonces, greeting.uuid, greeting.name):
-            self._refuse(native.refusal("no_rights", "the proof is wrong: this daemon has another secret"))
+            self._refuse(native.refusal("no_rights", "the proof is wrong: the upstream has another secret"))
             return
         else:
             self._access, self._key = access_of(key), key
@@ -366,7 +368,7 @@ class Relay:
     def _refuse_trimmed(self) -> None:
         """Refuse a replica whose lease ended while it was being served: the facts read now may have gaps."""
         trimmed_upto = self._log.trimmed_upto.serial
-        why = f"its lease has ended, and this log now begins after serial {trimmed_upto}"
+        why = f"the log no longer has facts that the replica needs: it begins after serial {trimmed_upto}"
         self._refuse(native.refusal("trimmed", why, serial=trimmed_upto))
 
     # -- subscription --------------------------------------------------------------------------------------
@@ -400,9 +402,7 @@ class Relay:
             return
         if not self.acknowledged <= command.serial <= self.sent.serial:
             before, sent = self.acknowledged, self.sent.serial
-            why = (
-                f"it acknowledged serial {command.serial}; valid are {before} (its last ACK) to {sent} (sent)"
-            )
+            why = f"ACK of serial {command.serial}; valid are {before} (the last ACK) to {sent} (sent)"
             self._refuse(native.refusal("bad_ack", why))
             self._work.cancel()
             return

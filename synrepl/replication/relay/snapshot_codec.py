@@ -104,7 +104,7 @@ def _snapshot(lines: Sequence[_Line]) -> LogSnapshot:
     positions = [line.position for line in lines if line.position]
     starts = [line.trimmed_upto for line in lines if line.trimmed_upto]
     if len(positions) != 1 or len(starts) != 1:
-        counts = f"{len(positions)} positions and {len(starts)} starts"
+        counts = f"{len(positions)} positions and {len(starts)} trim positions"
         raise RemoteProtocolError(f"the metadata of the snapshot has {counts}, not one of each")
     return LogSnapshot(
         position=positions[0],

@@ -55,7 +55,7 @@ STATES: Final = {
     "adopting": "joining: replacing the old copy with the complete new one",
     "catching up": "receiving missing facts",
     "live": "up to date; receiving new facts as they are committed",
-    "disconnected": "cannot reach its upstream; will retry",
+    "disconnected": "disconnected from its upstream; will retry",
     "refused": "refused by its upstream for now; will retry",
     "stopped": "its upstream cannot serve this copy: an operator must decide",
     "off": "follows no upstream",
@@ -70,7 +70,7 @@ RESYNC: Final = "synrepl resync writes the facts that only this copy has to a fi
 
 WAYS_OUT: Final = {
     "fork": RESYNC,
-    "ahead": f"{RESYNC}; if this copy is the right one, synrepl promote --force makes this daemon primary",
+    "ahead": f"{RESYNC}; if this copy is right, and unfiltered, synrepl promote --force makes it primary",
     "other_history": f"if --upstream is wrong, restart with the right one; if it is right, {RESYNC}",
 }
 """What an operator can do with a stopped replica, by the code of the refusal that stopped it."""
@@ -221,7 +221,7 @@ class Replica:
             raise RemoteProtocolError(f"the upstream sent an invalid server_name: {printable(found)}")
         expected = self.settings.expected_name(self.log.notes)
         if expected not in (None, found):
-            why = f"it belongs to {found}, and not to {expected} as this daemon"
+            why = f"the upstream belongs to {found}, and not to {expected} as this daemon"
             message = f"{why}; correct --upstream or --server-name"
             raise RefusedByUpstream(native.Refused(code="wrong_server", message=message, retryable=False))
         if found != UNNAMED and "server_name" not in self.log.notes:

@@ -114,9 +114,9 @@ class HandOverHandler:
 
     def _check(self, request: HandOver) -> None:
         if self.role() != PRIMARY:
-            raise CannotPromote("not_primary", f"this daemon is {self.role()}, and cannot hand over")
+            raise CannotPromote("not_primary", f"this daemon is {self.role()}; only a primary can hand over")
         if self.is_active and self._candidate and request.uuid and self._candidate != request.uuid:
-            why = f"this daemon is already handing over to {printable(self._candidate)}"
+            why = f"this daemon is already handing over to the daemon {printable(self._candidate)}"
             raise CannotPromote("handing_over", why)
 
     def _check_budget(self, seconds: float) -> None:
@@ -158,8 +158,10 @@ class HandOverHandler:
             return
         else:
             # A replica of a replica has no lease at this daemon.
-            raise ClaimRefused("unknown_replica", f"{where} has no copy of this log")
-        raise ClaimRefused("not_verified", why)
+            raise ClaimRefused(
+                "unknown_replica", f"{where} has no lease here, and its log diverges from this one"
+            )
+        raise ClaimRefused("not_verified", f"the hand-over is not confirmed: {why}")
 
     async def _is_in_this_log(self, position: LogPosition) -> bool:
         mine = self.log.position
@@ -199,7 +201,7 @@ class HandOverCandidate:
         if not primary:
             raise CannotPromote(
                 "upstream_away",
-                "the primary's address is unknown; use force to promote without it",
+                "the primary's address is unknown; use force to promote without a hand-over",
                 retryable=True,
             )
         until = self.clock.seconds() + CATCH_UP_SECONDS
@@ -216,7 +218,8 @@ class HandOverCandidate:
             if isinstance(error, CannotPromote):
                 raise
             raise CannotPromote(
-                "upstream_away", f"cannot reach the primary: {error}; use force to promote without it"
+                "upstream_away",
+                f"the primary did not hand over: {error}; use force to promote without a hand-over",
             ) from error
 
     async def _request(self, primary: Address, seconds: float) -> LogPosition:
@@ -233,16 +236,15 @@ class HandOverCandidate:
         while self.log.position != position:
             now = self.clock.seconds()
             if now >= until:
-                why = (
-                    f"this copy is at serial {self.log.serial}, still behind the primary at {position.serial}"
-                )
+                limit = f"catching up took more than {CATCH_UP_SECONDS:g} seconds"
+                why = f"{limit}: this copy is at serial {self.log.serial}, the primary at {position.serial}"
                 raise CannotPromote("behind", why)
             if now - requested_at >= RENEW_SECONDS:
                 return False
             await sleep(self.clock, 0.05)
         missing = [] if self.missing_files is None else await self.missing_files(self.log.serial)
         if missing:
-            why = f"{len(missing)} files are missing from this copy; use force to leave them behind"
+            why = f"files missing from this copy: {len(missing)}; use force to leave them behind"
             raise CannotPromote("files_missing", why, missing=missing)
         now = self.clock.seconds()
         if now >= until:

@@ -124,8 +124,8 @@ class LaterEpochs:
         """Report that a replica knows `epoch` while this primary is in epoch `ours`. Returns the text."""
         at = f" at {printable(address)}" if address else ""
         text = (
-            f"replica {printable(name)}{at} knows epoch {epoch}, this daemon is primary in epoch {ours}: if"
-            " another daemon was promoted, this one must not accept facts; run synrepl status at that replica"
+            f"{printable(name)}{at} knows epoch {epoch}, but this primary is in epoch {ours}: if another"
+            " one was promoted, this one must not accept facts; run synrepl status at the daemon named first"
         )
         self.add(name, text)
         return text
@@ -221,7 +221,7 @@ class PrimaryNotifier:
                 address=str(address),
                 epoch=claim.epoch,
                 why=str(error),
-                what_next="not repeated" if is_settled else "will be repeated",
+                what_next="will not retry" if is_settled else "will retry",
             )
             return is_settled
         return claim == self.claim()

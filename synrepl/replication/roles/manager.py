@@ -54,8 +54,8 @@ LOG_SECONDS: Final = 60.0
 """A refused claim is logged at most once in this many seconds for each reason."""
 
 WAYS_OUT: Final = (
-    "synrepl resync makes this daemon a replica of that one; if that one is not primary,"
-    " synrepl promote --force makes this one primary again"
+    "synrepl resync makes this daemon a replica of the other one (with an unknown address: restart with"
+    " --upstream); if the other is not primary, synrepl promote --force makes this one primary again"
 )
 """What an operator can do with a fenced daemon."""
 
@@ -178,7 +178,7 @@ class RoleManager:
         if self.role == PRIMARY:
             known = self._store.all(*unnotified)
             if known:
-                self._logger.info("asking {count} known daemons which one is primary", count=len(known))
+                self._logger.info("asking known daemons ({count}) which one is primary", count=len(known))
             self._inquiry.start(known)
             self._on_primary_changed()
         self._inquiry_timer.start(INQUIRY_INTERVAL)
@@ -259,11 +259,10 @@ class RoleManager:
         return self._write_refusal("files") if self.role == FENCED else self.forwarding_refusal("files")
 
     def _write_refusal(self, stream: str) -> ReadOnlyHere:
-        """Return why this daemon accepts no facts now."""
         if self.role == PRIMARY:
             if self.handover.is_active:
                 return ReadOnlyHere(
-                    "handing_over", "another daemon is about to become primary", stream=stream
+                    "handing_over", "another daemon is about to become primary: try again", stream=stream
                 )
             why = (
                 "this primary has just started, and asks the daemons that it knows which one is primary;"
@@ -293,7 +292,7 @@ class RoleManager:
                 raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
             async with self._changing:
                 if self.role != FENCED:
-                    raise CannotPromote("promoting", f"this daemon has become {self.role} meanwhile")
+                    raise CannotPromote("promoting", f"this daemon is {self.role} now, no longer fenced")
                 return await self._begin_as_primary([self._primary])
         replica = self.replica
         if self.role != REPLICA or replica is None:
@@ -313,7 +312,7 @@ class RoleManager:
                 await self.candidate.catch_up(old)
             async with self._changing:
                 if self.replica is not replica and not force:
-                    raise CannotPromote("moved", "another daemon became primary during the promotion")
+                    raise CannotPromote("moved", "this replica began to follow another daemon meanwhile")
                 return await self._begin_as_primary([old, followed])
         finally:
             # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
@@ -343,7 +342,7 @@ class RoleManager:
                 self._become_replica(self._store.primary)
             raise
         self._logger.info(
-            "promoted: primary in epoch {epoch} from serial {serial}",
+            "promoted: primary in epoch {epoch}, which begins after serial {serial}",
             epoch=epoch_start.epoch,
             serial=epoch_start.serial,
         )
@@ -363,7 +362,7 @@ class RoleManager:
         """Handle a daemon that knows a later primary; return whether to notify it again."""
         if self.role != PRIMARY:
             return False
-        text = f"two daemons are primary: {address} refuses this one: {why}; run synrepl status there"
+        text = f"another daemon may be primary: {address} refuses this one: {why}; run synrepl status there"
         self._later_epochs.add(str(address), text)
         self._warn_rate_limited("superseded", text)
         self._inquiry.ask([address])
@@ -410,16 +409,16 @@ class RoleManager:
 
     async def _check_claim(self, claim: Claim, *, trusted: bool) -> None:
         if not claim.history:
-            raise ClaimRefused("bad_request", "a claim needs the history of its log")
+            raise ClaimRefused("bad_request", "the claim names no history; it must name that of its log")
         if not (0 < len(claim.uuid) <= MAX_UUID and claim.uuid.isprintable()):
-            raise ClaimRefused("bad_request", f"the uuid of a claim has 1 to {MAX_UUID} printable characters")
+            raise ClaimRefused("bad_request", f"a uuid must have 1 to {MAX_UUID} printable characters")
         if claim.uuid == self.log.uuid:
             return
         if claim.history != self.log.history:
             if self.replica is not None and not self.replica.is_whole:
                 # The claimant retries: this log may be a copy of that history by then.
                 raise ClaimRefused("not_whole", "this daemon has no complete copy yet")
-            why = f"the claim is about the log {printable(claim.history)}, this daemon has another log"
+            why = f"the claim is about the log {printable(claim.history)}, not about that of this daemon"
             raise ClaimRefused("other_history", why)
         if not plausible_epoch(claim.epoch):
             why = f"the claim names epoch {claim.epoch}; an epoch must be from 1 to 2**53"
@@ -466,7 +465,8 @@ class RoleManager:
                 await self._contest_claim(claim)
                 if self.role != PRIMARY:
                     epoch = self._store.seen_epoch
-                    why = f"this {self.role} daemon knows a later primary: {self.primary}, of epoch {epoch}"
+                    where = self.primary or "address unknown"
+                    why = f"this {self.role} daemon knows a later primary ({where}) of epoch {epoch}"
                     raise ClaimRefused("superseded", why)
             case ClaimVerdict.FOLLOW:
                 where, others = Address.parse(claim.address), self._previous_primaries(claim)
@@ -511,7 +511,7 @@ class RoleManager:
         ):
             return
         self._logger.warn(
-            "{where} claims to be primary in epoch {epoch}, but {primary} is; notifying it",
+            "{where} claims to be primary in epoch {epoch}, but {primary} is a later one: notifying {where}",
             where=str(where),
             epoch=claim.epoch,
             primary=ours.address,

@@ -193,7 +193,7 @@ class _Queue:
 
     async def run(self, address: Address, work: Callable[[], Awaitable[T]]) -> T:
         if self._length >= MAX_QUEUED:
-            why = f"{MAX_QUEUED} other daemons wait to be verified already: retry later"
+            why = f"{MAX_QUEUED} checks of other daemons are running or waiting already: retry later"
             raise ClaimRefused("busy", why)
         self._length += 1
         try:

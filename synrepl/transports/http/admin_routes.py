@@ -79,7 +79,7 @@ async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
 async def resync(call: Call) -> ResyncAnswer:
     """Save facts that only this copy has to a file, discard them, and join again."""
     if not await call.roles.resync():
-        raise ApiError("not_stopped", "nothing to resync: this daemon is not stopped")
+        raise ApiError("not_stopped", "nothing to resync: this daemon is neither stopped nor fenced")
     return ResyncAnswer(call.roles.role)
 
 

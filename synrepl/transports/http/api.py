@@ -224,7 +224,6 @@ def _encode(content: Any) -> bytes:
 
 
 def _check_digest(request: Any) -> None:
-    """Raises `ApiError` if the body does not match its Content-Digest."""
     digests = headers(request, CONTENT_DIGEST)
     if not digests or request.method != b"POST":  # the path of a file has its checksum
         return

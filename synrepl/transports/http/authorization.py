@@ -146,7 +146,6 @@ def check_content_type(request: Any) -> None:
 
 
 def _origin(value: bytes) -> str:
-    """Return host and port of an origin; empty if it is invalid."""
     try:
         return urlsplit(value.decode("latin-1")).netloc.lower()
     except ValueError:

@@ -114,7 +114,7 @@ def stop_error(log: Log, feed: Feed, stop: Stop) -> ApiError:
     """Make the error for a reader that would miss facts, or mix two histories."""
     if stop is Stop.TRIMMED:
         return _trimmed_error(log, feed.serial)
-    why = "the log was replaced by a snapshot meanwhile: send the request again"
+    why = "another copy replaced the log meanwhile: send the request again"
     return ApiError("replaced", why)
 
 

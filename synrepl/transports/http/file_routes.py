@@ -86,7 +86,7 @@ async def _open(call: Call, files: Files) -> StoredFile:
         is_here = await files.wait_for(sha256, call.query["wait"])
         if is_here and (file := await files.open(sha256)) is not None:
             return file
-        why = "it is being fetched"
+        why = "this replica has not fetched it yet"
     raise ApiError("file_not_here", f"{sha256} is not stored yet: {why}")
 
 

@@ -142,9 +142,8 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
             self.read_replies()
         except txredisapi.InvalidData as broken:
             is_tls = data.startswith(b"\x15\x03")
-            self.end(
-                "the server speaks TLS: use rediss://" if is_tls else f"the server is not Redis: {broken}"
-            )
+            use_tls = "speaks TLS: use rediss://, or tls=true with Sentinels"
+            self.end(f"the server {use_tls if is_tls else f'is not Redis: {broken}'}")
 
     def read_replies(self) -> None:
         """Handle all complete replies. Raises `txredisapi.InvalidData`."""

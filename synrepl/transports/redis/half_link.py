@@ -135,7 +135,7 @@ class _Attempt:
             or describe_failure(failure)
         )
         if why == WITHOUT_A_WORD and self._tls is None and not self._link.address.path:
-            return f"{why} (perhaps it requires TLS: use rediss://)"
+            return f"{why} (perhaps it requires TLS: use rediss://, or tls=true with Sentinels)"
         return why
 
     async def _find_address(self) -> tuple[str, int]:

@@ -31,7 +31,7 @@ def test_a_replica_stores_the_name_of_its_upstream() -> None:
     assert "refused" == b.replica.state
     assert b.replica.refusal is not None
     assert "wrong_server" == b.replica.refusal.code
-    assert "it belongs to other.org, and not to hs as this daemon" in b.replica.why
+    assert "the upstream belongs to other.org, and not to hs as this daemon" in b.replica.why
     assert "hs" == b.log.notes["server_name"]
 
     rename(a, "hs")
