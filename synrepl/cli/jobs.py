@@ -86,7 +86,7 @@ json_option = output_option("Print the result as JSON.")
 
 def ranking_option(default: int) -> Callable[[Command], Command]:
     """Return the ``--top`` option."""
-    return click.option("--top", type=click.IntRange(1), default=default, help="The length of rankings.")
+    return click.option("--top", type=click.IntRange(1), default=default, help="Rows per ranking, at most.")
 
 
 def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Command], Command]:

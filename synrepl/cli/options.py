@@ -153,7 +153,7 @@ def daemon_options(
         duration_option(
             "--timeout",
             group=CONNECTION,
-            help="How long to try [default: a limit for each request; with --retry 60s, to append facts 30s]",
+            help="How long to try [default: a limit for each request; 60s with --retry, 30s to append facts]",
         ),
         _connection_option(
             "--retry/--no-retry",

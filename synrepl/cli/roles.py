@@ -22,7 +22,7 @@ WHAT_TO_DO: Final = {
     "fenced": "run synrepl resync if the other daemon is primary; otherwise run synrepl promote --force",
     "handover_refused": "see the message of the primary; run synrepl status --url for the primary",
     "not_a_replica": "use the --url of a replica; synrepl status shows the role of a daemon",
-    "promoting": "wait until the promotion in progress has ended",
+    "promoting": "wait until a promotion in progress has ended; synrepl status shows the role",
     "filtered": "promote a replica of all streams and writers",
     "not_whole": "wait until the replica has joined (synrepl status --watch), or promote another replica",
     "upstream_away": "start the primary again; or, if it is lost, use --force: facts that only it has"

@@ -185,7 +185,7 @@ def _columns(text: str) -> dict[str, str]:
     for word in _words(text):
         column, colon, kind = word.partition(":")
         if not colon or column in found:
-            raise click.UsageError(f"--columns: {word} is not NAME:TYPE, or repeats a name")
+            raise click.UsageError(f"--columns: {word} must be NAME:TYPE, with a name that occurs once")
         found[column] = kind
     return found
 

@@ -85,7 +85,7 @@ class ChangelogTail:
                     self._output.write_event(
                         "error", message=f"{error}: the log of the daemon is not the one that was read before"
                     )
-                    self._output.end(f"{error}; remove the state file and start again")
+                    self._output.end(f"{error}; start again, without the --state file if there is one")
                     continue
                 if not error.retryable:
                     self._output.end(str(error))

@@ -82,9 +82,7 @@ APPEND: Final = Route(
     "/v1/streams/{stream}/facts",
     "Append facts to a stream; the answer comes when they are on disk (for ephemeral streams: at once).",
     query=(
-        Parameter(
-            "timeout", Seconds(10.0, lowest=0.1, highest=MAX_WAIT), "at a replica: bounds the forwarding"
-        ),
+        Parameter("timeout", Seconds(10.0, lowest=0.1, highest=MAX_WAIT), "at a replica: limits the wait"),
         Parameter(
             "files", Choice("here"), "at a replica: wait for the bytes of the files that the facts name"
         ),
@@ -130,7 +128,7 @@ ROWS: Final = Route(
         Parameter("from", WholeNumber(0), "the rows after this token"),
         Parameter("upto", WholeNumber(), "the last token; the head by default"),
         Parameter(
-            "limit", WholeNumber(1_000, lowest=1, highest=10_000), "rows of a page, unless one fact has more"
+            "limit", WholeNumber(1_000, lowest=1, highest=10_000), "rows of a page, or all rows of one fact"
         ),
         *_READ_YOUR_WRITES,
     ),
@@ -369,7 +367,11 @@ COMMANDS: Final = Route(
         Parameter(
             "wait", Seconds(highest=MAX_WAIT), "with no command after `since`: how long to wait for one"
         ),
-        Parameter("limit", WholeNumber(MAX_COMMAND_LINES, lowest=1, highest=MAX_COMMAND_LINES), "commands"),
+        Parameter(
+            "limit",
+            WholeNumber(MAX_COMMAND_LINES, lowest=1, highest=MAX_COMMAND_LINES),
+            "commands per answer",
+        ),
         Parameter("life", InstanceName(), "the run of the daemon that `since` belongs to"),
     ),
     content_type=NDJSON,

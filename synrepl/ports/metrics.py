@@ -71,8 +71,8 @@ class Metrics:
         self._cache_names: set[str] = set()
         self.commands_dropped = counter(
             "commands_dropped",
-            "Commands that could not be forwarded: no connection, a full buffer, too long, or unknown to the"
-            " peer's release.",
+            "Commands that could not be forwarded: no connection, a full buffer, invalid, too long, or"
+            " unknown to the peer's release.",
             ["command"],
         )
         self.commands_unread = counter(
@@ -110,7 +110,7 @@ class Metrics:
             "claims_refused", "Refused claims of other daemons to be primary.", ["code"]
         )
         self.later_epochs = counter(
-            "later_epochs", "Replicas refused because they know a later epoch than this primary."
+            "later_epochs", "Refusals of replicas that know a later epoch than this primary."
         )
         self.replicas = gauge("replicas", "Known replicas, by state.", ["state"])
         self.lease_used = gauge("lease_used_ratio", "Used share of the fullest lease; at 1 it ends.")
