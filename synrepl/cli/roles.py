@@ -147,7 +147,6 @@ def resync(daemon: DaemonTarget, yes: bool, wait: float, output: Output) -> None
 
 
 def _explain(status: Mapping[str, Any]) -> None:
-    """Explain which facts are discarded, and to which file they are written."""
     upstream = status.get("upstream") or {}
     refusal = upstream.get("refusal") or {}
     is_stopped = upstream.get("state") == "stopped"
@@ -161,8 +160,8 @@ def _explain(status: Mapping[str, Any]) -> None:
     click.echo(
         f"This daemon is at serial {status['serial']} of epoch {status['epoch']}. The facts that"
         f" {primary or 'its upstream'} does not have are written to a file next to the database of this"
-        " daemon (DATABASE.only-here-EPOCH-FIRST-LAST.ndjson). Then a copy of the other log replaces"
-        " this log.",
+        " daemon (DATABASE.only-here-EPOCH-FIRST-LAST.ndjson). Unless this log is a part of the other"
+        " one, a copy of the other one then replaces this log.",
         err=True,
     )
 

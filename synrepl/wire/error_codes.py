@@ -243,7 +243,9 @@ _ROLES: Final = {
     "not_verified": ErrorCode(409, "the named daemon does not confirm the request", retryable=True),
     "digest_differs": ErrorCode(409, "the claiming daemon's log has diverged", retryable=False),
     "superseded": ErrorCode(409, "a later primary is known", retryable=True),
-    "unknown_replica": ErrorCode(409, "the replica has no lease, and its log diverges", retryable=False),
+    "unknown_replica": ErrorCode(
+        409, "the replica has no lease, and an unknown log position", retryable=False
+    ),
     "known": ErrorCode(409, "the replica has a lease already"),
     "unknown_lease": ErrorCode(
         404, "no lease, or more than one, has this name", "give a uuid of `GET /v1/leases`"

@@ -159,7 +159,7 @@ class HandOverHandler:
         else:
             # A replica of a replica has no lease at this daemon.
             raise ClaimRefused(
-                "unknown_replica", f"{where} has no lease here, and its log diverges from this one"
+                "unknown_replica", f"{where} has no lease here, and a log position that this log lacks"
             )
         raise ClaimRefused("not_verified", f"the hand-over is not confirmed: {why}")
 
