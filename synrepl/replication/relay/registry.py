@@ -57,7 +57,7 @@ REPLICA_STATES: Final = {
     "lost": "not connected",
     "moved": "not connected: it is the primary now, or a replica of the primary",
     "never seen": "a lease was made for it, but it never connected",
-    "ended": "its lease has ended: facts that it needs may be trimmed, and then it joins again",
+    "ended": "its lease has ended: it may have to join again, or it was dropped and is refused",
 }
 """The states of a replica on the list. Operators see these words."""
 
