@@ -128,7 +128,7 @@ def test_streams_of_the_configuration(tmp_path: Path) -> None:
         ("list packages", "list takes no name"),
         ("create packages", "create needs --columns or --untyped"),
         ("create packages --untyped --columns a:str", "create needs --columns or --untyped"),
-        ("create packages --columns a", "a is not NAME:TYPE"),
+        ("create packages --columns a", "a must be NAME:TYPE"),
         ("create packages --columns a:str,a:int", "a:int must be NAME:TYPE, with a name that occurs once"),
         ("create packages --untyped --stuck", "create does not take --stuck"),
         ("--key a", "only create takes --key"),

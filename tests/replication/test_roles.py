@@ -999,7 +999,7 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
     b.log.next_epoch = next_epoch  # type: ignore[method-assign]
     world.promote(b)
 
-    assert ["b - is still being promoted"] == seen
+    assert ["hand-over request not confirmed: b - is still being promoted"] == seen
     assert not b.roles.candidate.is_requesting
 
 

@@ -161,7 +161,7 @@ class HandOverHandler:
             raise ClaimRefused(
                 "unknown_replica", f"{where} has no lease here, and a log position that this log lacks"
             )
-        raise ClaimRefused("not_verified", f"the hand-over is not confirmed: {why}")
+        raise ClaimRefused("not_verified", f"hand-over request not confirmed: {why}")
 
     async def _is_in_this_log(self, position: LogPosition) -> bool:
         mine = self.log.position
