@@ -29,7 +29,7 @@ class GivenElsewhere(StorageError):
         super().__init__(
             op="append",
             why=why,
-            hint="write them there, with ids from its sequence" if is_table else "",
+            hint="write to this table, with ids from its sequence" if is_table else "",
             stream=stream,
             tried=False,
         )

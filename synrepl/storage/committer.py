@@ -123,7 +123,7 @@ class Committer:
         """
         if self.pending_bytes and self.pending_bytes + request.size > self._max_pending_bytes:
             size, most = self.pending_bytes + request.size, self._max_pending_bytes
-            why = f"the log is busy: {size} bytes of appends would wait, at most {most} may"
+            why = f"the log is busy: with this append, {size} bytes would wait; the limit is {most} bytes"
             return fail(append_error(request.stream, why, hint="try again later", retryable=True))
         if request.key is not None:
             self._keyed[request.key] = request
@@ -179,7 +179,7 @@ class Committer:
     async def _exclude(self) -> None:
         await self._wait_until_idle()
         if not self.is_open:
-            raise append_error("", "the log is not open", retryable=True)
+            raise StorageError(op="write", why="the log is not open", retryable=True)
         self._idle.close()
 
     def _include(self) -> None:
@@ -243,7 +243,7 @@ class Committer:
                 error = StorageError(
                     op="append",
                     why=f"{error.why}; the append may have been stored",
-                    hint=error.hint or "retry with the same idempotency key",
+                    hint=error.hint or "retry with the same idempotency key, if the append has one",
                     retryable=True,
                 )
                 self._start_later(RETRY_SECONDS)
@@ -313,8 +313,8 @@ class Committer:
         elif head.digest != group.before:
             lost = LogLost(
                 op="append",
-                why=f"another process writes to this log: it is at serial {head.serial}, this process wrote"
-                f" up to {self._head.serial}",
+                why=f"another process writes to this log: it ends at serial {head.serial} (digest"
+                f" {head.digest:.8}), this process left it at {self._head.serial} ({group.before:.8})",
                 hint="find out which other program uses the database and stop it, then restart this daemon",
                 retryable=True,
                 tried=False,

@@ -113,7 +113,7 @@ def check_ascend(facts: Sequence[Fact], serial: int, upto: int) -> None:
 def check_epoch_start(epoch_start: EpochStart, position: LogPosition) -> None:
     """Raise `StorageError` unless this epoch is above the current one and starts at the end of the log."""
     if epoch_start.epoch <= position.epoch:
-        why = f"epoch {epoch_start.epoch} cannot follow epoch {position.epoch}"
+        why = f"epoch {epoch_start.epoch} is not above the current epoch, {position.epoch}"
     elif epoch_start.serial != (serial := position.serial):
         why = f"the new epoch would start after serial {epoch_start.serial}, but the log ends at {serial}"
     elif epoch_start.digest != position.digest:

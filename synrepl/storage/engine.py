@@ -194,7 +194,6 @@ class SQLEngine:
         )
 
     def _check_head(self, connection: SQLConnection) -> None:
-        """Refuse a log whose last facts are inconsistent."""
         floor = self._current_bounds(connection).floor
         with connection.stream(
             f"SELECT {COLUMNS} FROM facts WHERE serial > ? ORDER BY serial DESC LIMIT ?",
@@ -482,7 +481,7 @@ class SQLEngine:
         for column, names in ((self._dialect.unindexed_stream, filter.streams), ("writer", filter.writers)):
             if names is not None:
                 if len(names) > NAMES_AT_ONCE:
-                    why = f"a filter may have at most {NAMES_AT_ONCE} names of a kind, not {len(names)}"
+                    why = f"a filter may name at most {NAMES_AT_ONCE} streams or writers, not {len(names)}"
                     raise InvalidValue(op="read", why=why)
                 upto = min(upto, after + SCANNED_AT_ONCE)
                 where += f" AND {column} IN ({_placeholders(names)})" if names else " AND false"
@@ -615,11 +614,11 @@ class SQLEngine:
         serial, digest = found or (0, "")
         why = ""
         if max(serial, end_of_log(connection, bounds)[0]) > position.serial:
-            why = f"the copy has facts beyond serial {position.serial}, the end of the snapshot"
+            why = f"the copy goes beyond serial {position.serial}, the end of the snapshot"
         elif serial == position.serial and digest != position.digest and serial:
             why = f"the copy and the snapshot have different digests at serial {serial}"
         if why:
-            raise StorageError(op="restore", why=why, hint="start the copy again from its beginning")
+            raise StorageError(op="restore", why=why, hint="delete the copy, and begin it again")
 
     # -- trimming: a slice at a time, facts that newer facts replaced are deleted ----------------------------
 

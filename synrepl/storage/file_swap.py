@@ -31,8 +31,8 @@ def seal(path: Path) -> None:
     if mode != "delete" or left:
         raise StorageError(
             op="adopt_staged",
-            why=f"{path} is in use: {', '.join(left) or mode}",
-            hint="stop the program that reads it",
+            why=f"another program uses {path}: it has {' and '.join(left) or 'journal mode ' + mode}",
+            hint="stop that program",
             retryable=True,
         )
     _sync(path)

@@ -183,7 +183,7 @@ def _in_use(path: Path, by: str) -> StorageError:
     return StorageError(
         op="open",
         why=f"{by} has opened {path}, perhaps by another path",
-        hint="stop it, or choose another database",
+        hint="close it there, or choose another database",
     )
 
 

@@ -424,7 +424,7 @@ class Log:
         """
         refusal = self._check_request(stream, writer)
         if refusal is None and stream not in self.ephemeral.streams:
-            why = "its facts are durable, so that the position of a writer never goes back"
+            why = "only writers of ephemeral streams can be reset: positions in a kept stream never go back"
             refusal = StorageError(op="reset_writer", why=why, stream=stream)
         if refusal is not None:
             raise refusal

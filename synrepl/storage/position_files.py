@@ -85,7 +85,7 @@ class FilePositions:
         try:
             version = msgspec.json.decode(data, type=dict[str, Any]).get("version")
             if version != VERSION:
-                raise self._invalid(f"its version is {version!r}, this program knows {VERSION}")
+                raise self._invalid(f"its version is {version!r}, this release supports {VERSION}")
             return msgspec.json.decode(data, type=_SavedPositions)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._invalid(str(error)) from error
@@ -93,7 +93,7 @@ class FilePositions:
     def _invalid(self, why: str) -> StorageError:
         return StorageError(
             op="reading positions",
-            why=f"{self._path} is damaged, or not a file of positions: {why}",
+            why=f"{self._path} is not a file of positions that can be used: {why}",
             hint="choose another file, or remove it to start again without positions",
         )
 

@@ -42,9 +42,9 @@ HINTS: Final = {
     "25006": "the server is a standby, or read only; use the primary",
     "28": "check the user, and its password in the pgpass file",
     "3D000": "create the database, or choose another one",
-    "42P01": "a table is missing: stop the daemon, and restore the database from a backup",
-    "42501": "the user needs CREATE on the database, or a schema synrepl of its own; to join as a replica"
-    " also a schema synrepl_joining",
+    "42P01": "correct the name of the table in the configuration, or restore the database from a backup",
+    "42501": "tables of the homeserver: grant SELECT to this user; the log: grant CREATE on the database, or"
+    " make a schema synrepl of this user's own, and to join as a replica also a schema synrepl_joining",
     "53": "the server has run out of a resource; free some",
     "53100": "the server's disk is full; free some space",
     "53300": "the server has too many connections; close some, or raise max_connections",

@@ -116,8 +116,8 @@ class Ownership:
         if known_digest and self.boots is not None and found not in (self.committed, self.attempted):
             raise self.lose(
                 op,
-                f"another process writes to this log: it is at serial {serial},"
-                f" this process wrote up to {known_serial}",
+                f"another process writes to this log: it ends at serial {serial} (digest {digest:.8}),"
+                f" this process left it at {known_serial} ({known_digest:.8})",
                 "find out which other program uses the database and stop it, then restart this daemon",
             )
         self.committed, self.attempted = found, None

@@ -75,9 +75,9 @@ class SQLPositions:
         call = getattr(subscriber, "__call__", None)  # noqa: B004  # an object may have one that is async
         if self.is_shared and (inspect.iscoroutinefunction(subscriber) or inspect.iscoroutinefunction(call)):
             raise ConfigError(
-                f"{subscriber!r} is a coroutine function: its effects could be committed by half, as"
-                " SQLPositions commits them; use a plain function, or is_shared=False and a connection for"
-                " the positions alone"
+                f"{subscriber!r} is a coroutine function: a commit of SQLPositions while it waits would store"
+                " a part of its effects; use a plain function, or is_shared=False and a connection for the"
+                " positions alone"
             )
 
     def load(self) -> SaveablePosition:

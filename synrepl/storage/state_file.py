@@ -89,18 +89,19 @@ class StateFile:
     def refusal(self, found: Summary, recorded: Summary, database: str) -> StorageError:
         """The error for a database that does not match the record."""
         if found.follows(recorded):
-            less = f", and the log has another fact at serial {recorded.serial}"
+            less = ", with another digest at that serial: some facts up to it differ"
         elif found.history and found.history != recorded.history:
             of = f" of {recorded.server_name}" if recorded.server_name else ""
             less = f" of history {recorded.history}{of}, which is another log"
         else:
-            less = ""
+            other = found.history and found.uuid != recorded.uuid
+            less = f" in the copy {recorded.uuid}; this is the copy {found.uuid}" if other else ""
         return StorageError(
             op="open",
             why=f"{database} holds {found.describe()}, but {self.path} says that the log had reached"
             f" {recorded.describe()}{less}",
-            hint=f"restore the missing file, {database} or {database}-wal; if you restored an older copy on"
-            f" purpose, remove {self.path}",
+            hint=f"restore {database} and {database}-wal as they were; if you replaced the log on purpose,"
+            f" remove {self.path}",
             tried=False,
         )
 

@@ -42,7 +42,7 @@ def test_nothing_is_stuck(place: Place) -> None:
     assert result.stdout.splitlines() == [
         (
             "held: things: B has id 5 unfinished, reserved 0 s ago by send (process host:7:cafe):"
-            " the stream waits for it"
+            " the stream waits for id 5"
         ),
         "nothing is stuck",
     ]
@@ -61,7 +61,7 @@ def test_whoever_holds_it_is_named(place: Place) -> None:
     assert result.stdout.splitlines() == [
         (
             "stuck: things: A has 2 ids from 5 on unfinished, reserved 61 s ago by send (process"
-            " host:7:cafe): the stream waits for it"
+            " host:7:cafe): the stream waits for id 5"
         ),
         (
             "stuck: things: A is at 4, 5 behind the writer at 9: linear readers wait for it, except"
@@ -85,7 +85,7 @@ def test_the_shape_of_the_json(place: Place) -> None:
                 "why": "unfinished",
                 "is_stuck": True,
                 "text": "A has 2 ids from 5 on unfinished, reserved 61 s ago by send (process"
-                " host:7:cafe): the stream waits for it",
+                " host:7:cafe): the stream waits for id 5",
                 "position": 4,
                 "behind": 0,
                 "unfinished": 2,

@@ -125,7 +125,7 @@ def test_a_daemon_that_finds_anothers_facts_in_its_log_writes_no_more(tmp_path: 
         for _ in range(2):
             code, body = refused(lambda: post(daemon, 3))
             assert code == 503
-            assert "another process writes to this log: it is at serial 3, this process wrote up to 2" in body
+            assert "another process writes to this log: it ends at serial 3 (digest " in body
             assert "stop it, then restart this daemon" in body
         assert "another process writes to this log" in wait_until_unready(daemon)
         check_no_traceback(daemon)
@@ -172,7 +172,7 @@ def test_a_write_ahead_log_that_is_removed_after_a_kill_is_missed(tmp_path: Path
     told = cannot_open(tmp_path)
 
     assert "but synrepl.db.state says that the log had reached" in told
-    assert "restore the missing file, synrepl.db or synrepl.db-wal" in told
+    assert "restore synrepl.db and synrepl.db-wal as they were" in told
     kept.rename(tmp_path / "synrepl.db-wal")
     with Daemon(tmp_path) as daemon:
         whole(daemon, 300)

@@ -366,7 +366,7 @@ class StateTests(FileCase):
         told = str(self.refused())
 
         self.assertIn(f"{self.path} holds nothing, but {self.path}.state says that the log had reached", told)
-        self.assertIn(f"restore the missing file, {self.path} or {self.path}-wal", told)
+        self.assertIn(f"restore {self.path} and {self.path}-wal as they were", told)
         self.assertIn(f"remove {self.path}.state", told)
         self.beside(".away").rename(self.beside("-wal"))
         self.assertEqual(10, self.opened().head().serial)
@@ -418,7 +418,7 @@ class StateTests(FileCase):
         engine.close()
         shutil.copy(copy, self.path)
 
-        self.assertIn("the log has another fact at serial 20", str(self.refused()))
+        self.assertIn("with another digest at that serial", str(self.refused()))
 
     def test_another_log_is_refused(self) -> None:
         """However long it is."""

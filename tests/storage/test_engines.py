@@ -135,7 +135,7 @@ class Contract(Case):
                 engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams=streams, writers=writers))
             except StorageError as error:
                 self.assertIsInstance(error, InvalidValue)
-                self.assertIn("at most 10000 names of a kind, not 70000", str(error))
+                self.assertIn("at most 10000 streams or writers, not 70000", str(error))
         wanted = Filter.of(streams=names[:10_000], writers=[*names[:9_999], "w1"])
         self.assertEqual(1, len(engine.read(after=0, upto=9, limit=9, filter=wanted)[0]))
 

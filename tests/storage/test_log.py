@@ -476,7 +476,7 @@ class FailureTests(LogCase):
         self.assertIn(
             "the append may have been stored", str(self.failureResultOf(failed, StorageError).value)
         )
-        self.assertIn("another process writes to this log: it is at serial 1", log.healthy[1])
+        self.assertIn("another process writes to this log: it ends at serial 1", log.healthy[1])
         refused = self.failure_after(log.append("events", "w1", [B]), 0.1)
         self.assertIsInstance(refused, LogLost)
         self.assertEqual(1, len(self.engine.facts))

@@ -220,7 +220,7 @@ def _examine_ids(cursor: Any, ids: IdDatabase) -> IdProblems:
 def _synapse_behavior(stream: IdStream, examined: IdProblems, problem: IdProblem) -> str:
     stored = max(examined.positions.values(), default=0)
     if problem.kind == "unknown_writer":
-        return "the homeserver deletes it at its start"
+        return "the homeserver deletes this position at its start"
     if problem.kind == "sequence_unused":
         return "the homeserver does not check this"
     if stored > examined.allocated and not stream.negative:
@@ -234,10 +234,10 @@ def _remedy(hold: Hold) -> str:
     if hold.why == "unfinished":
         return "find out what the code that reserved the id waits for; ending the process releases its ids"
     if hold.why == "silent":
-        return "if the process is gone, another writer of the stream releases its ids when that runs"
+        return "if the process is gone, start it or another writer of the stream again: this releases its ids"
     if hold.is_stuck:
         return "let the writer finish, or stop it"
-    return "none if the writer is idle and runs; if it writes no more, remove it from the configuration"
+    return "nothing, if the writer runs and is idle; if it writes no more, remove it from the configuration"
 
 
 def _present(catalog: Catalog) -> list[IdStream]:

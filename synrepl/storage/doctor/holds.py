@@ -106,7 +106,7 @@ def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
             why="unfinished",
             is_stuck=age >= STUCK_SECONDS,
             text=f"{state.writer} has {what} unfinished, reserved {age:.0f} s ago by {state.owner} (process"
-            f" {state.process}): the stream waits for it",
+            f" {state.process}): the stream waits for id {first}",
             first_id=state.oldest_id,
             age_seconds=round(age, 3),
             owner=state.owner,

@@ -106,14 +106,14 @@ def _complaints(chain: ChainCheck, positions: dict[tuple[str, str], int], *, who
         if token is not None and (position is None or position < token):
             kind = "position_behind_facts"
             text = (
-                f"the last fact of {writer} has token {token}, but its position is {position}: a daemon"
-                " refuses to start with it, or reuses tokens"
+                f"the last fact of {writer} has token {token}, but the stored position of {writer} is"
+                f" {'missing' if position is None else position}: a daemon refuses to start, or reuses tokens"
             )
             remedy = "run synrepl doctor --fix while the daemon is stopped"
         else:
             kind = "position_ahead_of_facts"
-            what = "does not exist" if token is None else f"has token {token}"
-            text = f"{writer} is at position {position}, but its last fact {what}: the end of the log is lost"
+            what = "it has no fact" if token is None else f"its last fact has token {token}"
+            text = f"{writer} is at position {position}, but {what}: the end of the log is lost"
             remedy = RESTORE
         found.append(Complaint(severity="error", kind=kind, stream=stream, text=text, remedy=remedy))
     return found

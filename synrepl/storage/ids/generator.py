@@ -228,12 +228,12 @@ class MultiWriterIdGenerator:
             raise StorageError(
                 op="reserve",
                 why=f"this process is not the writer {self.instance} now"
-                + (f": {self.session.refusal}" if self.session.refusal else ""),
+                f": {self.session.refusal or 'its session has no connection'}",
                 stream=self.stream.name,
                 retryable=not self.session.refusal,
             )
         if not self._is_started:
-            raise StorageError(op="reserve", why="its id generator was not started", stream=self.stream.name)
+            raise StorageError(op="reserve", why="start the id generator first", stream=self.stream.name)
         if not self._tracker.is_writer:
             raise NotAWriter(stream=self.stream.name, instance=self.instance, writers=self.stream.writers)
 

@@ -32,7 +32,7 @@ class SessionNames:
         )
         found = cursor.fetchone()
         if found is None:
-            return "a session that has just ended"
+            return "a session that has just ended, so try again"
         pid, application, address = found
         return f"backend {pid} ({application or 'unnamed'}{f' at {address}' if address else ''})"
 

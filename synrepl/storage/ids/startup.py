@@ -80,7 +80,7 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> IdProble
     # Position 1 means "nothing yet": a fact with id 1 would count as seen.
     goal = max(known, seen, 1)
     if goal == 1 > allocated:
-        text = f"sequence {stream.sequence} would start with 1, which counts as seen"
+        text = f"sequence {stream.sequence} would give id 1, which readers count as already read"
         add("sequence_unused", text, before=allocated, after=1)
     for writer in sorted(set(positions) - set(stream.writers)) if stream.writers else ():
         at = positions[writer]

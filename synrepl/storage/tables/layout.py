@@ -77,7 +77,7 @@ def _stream(config: Any, default_writer: str) -> TableStream:
     _check_keys(name, config, STREAM_KEYS)
     several = config.get("tables", [{key: config[key] for key in TABLE_KEYS if key in config}])
     if not isinstance(several, list) or not several:
-        raise ConfigError(f"(stream {name}): `table: NAME` is missing")
+        raise ConfigError(f"(stream {name}): `tables` must be a list of one or more tables, not {several!r}")
     tables = tuple(_table(name, one) for one in several)
     writers = config.get("writers", [])
     if not isinstance(writers, list) or not all(isinstance(writer, str) for writer in writers):

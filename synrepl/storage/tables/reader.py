@@ -48,7 +48,7 @@ class TableReader:
                 op="read",
                 why=f"no position of {self.stream.ids.name} is stored in stream_positions, so it is unknown"
                 " how far its rows are complete",
-                hint="reading starts when a writer stores one; set `position` if it has another name there",
+                hint="reading starts when a writer stores one; set `position` to the stream's name there",
                 stream=self.stream.stream,
                 retryable=True,
             )

@@ -222,7 +222,7 @@ def test_an_unfinished_id_is_named(place: Place) -> None:
     assert [("warning", "unfinished_id")] == kinds(found)
     assert found.complaints[0].text == (
         "A has 2 ids from 5 on unfinished, reserved 47 s ago by send (process host:7:cafe):"
-        " the stream waits for it"
+        " the stream waits for id 5"
     )
 
 
