@@ -71,7 +71,7 @@ def replay(
     table = ArchiveTable(store, as_of)
     upto = min(table.end.last_serial, table.end.last_serial if upto is None else upto)
     if after >= upto:
-        raise ConfigError(f"{store} has no facts after serial {after}: the last serial to replay is {upto}")
+        raise ConfigError(f"{store}: nothing to replay after serial {after}: the last one would be {upto}")
     options = {"url": url, "query": name or f"replay-{uuid4().hex}"}
     if secret_file is not None:
         options["secretFile"] = secret_file

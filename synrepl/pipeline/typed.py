@@ -119,7 +119,6 @@ def _names(annotation: Any) -> set[str]:
 
 
 def _fits(layout: Layout, form: Form) -> str:
-    """The SQL condition that a row has this form."""
     conditions = [f"size({ITEMS}) = {len(form.items)}"]
     if form.tag:
         conditions.append(f"{KIND} = '{form.tag}'")

@@ -232,7 +232,7 @@ def test_a_damaged_archive_has_a_page(spark: "SparkSession", tmp_path: Path) -> 
     made = report(spark, store, tmp_path / "out")
 
     assert [
-        ("bad", "The files have 30 facts, the log of the table 40"),
+        ("bad", "The files have 30 facts, but the log of the table counts 40"),
         ("bad", "1 finding of the audit: a file of the table does not exist"),
         ("bad", "1 finding of the audit: a file was changed, or cannot be read"),
     ] == [(one.kind, one.text) for one in made.found[:3]]

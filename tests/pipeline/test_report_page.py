@@ -417,10 +417,10 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
         ("bad", "Epoch 3: facts of events were lost at the source"),
         ("bad", "The daemon has 1 unrecoverable gap"),
         ("busy", "The archive lag was up to 2 h"),
-        ("busy", "Epoch 2: failover to another daemon"),
+        ("busy", "Epoch 2: a daemon was promoted"),
         ("busy", "The lease of oslo ended"),
-        ("busy", "1 row of caches with unexpected keys"),
-        ("busy", "1 row or key of caches cannot be read"),
+        ("busy", "1 row of the stream caches with unexpected keys"),
+        ("busy", "1 row or key of the stream caches cannot be read"),
         ("dim", "2 facts came late"),
     ] == [(one.kind, one.text) for one in made.found]
     assert ("bad", 1) == (made.state, made.missing)
@@ -454,7 +454,10 @@ def test_files_without_the_facts_that_the_table_names(tmp_path: Path) -> None:
 
     made = write(_measured(**nothing, peaks={}, invalidations=None), tmp_path)
 
-    assert ("bad", "The files have 0 facts, the log of the table 20") == (made.state, made.found[0].text)
+    assert ("bad", "The files have 0 facts, but the log of the table counts 20") == (
+        made.state,
+        made.found[0].text,
+    )
     assert "<h2>Throughput</h2>" in _page(made)
     assert not any(path.suffix == ".png" for path in made.files)
 

@@ -211,7 +211,7 @@ def test_a_fact_of_many_rows_and_one_of_none(tmp_path: Path) -> None:
 
 def test_facts_that_are_missing_make_no_batch(tmp_path: Path) -> None:
     """A batch is written whole or not at all."""
-    with pytest.raises(BadArchive, match="the batch is not whole: 11 facts"):
+    with pytest.raises(BadArchive, match="the batch is not whole: it has 11 facts"):
         archive(str(tmp_path), [*FACTS[:4], *FACTS[5:]])
 
     assert ArchiveTable.if_any(Store(str(tmp_path))) is None

@@ -291,8 +291,8 @@ class BatchCommitter:
             first = min(one.first_serial for one in written)
             if first != start_serial + 1 or facts != ends.serial - start_serial:
                 raise BadArchive(
-                    f"the batch is not whole: {facts} facts from serial {first} to {ends.serial}, not"
-                    f" {ends.serial - start_serial} facts after serial {start_serial}; run the job again"
+                    f"the batch is not whole: it has {facts} facts, serials {first} to {ends.serial}, not"
+                    f" all facts of serials {start_serial + 1} to {ends.serial}; run the job again"
                 )
         # An epoch without facts yet belongs to the next batch.
         known = [start for start in epoch_starts if start.epoch <= ends.epoch]

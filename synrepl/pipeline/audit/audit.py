@@ -52,7 +52,7 @@ def audit(
         if as_of is None:
             # Files that `vacuum` would remove, left by aborted runs and by merges.
             for path in sorted(table.vacuum(retention_hours=RETENTION_HOURS, dry_run=True)):
-                why = f"no version of the last week has {path}; vacuum removes it"
+                why = f"no version of the table in the last week has {path}; vacuum removes it"
                 found.add("unnamed-file", why, file=path)
     with _phase("files", seconds):
         progress("files", 0, len(files))
@@ -109,7 +109,7 @@ def _compare_with_daemon(spark: SparkSession, compared: Comparison, client: Bloc
     theirs = _get_digests(client, sorted(known))
     unknown = [serial for serial, digest in theirs.items() if digest is None]
     if unknown:
-        why = f"not compared with the daemon, which has trimmed its digests up to serial {max(unknown)}"
+        why = f"digests up to serial {max(unknown)} are not compared: the daemon has trimmed them"
         found.add("daemon-trimmed", why, serials=(1, max(unknown)))
     differing = [serial for serial in known if theirs[serial] not in (None, known[serial])]
     if not differing:
@@ -118,7 +118,7 @@ def _compare_with_daemon(spark: SparkSession, compared: Comparison, client: Bloc
     after = max((serial for serial in known if serial < upto and theirs[serial] is not None), default=None)
     first, is_exact = _first(client, _digests(spark, compared, (after or 0) + 1, upto), after, upto)
     where = f"at serial {first}" if is_exact else f"at serial {first} or before"
-    why = f"the daemon's facts begin to differ {where}"
+    why = f"the daemon's facts begin to differ from the archived ones {where}"
     fact = _rows(spark, compared, first, first).first()
     stream, writer, token = (fact["stream"], fact["writer"], fact["token"]) if fact else ("", "", None)
     tokens, serials = () if token is None else (token,), (first, min(head, end.last_serial))

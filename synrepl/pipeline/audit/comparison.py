@@ -196,8 +196,8 @@ class Comparison(msgspec.Struct, dict=True):
             span.unknown.add(file.stream)
             self.unreadable.add(file.path)
             if is_misplaced and file.path not in self.changed:
-                whose = f"of {' and '.join(scan.strangers)} " if scan.strangers else ""
-                why = f"{file.path} has rows {whose}of serials {scan.first} to {scan.last}, out of place"
+                why = f"{file.path} of {file.stream}, serials {file.first_serial} to {file.last_serial}, has"
+                why += f" rows of {' and '.join(scan.strangers) or f'serials {scan.first} to {scan.last}'}"
                 self._report_file("misplaced-row", why, scan)
             return
         if any(odd.what == "out-of-order" for odd in scan.odd):

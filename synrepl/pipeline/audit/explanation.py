@@ -210,8 +210,7 @@ def _report_missing(
         ]
         if runs:
             tokens, serials = (hole.expected + 1, hole.prev_token), (runs[0][0], runs[-1][1])
-            why = f"facts of {hole.writer} with tokens after {hole.expected}, up to {hole.prev_token}, are"
-            why += " missing"
+            why = f"facts of {hole.writer} after token {hole.expected} up to {hole.prev_token} are missing"
             compared.report("missing-row", why, hole.stream, hole.writer, tokens, serials)
         elif hole.serial > end:
             why = f"the last fact of {hole.writer} has token {hole.expected}, and not {hole.prev_token} as in"
@@ -238,8 +237,8 @@ def _report_unexplained(compared: Comparison) -> None:
             continue
         for scan in span.short:
             file = scan.file
-            why = f"{file.path} has {scan.rows} rows, serials {scan.first} to {scan.last}; the log has"
-            why += f" {file.rows} rows, serials {file.first_serial} to {file.last_serial}: the log is wrong"
+            why = f"{file.path} has {scan.rows} rows, serials {scan.first} to {scan.last}; the log of the"
+            why += f" table wrongly has {file.rows} rows, serials {file.first_serial} to {file.last_serial}"
             serials = (file.first_serial, file.last_serial)
             compared.found.add("table", why, file.stream, serials=serials, file=file.path)
 

@@ -23,9 +23,9 @@ CODES: Final[Mapping[str, str]] = MappingProxyType(
         "changed-row": "a fact does not match its digest",
         "broken-chain": "a fact does not continue the previous fact of its writer",
         "other-history": "the daemon's log is not the one that was archived",
-        "differs-from-daemon": "the daemon has other facts from this serial on",
+        "differs-from-daemon": "the daemon's facts differ from the archived ones at this serial or before",
         "missing-in-daemon": "the daemon lacks these facts of the same history",
-        "unnamed-file": "no version of the last week has this file; `vacuum` removes it",
+        "unnamed-file": "no version of the table in the last week has this file; `vacuum` removes it",
         "daemon-trimmed": "the daemon has trimmed its digests of these serials",
     }
 )

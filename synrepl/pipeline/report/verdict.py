@@ -59,12 +59,14 @@ def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
         why = f"{_where(missing)}: a fact does not continue the previous one of its writer"
         yield Advice("bad", f"{counted(len(missing), 'gap')}: facts are missing", why, "gaps")
     if again:
-        why = f"{_where(again)}: a fact goes back behind the previous one of its writer"
+        why = f"{_where(again)}: a fact continues from a token below that of the previous one of its writer"
         yield Advice("bad", f"Tokens were repeated {counted(len(again), 'time')}", why, "gaps")
     if copied:
         yield Advice("bad", f"{counted(copied, 'fact')} duplicated", "counted once in this report", "gaps")
     if count != covers.facts or (lines != covers.lines and not copied):
-        text = f"The files have {counted(count, 'fact')}, the log of the table {covers.facts:,}"
+        is_equal = count == covers.facts
+        have, want, unit = (lines, covers.lines, "line") if is_equal else (count, covers.facts, "fact")
+        text = f"The files have {counted(have, unit)}, but the log of the table counts {want:,}"
         why = "run synrepl pipeline audit: files were changed, or belong to another archive"
         yield Advice("bad", text, why, "gaps")
     problems = [one for one in measured.problems if one.what not in CHAIN_CODES]
@@ -82,7 +84,7 @@ def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
 
 
 def _epoch_starts(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
-    words = {"promoted": "failover to another daemon", "restored": "the log was restored"}
+    words = {"promoted": "a daemon was promoted", "restored": "the log was restored"}
     for epoch_start in covers.last.epoch_starts:
         if epoch_start.why == "lost":
             void = measured.voided.get(epoch_start.epoch, 0)
@@ -148,11 +150,11 @@ def _caches(measured: Measurements) -> Iterable[Advice]:
     if measured.invalidations is None:
         return
     if misshapen := measured.invalidations.total("misshapen"):
-        text = f"{counted(misshapen, 'row')} of caches with unexpected keys"
-        yield Advice("busy", text, "for each, workers invalidate all caches of its name", "caches")
+        text = f"{counted(misshapen, 'row')} of the stream caches with unexpected keys"
+        yield Advice("busy", text, "for each, workers empty every cache that its alias stands for", "caches")
     if unreadable := measured.invalidations.total("unreadable"):
         many = counted(unreadable, "row or key", "rows or keys")
-        yield Advice("busy", f"{many} of caches cannot be read", "", "caches")
+        yield Advice("busy", f"{many} of the stream caches cannot be read", "", "caches")
 
 
 def _where(broken: Sequence[ChainBreak]) -> str:

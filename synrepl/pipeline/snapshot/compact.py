@@ -112,9 +112,7 @@ def compact(
 def _check(former: SnapshotManifest, snapshot: Store, table: ArchiveTable) -> None:
     end, archive = table.end, table.store
     if (former.history, former.server_name) != (end.history, end.server_name):
-        raise BadArchive(
-            f"{snapshot} has another history than {archive}; use another directory for the snapshot"
-        )
+        raise BadArchive(f"{snapshot} is of another history or server than {archive}: use another directory")
     if former.serial > end.last_serial:
         raise BadArchive(
             f"the archive {archive} ends at serial {end.last_serial}, before serial {former.serial} of the"
@@ -123,7 +121,8 @@ def _check(former: SnapshotManifest, snapshot: Store, table: ArchiveTable) -> No
     known = _digest_at(table, former.serial)
     if known is not None and known != former.digest:
         raise BadArchive(
-            f"{snapshot} has another history than {archive}: the digests of serial {former.serial} differ"
+            f"{snapshot} and {archive} have different facts: their digests of serial {former.serial} differ;"
+            " use another directory for the snapshot"
         )
 
 
@@ -194,8 +193,8 @@ def _write_files(
     overlaps = any(after.first_serial <= before.last_serial for before, after in pairwise(written))
     if done != keys or overlaps:
         raise BadArchive(
-            f"{reader.archive}: found {keys} keys but wrote {done}: there are duplicate rows, or files"
-            " changed meanwhile; run synrepl pipeline audit"
+            f"{reader.archive}: the written files overlap or lack keys (wrote {done} of {keys}): there are"
+            " duplicate rows, or files changed meanwhile; run synrepl pipeline audit"
         )
     return written, keys
 
