@@ -52,7 +52,8 @@ class Changes:
         elif cache == _ROOM and len(key) == 1:
             self.room_deleted(key[0])
         elif cache in (_STATE, _HISTORY, _ROOM):
-            raise LocalProtocolError(f"{cache} does not take a key of {len(key)} strings")
+            takes = "a room and its users" if cache == _STATE else "a room"
+            raise LocalProtocolError(f"a key of {cache} must be {takes}, not {len(key)} strings")
         elif cache in self._packed:
             self._changes["packed", cache, ()] = None
             self._packed[cache][key] = None

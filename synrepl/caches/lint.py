@@ -81,11 +81,11 @@ def _misshapen(registry: CacheRegistry, lengths: Mapping[str, Collection[int]]) 
 
 
 def _misshapen_text(name: str, shape: Shape, whys: list[str]) -> str:
-    takes = f"its own have {shape.length}" + (" or fewer" if shape.tree and shape.length > 1 else "")
+    takes = f"keys must have {shape.length}" + (" or fewer" if shape.tree and shape.length > 1 else "")
     do = "Give the function the arguments that writers name" + (
         "." if shape.tree else ", or declare the cache with tree=True."
     )
-    return f"{name} gets keys that do not fit, and each drops all of it: {', '.join(whys)}; {takes}. {do}"
+    return f"{name} gets keys of a wrong length, each of which empties it: {', '.join(whys)}; {takes}. {do}"
 
 
 def _unknown(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[CacheWarning]:

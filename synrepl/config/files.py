@@ -92,7 +92,7 @@ def _rights(text: str, where: str) -> frozenset[Right]:
     for word in text.split(","):
         if word not in list(Right):
             known = ", ".join(Right)
-            raise ConfigError(f"{where}: the third word must be `all` or rights out of {known}")
+            raise ConfigError(f"{where}: the third word must be `all`, `-` or rights out of {known}")
         found.add(Right(word))
     if Right.REPLICATE in found:
         found.add(Right.READ)

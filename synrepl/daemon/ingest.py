@@ -99,7 +99,7 @@ class IngestServices:
 
         for one in followed:
             if one.stream not in self._daemon.table or self._daemon.table[one.stream].ephemeral:
-                raise ConfigError(f"table_streams: {one.stream} is not a known stream, or is ephemeral")
+                raise ConfigError(f"table_streams: {one.stream} is unknown or ephemeral; name a kept stream")
         url = settings.tables_database or settings.database
         try:
             database = Database(url, what="synrepl-tables")

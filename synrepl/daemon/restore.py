@@ -110,7 +110,8 @@ def _checked(store: Store, server_name: str | None) -> SnapshotManifest:
     if snapshot is None:
         raise ConfigError(f"{store} has no snapshot; synrepl pipeline compact makes one")
     if server_name not in (None, snapshot.server_name):
-        raise ConfigError(f"{store} is a snapshot of {snapshot.server_name}, not of {server_name}")
+        why = f"{store} is a snapshot of {snapshot.server_name}, not of {server_name}"
+        raise ConfigError(f"{why}: choose another snapshot, or correct --server-name")
     for part in snapshot.files:
         if store.sha256(part.path) != part.sha256:
             raise StorageError(

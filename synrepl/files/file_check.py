@@ -72,7 +72,7 @@ class StoredFile:
             while count > 0:
                 data = os.pread(descriptor, count, offset)
                 if not data:
-                    raise StorageError(op="read a file", why=f"{self._sha256} was truncated meanwhile")
+                    raise StorageError(op="read a file", why=f"{self._sha256} was truncated on disk")
                 parts.append(data)
                 offset += len(data)
                 count -= len(data)

@@ -246,7 +246,7 @@ class Files:
             found.append((f"files: cannot fetch {first.name}: {first.why}{others}", first.since_ms / 1000))
         oldest = summary.oldest_since_ms
         if rule == "none" and oldest is not None and oldest <= late_ms:
-            text = f"files: {summary.missing} missing, first {summary.first_missing}; upload them again"
+            text = f"files: {summary.missing} missing, such as {summary.first_missing}; upload them again"
             found.append((text, oldest / 1000))
         return found
 

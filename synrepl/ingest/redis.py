@@ -53,8 +53,8 @@ class RedisSource(Source):
         if event.kind == "position" and event.stream == "caches" and not self._has_warned:
             self._has_warned = True
             self._logger.warn(
-                "{writer} writes caches as well: if it is a process of Synapse, take the ids of caches from"
-                " Synapse's sequence, or invalidations are lost (docs/howto/redis.md)",
+                "{writer} and this daemon write the stream caches: if {writer} is a process of Synapse, take"
+                " the ids of caches from Synapse's sequence, or invalidations are lost (docs/howto/redis.md)",
                 writer=event.writer,
             )
 

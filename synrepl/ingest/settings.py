@@ -108,7 +108,7 @@ class IngestSettings(ConnectionSettings, LogSettings):
     )
     tables_database: str | None = setting(
         None,
-        "The database with these tables. None: the database of the log.",
+        "The database with the tables of `table_streams`. None: the database of the log.",
         parse=parse_database,
         metavar="URL",
         example="postgresql://synrepl@localhost/synapse?passfile=/etc/synrepl/pgpass",

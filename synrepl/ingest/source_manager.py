@@ -109,7 +109,7 @@ class SourceManager:
         now = self.clock.seconds()
         found += [
             (
-                f"writer {one.writer} of {one.stream} stopped at {one.token}, {one.behind} below the highest",
+                f"writer {one.writer} of {one.stream} stopped at {one.token}, {one.behind} tokens behind",
                 now - one.seconds,
             )
             for one in self.stalled_writers.stalled()

@@ -42,7 +42,6 @@ class Declaration:
 
 
 def _mistake(one: Declaration) -> str:
-    """The first mistake in a declaration; empty if there is none."""
     if not _name.fullmatch(one.name):
         return f"'{printable(one.name)}' is not a stream's name: a-z, then up to 63 of a-z, 0-9, _, . and -"
     columns = one.columns

@@ -83,8 +83,10 @@ def test_keys_of_another_length_seen() -> None:
     findings = lint(registry, seen, {"get_device": [2, 1, 1, 3], "count_keys": [1, 2, 0], "other": [7]})
 
     assert [("misshapen", "count_keys"), ("misshapen", "get_device")] == found(findings)
-    assert "keys of 0 arguments were seen; its own have 2 or fewer. Give the" in findings[0].text
-    assert "keys of 1 argument were seen, keys of 3 arguments were seen; its own have 2." in findings[1].text
+    assert "keys of 0 arguments were seen; keys must have 2 or fewer. Give the" in findings[0].text
+    assert (
+        "keys of 1 argument were seen, keys of 3 arguments were seen; keys must have 2." in findings[1].text
+    )
     assert "tree=True" in findings[1].text
 
 

@@ -84,8 +84,8 @@ def test_what_to_look_at(tmp_path: Path) -> None:
     assert result.stdout.splitlines() == [
         "1 cache, 3 invalidations of 2 names seen, interpreted as NEWEST",
         (
-            "misshapen: get_user_by_id gets keys that do not fit, and each drops all of it: keys of 3"
-            " arguments were seen; its own have 1. Give the function the arguments that writers name, or"
+            "misshapen: get_user_by_id gets keys of a wrong length, each of which empties it: keys of 3"
+            " arguments were seen; keys must have 1. Give the function the arguments that writers name, or"
             " declare the cache with tree=True."
         ),
         (

@@ -136,7 +136,7 @@ def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
         ("r2 abc", "another key has the same secret"),
         ("hush", "expected a name, a secret"),
         ("r2 hush read a extra", "expected a name, a secret"),
-        ("r2 hush reed", "must be `all` or rights out of read, write, replicate, administer"),
+        ("r2 hush reed", "must be `all`, `-` or rights out of read, write, replicate, administer"),
         ("r2 hush read a,,b", "comma-separated names of streams"),
     ],
 )
