@@ -317,7 +317,7 @@ class ReplicationServices:
         if replica.state == "live" and self.roles.primary.is_same(self._daemon.listeners.address()):
             return [
                 (
-                    "there is no primary: this daemon follows its own replica; promote one: synrepl promote",
+                    "there is no primary: this daemon follows its own replica; run synrepl promote --force",
                     replica.since,
                 )
             ]

@@ -57,7 +57,7 @@ def make_private(path: Path) -> None:
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         path.chmod(0o600)
         _log.info(
-            "changed the mode of {path} from {mode:04o} to 0600, since others could read it",
+            "changed the mode of {path} from {mode:04o} to 0600: other users had access",
             path=str(path),
             mode=found.st_mode & 0o7777,
         )
