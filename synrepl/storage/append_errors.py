@@ -12,9 +12,8 @@ class KeyReused(StorageError):
     """The idempotency key was used for a different request before."""
 
     def __init__(self, *, key: str, stream: str) -> None:
-        super().__init__(
-            op="append", why=f"idempotency key {key!r} was used for another request", stream=stream
-        )
+        why = f"idempotency key {key!r} was used for another request"
+        super().__init__(op="append", why=why, hint="use a new key for each request", stream=stream)
         self.key = key
 
 

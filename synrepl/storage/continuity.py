@@ -156,5 +156,6 @@ def find_inconsistency(
     if check.wrong:
         return f"the digest of serial {check.wrong[0]} does not follow from the facts before it"
     for stream, writer, token, position in check.wrong_positions(positions, whole=False):
-        return f"the last token of {writer} in {stream} is {token}, but its stored position is {position}"
+        stored = "missing" if position is None else position
+        return f"the last token of {writer} in {stream} is {token}, but its stored position is {stored}"
     return ""

@@ -288,7 +288,7 @@ class EphemeralAdoptTests(AdoptCase):
         """What is in the log is durable; `lose` is for what was lost."""
         with self.assertRaises(StorageError) as caught:
             self.adopting.reset_writer("events", "w1")
-        self.assertIn("never goes back", str(caught.exception))
+        self.assertIn("never go back", str(caught.exception))
 
         self.assertRaises(StorageError, self.adopting.reset_writer, "typing", "two words")
         self.wait(self.adopting.stop())

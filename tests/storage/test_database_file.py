@@ -210,7 +210,7 @@ class LockTests(FileCase):
             with self.assertRaises(LogLost) as caught:
                 engine.commit(FACTS[10:11], [])
             told = str(caught.exception)
-            self.assertIn("it is at serial 11, this process wrote up to 10", told)
+            self.assertIn("it ends at serial 11 (digest ", told)
             self.assertIn("restart this daemon", told)
         with closing(sqlite3.connect(self.path)) as other, other:
             other.execute("DELETE FROM facts WHERE serial = 11")

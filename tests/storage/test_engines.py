@@ -618,7 +618,7 @@ class SQLiteTests(OverSQLite, Contract):
             ("DELETE FROM facts WHERE serial < 500", "serial 1 is missing"),
             ("UPDATE facts SET rows = x'5b5d' WHERE serial = 1190", "the digest of serial 1190"),
             ("DELETE FROM facts WHERE serial = 1200", "the last token of w1 in events is 1199"),
-            ("DELETE FROM positions", "its stored position is None"),
+            ("DELETE FROM positions", "its stored position is missing"),
             ("UPDATE positions SET token = 1199", "is 1200, but its stored position is 1199"),
         ):
             with self.subTest(damage):
