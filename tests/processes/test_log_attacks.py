@@ -248,7 +248,7 @@ def test_an_older_copy_in_the_place_of_the_log_is_refused_until_it_is_meant(tmp_
 
     assert "synrepl.db holds serial 2 in epoch 1 after 1 starts" in told
     assert "synrepl.db.state says that the log had reached serial 10 in epoch 1 after 1 starts" in told
-    assert "an older copy on purpose, remove synrepl.db.state" in told
+    assert "replaced the log on purpose, remove synrepl.db.state" in told
     (tmp_path / "synrepl.db.state").unlink()
     with Daemon(tmp_path) as daemon:
         whole(daemon, 2)
