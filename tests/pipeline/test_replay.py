@@ -93,7 +93,7 @@ def test_a_part_at_the_speed_of_then(spark: "SparkSession", tmp_path: Path) -> N
             seconds=lambda: now[0],
         )
         found = held(daemon)
-        with pytest.raises(ConfigError, match="no facts after serial 500"):
+        with pytest.raises(ConfigError, match="nothing to replay after serial 500"):
             replay(spark, Store(str(tmp_path / "archive")), daemon.url, after=500)
 
     wanted = [fact for fact in facts if fact.stream == "user_signature" and 10 < fact.serial <= 90]
