@@ -42,7 +42,7 @@ HINTS: Final = {
     "25006": "the server is a standby, or read only; use the primary",
     "28": "check the user, and its password in the pgpass file",
     "3D000": "create the database, or choose another one",
-    "42P01": "correct the name of the table in the configuration, or restore the database from a backup",
+    "42P01": "correct the table's name in the configuration, or stop the daemon and restore a backup",
     "42501": "tables of the homeserver: grant SELECT to this user; the log: grant CREATE on the database, or"
     " make a schema synrepl of this user's own, and to join as a replica also a schema synrepl_joining",
     "53": "the server has run out of a resource; free some",

@@ -182,7 +182,7 @@ class StartTests(PostgresCase):
         self.opened().close()
         self.url = self.url.replace("//modest@", "//postgres@")
 
-        self.assertIn("a schema synrepl of its own", refused.hint)
+        self.assertIn("a schema synrepl of this user's own", refused.hint)
 
     def test_what_others_have_set_does_not_weaken_a_commit(self) -> None:
         """A homeserver may choose speed for itself; acknowledged is durable all the same."""
@@ -475,7 +475,7 @@ class LostConnectionTests(PostgresCase):
 
         is_healthy, why = log.healthy
         self.assertFalse(is_healthy)
-        self.assertIn("stop the daemon, and restore the database from a backup", why)
+        self.assertIn("stop the daemon and restore a backup", why)
         self.failureResultOf(log.append("events", "w1", [B]), StorageError)
 
     def test_a_process_that_takes_over_is_noticed_before_anybody_writes(self) -> None:
