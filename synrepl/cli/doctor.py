@@ -28,7 +28,7 @@ WHAT: Final = {
 IDLE: Final = ("silent_writer", "writer_behind")
 """Kinds of notes on writers that are probably idle. The text output counts them in one line."""
 READ_ONLY: Final = (
-    "nothing was changed: a homeserver's database is only read. Stop the homeserver, and run the"
+    "the homeserver's tables were not changed: they are only read. Stop the homeserver, and run the"
     " statements above."
 )
 
@@ -46,8 +46,8 @@ READ_ONLY: Final = (
 def doctor(url: str, config: Path | None, fix: bool, quick: bool, output: Output) -> None:
     """Find problems of the streams in a database: a daemon's log, or a homeserver's database.
 
-    A Synapse database is recognized and only read: the repair is printed as SQL. Exit code 1: there is a
-    problem that was not repaired.
+    The tables of a Synapse are recognized and only read: their repair is printed as SQL. Exit code 1: there
+    is a problem that was not repaired.
     """
     # Imported on use, also below: these load Twisted.
     from synrepl.storage.databases import Database

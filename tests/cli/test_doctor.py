@@ -139,7 +139,7 @@ def test_a_homeservers_database_is_not_mended(tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert "a Synapse homeserver's database, 1 stream examined" in lines[0]
     assert 1 == sum("setval" in line for line in lines)
-    assert lines[-1].startswith("nothing was changed: a homeserver's database is only read.")
+    assert lines[-1].startswith("the homeserver's tables were not changed: they are only read.")
 
 
 @pytest.mark.parametrize(

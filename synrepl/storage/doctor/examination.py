@@ -29,8 +29,8 @@ class Doctor:
     """Examines one database. `streams` are those of the configuration, `now` gives seconds since 1970, and
     `progress` is called with the number of newly checked facts and the total.
 
-    A homeserver's own database is never changed: repairs are given as SQL, to be run while the homeserver is
-    stopped.
+    The tables of a homeserver are never changed: their repairs are given as SQL, to be run while the
+    homeserver is stopped.
     """
 
     database: Database
@@ -51,7 +51,8 @@ class Doctor:
     def repair(self, diagnosis: Diagnosis) -> Diagnosis:
         """Make the repairs that lose nothing; return the diagnosis with the repaired problems marked."""
         kinds = {one.kind for one in diagnosis.complaints}
-        if diagnosis.kind == "synapse" or not kinds & REPAIRABLE:
+        is_homeservers = diagnosis.kind == "synapse"
+        if not kinds & (REPAIRABLE_LOG if is_homeservers else REPAIRABLE_IDS | REPAIRABLE_LOG):
             return diagnosis
         mended: set[tuple[str, str]] = set()
         failed: list[Complaint] = []
@@ -65,7 +66,7 @@ class Doctor:
                 failed.append(Complaint(severity="error", kind="not_mended", stream=stream, text=text))
 
         def work(cursor: Any) -> None:
-            for stream in self.streams:
+            for stream in () if is_homeservers else self.streams:
                 try_repair(cursor, stream.name, partial(self._repair, stream))
             # The facts prove positions only if they are intact.
             if "position_behind_facts" in kinds and not kinds & {"missing_serial", "wrong_digest"}:
@@ -179,15 +180,10 @@ class Doctor:
 
 KINDS: Final = {"unfinished": "unfinished_id", "silent": "silent_writer", "behind": "writer_behind"}
 
-REPAIRABLE: Final = frozenset(
-    (
-        "sequence_behind_tables",
-        "sequence_behind_positions",
-        "sequence_unused",
-        "unknown_writer",
-        "position_behind_facts",
-    )
+REPAIRABLE_IDS: Final = frozenset(
+    ("sequence_behind_tables", "sequence_behind_positions", "sequence_unused", "unknown_writer")
 )
+REPAIRABLE_LOG: Final = frozenset(["position_behind_facts"])
 
 NO_SEQUENCES: Final = Complaint(
     severity="note",

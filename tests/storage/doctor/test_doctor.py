@@ -668,6 +668,20 @@ def test_a_homeservers_streams_with_the_writers_that_are_configured(postgres: Pl
     assert [("warning", "unknown_writer")] == kinds(found)
 
 
+def test_a_log_in_a_homeservers_database_is_repaired(place: Place) -> None:
+    """Its tables are those of the daemon; the homeserver's stay as they are."""
+    make_homeserver(place)
+    place.make_log(*FACTS)
+    place.do(f"UPDATE {place.schema}positions SET token = 2 WHERE stream = 'events'")
+    doctor = place.doctor()
+
+    mended = doctor.repair(doctor.examine())
+
+    assert "synapse" == mended.kind
+    assert [True] == [one.mended for one in mended.complaints if one.kind == "position_behind_facts"]
+    assert "position_behind_facts" not in [kind for _, kind in kinds(doctor.examine())]
+
+
 def test_a_homeserver_on_sqlite(tmp_path: Path) -> None:
     """It has no sequences."""
     place = Place("sqlite", tmp_path)
