@@ -26,14 +26,14 @@ RUN: Final = 1000
 """The number of ids examined at once in the search for a gap."""
 
 START_LOCK: Final = 0x5359_4E52
-"""The class of the advisory locks that serialize the starts of a stream's writers."""
+"""The class of the advisory locks that serialize examinations and repairs of a stream's ids."""
 
 MAKE_LOCK: Final = 0x5359_4E4D
 """The advisory lock that serializes table creation: concurrent IF NOT EXISTS can fail."""
 
 
 def lock_table_creation(cursor: ICursor, flavor: Flavor) -> None:
-    """Exclude other creators of tables until the transaction ends."""
+    """On PostgreSQL, exclude other creators of these tables until the transaction ends."""
     if flavor == "postgresql":
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", (MAKE_LOCK,))
         cursor.fetchone()
@@ -43,7 +43,8 @@ class IdDatabase:
     """The ids of one stream in a database of this flavor.
 
     Every method runs in the transaction of the cursor it gets. All numbers ascend, whatever the sign in the
-    tables. Errors are the driver's own, but for the `StorageError` if there is no sequence.
+    tables. Errors are the driver's own; but without a sequence `allocated`, and on SQLite also `allocate`,
+    raises `StorageError`.
     """
 
     def __init__(self, stream: IdStream, flavor: Flavor) -> None:
@@ -66,7 +67,8 @@ class IdDatabase:
             )
 
     def allocate(self, cursor: ICursor, count: int, above: int) -> tuple[list[int], int]:
-        """Reserve the next `count` ids beyond `above`, in order. Returns them and the transaction's id.
+        """Reserve the next `count` ids beyond `above`. Returns the ids, in order, and the id of the
+        transaction (on SQLite 0).
 
         On SQLite a rollback undoes the allocation: see `has_ended`. A PostgreSQL sequence does not reuse ids
         after a rollback; after a crash it may reuse those of uncommitted transactions.
@@ -93,9 +95,9 @@ class IdDatabase:
         return list(range(last - count + 1, last + 1)), 0
 
     def has_ended(self, cursor: ICursor, mark: int, highest: int) -> bool:
-        """Whether a transaction that was to be rolled back has certainly ended, and its ids will not be
-        allocated to this process again: on SQLite this call sees to it. `mark` is the transaction's id,
-        `highest` its last allocated id.
+        """Whether the transaction with id `mark`, which was to be rolled back, has certainly ended.
+
+        On SQLite always True; the sequence is advanced to `highest`, the last id of the undone allocation.
         """
         if self.flavor == "postgresql":
             # Not `txid_status`: after a crash the id may be in the server's future.
@@ -110,15 +112,17 @@ class IdDatabase:
         return True
 
     def mark(self, cursor: ICursor) -> int:
-        """The id of this transaction: every transaction that began to write before has a lower id."""
+        """The id of this transaction: every transaction that began to write before has a lower id.
+
+        On SQLite 0: this call takes the only write lock, so every earlier writer has ended.
+        """
         if self.flavor != "postgresql":
-            # With SQLite's only write lock every earlier writer has ended.
             self.lock_start(cursor)
             return 0
         return int(self._value(cursor, "SELECT txid_current()"))
 
     def have_ended(self, cursor: ICursor, since: int, before: int) -> bool:
-        """Whether all transactions with ids from `since` up to `before`, exclusive, have ended."""
+        """Whether all transactions with ``since <= id < before`` have ended; on SQLite always True."""
         if self.flavor != "postgresql":
             return True
         running = self._value(
@@ -161,7 +165,7 @@ class IdDatabase:
             )
 
     def highest_row(self, cursor: ICursor) -> int:
-        """The highest id of any committed row in the tables; 0 if they are empty."""
+        """The highest id of any visible row in the tables; 0 if they are empty."""
         highest = 0
         for table in self.stream.tables:
             end = "min" if self.stream.negative else "max"
@@ -192,7 +196,7 @@ class IdDatabase:
             token = end
 
     def last_row_of(self, cursor: ICursor, writer: str, token: int) -> int | None:
-        """The highest id at or above `token` with a row of this writer; None if there is none."""
+        """The highest id from `token` on with a row of this writer, or None. Skips tables without writers."""
         sign = self.stream.sign
         end, beyond = ("min", "<=") if self.stream.negative else ("max", ">=")
         highest: int | None = None
@@ -260,13 +264,11 @@ class IdDatabase:
         execute(cursor, self.flavor, statement, parameters)
 
     def _value(self, cursor: ICursor, statement: str, *parameters: Any) -> Any:
-        """The first value of the result; None if it has no row."""
         self._execute(cursor, statement, *parameters)
         found = cursor.fetchone()
         return None if found is None else found[0]
 
     def _sequence_value(self, cursor: ICursor, statement: str, *parameters: Any) -> Any:
-        """The value of a statement about the sequence. Raises `StorageError` if there is no sequence."""
         value = self._value(cursor, statement, *parameters)
         if value is None:
             raise StorageError(

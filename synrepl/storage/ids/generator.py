@@ -33,7 +33,7 @@ SETTLE_FIRST_SECONDS: Final = 0.01
 """The first delay between such checks of one transaction: most transactions have ended by then."""
 
 CHANNEL: Final = "synrepl"
-"""The channel of the NOTIFY that PostgreSQL sends, without payload, when a position is stored."""
+"""The default channel of the NOTIFY that PostgreSQL sends, without payload, when a position is stored."""
 
 
 class NotAWriter(StorageError):
@@ -59,7 +59,7 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Owner = str | tuple[CodeType, int]
-"""The user of reserved ids: a text, or a calling line."""
+"""The user of reserved ids: a text, or the code and line number of the caller."""
 
 
 class Reservation(msgspec.Struct, eq=False):
@@ -77,7 +77,8 @@ class MultiWriterIdGenerator:
 
     `pool` runs functions in transactions, as `twisted.enterprise.adbapi.ConnectionPool` does; `flavor` is the
     dialect of its database, ``"sqlite"`` or ``"postgresql"``. `instance` is the name of this process among
-    `stream.writers`. `clock` is the reactor. PostgreSQL notifies `channel` whenever a position is stored.
+    `stream.writers`. `clock` is the reactor. PostgreSQL notifies `channel` when the generator
+    has stored a position, and ``synrepl`` when a `WriterSession` has.
 
     Call `start` first, or let a `WriterSession` do so. Then reserve ids around the code that writes the
     facts, with `next` or `next_many`, or inside a transaction of your own, with `within`::
@@ -97,8 +98,8 @@ class MultiWriterIdGenerator:
     `docs/explanation/ids.md` explains them.
 
     Reserving raises `NotAWriter` if `instance` is none of the stream's writers, and `StorageError` if the
-    session has lost its name (retryable, unless another process is the writer now), if `start` was not
-    called, or if the sequence is missing. Errors of the database driver pass through.
+    session has lost its name (retryable, unless only a restart helps), if `start` was not called, or, on
+    SQLite, if the sequence is missing. Errors of the database driver pass through.
     """
 
     _logger = Logger()
@@ -119,7 +120,7 @@ class MultiWriterIdGenerator:
         self.problems: list[IdProblem] = []
         """The problems found at the start; all are repaired, but lost history does not come back."""
         self.session: WriterSession | None = None
-        """Makes this process the only writer of its name; set by `WriterSession`."""
+        """The session that makes this process the only writer of its name; None if there is none."""
         self.pool = pool
         self._clock = clock
         self._channel = channel
@@ -173,13 +174,14 @@ class MultiWriterIdGenerator:
     def next(self, *, owner: str = "") -> "_ReservationContext[int]":
         """Reserve one id for the block of an ``async with``.
 
-        The id is completed at the end of the block, and rolled back if an exception leaves it. `owner` names
-        the user of the id in warnings; the default is the calling line.
+        The id is completed at the end of the block, and rolled back if an exception leaves the block; after a
+        cancellation or a lost connection only once no transaction can still write it. `owner` names the user
+        of the id in warnings; the default is the calling line.
         """
         return _ReservationContext(self, 1, owner or _call_site(), lambda tokens: tokens[0])
 
     def next_many(self, count: int, *, owner: str = "") -> "_ReservationContext[Sequence[int]]":
-        """Reserve `count` ids, oldest first, for the block of an ``async with``, as `next` does."""
+        """Reserve `count` ids, in order, for the block of an ``async with``, as `next` does."""
         return _ReservationContext(self, count, owner or _call_site(), lambda tokens: tokens)
 
     @contextmanager
@@ -188,7 +190,7 @@ class MultiWriterIdGenerator:
     ) -> Iterator[Sequence[int]]:
         """Reserve `count` ids inside a transaction of the caller, in its thread.
 
-        They are completed when the transaction has been committed or rolled back. The block must write its
+        The ids are completed after the commit, or rolled back after the rollback. The block must write its
         facts in the same transaction::
 
             def insert(transaction: Any) -> None:
@@ -245,9 +247,9 @@ class MultiWriterIdGenerator:
             self._save_soon()
 
     def roll_back(self, reservation: Reservation) -> None:
-        """Finish ids that were reserved in a transaction that was to be rolled back.
+        """Finish the ids of a transaction that was to be rolled back, once it has certainly ended.
 
-        Called in the reactor's thread. SQLite's rollback undoes the allocation as well.
+        Called in the reactor's thread. On SQLite the rollback undoes the allocation; `has_ended` repeats it.
         """
         has_ended = partial(self.database.has_ended, mark=reservation.mark, highest=reservation.ids[-1])
         ensureDeferred(self._finish_when(reservation, partial(transact, self.pool, has_ended)))
@@ -318,7 +320,7 @@ class MultiWriterIdGenerator:
 
     @property
     def minimal_token(self) -> int:
-        """The last token of this writer up to which all its facts are complete."""
+        """The last token up to which this writer's facts are complete; for a reader, `persisted_upto`."""
         with self._lock:
             return self._tracker.minimal * self.stream.sign
 
@@ -330,7 +332,7 @@ class MultiWriterIdGenerator:
 
     @property
     def persisted_upto(self) -> int:
-        """The linear position: every fact up to it is complete, of all writers."""
+        """The linear position: every fact of every writer up to it is complete."""
         with self._lock:
             return self._tracker.persisted_upto * self.stream.sign
 
@@ -340,7 +342,7 @@ class MultiWriterIdGenerator:
             return self._tracker.position_of(writer) * self.stream.sign
 
     def positions(self) -> dict[str, int]:
-        """The position of each writer, as announced."""
+        """The last known position of each instance; of this process, if a writer, its `minimal_token`."""
         sign = self.stream.sign
         with self._lock:
             return {writer: token * sign for writer, token in self._tracker.positions().items()}
@@ -364,10 +366,9 @@ class MultiWriterIdGenerator:
     # -- storing the position ------------------------------------------------------------------------------
 
     def _save_soon(self) -> None:
-        """Store the announced token.
+        """Store the announced token, unless the stream names no writers.
 
-        If a store is running already, none is started: the running one repeats until it has stored the newest
-        token.
+        If a store is running already, it repeats until it has stored the newest token.
         """
         if self.stream.writers and not self._is_saving:
             ensureDeferred(self._save()).addErrback(
@@ -395,7 +396,7 @@ class MultiWriterIdGenerator:
         self.database.notify(cursor, self._channel)
 
     def store_position(self, cursor: ICursor) -> bool:
-        """Store this writer's position in this transaction. True if it has advanced since the last call."""
+        """Store this writer's position, if the stream names writers. True if higher than at the last call."""
         if not self.stream.writers:
             return False
         with self._lock:
@@ -439,8 +440,6 @@ class StreamIdGenerator(MultiWriterIdGenerator):
 
 @dataclasses.dataclass(eq=False)
 class _ReservationContext(Generic[T]):
-    """The ``async with`` of `next` and `next_many`."""
-
     generator: MultiWriterIdGenerator
     count: int
     owner: Owner
@@ -475,8 +474,8 @@ class _ReservationContext(Generic[T]):
 
 
 def _is_outcome_unknown(error: BaseException | None) -> bool:
-    """Whether the work of a block that this error left may still be running: the block was cancelled or lost
-    its connection. Any other error comes after a rollback or a commit.
+    """Whether the work of a block that this error left may still be running: the block was cancelled or may
+    have lost its connection. Any other error comes after a rollback or a commit.
     """
     if not isinstance(error, Exception) or isinstance(error, CancelledError):
         return True

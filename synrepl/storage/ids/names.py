@@ -1,7 +1,7 @@
 """Writers' names: one process at a time holds a name, and others can tell whether it is alive.
 
-A name is a lock that the database (PostgreSQL: of a session) or the system (SQLite: on a file) releases when
-its holder dies for any reason. No clock is involved, and nothing that a process stored about itself.
+A name is a lock: on PostgreSQL an advisory lock of a session, on SQLite the lock of a file next to the
+database. A lock is released when its holder dies for any reason. Neither a clock nor a stored status counts.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ class SessionNames:
     """Advisory locks of PostgreSQL, which go with the connection. Used in one thread, in its transactions."""
 
     def acquire(self, cursor: ICursor, name: str) -> str:
-        """Acquire the name for the life of this session. Returns the backend that holds it, or ""."""
+        """Acquire the name for the life of this session. Returns "", or the holder if it is taken."""
         cursor.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", (NAMES, name))
         if cursor.fetchone()[0]:
             return ""
@@ -69,7 +69,7 @@ class FileNames:
         self._probed: list[FileLock] = []
 
     def acquire(self, cursor: ICursor, name: str) -> str:
-        """Acquire the name for the life of this session. Returns why it cannot be had, or ""."""
+        """Acquire the name for the life of this session. Returns "", or why it is not available."""
         if name in self._own:
             return ""
         lock = FileLock(_path_of(cursor, name))
@@ -91,11 +91,11 @@ class FileNames:
         return True
 
     def mark(self, cursor: ICursor) -> int:
-        """Return 0: the caller holds the only write lock, so that no other transaction is running."""
+        """Return 0: on SQLite a transaction ends with its process."""
         return 0
 
     def have_ended(self, cursor: ICursor, mark: int) -> bool:
-        """True: only the caller can write now, and what a dead process had written is rolled back."""
+        """True: SQLite rolls back what a dead process had not committed."""
         return True
 
     def end_transaction(self) -> None:

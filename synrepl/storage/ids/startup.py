@@ -1,8 +1,8 @@
 """Problems with a stream's ids in the database, and their repair.
 
-Every generator runs these checks when it starts, as does ``synrepl doctor``. A problem that cannot have lost
-facts is repaired with one warning. One that may have lost facts is reported, and ids continue above all that
-any reader has seen, so that no token ever stands for two facts.
+Generators run these checks at their start, ``synrepl doctor`` runs them on request. A generator repairs every
+problem that has lost no facts. If history is lost, ids continue above all that any reader is known to have
+seen, so that no token stands for two facts. A warning reports both, but not an unused sequence.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,10 @@ class IdProblems(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> IdProblems:
-    """Find problems, without changes. `seen` is the highest token that any reader is known to have."""
+    """Find problems, without changes. `seen` is the highest token (ascending) that a reader is known to have.
+
+    Raises `StorageError` if the stream's sequence does not exist.
+    """
     stream = database.stream
     highest = database.highest_row(cursor)
     positions = database.positions(cursor)
@@ -99,14 +102,15 @@ def repair(cursor: ICursor, database: IdDatabase, examined: IdProblems) -> None:
 
 
 def initial_position(cursor: ICursor, database: IdDatabase, instance: str | None) -> IdPosition:
-    """The positions from which a process of this name starts, after any repair; no `instance`: a mere reader.
+    """The positions from which a process starts, after any repair. `instance` is None for a reader.
 
-    A writer has nothing unfinished at its start. So it starts at its last row at or above the lowest of all
-    positions, otherwise at the end of the sequence. The linear position is that lowest one, extended over
-    rows without a gap; it is also the position of a writer that has stored none.
+    A writer has nothing unfinished at its start. So it starts at its last row at or above the lowest position
+    of all writers; without such a row, at the last allocated id. The linear position is that lowest one,
+    extended over rows without a gap, or the highest row if no position is stored. It is also the position of
+    a writer that has stored none.
 
-    In a stream without writers the position is the highest row: later ids of the sequence may be unfinished
-    in another process.
+    If the stream names no writers, a reader counts every stored position. A writer starts at the highest row:
+    later ids of the sequence may be unfinished in another process.
     """
     stream = database.stream
     positions = {

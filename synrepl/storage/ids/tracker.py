@@ -7,9 +7,9 @@ The terms are those of the documentation of streams and `MultiWriterIdGenerator`
 
 * *unfinished*: an id reserved by this process and neither completed nor rolled back.
 * *pending floor*: the highest known id at the start of a running reservation, whose ids will be above it.
-* *minimal* token: up to it this writer's facts are complete, and it wrote (or rolled back) the last one.
-* *announced* token: the same, and nothing of this writer will come below it; it is announced to others.
-* *persisted up to*: every id up to it is complete, of all writers: the linear position.
+* *minimal* token: the last id that this writer finished before its first unfinished one (at first its start).
+* *announced* token: this writer will write no more facts up to it; it is announced to others.
+* *persisted up to*: every id of every writer up to it is complete: the linear position.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -33,7 +33,7 @@ class Tracker:
     """The positions of one stream, as one process knows them.
 
     `writers` are the instances that may write; if there are none, every known instance is one. The position
-    of an instance that is no writer is stored and otherwise ignored: it cannot hold up the linear position.
+    of an instance that is no writer is kept, but cannot hold up the linear position.
     """
 
     def __init__(self, instance: str, writers: Collection[str], start: IdPosition) -> None:
@@ -119,15 +119,14 @@ class Tracker:
         return bool(self._unfinished or self._pending_floors)
 
     def position_of(self, writer: str) -> int:
-        """The token up to which this writer's facts are complete: its own position or the linear one."""
+        """The token up to which this writer is complete: the higher of its own and the linear position."""
         return max(self._positions.get(writer, self.persisted_upto), self.persisted_upto)
 
     def positions(self) -> dict[str, int]:
-        """The position of each known writer, as announced."""
+        """The last known position of each instance; that of this process is its minimal token."""
         return dict(self._positions)
 
     def _advance_own(self) -> None:
-        """Advance the own position over finished ids, up to the first pending one."""
         limit = self._first_pending()
         last = None
         while self._finished and (limit is None or self._finished[0] < limit):

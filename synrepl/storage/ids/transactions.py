@@ -29,7 +29,7 @@ class ITransaction(ICursor, Protocol):
         """Call `callback` after the transaction is committed."""
 
     def call_on_exception(self, callback: Callable[..., object], /, *args: Any) -> None:
-        """Call `callback` after the transaction is rolled back."""
+        """Call `callback` after the transaction failed, which includes a commit of unknown outcome."""
 
 
 class IPool(Protocol):
@@ -56,7 +56,7 @@ class Transaction:
         self._after.append((callback, args))
 
     def call_on_exception(self, callback: Callable[..., object], /, *args: Any) -> None:
-        """Call `callback` after the transaction is rolled back."""
+        """Call `callback` after the transaction failed, which includes a commit of unknown outcome."""
         self._on_exception.append((callback, args))
 
     def run_callbacks(self, *, committed: bool) -> None:
@@ -80,13 +80,13 @@ def transact(
     """Run `work` in a transaction of the pool, then the callbacks that it registered for the end.
 
     `pool` is an adbapi `ConnectionPool` or alike. `work` gets a `Transaction`, in the pool's thread. The
-    Deferred fires in the reactor's thread with the result of `work`; it fails with the error of `work`, after
-    a rollback, or of the commit::
+    Deferred fires in the reactor's thread with the result of `work`. It fails with the error of the pool, of
+    `work` (then the transaction is rolled back), of the commit or of a callback::
 
         token = await synrepl.transact(pool, insert)
 
     Cancelling does not stop the transaction: its thread goes on and may still commit. The callbacks follow
-    its real end, and the result goes to `on_abandoned`. Only then the Deferred fails with `CancelledError`,
+    its real end, and a result goes to `on_abandoned`. Only then the Deferred fails with `CancelledError`,
     since the caller may rely on the end.
     """
     opened: list[Transaction] = []

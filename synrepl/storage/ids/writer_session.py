@@ -132,9 +132,9 @@ class WriterSession:
     async def start(self, *, seen: Mapping[str, int] = MappingProxyType({})) -> None:
         """Become the writer of this name, then start the generators one by one.
 
-        `seen` has the highest token of each stream that a reader is known to have. Raises `StorageError` if
-        another process keeps the name for `acquire_seconds`, or if old transactions of the last writer with
-        this name may still be running.
+        `seen` has, by stream, the highest token without sign that any reader is known to have. Raises
+        `StorageError` if another process keeps the name, or a stream without writers, for `acquire_seconds`,
+        if transactions of the last writer of this name may still be running, or if a sequence is missing.
         """
         until = self._clock.seconds() + self._acquire_seconds
         if not await self._wait_until(self._acquire, until):
@@ -280,7 +280,6 @@ class WriterSession:
             return self._names.have_ended(cursor, self._predecessor_mark)
 
     def _heartbeat_in_thread(self) -> bool:
-        """Run one heartbeat. False if this process is no longer the writer."""
         if not self.is_held and not self._acquire():
             return False
         try:
@@ -310,7 +309,6 @@ class WriterSession:
         return True
 
     def _exchange_status(self, cursor: ICursor) -> None:
-        """Release dead writers' ids, read the others' positions, and store this process's status."""
         now = self._clock.seconds()
         gone = self._dead_writers(cursor, now)
         has_advanced = False
@@ -352,8 +350,9 @@ class WriterSession:
     def _release_ids(
         self, cursor: ICursor, database: IdDatabase, positions: dict[str, int], writer: str, now: float
     ) -> bool:
-        """Advance the position of a dead writer to the last allocated id. A writer that never stored a status
-        may be another program, and is left alone.
+        """Advance the position of a dead writer to the last allocated id. Returns whether it did so.
+
+        A writer that never stored a status or a position may be another program, and is left alone.
         """
         found = last_process(cursor, database, writer)
         last_id = database.allocated(cursor)

@@ -58,7 +58,7 @@ def store_status(
     unfinished: Sequence[Unfinished],
     now: float,
 ) -> None:
-    """Store a writer's position and its oldest unfinished ids."""
+    """Store a writer's position, its number of unfinished ids, and the oldest. `now` is in Unix seconds."""
     oldest = unfinished[0] if unfinished else None
     values = (
         database.stream.name,
