@@ -35,7 +35,7 @@ class SourceTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableStream(msgspec.Struct, frozen=True, kw_only=True):
-    """A table-backed stream. `ids` tells how far it is complete.
+    """A table-backed stream. `ids` describes its ids and positions in the database.
 
     With `from_first` a new log also reads the rows already in the tables. `default_writer` is the writer of
     rows in tables without a writer column. With `for_catch_up` live facts come from another source, and only
@@ -55,8 +55,9 @@ class TableStream(msgspec.Struct, frozen=True, kw_only=True):
 def table_streams(config: Any, *, default_writer: str) -> list[TableStream]:
     """Parse the setting `table_streams`. Raises `ConfigError`.
 
-    A list of streams, each with `stream`, `table` (or `tables` for several), `row`, and optionally
-    `id_column`, `writer_column`, `sequence`, `position`, `writers`, `negative`, `start`, `catch_up`.
+    A list of streams. Each has `stream`, and may have `sequence`, `position`, `writers`, `negative`, `start`
+    and `catch_up`. It also has `table` and `row`, and may have `id_column` and `writer_column`; or it has
+    `tables`, a list in which each table has these four.
     """
     if not isinstance(config, list):
         raise ConfigError(f"must be a list of streams and their tables, not {config!r}")

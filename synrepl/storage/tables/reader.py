@@ -14,9 +14,10 @@ from synrepl.storage.tables.layout import SourceTable, TableStream, Template, co
 
 
 class TablePage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of facts, ``(writer, token, rows)``, in order of their ids and complete up to `upto`.
+    """A page of facts, ``(writer, token, rows)``, in order of their ids: all requested ones up to id `upto`.
 
-    Facts are complete up to `limit`; more pages follow if it is beyond `upto`. `writers` are all known ones.
+    If `limit` is above `upto`, more pages follow, up to id `limit`. All numbers ascend, even if ids descend.
+    `writers` are the known writers among those that were requested.
     """
 
     facts: list[tuple[str, int, list[bytes | list[object]]]]
@@ -38,10 +39,10 @@ class TableReader:
         return examine(cursor, self.ids, seen=seen)
 
     def page(self, cursor: ICursor, *, after: int, rows: int) -> TablePage:
-        """Return the complete facts after id `after`: about `rows` rows, and no part of a fact.
+        """Return the complete facts after id `after`, whole, from about `rows` rows of each table.
 
         Positions are read before rows. A position is stored after the rows up to it are committed, so all of
-        these rows are visible.
+        these rows are visible. Raises `StorageError` if there are rows, but no position is stored.
         """
         if not self.ids.positions(cursor) and self.ids.highest_row(cursor) > 1:
             raise StorageError(
@@ -70,7 +71,7 @@ class TableReader:
         )
 
     def missed(self, cursor: ICursor, *, writer: str, after: int, upto: int, rows: int) -> TablePage:
-        """Return facts of one writer with ``after < id <= upto``: about `rows` rows.
+        """Return facts of one writer with ``after < id <= upto``, from about `rows` rows of all writers.
 
         The caller knows that the writer has completed all facts up to `upto`; no position is checked.
         """
@@ -95,7 +96,7 @@ class TableReader:
     def _rows(
         self, cursor: ICursor, after: int, upto: int, only: Collection[str]
     ) -> Iterator[tuple[int, str, list[Any]]]:
-        """The id, writer and JSON items of the rows with ``after < id <= upto``, `only` of these writers."""
+        """The id, writer and items of rows with ``after < id <= upto``, of the writers `only` or of all."""
         for table in self.stream.tables:
             writer_column = table.ids.writer_column or "NULL"
             template = list(table.row)
@@ -120,7 +121,6 @@ class TableReader:
 
 
 def _fill(template: Template, values: Iterator[Any]) -> Any:
-    """Fill the template of a row with the values of its columns, in order."""
     match template:
         case str():
             return next(values)

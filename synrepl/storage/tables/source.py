@@ -26,13 +26,13 @@ T = TypeVar("T")
 PAGE_ROWS: Final = 1_000
 POLL_SECONDS: Final = 1.0
 CERTIFY_SECONDS: Final = 1.0
-"""How often the log gets proof that idle writers wrote nothing: a fact without rows for each."""
+"""The interval, in seconds, between proofs in the log that idle writers wrote nothing: facts without rows."""
 
 
 class TableState(msgspec.Struct, kw_only=True):
-    """The state of a table-backed stream: the log has its facts up to `upto` of `limit`.
+    """The state of a table-backed stream: the log has its facts up to id `upto`, its table up to id `limit`.
 
-    `trouble` is the current problem, empty if there is none; at `right_at`, in Unix seconds, there was none.
+    `trouble` is the current problem, or empty. `right_at` is when there last was none, in Unix seconds, or 0.
     """
 
     stream: str
@@ -55,8 +55,8 @@ class TableSource:
     """Follows the tables of `streams` in one database, in `thread`, with a connection from `connect`.
 
     It polls when it is woken (`wake`) and every `POLL_SECONDS`, and retries forever if the database is
-    unreachable. `on_writer_status` is called with the writers' status. `on_lost` is called with the name of a
-    stream whose source lost facts, after the log has begun a new epoch.
+    unreachable. After each poll `on_writer_status` is called with the writers' status, if readable. `on_lost`
+    is called with the name of a stream whose source lost facts, after the log has begun a new epoch.
     """
 
     _logger = Logger()
@@ -108,7 +108,7 @@ class TableSource:
         return [copy(one.state) for one in self._followed]
 
     def problems(self) -> list[tuple[str, float]]:
-        """Each problem, and when the stream last had none, in Unix seconds."""
+        """Each problem, and when its stream last had none, in Unix seconds (0: not since the start)."""
         return [
             (f"table of {one.stream}: {one.trouble}", one.right_at) for one in self.states() if one.trouble
         ]
@@ -156,7 +156,6 @@ class TableSource:
                 self._timer.restart(POLL_SECONDS)
 
     async def _copy_complete(self, followed: _Followed) -> None:
-        """Copy everything that is complete now, page by page."""
         try:
             if not followed.is_started:
                 await self._start_following(followed)
@@ -183,7 +182,7 @@ class TableSource:
         followed.state.trouble = why
 
     async def _start_following(self, followed: _Followed) -> None:
-        """Continue from the log's positions, or start at the end of a stream that the log does not have."""
+        """Continue from the log's positions; without any, start at the stream's end (`from_first`: at 0)."""
         name = followed.stream.stream
         known = self._log_positions(followed)
         if known:
@@ -197,7 +196,6 @@ class TableSource:
         followed.is_started = True
 
     def _log_positions(self, followed: _Followed) -> dict[str, int]:
-        """The log's positions of the writers whose facts come from this table."""
         only = followed.stream.only
         positions = self._log.positions(followed.stream.stream)
         return {writer: at for writer, at in positions.items() if not only or writer in only}
@@ -218,7 +216,7 @@ class TableSource:
                 self._on_lost(followed.stream.stream)
 
     async def _append_page(self, followed: _Followed, page: TablePage) -> None:
-        """Append a page to the log: its facts, and positions without rows for writers that had none."""
+        """Append the facts of a page to the log; at the end of the tables also positions of idle writers."""
         stream = self._table[followed.stream.stream]
         facts: list[tuple[str, int, bytes]] = []
         for writer, token, rows in page.facts:
