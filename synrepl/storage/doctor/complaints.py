@@ -10,9 +10,10 @@ Severity = Literal["error", "warning", "note"]
 class Complaint(msgspec.Struct, frozen=True, kw_only=True):
     """One problem or remark.
 
-    `severity`: ``error`` (something fails or will be lost), ``warning`` (something is held up) or ``note``.
-    `text` names the problem and its effect, `remedy` what to do, and `statement` the SQL for it, if any.
-    `mended` if it has just been repaired.
+    `severity`: ``error`` (something fails, may be lost or is not examined), ``warning`` (something is held up
+    or superfluous) or ``note``. `stream` is empty if the whole log or several streams are concerned. `text`
+    names the problem and its effect, `remedy` what to do, and `statement` the SQL for it; both may be empty.
+    `mended`: it has just been repaired.
     """
 
     severity: Severity
@@ -38,5 +39,5 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether no unrepaired errors or warnings are left."""
+        """Whether every error and warning has been repaired, if there was any."""
         return not any(one.severity != "note" and not one.mended for one in self.complaints)

@@ -40,16 +40,16 @@ class Doctor:
     progress: Callable[[int, int], None] = lambda more, total: None
 
     def examine(self, *, whole_log: bool = True) -> Diagnosis:
-        """Examine everything as of one moment. Raises `StorageError` if the database cannot be read.
+        """Examine everything as of one moment; of the log, unless `whole_log`, only the newest 10,000 facts.
 
-        A part that cannot be read becomes a complaint.
+        Raises `StorageError` if the database cannot be opened. A part that cannot be read is a complaint.
         """
         return self.database.read_transaction(
             "examine", lambda cursor: self._examine(cursor, whole_log=whole_log)
         )
 
     def repair(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Make the repairs that lose nothing; return the diagnosis with the repaired problems marked."""
+        """Make the repairs that lose nothing. Returns the diagnosis with repairs marked, failures added."""
         kinds = {one.kind for one in diagnosis.complaints}
         is_homeservers = diagnosis.kind == "synapse"
         if not kinds & (REPAIRABLE_LOG if is_homeservers else REPAIRABLE_IDS | REPAIRABLE_LOG):
@@ -80,7 +80,6 @@ class Doctor:
         return msgspec.structs.replace(diagnosis, complaints=_ordered([*complaints, *failed]))
 
     def _repair(self, stream: IdStream, cursor: Any) -> list[tuple[str, str]]:
-        """Repair this stream's ids. Returns the stream and kind of each repair."""
         ids = IdDatabase(stream, self.database.flavor)
         ids.lock_start(cursor)
         examined = _examine_ids(cursor, ids)
@@ -154,7 +153,7 @@ class Doctor:
         )
 
     def _raise_sequence_sql(self, stream: IdStream, goal: int) -> str:
-        """SQL that raises a sequence; safe at any later time, since it never lowers it."""
+        """SQL that raises a sequence, and never lowers it if nothing else uses the sequence meanwhile."""
         if self.database.flavor == "postgresql":
             return (
                 f"SELECT setval({_quoted(stream.sequence)},"
@@ -237,7 +236,7 @@ def _remedy(hold: Hold) -> str:
 
 
 def _present(catalog: Catalog) -> list[IdStream]:
-    """The homeserver streams whose sequence and tables this database has.
+    """The homeserver streams whose sequence this database has, with those of their tables that it has.
 
     Releases in which a stream has only one writer have no sequence for it.
     """
@@ -280,7 +279,6 @@ def _unread(reason: str, names: Sequence[str]) -> Complaint:
 
 
 def _reason(error: StorageError) -> str:
-    """The database's own message, without context."""
     cause = error.__cause__
     message = getattr(getattr(cause, "diag", None), "message_primary", None) or cause or error.why
     return " ".join(str(message).split())

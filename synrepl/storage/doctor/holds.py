@@ -13,7 +13,7 @@ from synrepl.storage.ids.writer_session import STUCK_SECONDS
 from synrepl.storage.ids.writers import WriterState, read_writers
 
 SILENT_SECONDS: Final = 15.0
-"""A writer without a status update for so long is gone, or cannot reach its database."""
+"""A writer that stored no status for so many seconds is gone, or cannot reach its database."""
 
 Positions = Mapping[str, Mapping[str, int]]
 """Positions by stream and writer, in ascending numbers."""
@@ -42,7 +42,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def holds(states: Iterable[WriterState], positions: Positions, now: float) -> list[Hold]:
-    """The holds, ordered by stream. `now` is in seconds since 1970."""
+    """The holds, ordered by stream, stuck writers first. `now` is in seconds since 1970."""
     found: list[Hold] = []
     for state in states:
         of_stream = positions.get(state.stream, {})
@@ -55,7 +55,7 @@ def holds(states: Iterable[WriterState], positions: Positions, now: float) -> li
 
 
 def read_holds(database: Database, now: float) -> list[Hold]:
-    """Read the holds in this database. Raises `StorageError`, also if no table in it tells of writers."""
+    """Read the holds in this database. Raises `StorageError`, also if it lacks both tables of writers."""
 
     def work(cursor: Any) -> list[Hold]:
         tables = read_catalog(cursor, database.flavor).tables
@@ -77,7 +77,6 @@ def holds_in(cursor: Any, tables: Container[str], now: float) -> list[Hold]:
 
 
 def _read_positions(cursor: Any) -> dict[str, dict[str, int]]:
-    """The stored positions of every stream, in ascending numbers even if ids descend."""
     cursor.execute("SELECT stream_name, instance_name, stream_id FROM stream_positions")
     found: dict[str, dict[str, int]] = {}
     for stream, writer, token in cursor.fetchall():

@@ -23,7 +23,7 @@ Ask = Callable[..., Any]
 def check_log(
     cursor: Any, flavor: Flavor, *, whole: bool, progress: Callable[[int, int], None]
 ) -> tuple[int, list[Complaint]]:
-    """Check a log. Returns the number of facts checked, and complaints.
+    """Check a log, `whole` or only its newest facts. Returns the number of facts checked, and complaints.
 
     `progress` is called with the number of newly checked facts and the total.
     """
@@ -73,7 +73,7 @@ def check_log(
 
 
 def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
-    """Raise every position that is behind its facts. Returns a (stream, kind of complaint) for each.
+    """Raise or add every position that is behind its facts. Returns (stream, kind of complaint) for each.
 
     Discarded facts do not count. A running daemon does no harm: the positions that it stores are higher.
     """
@@ -128,8 +128,6 @@ def _complaint(kind: str, text: str, remedy: str) -> Complaint:
 
 
 def _query_function(cursor: Any, flavor: Flavor) -> Ask:
-    """A function that runs a statement, with the schema of the log's tables in place of ``{}``."""
-
     schema = "synrepl." if flavor == "postgresql" else ""
 
     def ask(statement: str, *values: object) -> Any:
