@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Arguments:
-    """The parameters of a function. A key has all arguments, with defaults, in the order of the signature.
+    """The parameters of a function, without the instance of a method. A key has all arguments, in order.
 
     `full` is the number of positional arguments that form a key unchanged; -1 if the function has
     keyword-only parameters.
@@ -60,7 +60,7 @@ class Arguments:
         return tuple(bound.arguments.values())
 
     def explain_unhashable(self, key: Key, error: TypeError) -> TypeError:
-        """Return an exception that names the unhashable argument, for the `error` of a lookup of this key."""
+        """Return an exception that names the unhashable argument of this key; `error` if there is none."""
         for name, argument in zip(self.names, key, strict=True):
             try:
                 hash(argument)
@@ -121,7 +121,7 @@ class BaseCalls(Generic[P, T]):
         self._entries.counters.invalidations += 1
 
     def invalidate_all(self) -> None:
-        """Drop all entries in this process."""
+        """Drop all entries in this process; for a method, those of this instance."""
         self._entries.clear()
         self._entries.counters.invalidations += 1
 
@@ -157,7 +157,7 @@ class Calls(BaseCalls[P, T]):
 
 
 class AsyncCalls(BaseCalls[P, T]):
-    """Calls of a coroutine function. Concurrent calls with one key share one computation."""
+    """Calls of a coroutine function. Concurrent calls of one key share a computation, until invalidated."""
 
     __slots__ = ()
 

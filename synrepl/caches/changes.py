@@ -20,7 +20,7 @@ class Changes:
 
     For workers of Synapse 1.163; earlier releases have fewer aliases (docs/reference/peers.md#caches).
     `invalidate` raises `LocalProtocolError` for a key with a part that is no string, or that does not fit an
-    alias; `invalidate_all` for an alias.
+    alias for rooms; `invalidate_all` for such an alias.
 
     >>> changes = Changes()
     >>> changes.invalidate("get_user_by_id", ("@ada:hs",))
@@ -80,7 +80,7 @@ class Changes:
         self._changes["alias", _ROOM, (room_id,)] = None
 
     def rows(self, now_ms: int) -> list[CacheInvalidation]:
-        """Return the rows to send, which form one fact. `now_ms` is the time in milliseconds."""
+        """Return the rows to send, which form one fact. `now_ms` is the Unix time in milliseconds."""
         return [
             CacheInvalidation(cache_func=cache, keys=keys, invalidation_ts=now_ms)
             for kind, cache, key in self._changes
@@ -88,7 +88,7 @@ class Changes:
         ]
 
     def _keys(self, kind: str, cache: str, key: tuple[str, ...]) -> list[list[str] | None]:
-        """The keys of each row for this change; empty if another row implies it."""
+        """The `keys` of the rows that announce this change; no rows if those of another change imply it."""
         if kind == "all":
             return [None]
         if ("all", cache, ()) in self._changes:

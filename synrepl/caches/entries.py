@@ -134,7 +134,7 @@ class Entries:
         return value
 
     def computing(self, key: Key) -> Computation | None:
-        """Return the running computation of this key, unless it was invalidated."""
+        """Return the running computation of this key; None if there is none or it was invalidated."""
         return self._computing.get(key)
 
     def begin(self, key: Key) -> Computation:
@@ -165,7 +165,7 @@ class Entries:
             self._unlist(computation.key)
 
     def invalidate(self, key: tuple[str, ...] | None) -> None:
-        """Drop the entries that another process means by `key`: all entries if it is None or ambiguous."""
+        """Drop the entries that a writer means by `key`: all if it is None, ambiguous or of another shape."""
         # Writers do not agree on the text of an argument that is not a string (None: `null`, `None`, nothing
         # at all?), so any string in its position may mean it. Searching for entries that are surely not meant
         # would take time linear in the entries. Positions after the end of the key do not matter.
@@ -217,7 +217,6 @@ class Entries:
 
 
 def _texts(key: Key) -> int:
-    """Count the strings at the start of a key."""
     for position, argument in enumerate(key):
         if not isinstance(argument, str):
             return position

@@ -72,7 +72,7 @@ class CacheRegistry:
         tree: bool = False,
         streams: Collection[str] = ("caches",),
     ) -> CacheSettings:
-        """Decorate a function, coroutine function or method, so that it is computed once for each key.
+        """Decorate a function, coroutine function or method, so that its values are computed once and kept.
 
         Many callers share a returned value, so they must not change it.
 
@@ -82,8 +82,8 @@ class CacheRegistry:
         * `streams`: the streams that announce changes. After a loss on one of them all entries are dropped.
           ``()`` if the value never changes.
 
-        Raises `ConfigError` for a name that another cache or an alias has, for a negative `max_entries`, and
-        for a function that cannot be cached.
+        Raises `ConfigError` for the name of another cache, or of an alias that does not reach a cache of this
+        name; a negative `max_entries`; a text as `streams`; and a function that cannot be cached.
         """
         if isinstance(streams, str):
             raise ConfigError(f"`streams` of a cache must be a collection of names, not the text {streams!r}")
@@ -118,7 +118,7 @@ class CacheRegistry:
 
     @property
     def streams(self) -> frozenset[str]:
-        """All streams that can invalidate a cache of this worker."""
+        """The streams to follow: those given to `cached`, ``caches``, and those with an implication."""
         declared = frozenset().union(*(cache.streams for cache in self._caches.values()))
         return declared | {"caches"} | frozenset(self.vintage.implications)
 
@@ -163,7 +163,7 @@ class CacheRegistry:
                 yield Invalidation(cache, None)
 
     def _drop(self, invalidations: Iterable[Invalidation]) -> list[Invalidation]:
-        """Apply invalidations in turn; return those that listeners must be told."""
+        """Apply invalidations in turn; return them if there are listeners."""
         applied = []
         for invalidation in invalidations:
             cache = self._caches.get(invalidation.cache)
@@ -179,7 +179,7 @@ class CacheRegistry:
                 listener(invalidation)
 
     def routes(self, cache: str) -> frozenset[str]:
-        """The streams that can invalidate a cache: those given to `cached`, and those of the vintage."""
+        """The streams that can invalidate a cache: its own and those of the vintage. Raises KeyError."""
         found = set(self._caches[cache].streams)
         for stream in ("caches", *self.vintage.implications):
             reached = self.vintage.reached_by(stream)

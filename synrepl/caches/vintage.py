@@ -50,8 +50,6 @@ B = TypeVar("B", bound=ImpliedFunction)
 
 
 class _Alias(msgspec.Struct, frozen=True):
-    """An alias: its function, its number of keys, and its results for the samples."""
-
     function: AliasFunction
     least: int
     most: int | None
@@ -60,8 +58,6 @@ class _Alias(msgspec.Struct, frozen=True):
 
 
 class _Implied(msgspec.Struct, frozen=True):
-    """An implication of a stream: its function, and its results for the samples."""
-
     function: ImpliedFunction
     examples: tuple[Invalidation, ...]
     reaches: frozenset[str] | None
@@ -107,9 +103,9 @@ class Vintage:
         """Decorate a function of keys that yields the entries that `name` means.
 
         It is called with `samples` of keys to find the caches that it reaches, so these must make it yield
-        every cache that it can. The default samples are a room, alone and with users.
+        every cache that it can. The default samples are a room and users, for each possible number of keys.
 
-        Raises `ConfigError` for a second alias of this name, a sealed vintage, and a failure for a sample.
+        Raises `ConfigError` for a second alias of this name, a sealed vintage, or a sample that fails.
         """
 
         def add(function: A) -> A:
@@ -132,7 +128,7 @@ class Vintage:
         """Decorate a function of a row of `stream` that yields the entries that the row invalidates.
 
         It is called with `samples` of rows to find the caches that it reaches, so these must make it yield
-        every cache that it can. Without samples it counts as reaching every cache.
+        every cache that it can; its errors pass through. Without samples it counts as reaching every cache.
 
         Raises `ConfigError` for the stream ``caches``, a second implication of a stream, or a sealed vintage.
         """
@@ -178,7 +174,7 @@ class Vintage:
     ) -> Iterator[Invalidation]:
         """Expand a row of ``caches`` to invalidations. Keys that an alias cannot read go to `unreadable`.
 
-        Raises ValueError for keys that the alias does not support.
+        Raises ValueError, during iteration, for keys that the alias does not support.
         """
         alias = self._aliases.get(cache_func)
         if alias is None or (keys is None and cache_func in alias.reaches):
