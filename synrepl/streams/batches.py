@@ -16,7 +16,7 @@ MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 
 def split(rows: int, token: int) -> list[int | None]:
-    """Return the tokens to send with the `rows` rows of one fact: None (``batch``) for all but the last.
+    """Return the tokens to send with a fact of `rows` rows (at least 1): None (``batch``) but for the last.
 
     >>> split(3, 54)
     [None, None, 54]
@@ -43,7 +43,7 @@ class Batches(Generic[T]):
         """Add a row. Returns all rows of its fact once that is complete, else None.
 
         `token` is None for every row but the last. Beyond the bounds all unfinished facts are dropped, and
-        RemoteProtocolError is raised, which ends the connection.
+        RemoteProtocolError is raised: the caller must end the connection.
         """
         if token is not None:
             if not self._pending:

@@ -177,7 +177,7 @@ PUSHERS = Stream(
 
 @row
 class CacheInvalidation:
-    """A request to drop an entry of a cache, or all its entries if `keys` is null.
+    """A request to drop an entry of a cache, or all its entries if `keys` is null. The name may be an alias.
 
     The empty list is an ordinary key: that of a cache without arguments.
     """
@@ -319,7 +319,7 @@ USER_SIGNATURE = Stream("user_signature", UserSignature, key="user_id", since="1
 
 @row
 class ProfileUpdate:
-    """A user changed fields of the profile, or joined or left a room; `action` says which."""
+    """A user changed fields of their profile, or joined or left a room; `action` says which."""
 
     user_id: str
     action: str
@@ -447,4 +447,4 @@ PUBLIC: Final = frozenset(
     {"ALL", *(name for name, value in list(vars().items()) if isinstance(value, Stream))}
     | {kind.row.__name__ for stream in ALL for kind in stream._kinds}
 )
-"""The names that can be imported from `synrepl.streams`: the streams, and the classes of their rows."""
+"""The names that can be imported from `synrepl.streams`: the streams, `ALL`, and the classes of rows."""

@@ -152,7 +152,7 @@ def _type(kind: str) -> Any:
 
 
 class DeclaredTable(StreamTable):
-    """The streams of a daemon: those of the catalog, and declared ones, which can be added and removed."""
+    """The streams of a daemon: those it starts with, and declared ones, which can be added and removed."""
 
     __slots__ = ()
 
@@ -163,5 +163,5 @@ class DeclaredTable(StreamTable):
         self._by_name[stream.name] = stream
 
     def remove(self, name: str) -> None:
-        """Remove a declared stream, after a log without its declaration has replaced the daemon's log."""
+        """Remove a declared stream, as another log has replaced the daemon's. Raises KeyError if missing."""
         del self._by_name[name]

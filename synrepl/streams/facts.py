@@ -20,9 +20,10 @@ class Fact(msgspec.Struct, frozen=True):
     """The rows under one token; never split.
 
     `rows` is a canonical JSON array (compact, ASCII-escaped) of rows in the newest shape of their stream,
-    with the kept fields of older releases. `serial` is the fact's number in this daemon's log, without
-    holes. Facts of ephemeral streams are not in the log: their serial is 0, and they have no `digest`.
-    Between `prev_token` and `token` this writer wrote nothing else to this stream.
+    with the kept fields of older releases. `serial` is the fact's number in this daemon's log: 1, 2, 3 and so
+    on; trimmed logs and filtered replicas lack some. Facts of ephemeral streams are not in the log: their
+    serial is 0, and their `digest` is empty. Between `prev_token` and `token` this writer wrote nothing else
+    to this stream.
 
     A fact with rows whose `prev_token` equals its token is late, as happens in unordered streams: its writer
     had already reached that token. It claims nothing about earlier tokens and moves no position.
@@ -101,11 +102,14 @@ def decode_facts(data: bytes) -> list[Fact]:
 
 
 ROW_BYTES = 200
-"""The bytes of JSON that limits of pages count as one row: near enough, and needs no parsing."""
+"""The bytes of JSON that limits of pages count as one row: an estimate, which needs no parsing."""
 
 
 def take_rows(facts: Iterable[Fact], limit: int) -> tuple[list[Fact], bool]:
-    """The first facts up to the one that reaches `limit` rows (of `ROW_BYTES`), and whether one did."""
+    """Return facts until their estimated rows reach `limit`, and whether they do.
+
+    A fact counts as one row for each `ROW_BYTES` of its JSON, but at least as one.
+    """
     page = []
     for fact in facts:
         page.append(fact)
@@ -116,9 +120,9 @@ def take_rows(facts: Iterable[Fact], limit: int) -> tuple[list[Fact], bool]:
 
 
 def take_tokens(facts: Iterable[Fact], limit: int) -> tuple[list[Fact], bool]:
-    """Like `take_rows` for facts in order of token, but facts that share a token stay together.
+    """Return the first facts, in order of token, as `take_rows` does, and whether there are more.
 
-    Returns the facts and whether there are more.
+    Facts that share a token stay together.
     """
     page: list[Fact] = []
     for fact in facts:

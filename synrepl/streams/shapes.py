@@ -7,7 +7,7 @@ A row is a JSON array without names, so its shape is the order of its fields in 
 
 Newer releases dropped some fields that older followers need. If such a field is `kept` and its value is not
 the default, the row carries it after the fields of the newest shape. That longer shape is read like any
-other. Only releases that have the field receive it.
+other. Logs and replicas keep the field; of homeserver peers only releases that have it receive it.
 """
 
 import re
@@ -131,7 +131,7 @@ class _Reader:
         self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(struct).decode
 
     def upgrade(self, row: Any, newest: type[Any]) -> tuple[Any, bool]:
-        """Return the row in its newest shape, and whether all its booleans were written as true or false."""
+        """Return the row in its newest shape, and whether each boolean was written as true or false."""
         values = list(msgspec.structs.astuple(row))
         plain = True
         for position, read in self.converters.items():
@@ -247,7 +247,7 @@ class Projection(msgspec.Struct, frozen=True):
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What a class of rows declares. In the releases of `flat` its rows were bare fields, without a tag."""
+    """What a class of rows declares. If `flat` has an end, its rows had no tag in the releases before."""
 
     fields: Shape
     tag: str

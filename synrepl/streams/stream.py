@@ -182,8 +182,8 @@ class Stream(Generic[R]):
     * `since`, `until`: the releases that have the stream, as ``"1.67"``; the attribute is `span`.
     * `gone`: fields that newer releases dropped.
 
-    Raises `ConfigError` for a name that is not one printable word, several kinds of row without tags, a key
-    that is not a field, or a default of the wrong type.
+    Raises `ConfigError` for a name that is not one printable word, a class that is no row, several kinds of
+    row without tags, a key or the `after` of a `Gone` that is not a field, or a default of the wrong type.
 
     >>> @row
     ... class Note:
@@ -262,7 +262,7 @@ class Stream(Generic[R]):
         return typing.cast(R, found)
 
     def decode_many(self, texts: list[bytes], dialect: Dialect) -> list[R]:
-        """Decode rows. Less than half the cost of `decode` if all have the same newest shape."""
+        """Decode rows as `decode` does, at less than half the cost if all have one kind and newest shape."""
         found: list[Any] | None = None
         if self._only is not None:
             found = self._only.read_many(texts, dialect.release)
@@ -350,7 +350,7 @@ class Stream(Generic[R]):
         ]
 
     def shape(self, dialect: Dialect, tag: str = "") -> tuple[str, ...]:
-        """Field names in a release, of the first kind of row or of `tag`; empty if the release lacks it."""
+        """Field names in a release, of the kind of row with `tag` or of the first; empty if there is none."""
         kind = self._by_tag[tag] if tag else self._kinds[0]
         if dialect.release not in self.span or dialect.release not in kind.span:
             return ()
