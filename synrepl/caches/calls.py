@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Arguments:
-    """The parameters of a function, without the instance of a method. A key has all arguments, in order.
+    """The parameters of a function, without the instance of a method. A key has a value for each, in order.
 
     `full` is the number of positional arguments that form a key unchanged; -1 if the function has
     keyword-only parameters.

@@ -72,7 +72,7 @@ class CacheRegistry:
         tree: bool = False,
         streams: Collection[str] = ("caches",),
     ) -> CacheSettings:
-        """Decorate a function, coroutine function or method, so that its values are computed once and kept.
+        """Decorate a function, coroutine function or method, so that it keeps its values, by arguments.
 
         Many callers share a returned value, so they must not change it.
 
@@ -179,7 +179,7 @@ class CacheRegistry:
                 listener(invalidation)
 
     def routes(self, cache: str) -> frozenset[str]:
-        """The streams that can invalidate a cache: its own and those of the vintage. Raises KeyError."""
+        """The streams of `cached` and of the vintage that can invalidate a cache. Raises KeyError."""
         found = set(self._caches[cache].streams)
         for stream in ("caches", *self.vintage.implications):
             reached = self.vintage.reached_by(stream)

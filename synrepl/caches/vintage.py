@@ -103,7 +103,7 @@ class Vintage:
         """Decorate a function of keys that yields the entries that `name` means.
 
         It is called with `samples` of keys to find the caches that it reaches, so these must make it yield
-        every cache that it can. The default samples are a room and users, for each possible number of keys.
+        every cache that it can. The default samples are a room and users, for several numbers of keys.
 
         Raises `ConfigError` for a second alias of this name, a sealed vintage, or a sample that fails.
         """

@@ -262,7 +262,7 @@ class Stream(Generic[R]):
         return typing.cast(R, found)
 
     def decode_many(self, texts: list[bytes], dialect: Dialect) -> list[R]:
-        """Decode rows as `decode` does, at less than half the cost if all have one kind and newest shape."""
+        """Decode rows as `decode` does, for less than half the cost if all have one kind's newest shape."""
         found: list[Any] | None = None
         if self._only is not None:
             found = self._only.read_many(texts, dialect.release)

@@ -11,7 +11,7 @@ class Complaint(msgspec.Struct, frozen=True, kw_only=True):
     """One problem or remark.
 
     `severity`: ``error`` (something fails, may be lost or is not examined), ``warning`` (something is held up
-    or superfluous) or ``note``. `stream` is empty if the whole log or several streams are concerned. `text`
+    or may go wrong) or ``note``. `stream` is empty if the whole log or several streams are concerned. `text`
     names the problem and its effect, `remedy` what to do, and `statement` the SQL for it; both may be empty.
     `mended`: it has just been repaired.
     """
@@ -26,7 +26,8 @@ class Complaint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole examination. `kind` is what the database contains: ``synrepl``, ``synapse`` or ``other``.
+    """A whole examination. `kind` is what the database contains: ``synrepl``, ``synapse`` (perhaps with
+    a log of synrepl) or ``other``.
 
     `streams` are those with ids to examine; `facts_checked` is None if there is no log, or it was unreadable.
     """

@@ -18,7 +18,7 @@ LOG: Final = {"facts", "meta", "positions"}
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns of every table but (on PostgreSQL) a log's, the sequences, and whether there is a log."""
+    """The columns of every table (on PostgreSQL not the log's), the sequences, and whether there is a log."""
 
     tables: Mapping[str, AbstractSet[str]]
     sequences: AbstractSet[str]

@@ -112,9 +112,9 @@ class IdDatabase:
         return True
 
     def mark(self, cursor: ICursor) -> int:
-        """The id of this transaction: every transaction that began to write before has a lower id.
+        """On PostgreSQL the id of this transaction: all that began to write before have lower ids.
 
-        On SQLite 0: this call takes the only write lock, so every earlier writer has ended.
+        On SQLite 0: this call takes the only write lock, so all earlier writers have ended.
         """
         if self.flavor != "postgresql":
             self.lock_start(cursor)

@@ -1,8 +1,9 @@
 """Problems with a stream's ids in the database, and their repair.
 
-Generators run these checks at their start, ``synrepl doctor`` runs them on request. A generator repairs every
-problem that has lost no facts. If history is lost, ids continue above all that any reader is known to have
-seen, so that no token stands for two facts. A warning reports both, but not an unused sequence.
+Generators and daemons that read the tables run these checks when they start, ``synrepl doctor`` on request.
+A generator repairs every problem that has lost no facts. If history is lost, its ids continue above all that
+any reader is known to have seen, so that no token stands for two facts. It logs a warning about either, but
+not about an unused sequence.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Writer sessions: make a process the only writer of its name, and release the ids of dead writers.
 
-Once a second a session stores this process's positions and unfinished ids, and reads the positions of other
-writers. It also checks for writers that are gone: the ids that a dead process had reserved will never be
+At every heartbeat a session stores this process's positions and unfinished ids, and reads the positions of
+other writers. It also checks for writers that are gone: the ids that a dead process reserved will never be
 written, so its position advances like that of an idle writer.
 """
 

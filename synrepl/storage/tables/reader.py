@@ -71,7 +71,7 @@ class TableReader:
         )
 
     def missed(self, cursor: ICursor, *, writer: str, after: int, upto: int, rows: int) -> TablePage:
-        """Return facts of one writer with ``after < id <= upto``, from about `rows` rows of all writers.
+        """Return facts of one writer with ``after < id <= upto``, from about `rows` rows of each table.
 
         The caller knows that the writer has completed all facts up to `upto`; no position is checked.
         """
