@@ -26,7 +26,7 @@ RUN: Final = 1000
 """The number of ids examined at once in the search for a gap."""
 
 START_LOCK: Final = 0x5359_4E52
-"""The class of the advisory locks that serialize examinations and repairs of a stream's ids."""
+"""The class of the advisory locks that serialize the repairs of a stream's ids."""
 
 MAKE_LOCK: Final = 0x5359_4E4D
 """The advisory lock that serializes table creation: concurrent IF NOT EXISTS can fail."""
@@ -246,7 +246,7 @@ class IdDatabase:
         )
 
     def lock_start(self, cursor: ICursor) -> None:
-        """Exclude other examinations and repairs of this stream until the transaction ends."""
+        """Exclude other repairs of this stream (on SQLite all other writes) until the transaction ends."""
         if self.flavor == "postgresql":
             self._value(cursor, "SELECT pg_advisory_xact_lock(?, hashtext(?))", START_LOCK, self.stream.name)
         else:

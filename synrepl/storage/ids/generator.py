@@ -77,8 +77,8 @@ class MultiWriterIdGenerator:
 
     `pool` runs functions in transactions, as `twisted.enterprise.adbapi.ConnectionPool` does; `flavor` is the
     dialect of its database, ``"sqlite"`` or ``"postgresql"``. `instance` is the name of this process among
-    `stream.writers`. `clock` is the reactor. PostgreSQL notifies `channel` when the generator
-    has stored a position, and ``synrepl`` when a `WriterSession` has.
+    `stream.writers`. `clock` is the reactor. PostgreSQL notifies `channel` when the generator has stored a
+    position, and ``synrepl`` when a `WriterSession` has.
 
     Call `start` first, or let a `WriterSession` do so. Then reserve ids around the code that writes the
     facts, with `next` or `next_many`, or inside a transaction of your own, with `within`::
@@ -98,8 +98,8 @@ class MultiWriterIdGenerator:
     `docs/explanation/ids.md` explains them.
 
     Reserving raises `NotAWriter` if `instance` is none of the stream's writers, and `StorageError` if the
-    session has lost its name (retryable, unless only a restart helps), if `start` was not called, or, on
-    SQLite, if the sequence is missing. Errors of the database driver pass through.
+    session has lost its name (retryable, unless another process has the name or declared this one dead), if
+    `start` was not called, or, on SQLite, if the sequence is missing. Errors of the driver pass through.
     """
 
     _logger = Logger()

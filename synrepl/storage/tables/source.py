@@ -30,7 +30,7 @@ CERTIFY_SECONDS: Final = 1.0
 
 
 class TableState(msgspec.Struct, kw_only=True):
-    """The state of a table-backed stream: the log has its facts up to id `upto`, its table up to id `limit`.
+    """The state of a table-backed stream: facts are complete up to id `limit`, and logged up to id `upto`.
 
     `trouble` is the current problem, or empty. `right_at` is when there last was none, in Unix seconds, or 0.
     """
