@@ -60,7 +60,7 @@ class Tracker:
     def begin_reservation(self) -> int:
         """Start a reservation. Returns its floor, to be passed to `end_reservation` or `cancel_reservation`.
 
-        Until then the own position stays below the new ids.
+        Until one of these calls the own position stays below the new ids.
         """
         floor = self.allocated
         self._pending_floors.append(floor)

@@ -133,8 +133,9 @@ class WriterSession:
         """Become the writer of this name, then start the generators one by one.
 
         `seen` has, by stream, the highest token without sign that any reader is known to have. Raises
-        `StorageError` if another process keeps the name, or a stream without writers, for `acquire_seconds`,
-        if transactions of the last writer of this name may still be running, or if a sequence is missing.
+        `StorageError` if after `acquire_seconds` another process has this name, or the ids of a stream that
+        names no writers, if transactions of the last writer of this name may still be running, or if a
+        sequence is missing.
         """
         until = self._clock.seconds() + self._acquire_seconds
         if not await self._wait_until(self._acquire, until):
