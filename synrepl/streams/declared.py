@@ -27,7 +27,7 @@ class Declaration:
     `columns` maps names to types, in order (``str``, ``int``, ``float``, ``bool`` or ``json``, with ``?`` if
     the value may be null). If it is null, a row has one item, any JSON. `key` names columns, or members of
     that item; with an empty key no row replaces another. Only `writers` may write the stream; an empty list
-    means any writer.
+    means any writer. Facts of `kind` ``ephemeral`` are kept in memory, not in the log.
     """
 
     name: str

@@ -49,7 +49,10 @@ class Doctor:
         )
 
     def repair(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Make the repairs that lose nothing. Returns the diagnosis with repairs marked, failures added."""
+        """Make the repairs that lose nothing. Returns the diagnosis with repairs marked, failures added.
+
+        Raises `StorageError` if the database cannot be opened for writing.
+        """
         kinds = {one.kind for one in diagnosis.complaints}
         is_homeservers = diagnosis.kind == "synapse"
         if not kinds & (REPAIRABLE_LOG if is_homeservers else REPAIRABLE_IDS | REPAIRABLE_LOG):

@@ -169,10 +169,7 @@ class WriterSession:
         )
 
     async def _wait_until(self, is_so: Callable[[], bool], until: float) -> bool:
-        """Poll `is_so` in the thread, and return True once it holds.
-
-        At the time `until`, close the connection and return False.
-        """
+        """Poll `is_so` until it holds, and return True; at `until` close the connection and return False."""
         while not await self._thread.run(is_so):
             if self._clock.seconds() >= until:
                 await self._thread.run(self._close)
