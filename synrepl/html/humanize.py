@@ -11,14 +11,14 @@ LONGEST: Final = 60
 
 
 def number(count: float) -> str:
-    """Format a count, or a small number with three significant digits."""
+    """Format a number: without decimals if it is whole or at least 1,000, else with three digits."""
     if isinstance(count, int) or count >= 1000 or count == int(count):
         return f"{round(count):,}"
     return f"{count:.3g}"
 
 
 def counted(count: int, what: str, many: str = "") -> str:
-    """Format a count with its noun, in the plural (`many`) unless the count is 1."""
+    """Format a count with its noun: `what` for 1, else `many` (default: `what` with an s)."""
     return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
@@ -34,7 +34,7 @@ def size(count: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a duration with its two largest units, as 2 h 5 min."""
+    """Format a duration in at most two adjacent units, as 2 h 5 min."""
     if seconds < 0:
         return f"−{span(-seconds)}"  # noqa: RUF001  # a minus sign is one
     if seconds < 1:
@@ -58,7 +58,7 @@ def span(seconds: float) -> str:
 
 
 def at(moment_ms: float, *, seconds: bool = True) -> str:
-    """Format a moment in UTC."""
+    """Format a time in UTC, given in Unix milliseconds; one beyond the calendar as that number."""
     try:
         value = datetime.fromtimestamp(moment_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -67,7 +67,7 @@ def at(moment_ms: float, *, seconds: bool = True) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Format a share as a percentage. Only exact values are shown as 0 % and 100 %."""
+    """Format a share as a percentage; empty if `whole` is 0. Only exact values show as 0 % and 100 %."""
     if not whole:
         return ""
     percent = 100 * part / whole
@@ -79,7 +79,7 @@ def share(part: float, whole: float) -> str:
 
 
 def rate(count: float, seconds: float, what: str) -> str:
-    """Format a rate per second; per minute or hour if it is lower than one."""
+    """Format a rate per second if it is at least 1, else per minute or hour; `seconds` count as 1 or more."""
     for unit, length in (("second", 1), ("minute", 60)):
         value = count * length / max(seconds, 1.0)
         if value >= 1:
@@ -88,7 +88,7 @@ def rate(count: float, seconds: float, what: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace characters that a terminal, page or picture would interpret."""
+    """Replace unprintable characters, such as line ends and escapes, by U+FFFD."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 

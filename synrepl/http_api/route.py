@@ -19,7 +19,7 @@ _NATURAL: Final = {"type": "integer", "minimum": 0}
 
 
 class BadParameter(ValueError):
-    """A parameter's text is invalid; `code` is the error code of the response."""
+    """A parameter is invalid, or missing; `why` is the message, `code` the error code of the response."""
 
     def __init__(self, why: str, code: str = "bad_request") -> None:
         super().__init__(why)
@@ -30,7 +30,7 @@ class BadParameter(ValueError):
 class Kind:
     """A kind of parameter, described by a JSON `schema` and, for people, by `words`.
 
-    `default` is the value of an absent parameter.
+    `default` is the value of an absent parameter, unless `is_required`.
     """
 
     is_required = False
@@ -43,7 +43,7 @@ class Kind:
         self.words = words
 
     def read(self, name: str, values: Sequence[bytes]) -> Any:
-        """Return the value of a parameter that occurs with these texts. Raises `BadParameter`."""
+        """Return the value of a parameter, from the texts of its occurrences. Raises `BadParameter`."""
         if not values:
             return self.default
         if len(values) > 1:
@@ -98,7 +98,7 @@ class Choice(Kind):
 
 
 class WholeNumber(Kind):
-    """A whole number from `lowest` on; numbers over `highest` are reduced to it."""
+    """A whole number from `lowest` to 2**63 - 1; one over `highest` is reduced to that."""
 
     def __init__(self, default: int | None = None, *, lowest: int = 0, highest: int = MAX_INTEGER) -> None:
         words = "integer" if highest == MAX_INTEGER else f"integer, {highest:,} at most"
@@ -114,7 +114,7 @@ class WholeNumber(Kind):
 
 
 class WholeNumbers(Kind):
-    """Whole numbers separated by commas: at least one, and at most `most`."""
+    """From 1 to `most` whole numbers, each from 0 on, separated by commas."""
 
     is_required = True
 
@@ -141,7 +141,7 @@ class WholeNumbers(Kind):
 
 
 class Seconds(Kind):
-    """A time in seconds; a value below `lowest` or above `highest` is replaced by that bound."""
+    """A time in seconds, not negative; one outside `lowest` to `highest` is replaced by the nearer bound."""
 
     def __init__(self, default: float = 0.0, *, lowest: float = 0.0, highest: float) -> None:
         schema = {"type": "number", "minimum": 0, "default": default}
@@ -191,7 +191,7 @@ class Names(Kind):
 
 
 class Digest(Kind):
-    """A digest of the log."""
+    """The digest of a log: 64 hexadecimal digits, in lower case."""
 
     def __init__(self) -> None:
         super().__init__(schema=_STRING | {"pattern": f"^{_DIGEST}$"}, words="64 hexadecimal digits")
@@ -222,7 +222,7 @@ class SynapseToken(Kind):
 
 
 class ReaderName(Kind):
-    """The header with a reader's name."""
+    """The header with a reader's name; None if it is absent."""
 
     def __init__(self) -> None:
         super().__init__(words="word")
@@ -291,7 +291,7 @@ class HttpRequest(NamedTuple):
     target: str
 
     def url(self, base_url: str) -> str:
-        """Return the URL at the daemon with this address."""
+        """Return the URL of this request at the daemon with this base URL."""
         return base_url.rstrip("/") + self.target
 
 
@@ -317,10 +317,10 @@ class Route(NamedTuple):
     """An operation of the API.
 
     `name` is that of its handler: module and function (``row.page`` is `page` in `row_routes`). The
-    signature of the handler has the structs of body and answer. Parts of `path` in braces are variable.
-    `right` is what the peer needs (None: not even a key); `stream` the stream that it must see, if the path
-    names none. `errors` are codes besides those of every route. `max_body` is in bytes (None: the daemon's
-    own limit). `other_types` are those that `Accept` can ask for instead of `content_type`.
+    signature of the handler has the structs of body and answer, if it has any. Parts of `path` in braces are
+    variable. `right` is what the peer needs (None: not even a key); `stream` the stream that it must see, if
+    the path names none. `errors` are codes besides the common ones (``bad_request``, ``no_rights``).
+    `max_body` is in bytes (None: the daemon's own limit). `Accept` can request one of `other_types`.
     """
 
     name: str
@@ -343,7 +343,7 @@ class Route(NamedTuple):
         return re.findall(r"{(\w+)}", self.path)
 
     def request(self, *parts: str, **query: Any) -> HttpRequest:
-        """Make a request with these variable parts and parameters; parameters that are None are left out."""
+        """Make a request with these parts of the path and query parameters, without those that are None."""
         names = self.variables
         if len(parts) != len(names):
             raise TypeError(f"{self.path} has {len(names)} variable parts, not {len(parts)}")

@@ -424,7 +424,7 @@ DROP_LEASE: Final = Route(
     "admin.drop_lease",
     "DELETE",
     "/v1/leases/{name}",
-    "End a lease, by the name or the uuid of its replica, which is disconnected and refused.",
+    "End a lease, by the name or the uuid of its reader; a replica is disconnected and refused.",
     right="administer",
     errors=("unknown_lease",),
     examples=(_refused("/v1/leases/oslo", "unknown_lease"),),

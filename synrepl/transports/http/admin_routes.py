@@ -20,7 +20,7 @@ class PromoteBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PromoteAnswer(msgspec.Struct, frozen=True):
-    """This daemon is primary; its epoch began after `serial`."""
+    """This daemon is primary; its epoch begins after `serial`."""
 
     role: str
     epoch: int
@@ -35,14 +35,14 @@ class ResyncAnswer(msgspec.Struct, frozen=True):
 
 
 class ClaimAnswer(msgspec.Struct, frozen=True):
-    """The role of this daemon, and the address of the primary that it knows."""
+    """The role of this daemon, and the primary's address as ``NATIVE HTTP``, as far as it is known."""
 
     role: str
     primary: str
 
 
 class LeaseBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The name of a replica that will join later, and its uuid if it is known."""
+    """The name of a replica that will join later, and its uuid (empty: unknown)."""
 
     name: str
     uuid: str = ""
@@ -57,7 +57,7 @@ class LeaseAnswer(msgspec.Struct, frozen=True):
 
 
 class LeasesAnswer(msgspec.Struct, frozen=True):
-    """All leases."""
+    """All leases, also ended ones."""
 
     leases: list[dict[str, Any]]
 
@@ -77,14 +77,14 @@ async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
 
 
 async def resync(call: Call) -> ResyncAnswer:
-    """Save facts that only this copy has to a file, discard them, and join again."""
+    """Join again; facts that no other copy has are saved to a file first, and then discarded."""
     if not await call.roles.resync():
         raise ApiError("not_stopped", "nothing to resync: this daemon is neither stopped nor fenced")
     return ResyncAnswer(call.roles.role)
 
 
 async def hand_over(call: Call, body: HandOver) -> LogPosition:
-    """Hand over to another daemon, which is being promoted."""
+    """Hand over to another daemon, which is being promoted. Returns the last position of this one."""
     if not 0 <= body.seconds <= MAX_HANDOVER_SECONDS:
         raise ApiError("bad_request", f"seconds must be from 0 to {MAX_HANDOVER_SECONDS:g}")
     # A peer with the right to administer is trusted only if a key or certificate proves who it is.
@@ -98,7 +98,7 @@ async def claim(call: Call, body: Claim) -> ClaimAnswer:
 
 
 async def list_leases(call: Call) -> LeasesAnswer:
-    """List all leases, those that retain most first."""
+    """List all leases, also ended ones, those that retain most first."""
     return LeasesAnswer(list(call.registry.describe_leases()))
 
 
@@ -123,7 +123,7 @@ async def add_lease(call: Call, body: LeaseBody) -> LeaseAnswer:
 
 
 async def drop_lease(call: Call) -> DroppedLease:
-    """Drop a lease; its replica is disconnected and refused."""
+    """End a lease. A replica is then refused; a changelog reader gets a new one with its next request."""
     registry, name = call.registry, call.path["name"]
     dropped = registry.leases.drop(name)
     if dropped is None:

@@ -40,7 +40,7 @@ SYNAPSE: Final = b"/_synapse/"
 class Handler(NamedTuple):
     """The function that handles a route, and the structs of its body and answer.
 
-    `body` is None if the function reads the body itself, `answer` if it makes an answer of another form.
+    `body` is None if the function takes no struct, `answer` if it returns none.
     """
 
     function: Callable[..., Any]
@@ -48,7 +48,7 @@ class Handler(NamedTuple):
     body: Any = None
     decoder: "msgspec.json.Decoder[Any] | None" = None
     absent_body: bytes = b""
-    """Stands for an absent body: an empty object, if all fields have defaults."""
+    """Stands for an absent body: an empty object if all fields have defaults, else nothing, for a refusal."""
 
 
 @lru_cache
@@ -83,7 +83,7 @@ class Api(Resource):
         self.services = services
         self.started_at = services.clock.seconds()
         self.feed: ChangelogFeed | None = None
-        """Feeds all readers that follow the changelog; made for the first of them."""
+        """Feeds all readers that follow the changelog; None before the first of them."""
         self._guard = guard
 
     def render(self, request: Any) -> int:
@@ -141,7 +141,7 @@ class Api(Resource):
         return await handler.function(call, *_read_body(call, handler))
 
     def _check_access(self, call: Call) -> None:
-        """Set the request's access. Raises `ApiError` if the peer's rights do not suffice."""
+        """Check the peer's rights, and the type of the body. Raises `ApiError`."""
         route, request = call.route, call.request
         try:
             request.access = getattr(request, "access", None) or self._guard.access(request)

@@ -14,7 +14,7 @@ from synrepl.wire.error_codes import ERROR_CODES
 from synrepl.wire.jsontext import dumps
 
 MAX_MESSAGE: Final = 1_000
-"""Maximum length of a message in characters; some quote the request."""
+"""A longer message is cut to this many characters: some messages quote the request."""
 
 RETRY_SECONDS: Final = 1
 
@@ -22,7 +22,7 @@ RETRY_SECONDS: Final = 1
 class ApiError(Exception):
     """An error response, with the status and headers of its code, and a body with the fields of `more`.
 
-    `status` replaces that of the code. A code of another daemon, which may be unknown here, needs one.
+    `status` replaces that of the code, and is required if `ERROR_CODES` lacks the code of another daemon.
     """
 
     def __init__(

@@ -23,13 +23,13 @@ from synrepl.wire.text import is_name
 FILES: Final = "files"
 
 FACTS_AT_ONCE: Final = 1_000
-"""Facts validated before control returns to the reactor: about five milliseconds of work."""
+"""Control returns to the reactor after this many facts are validated: about five milliseconds of work."""
 
 MAX_KEY: Final = 255
 
 MAX_WRITERS: Final = 1_000
-"""Maximum number of writers per stream that posts can create. Every follower learns each of them, and they
-are never removed.
+"""In a stream with this many writers, a post cannot add another. Every follower learns each writer, and those
+of kept streams are never removed.
 """
 
 MAX_STAGED_BYTES: Final = 64 * 1024 * 1024
@@ -71,7 +71,7 @@ _batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 
 
 async def append(call: Call, body: AppendBody) -> Appended:
-    """Append facts of one stream; a replica forwards them to its primary."""
+    """Append facts of one stream; a replica forwards them to the primary, and waits for their arrival."""
     services, name = call.services, call.path["stream"]
     _ = services.table[name]  # an unknown stream is refused first
     forwarder = services.write_forwarder
@@ -100,10 +100,10 @@ async def append(call: Call, body: AppendBody) -> Appended:
 
 
 async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
-    """Append facts of several streams and writers; return their results once all are durable.
+    """Append facts of several streams and writers; return their results once all are stored.
 
-    Every row is validated before anything is stored. Each append is atomic and has its own idempotency key,
-    derived from the request's: a retry stores only the missing appends. A replica refuses.
+    Every row is validated before anything is stored. Each append is atomic. From a request's idempotency key
+    each append gets one of its own, so that a retry stores only the missing appends. A replica refuses.
     """
     services, log = call.services, call.services.log
     if services.write_forwarder is not None and services.write_forwarder.is_active():
@@ -202,7 +202,7 @@ async def _read_staged(call: Call, sha256: str) -> bytes:
 
 
 def _passed_on(uri: bytes) -> Sequence[tuple[bytes, bytes]]:
-    """Return the query parameters that are sent on to the primary, unknown ones included."""
+    """Return the query parameters that are sent on to the primary: all but ``timeout`` and ``via``."""
     # Latin-1 maps any bytes to characters and back.
     text = uri.partition(b"?")[2].decode("latin-1")
     return [

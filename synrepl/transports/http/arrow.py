@@ -21,7 +21,7 @@ from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.headers import header
 
 PAGE_FACTS: Final = 5_000
-"""Facts per record batch: about a megabyte."""
+"""The most facts in a record batch: about a megabyte."""
 
 _COLUMNS: Final = {
     "serial": "int64",
@@ -42,13 +42,13 @@ Run = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 class ArrowForm:
     """Encodes each page as a record batch. The columns are the fields of a line; rows are JSON text.
 
-    The database writes the facts as text and Arrow parses it, both in C and outside the reactor's thread. A
-    Python loop over the facts would take twice the time and block the reactor.
+    The database writes the facts as text, and Arrow parses the text outside the reactor's thread. Only
+    checksums, if the query has them, take a loop over the facts in Python.
     """
 
     CONTENT_TYPE = ARROW
     END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-    """The marker of the end, a message of length 0. Without it, a stream was truncated."""
+    """Marks the end: a message of length 0. A stream that ends without this marker was truncated."""
 
     def __init__(self, run: Run, *, checked: bool) -> None:
         self._run = run
@@ -59,7 +59,7 @@ class ArrowForm:
         return await self._run(lambda: bytes(_schema(self._checked).serialize()))
 
     async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes:
-        """Encode the next facts as one record batch."""
+        """Encode the next facts as one record batch; nothing if no fact of these serials is selected."""
         limit = PAGE_FACTS if feed.left is None else min(PAGE_FACTS, feed.left)
         text, upto = await log.read_text(after=step.after, upto=step.upto, limit=limit, filter=step.filter)
         if not feed.advance(upto, text.count(b"\n") + 1 if text else 0) or not text:
@@ -101,7 +101,7 @@ def _batch(text: bytes, checked: bool) -> bytes:
 
 
 def arrow_form(request: Any, query: ChangelogQuery, clock: Any) -> ArrowForm | None:
-    """Return the Arrow format if the request asks for it. Raises `ApiError` if it is unavailable.
+    """Return the Arrow format if the request accepts it, else None. Raises `ApiError` if it cannot be used.
 
     `clock` is the reactor, whose thread pool does the work. Test clocks have none: then it is done at once.
     """

@@ -1,8 +1,8 @@
 """Authentication of HTTP requests, and checks of rights.
 
-Requests from web pages of other sites, and requests under another site's host name, are refused. A browser on
-the same machine can reach a daemon that listens on loopback only, and without a secret nothing proves who
-sent a request. The daemon therefore checks headers that a browser must send and a page cannot change:
+A daemon without keys refuses requests from web pages of other sites, and under another site's host name. A
+browser on the same machine can reach a daemon that listens on loopback only, and without a secret nothing
+proves who sent a request. Therefore headers are checked that a browser must send and a page cannot change:
 ``Host`` (against DNS rebinding), ``Origin`` and ``Sec-Fetch-Site`` (against cross-site requests) and
 ``Content-Type`` (a page can only send JSON after a preflight, which is refused).
 """
@@ -25,10 +25,10 @@ DEFAULT_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded"})
 class AccessCheck:
     """Determines a request's rights from its headers, certificate and address.
 
-    With keys configured, the request needs one of them. Without keys, requests from other sites' pages and
-    for foreign host names are refused, and peers on other machines may only read and write.
-    `hosts` returns the names under which clients may reach this daemon, in lower case, besides addresses and
-    names without dots. It is a function, as a replica learns its server name after the start.
+    With keys configured, the request needs one of them: its secret or its certificate. Without keys, a
+    certificate of the trusted CA gives all rights. Without keys and certificate, requests from other sites'
+    pages and for foreign host names are refused, and peers on other machines may only read and write. `hosts`
+    returns the dotted names of this daemon, in lower case; a replica learns its own after the start.
     """
 
     def __init__(self, keys: Keyring, hosts: Callable[[], Collection[str]] = tuple) -> None:
@@ -36,7 +36,7 @@ class AccessCheck:
         self._hosts = hosts
 
     def access(self, request: Any) -> Access:
-        """Return the rights of this request. Raises `ApiError` if it is not authenticated."""
+        """Return the rights of this request. Raises `ApiError` if it lacks a valid key, or is cross-site."""
         name = certified_name(request.channel.transport)
         if name is not None and (certified := self._keys.access_by_certificate(name)) is not None:
             return certified
@@ -73,7 +73,7 @@ def check_streams(access: Access, *streams: str) -> None:
 
 
 def check_rebinding(request: Any, hosts: Callable[[], Collection[str]]) -> None:
-    """Raises `ApiError` unless ``Host`` is an address, a name without dots, or one of `hosts`.
+    """Raises `ApiError` unless ``Host`` is an address, dotless, under ``.localhost``, or one of `hosts`.
 
     A page of evil.example can make that name resolve to 127.0.0.1 and then read every response, but the
     browser still sends ``Host: evil.example``. That is impossible with an address, or with a name that only
@@ -124,10 +124,10 @@ def check_origin(request: Any) -> None:
 
 
 def check_content_type(request: Any) -> None:
-    """Raises `ApiError` if a JSON body has another content type.
+    """Raises `ApiError` if a body has a content type other than JSON.
 
-    The default types of curl and urllib are accepted, unless a browser sent the request: browsers send an
-    origin with every POST.
+    No type, or the default type of curl and urllib, is accepted too, unless a header shows that a browser
+    sent the request: browsers send an origin with every POST.
     """
     headers = request.requestHeaders
     values = headers.getRawHeaders(b"content-type") or [b""]

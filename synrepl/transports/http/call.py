@@ -51,20 +51,20 @@ class Call:
 
     @property
     def access(self) -> Access:
-        """The rights of the peer. A public route may have none."""
+        """The rights of the peer; None on a public route if the request was not authenticated."""
         access: Access = self.request.access
         return access
 
     @property
     def roles(self) -> RoleManager:
-        """The roles. Raises `ApiError` if this daemon has none."""
+        """The roles. Raises `ApiError` if this daemon serves no replicas."""
         if self.services.roles is None or self.services.relays is None:
             raise _no_replication()
         return self.services.roles
 
     @property
     def registry(self) -> ReplicaRegistry:
-        """The replicas. Raises `ApiError` if this daemon serves none."""
+        """The replicas of this daemon. Raises `ApiError` if it serves none."""
         if self.services.relays is None:
             raise _no_replication()
         return self.services.relays
@@ -80,7 +80,7 @@ class Call:
             raise ApiError("not_ready", why, moved_to=self.holdings.primary_address)
 
     def check_fresh(self) -> None:
-        """Raises `ApiError` if this daemon has no complete copy, or a stale one that it refuses to serve."""
+        """Raises `ApiError` without a complete copy; with `refuse_stale_reads`, also if it is not ready."""
         self.check_readable()
         services = self.services
         if (
@@ -128,7 +128,7 @@ class Call:
 
     @asynccontextmanager
     async def streaming(self) -> AsyncIterator[Valve]:
-        """Yield the valve of a response; an error while it is written aborts the connection."""
+        """Yield the valve of a response; an error while the response is written aborts the connection."""
         request, valve = self.request, Valve()
         request.registerProducer(valve, True)
         try:
