@@ -1,7 +1,7 @@
 """Lines of the changelog: facts, and other lines between them, each a JSON object.
 
-The chain of digests, or a checksum, verifies a fact. Every other line ends with a ``check``: the CRC-32 of
-its name and content.
+The chain of digests, or a checksum, verifies a stored fact. Every other line, also of ephemeral facts, ends
+with a ``check``: the CRC-32 of its name and content.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from synrepl.wire.filter import Filter
 
 
 class HeartbeatLine(msgspec.Struct, frozen=True):
-    """All matching facts up to `serial` were sent; the log is at `head`."""
+    """All selected facts up to `serial` were sent (`digest` None: unknown); the log is at `head`."""
 
     epoch: int
     serial: int
@@ -69,7 +69,7 @@ def encode_page(facts: Iterable[Fact], receipts: Iterable[AppendReceipt] = (), *
 
 
 class _LineEncoder:
-    """Encodes the facts that pass a filter, each with a checksum if `checked` (`Ring.lines`)."""
+    """Encodes the facts that pass a filter; durable ones with a checksum if `checked` (see `Ring.lines`)."""
 
     def __init__(self, facts_filter: Filter, *, checked: bool) -> None:
         self._filter = facts_filter
@@ -86,12 +86,12 @@ class _LineEncoder:
 
 @lru_cache(maxsize=256)
 def line_encoder(facts_filter: Filter, *, checked: bool) -> _LineEncoder:
-    """Return the encoder that all readers with this filter share."""
+    """Return the encoder that readers with this filter and this `checked` share."""
     return _LineEncoder(facts_filter, checked=checked)
 
 
 def decode_line(text: bytes) -> tuple[str, bytes]:
-    """Return the kind and content of a line that is no fact.
+    """Return the kind and content of a line with a ``check``.
 
     Raises `RemoteProtocolError` if it is corrupted.
     """

@@ -22,9 +22,9 @@ CODES: Final = {"ahead": "ahead_of_log"}
 class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The facts after `since`, up to `upto`, that pass `filter`; at most `limit` (None: no limit).
 
-    Without matching facts, a response waits up to `wait` seconds. With `follow` the response goes on at the
-    head, with heartbeats `heartbeat` seconds apart; with `ephemeral` it includes facts that are not stored.
-    With an `origin` it includes commands for all processes, except those forwarded under that name.
+    With `follow` the response goes on at the head, with heartbeats `heartbeat` seconds apart, ephemeral facts
+    if `ephemeral`, and with an `origin` commands for all processes, except those forwarded under that name.
+    Without `follow`, a response waits up to `wait` seconds for a first fact.
     `epoch`, `digest` and `history` describe the reader's own log at `since`, as far as the reader gives them.
     """
 
@@ -54,8 +54,8 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
 def read_query(call: Call) -> ChangelogQuery:
     """Return the query of this request. Without names, it selects all streams that the peer may see.
 
-    Raises `ApiError`, also for streams and writers that this daemon does not hold; `UnknownStream` for
-    streams that the table lacks.
+    Raises `ApiError` for what the peer may not see, or this daemon does not hold, and for `commands` without
+    the right `replicate`; `UnknownStream` for streams that the table lacks.
     """
     values, access = dict(call.query), call.access
     streams, writers = values.pop("streams"), values.pop("writers")
@@ -93,7 +93,7 @@ def query_feed(log: Log, query: ChangelogQuery, ring: Ring | None = None) -> Fee
 
 
 async def check_position(log: Log, query: ChangelogQuery) -> None:
-    """Raises `ApiError` unless this log contains the reader's position and every fact after it."""
+    """Raises `ApiError` if this log lacks the reader's position, or (unless `compacted`) facts after it."""
     reader = ReaderPosition(
         history=query.history,
         serial=query.since,

@@ -39,8 +39,9 @@ MAX_FACTS: Final = 2**62
 class ExtentAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The facts after `since`, up to `serial`: their number, the bytes of their rows, and their tokens.
 
-    `clock` has the highest token of each stream and writer among them; merged into a reader's positions, it
-    gives those after the read. `epoch` and `digest` are those at `serial`.
+    `clock` has the highest token of each stream and writer among them; a reader of these facts merges it into
+    its positions. `committed_at_ms` is the latest commit time, 0 without facts. `epoch` and `digest` are
+    those at `serial`; the digest can be unknown (None).
     """
 
     since: int
@@ -57,11 +58,11 @@ class ExtentAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read(call: Call) -> None:
-    """Serve the log from a serial on: up to the head, or endlessly.
+    """Serve the log after a serial: up to the head, or with `follow` also what is committed later.
 
-    The head is fixed when the first fact is found: a response ends however fast the log grows, unless the
-    query is to `follow`. The header ``Synrepl-Serial`` is that head: without a limit, the response has every
-    selected fact up to it.
+    Without `follow`, the head is fixed when the first fact is found, so that a response ends however fast
+    the log grows. The header ``Synrepl-Serial`` is the head then, or with `follow` at the start; without a
+    limit, the response has every selected fact up to that serial.
     """
     query = read_query(call)
     arrow = arrow_form(call.request, query, call.services.clock)
@@ -73,7 +74,7 @@ async def read(call: Call) -> None:
 
 
 async def extent(call: Call) -> ExtentAnswer:
-    """Measure the facts from a serial on, up to ``limit`` facts, ``upto`` or the head: for planning reads.
+    """Measure the facts after a serial, up to ``limit`` facts, ``upto`` or the head: for planning reads.
 
     Raises `ApiError` if the log is replaced or trimmed meanwhile.
     """
@@ -117,7 +118,7 @@ async def extent(call: Call) -> ExtentAnswer:
 
 
 async def digests(call: Call) -> DigestsAnswer:
-    """Return digests at serials: a client finds a fork by bisection."""
+    """Return the digests at some serials (None: unknown), with which a client finds a fork by bisection."""
     log = call.services.log
     found = {serial: await log.digest_at(serial) for serial in sorted(set(call.query["serials"]))}
     return DigestsAnswer(epoch=log.epoch, serial=log.serial, history=log.history, digests=found)
@@ -126,7 +127,7 @@ async def digests(call: Call) -> DigestsAnswer:
 async def _prepare(call: Call, query: ChangelogQuery) -> None:
     """Wait for ``min_serial``, and check that the log has everything that the query selects.
 
-    A named reader's lease is renewed: it retains the facts that the reader has not read.
+    Makes or renews the lease of a named reader: it retains the facts that the reader has not read.
     """
     call.check_fresh()
     await call.read_your_writes()
@@ -170,7 +171,7 @@ class _FiniteResponse:
         self._feed = query_feed(self._log, query)
 
     async def serve(self) -> None:
-        """Write the selected facts. Raises `ApiError` if the log was replaced or trimmed meanwhile."""
+        """Write the selected facts. Raises `ApiError` before the headers; later errors abort the response."""
         request, arrow = self._call.request, self._arrow
         head, text = await self._first_page()
         preamble = b"" if arrow is None else await arrow.begin()
@@ -190,7 +191,7 @@ class _FiniteResponse:
                 request.write(arrow.END)
 
     async def _first_page(self) -> tuple[int, bytes | None]:
-        """Return the head and the first page with facts, or None after the query's `wait`."""
+        """Return the head, and the first page or epoch start; None in its place after the query's `wait`."""
         query, feed = self._query, self._feed
         until = self._clock.seconds() + query.wait
         query_filter = None if query.receipts else query.filter
@@ -230,7 +231,7 @@ class _FiniteResponse:
 
 
 class ChangelogFeed:
-    """Feeds all readers that follow the changelog. Facts that several readers get are encoded once."""
+    """Feeds all readers that follow the changelog. At the head, readers with equal filters share lines."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -247,7 +248,7 @@ class ChangelogFeed:
             self._streams.discard(stream)
 
     def _on_command(self, command: Command, source: object) -> None:
-        """Forward a command for all processes to the replicas, except to its source."""
+        """Forward a command for all processes to the readers that request commands, except to its source."""
         replicas = [stream for stream in self._streams if stream.origin not in (None, source)]
         if not replicas:
             return
@@ -280,7 +281,7 @@ class _ChangelogStream:
         self._timer = Timer(services.clock, self._tick)
 
     async def run(self) -> None:
-        """Send facts until the query ends. Raises `ApiError` if the log was replaced or trimmed meanwhile."""
+        """Send facts until the query ends. Raises `ApiError` if the log is replaced, or facts are trimmed."""
         since = self._query.since
         digest = self._query.digest or await self._log.digest_at(since)
         self._position = FeedPosition(self._feed.epoch, since, digest)

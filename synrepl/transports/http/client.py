@@ -31,7 +31,7 @@ class HttpCatchUp(HttpClient):
     """Fetches missed rows as Synapse's workers do; an `ICatchUp`, and with a synrepl daemon an `IAllocated`.
 
     `instance_map` has the URLs of writers by instance name; a homeserver's map works, where `main` stands for
-    `master`. `base_url` is the URL for all other writers; without it, they have none. `secret` is sent as a
+    `master`. `base_url` is the URL for all other writers (empty: none). `secret`, if any, is sent as a
     bearer token. A request may take `timeout` seconds, and its response may have `max_bytes` bytes.
     """
 
@@ -48,8 +48,8 @@ class HttpCatchUp(HttpClient):
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """Fetch the facts with ``after < token <= upto``, or the first of them.
 
-        Raises `NotConnected` without a complete response, `RemoteProtocolError` for an invalid one, and
-        `NowhereToFetch` if the writer has no URL.
+        Raises `NowhereToFetch` if the writer has no URL; `NotConnected` without a complete response or for a
+        retryable error, `RemoteProtocolError` for any other error or an invalid response.
         """
         mapped = self._urls.get(writer)
         base = mapped or self.base_url
@@ -69,7 +69,7 @@ class HttpCatchUp(HttpClient):
         return _missed_facts(body, public_url(url), after, upto)
 
     async def highest(self, stream: str) -> int | None:
-        """Fetch the highest token of a stream from `base_url`; None if the server does not provide it."""
+        """Fetch the highest token of a stream from `base_url`; None without that URL, or if unknown there."""
         if not self._has_allocated or not self.base_url:
             return None
         try:
@@ -108,10 +108,10 @@ class HttpAppender(HttpClient):
     async def append(
         self, stream: str, facts: Sequence[Sequence[Any]], writer: str | None = None, key: str | None = None
     ) -> Appended:
-        """Append facts, each a sequence of rows, typed or JSON arrays; return once they are durable.
+        """Append facts, each a sequence of rows, typed or JSON arrays; return once they are stored.
 
-        Raises `ApiResponseError` if the daemon refuses them, `NeverSent` if the request was not sent, and
-        `NotConnected` if the outcome is unknown (a retry with the same `key` is idempotent).
+        Raises the errors of `post`, and `ReplicationError` if the facts cannot be encoded. If the outcome is
+        unknown, a retry with the same `key` is harmless.
         """
         values = [
             [row_values(row) if isinstance(row, msgspec.Struct) else row for row in rows] for rows in facts
@@ -135,11 +135,11 @@ class HttpAppender(HttpClient):
         query: Sequence[tuple[bytes, bytes]] = (),
         timeout: float | None = None,
     ) -> Appended:
-        """Append the facts of an encoded body; return once they are durable.
+        """Append the facts of an encoded body; return once they are stored: on disk, or ephemeral in memory.
 
-        `timeout`, in seconds, is for this request alone. Raises `ApiResponseError` if the daemon refuses
-        them, `NeverSent` if the request was not sent, and `NotConnected` if the outcome is unknown (a retry
-        with the same idempotency key is harmless).
+        `timeout`, in seconds, is for this request alone. Raises `ApiResponseError` for an error response,
+        `NeverSent` if the request was not sent; `NotConnected` without a complete response and
+        `RemoteProtocolError` for an invalid one: the outcome is then unknown.
         """
         request = APPEND.request(stream)
         if query:
@@ -171,7 +171,7 @@ class ChangelogClient(HttpClient):
 
         The server waits up to `wait` seconds for a first fact. An awaitable that `on_line` returns is
         awaited; meanwhile reading pauses. Returns the serial up to which all selected facts were delivered:
-        continue from there. Raises `ReplicationError`; lines delivered before it are valid.
+        continue from there. Raises `ReplicationError`; lines delivered before it were whole.
         """
         request = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit)
         count = 0
@@ -218,7 +218,7 @@ class ChangelogClient(HttpClient):
                     await handled
 
     async def digests(self, serials: Collection[int]) -> DigestsAnswer:
-        """Fetch the digests at these serials, at most 1,000."""
+        """Fetch the digests at these serials, at most 1,000; None where the daemon has none."""
         return await self.call(DIGESTS.request(serials=serials), DigestsAnswer)
 
     @asynccontextmanager

@@ -43,7 +43,7 @@ class SyncingAnswer(msgspec.Struct, frozen=True):
 
 
 async def forward(call: Call, body: ForwardedCommands) -> AcceptedForwards:
-    """Process each forwarded command once, like a follower's own."""
+    """Process each forwarded command once, as if a follower had sent it to this daemon."""
     try:
         number, since = call.services.publisher.command_receiver.receive(
             body.origin,
@@ -64,7 +64,7 @@ async def syncing(call: Call) -> SyncingAnswer:
 
 
 async def read(call: Call) -> bytes:
-    """Return commands after a number, as lines of JSON; wait for a first one."""
+    """Return the feed's position and the commands after a number, as lines of JSON; wait for a first one."""
     feed = call.services.publisher.follower_commands.feed
     since = feed.trimmed_upto if call.query["since"] is None else call.query["since"]
     wait = call.query["wait"]
@@ -83,7 +83,7 @@ async def read(call: Call) -> bytes:
 
 
 async def acknowledge(call: Call, body: AcknowledgedCommands) -> CommandsPosition:
-    """Acknowledge commands, so that they are not returned again."""
+    """Acknowledge commands up to a number, so that they are not returned again."""
     feed = call.services.publisher.follower_commands.feed
     if body.life != feed.life or body.number > feed.head:
         why = f"cannot acknowledge up to {body.number}: the feed (life {feed.life}) ends at {feed.head}"

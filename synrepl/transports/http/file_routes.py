@@ -28,7 +28,7 @@ class FileAnswer(msgspec.Struct, frozen=True):
 
 
 async def put(call: Call) -> FileAnswer:
-    """Store the uploaded file if its checksum matches; a replica forwards it to the primary."""
+    """Store the uploaded file if its checksum matches; a replica then sends it on towards the primary."""
     request, files, sha256, hops = call.request, _store(call), call.path["sha256"], call.query["hops"]
     if hops > MAX_HOPS:
         why = "the file was forwarded too often: none of the daemons on the way is the primary"
@@ -52,7 +52,7 @@ async def put(call: Call) -> FileAnswer:
 
 
 async def get(call: Call) -> None:
-    """Send a file or a range of it. The whole file is verified before the first byte is sent."""
+    """Send a file or a range of it. The whole file is verified first, unless it was in the last minute."""
     call.check_readable()
     call.check_held([call.route.stream])
     files = _store(call)

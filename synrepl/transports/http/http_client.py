@@ -32,11 +32,11 @@ T = TypeVar("T")
 MIB: Final = 1024 * 1024
 MAX_ERROR_BYTES: Final = 64 * 1024
 MAX_BUFFERED_BYTES: Final = MIB
-"""Queued bytes at which reading from the connection pauses."""
+"""Reading from the connection pauses while more bytes than this are queued."""
 LINE_BYTES: Final = 64
 """Memory that a queued line counts in addition to its text."""
 MAX_LINE_BYTES: Final = MAX_HELD
-"""Limit for a line, as for a block: one fact of the largest size, or all ephemeral facts."""
+"""Bytes of a line: one fact of the largest size, or all ephemeral facts, as in a ``held`` block."""
 
 
 def decode_json(expected: type[T], body: bytes, url: str) -> T:
@@ -61,10 +61,10 @@ class _AddressUrl(URL):
 
 @dataclass(eq=False, repr=False)
 class HttpClient:
-    """Client of a daemon over pooled connections; raises only `ReplicationError` and its subclasses.
+    """Client of a daemon over pooled connections. Unless cancelled, it raises only `ReplicationError`s.
 
-    `base_url` is the URL of the daemon; without it, each request names one. `timeout` bounds the wait for a
-    response, in seconds. `client` is a treq client, for tests.
+    `base_url` is the URL of the daemon; without it, each request names one. A request may take `timeout`
+    seconds, with its whole response in `call` and `read`. `client` is a treq client, for tests.
     """
 
     reactor: Any
@@ -89,7 +89,7 @@ class HttpClient:
         max_bytes: int = MIB,
         timeout: float | None = None,
     ) -> T:
-        """Send a request of a route; return its decoded answer."""
+        """Send a request of a route; return its decoded answer. Raises the errors of `read`."""
         url = request.url(base_url or self.base_url)
         content = msgspec.json.encode(body) if isinstance(body, msgspec.Struct) else body
         found = await self.read(request.method, url, content, max_bytes, timeout=timeout)
@@ -105,7 +105,7 @@ class HttpClient:
         host: str | None = None,
         timeout: float | None = None,
     ) -> bytes:
-        """Return the body of a response with status 200. `host` replaces the URL's host in the header."""
+        """Return the body if the status is 200, else raise `ApiResponseError`. `host` is sent as Host."""
 
         async def read() -> bytes:
             response = await self._open(method, url, body, host)
@@ -230,8 +230,8 @@ async def _verified_body(response: Any, max_bytes: int, url: str) -> bytes:
 class _PacedBody(Protocol):
     """A body that is queued until it is taken; pauses the connection while too many bytes are queued.
 
-    `end` is set when the response has ended. A wait fails after `silence` seconds without data (None: never);
-    nothing fails while data is processed, which pauses the server, too. Subclasses queue what arrives.
+    `end` is set when the response has ended. A wait fails after `silence` seconds without data (None: never).
+    The time in which the caller processes data does not count. Subclasses queue what arrives.
     """
 
     def __init__(self, url: str, *, clock: IClock | None = None, silence: float | None = None) -> None:
@@ -262,7 +262,7 @@ class _PacedBody(Protocol):
         self._wake()
 
     def _queue(self, data: bytes) -> int:
-        """Queue what arrived; return its size in bytes."""
+        """Queue what arrived; return the bytes that count towards `MAX_BUFFERED_BYTES`."""
         raise NotImplementedError
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
@@ -279,7 +279,7 @@ class _PacedBody(Protocol):
         return taken
 
     async def next(self) -> list[bytes]:
-        """Wait until something is queued, and return all of it; nothing at the end.
+        """Wait until something is queued, and return all of it; an empty list at the end.
 
         Raises `NotConnected` after the time of silence.
         """
@@ -315,7 +315,6 @@ class _PacedBody(Protocol):
             self._abort()
 
     def _abort(self) -> None:
-        """Close the connection without flushing or reading the rest."""
         transport: Any = self.transport
         if transport is not None:
             getattr(transport, "abortConnection", transport.loseConnection)()
@@ -353,10 +352,10 @@ class BodyLines(_PacedBody):
         return size + LINE_BYTES * len(lines)
 
     async def next(self) -> list[bytes]:
-        """Wait for lines, and return all that have arrived; none at the end of a complete response.
+        """Wait for lines, and return all that have arrived; an empty list at the end of a complete response.
 
-        Raises `NotConnected` for another end and after the time of silence, `RemoteProtocolError` after a
-        line over the limit.
+        Raises `NotConnected` if the response ends early and after the time of silence, `RemoteProtocolError`
+        after a line over the limit.
         """
         if not (lines := await super().next()):
             self.check_complete()
@@ -372,7 +371,7 @@ class BodyLines(_PacedBody):
 
 
 async def collect_body(response: Any, max_bytes: int, url: str) -> bytes:
-    """Return the whole body. Raises `RemoteProtocolError` over `max_bytes`, or what ended it early."""
+    """Return the body. Raises `RemoteProtocolError` over `max_bytes`, or the error that ended it early."""
     chunks, parts, size = BodyChunks.of(response, url), [], 0
     try:
         while more := await chunks.next():

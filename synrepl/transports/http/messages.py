@@ -18,7 +18,7 @@ class DigestsAnswer(msgspec.Struct, frozen=True):
 
 
 class ReplicaIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a replica says of itself: its name, its address, and whether its lease is a registered one."""
+    """The name and address of a replica, and whether it is `registered`, not anonymous (a shorter lease)."""
 
     name: str
     registered: bool = True
@@ -32,7 +32,7 @@ class SubscribeBody(ReplicaIdentity, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SubscribeAnswer(msgspec.Struct, frozen=True):
-    """The head of the log, and the addresses of its other replicas."""
+    """The head of the log, and addresses of other replicas."""
 
     position: LogPosition
     peers: list[str]
@@ -61,7 +61,7 @@ class AckBody(msgspec.Struct, frozen=True):
 
 
 class AckAnswer(msgspec.Struct, frozen=True):
-    """The serial of the head, and the addresses of the other replicas."""
+    """The serial of the head, and addresses of other replicas."""
 
     serial: int
     peers: list[str]

@@ -1,4 +1,4 @@
-"""Clients of other daemons: of their files, and of their roles."""
+"""Clients of other daemons: for files, and for claims, handovers and status."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
@@ -43,7 +43,7 @@ class HttpFiles(HttpClient):
     max_bytes: int = MAX_FILE
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
-        """Call `on_chunk` with the bytes from `offset` to the end; await its result before reading on."""
+        """Call `on_chunk` with any bytes from `offset` to the end; await its result before reading on."""
         # 416: the local part is complete already; its checksum will be verified.
         headers, codes = ({"range": [f"bytes={offset}-"]}, {200, 206, 416}) if offset else ({}, {200, 206})
         async with self._exchange(GET_FILE.request(sha256), codes, headers=headers) as (
@@ -75,7 +75,7 @@ class HttpFiles(HttpClient):
     async def send(
         self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
     ) -> None:
-        """Upload a file; return once it is stored."""
+        """Upload a file, which `read` returns by offset and length; return once it is stored."""
         async with self._exchange(PUT_FILE.request(sha256, hops=hops), {200, 201}, body=_Body(size, read)):
             pass
 
@@ -163,7 +163,7 @@ class PeerClient:
     async def hand_over(self, address: Address, handover: HandOver) -> LogPosition:
         """Request a handover: the primary refuses facts for a while. Returns its position.
 
-        Raises `CannotPromote` if it refuses.
+        Raises `CannotPromote` if the primary refuses, another `ReplicationError` if the request fails.
         """
         try:
             return await self._call(address, HANDOVER.request(), LogPosition, body=handover)
@@ -178,11 +178,11 @@ class PeerClient:
         await self._call(address, CLAIM.request(), msgspec.Raw, body=claim)
 
     async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        """Fetch the status of another daemon."""
+        """Fetch the status of another daemon; a `trusted` one is sent the secret."""
         return await self._call(address, REPLICATION.request(), PeerStatus, trusted=trusted)
 
     async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
-        """Fetch a daemon's digest at this serial; None if the daemon no longer has it."""
+        """Fetch a daemon's digest at this serial; None if the daemon does not know it."""
         found = await self._call(address, DIGESTS.request(serials=[serial]), DigestsAnswer, trusted=trusted)
         return found.digests.get(serial)
 

@@ -13,7 +13,7 @@ from synrepl.transports.http.call import Call
 from synrepl.wire.native import Hello, Refused
 
 PRESENT_SECONDS: Final = 15.0
-"""A replica without requests for this time counts as disconnected."""
+"""A reader over HTTP without requests for this time, after the wait of the last, counts as disconnected."""
 
 READER: Final = "reader:"
 REFUSED: Final = 409
@@ -32,7 +32,7 @@ def describe_log(registry: ReplicaRegistry) -> bytes:
 
 
 async def subscribe(call: Call, body: messages.SubscribeBody) -> messages.SubscribeAnswer:
-    """Admit a replica, and make a lease for the facts that it lacks."""
+    """Admit a replica, and make or renew its lease for the facts that it lacks."""
     registry, replica = call.registry, _replica(call, body)
     if (refusal := await registry.admission(replica, body.subscription, call.access)) is not None:
         raise refusal_error(refusal)
@@ -67,7 +67,7 @@ async def acknowledge(call: Call, body: messages.AckBody) -> messages.AckAnswer:
 
 
 def renew_lease(registry: ReplicaRegistry, reader: str, since: int, wait: float) -> None:
-    """Renew the lease of a named changelog reader, which has everything up to `since`.
+    """Make or renew the lease of a named changelog reader, which has everything up to `since`.
 
     Raises `ApiError` at the limit of leases.
     """

@@ -101,7 +101,7 @@ async def updates(call: Call) -> bytes:
 
 
 def _requested_writer(call: Call, stream: str) -> str:
-    """Return the requested writer. Synapse's workers name it in Host, as in ``Host: event_persister1:80``."""
+    """Return the writer in the query, else in Host (``Host: event_persister1:80``), else this instance."""
     named: str | None = call.query["writer"]
     if named is not None:
         return named
@@ -110,7 +110,7 @@ def _requested_writer(call: Call, stream: str) -> str:
 
 
 def _worker_dialect(request: Any) -> Dialect | None:
-    """The release of a Synapse worker, from its User-Agent (``Synapse/1.66.0``).
+    """The release of a Synapse worker, from its User-Agent (``Synapse/1.66.0``); None if it is unknown.
 
     A worker crashes on fields and kinds of rows that its release does not know.
     """
@@ -155,8 +155,8 @@ async def read_page(
 ) -> RowPage:
     """Read the rows with ``after < token <= upto``; at most `limit`, unless one fact alone has more.
 
-    `texts` returns the rows of a fact in the requested shape. A position beyond `upto` comes from an earlier
-    run of the writer: an ephemeral stream then returns all rows of this run, other streams return none.
+    `texts` returns the rows of a fact in the requested shape. If `after` is beyond `upto`, no row is
+    returned; but of an ephemeral stream, whose tokens start again with the writer, rows from the first on.
     """
     if after > upto:
         if not stream.ephemeral:

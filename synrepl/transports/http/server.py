@@ -64,7 +64,7 @@ class Services:
     declared: DeclaredStreams | None = None
 
     def not_ready_reasons(self) -> list[str]:
-        """Return the reasons this daemon is not ready, the most severe first."""
+        """Return the reasons this daemon is not ready: of the log, of its role, then of its sources."""
         is_healthy, why = self.log.healthy
         reasons = [] if is_healthy else [f"log: {why}"]
         for part in (self.replication, self.ingest):
@@ -129,13 +129,13 @@ class ApiSite(Site):
 
 
 class ApiRequest(Request):
-    """A request that refuses a body over the site's limit as early as possible.
+    """A request that refuses a body as soon as it is known to exceed the site's limit.
 
-    It does not buffer such a body, nor that of an unauthenticated peer.
+    The rest of such a body, and every byte from an unauthenticated peer, is dropped as it arrives.
     """
 
     access: Access | None = None
-    """Rights of the peer; None before authentication."""
+    """Rights of the peer; None before authentication, and if that fails."""
 
     _limit = 0
     _room = 0

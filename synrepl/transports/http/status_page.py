@@ -19,7 +19,7 @@ KINDS: Final = {
     "behind": "busy",
     "serving": "good",
 }
-"""The color of each state; the word is always shown, too."""
+"""The CSS class of each state, for its color; the word is always shown, too."""
 
 TEMPLATE: Final = load_template(
     "synrepl.transports.http",

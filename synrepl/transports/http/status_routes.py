@@ -25,14 +25,14 @@ class Alive(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether this daemon is ready; if not, the reasons, most severe first."""
+    """Whether this daemon is ready; if not, the reasons: of the log, of its role, then of its sources."""
 
     ready: bool
     reasons: list[str] = []
 
 
 async def status(call: Call) -> bytes:
-    """Return the status as JSON."""
+    """Return the status as JSON, with the streams that the peer may see."""
     return jsontext.dumps(_status(call)) + b"\n"
 
 
@@ -94,7 +94,7 @@ def _status(call: Call) -> dict[str, Any]:
 
 @cache
 def daemon_version() -> str:
-    """Return the installed version of synrepl."""
+    """Return the installed version of synrepl; ``unknown`` without an installation."""
     try:
         return version("synrepl")
     except PackageNotFoundError:

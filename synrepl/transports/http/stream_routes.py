@@ -12,7 +12,7 @@ from synrepl.transports.http.call import Call
 
 
 class DeclaredAnswer(msgspec.Struct, frozen=True):
-    """The stream; `created` is false if it was declared before."""
+    """The stream; `created` is false if it had an equal declaration before."""
 
     stream: StreamBody
     created: bool
@@ -25,14 +25,14 @@ class DeclaredStreamsAnswer(msgspec.Struct, frozen=True):
 
 
 async def list_all(call: Call) -> DeclaredStreamsAnswer:
-    """List the declared streams."""
+    """List the declared streams that the peer may see."""
     declared = call.services.declared
     known = [] if declared is None else list(declared.declared.values())
     return DeclaredStreamsAnswer([_described(one) for one in known if not call.access.hides([one.name])])
 
 
 async def create(call: Call, body: StreamBody) -> DeclaredAnswer:
-    """Declare a stream."""
+    """Declare a stream. Raises `ApiError` if the declaration is invalid, or differs from an earlier one."""
     check_streams(call.access, body.name)
     declared: DeclaredStreams | None = call.services.declared
     if declared is None:

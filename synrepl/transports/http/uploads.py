@@ -15,20 +15,20 @@ from synrepl.ports.tasks import Tasks
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
 
 MAX_BUFFERED_BYTES: Final = 1024 * 1024
-"""Bytes that wait for the disk at which reading from the connection pauses."""
+"""Reading from the connection pauses when more than this many bytes wait to be written to disk."""
 
 _path: Final = re.compile(rb"/v1/files/sha256/[0-9a-f]{64}(?:\?.*)?", re.DOTALL)
 
 
 def is_upload(method: bytes, uri: bytes) -> bool:
-    """Whether a request uploads a file."""
+    """Whether a request uploads a file: PUT, with the checksum unescaped in the path."""
     return method == b"PUT" and _path.fullmatch(uri) is not None
 
 
 class Upload:
     """The body of an upload, in place of Twisted's temporary file; pauses `transport` while the disk is slow.
 
-    `keep` stores the file; without it, `close` discards everything. `failed` is called if the upload fails.
+    `keep` stores the file; without it, `close` discards everything. `failed` is called if writing fails.
     """
 
     _logger = Logger()
@@ -49,7 +49,7 @@ class Upload:
         self.error: ReplicationError | None = None
 
     def write(self, data: bytes) -> None:
-        """Append bytes."""
+        """Append bytes; they are ignored once the upload has failed or is closed."""
         self._length += len(data)
         if self._is_closed or self.error is not None:
             return
@@ -61,7 +61,7 @@ class Upload:
         self._start_writing()
 
     async def keep(self, sha256: str) -> tuple[bool, int]:
-        """Store the file if its checksum matches. Returns whether it is new, and its size in bytes."""
+        """Store the file; return whether it is new, and its size in bytes. Raises `ReplicationError`."""
         self._start_writing()
         await self._idle.wait_open()
         if self.error is not None:

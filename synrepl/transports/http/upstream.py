@@ -49,7 +49,7 @@ HEARTBEAT_SECONDS: Final = 1.0
 ACK_SECONDS: Final = 1.0
 MAX_QUEUED_EVENTS: Final = 32
 MAX_FORWARDED_BYTES: Final = MAX_RESPONSE_BYTES
-"""Bytes of lines at which a request is full; JSON escapes can make its body a few times as large."""
+"""A request is full at this many bytes of commands; JSON escapes can make its body a few times as large."""
 
 _CODES: Final = {"ahead_of_log": "ahead", "unauthorized": "no_rights"}
 _FACT: Final = b'{"serial":'
@@ -59,8 +59,8 @@ _FACT: Final = b'{"serial":'
 class HttpUpstream:
     """`replica.IUpstream` over HTTP.
 
-    `origin` is the name under which followers' commands are forwarded. Without one (None), no commands for
-    all processes are requested.
+    `origin` is the name under which followers' commands are forwarded. Without an origin (None), commands for
+    all processes are not requested.
     """
 
     reactor: Any
@@ -84,7 +84,7 @@ class HttpUpstream:
 
 
 class HttpConversation(EventQueue):
-    """`replica.IConversation` over HTTP: a few requests, and one endless response."""
+    """`replica.IConversation` over HTTP: single requests, and the changelog as an endless response."""
 
     _logger = Logger()
 
@@ -258,7 +258,7 @@ class HttpConversation(EventQueue):
             )
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
-        """Fetch the upstream's digests at these serials."""
+        """Fetch the upstream's digests at these serials; None where it has none."""
         response = await self._changelog.digests(serials)
         return dict(response.digests)
 
