@@ -11,7 +11,7 @@ LONGEST: Final = 60
 
 
 def number(count: float) -> str:
-    """Format a number: without decimals if it is whole or at least 1,000, else with three digits."""
+    """Format a number: no decimals if it is whole or at least 1,000, else three significant digits."""
     if isinstance(count, int) or count >= 1000 or count == int(count):
         return f"{round(count):,}"
     return f"{count:.3g}"
@@ -58,7 +58,7 @@ def span(seconds: float) -> str:
 
 
 def at(moment_ms: float, *, seconds: bool = True) -> str:
-    """Format a time in UTC, given in Unix milliseconds; one beyond the calendar as that number."""
+    """Format a moment (Unix time in milliseconds) in UTC; as milliseconds if it is out of range."""
     try:
         value = datetime.fromtimestamp(moment_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -79,7 +79,7 @@ def share(part: float, whole: float) -> str:
 
 
 def rate(count: float, seconds: float, what: str) -> str:
-    """Format a rate per second if it is at least 1, else per minute or hour; `seconds` count as 1 or more."""
+    """Format a rate per second; per minute or hour if it is below 1. A time below 1 second counts as 1."""
     for unit, length in (("second", 1), ("minute", 60)):
         value = count * length / max(seconds, 1.0)
         if value >= 1:

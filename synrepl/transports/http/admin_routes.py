@@ -84,7 +84,7 @@ async def resync(call: Call) -> ResyncAnswer:
 
 
 async def hand_over(call: Call, body: HandOver) -> LogPosition:
-    """Hand over to another daemon, which is being promoted. Returns the last position of this one."""
+    """Hand over to another daemon, which is being promoted. Returns the position of this log."""
     if not 0 <= body.seconds <= MAX_HANDOVER_SECONDS:
         raise ApiError("bad_request", f"seconds must be from 0 to {MAX_HANDOVER_SECONDS:g}")
     # A peer with the right to administer is trusted only if a key or certificate proves who it is.

@@ -48,7 +48,7 @@ class Handler(NamedTuple):
     body: Any = None
     decoder: "msgspec.json.Decoder[Any] | None" = None
     absent_body: bytes = b""
-    """Stands for an absent body: an empty object if all fields have defaults, else nothing, for a refusal."""
+    """The body if none is sent: ``{}`` if all fields have defaults, else empty, which is refused."""
 
 
 @lru_cache

@@ -71,7 +71,7 @@ _batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 
 
 async def append(call: Call, body: AppendBody) -> Appended:
-    """Append facts of one stream; a replica forwards them to the primary, and waits for their arrival."""
+    """Append facts of one stream; a replica forwards them to the primary, and waits until it has them."""
     services, name = call.services, call.path["stream"]
     _ = services.table[name]  # an unknown stream is refused first
     forwarder = services.write_forwarder
@@ -102,8 +102,8 @@ async def append(call: Call, body: AppendBody) -> Appended:
 async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     """Append facts of several streams and writers; return their results once all are stored.
 
-    Every row is validated before anything is stored. Each append is atomic. From a request's idempotency key
-    each append gets one of its own, so that a retry stores only the missing appends. A replica refuses.
+    Every row is validated before anything is stored. Each append is atomic. With an idempotency
+    key, each append has one derived from it: a retry stores only the missing appends. A replica refuses.
     """
     services, log = call.services, call.services.log
     if services.write_forwarder is not None and services.write_forwarder.is_active():

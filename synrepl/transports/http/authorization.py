@@ -36,7 +36,7 @@ class AccessCheck:
         self._hosts = hosts
 
     def access(self, request: Any) -> Access:
-        """Return the rights of this request. Raises `ApiError` if it lacks a valid key, or is cross-site."""
+        """Return the rights of this request. Raises `ApiError` if its key, host or origin is refused."""
         name = certified_name(request.channel.transport)
         if name is not None and (certified := self._keys.access_by_certificate(name)) is not None:
             return certified
@@ -73,7 +73,7 @@ def check_streams(access: Access, *streams: str) -> None:
 
 
 def check_rebinding(request: Any, hosts: Callable[[], Collection[str]]) -> None:
-    """Raises `ApiError` unless ``Host`` is an address, dotless, under ``.localhost``, or one of `hosts`.
+    """Raises `ApiError` unless ``Host`` is an address, a name without dots, ``*.localhost`` or in `hosts`.
 
     A page of evil.example can make that name resolve to 127.0.0.1 and then read every response, but the
     browser still sends ``Host: evil.example``. That is impossible with an address, or with a name that only

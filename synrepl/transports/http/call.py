@@ -80,7 +80,7 @@ class Call:
             raise ApiError("not_ready", why, moved_to=self.holdings.primary_address)
 
     def check_fresh(self) -> None:
-        """Raises `ApiError` without a complete copy; with `refuse_stale_reads`, also if it is not ready."""
+        """Raises `ApiError` without a complete copy; with `refuse_stale_reads`, also while not ready."""
         self.check_readable()
         services = self.services
         if (

@@ -191,7 +191,7 @@ class _FiniteResponse:
                 request.write(arrow.END)
 
     async def _first_page(self) -> tuple[int, bytes | None]:
-        """Return the head, and the first page or epoch start; None in its place after the query's `wait`."""
+        """Return the head and the first page or epoch start; None as the page after the query's `wait`."""
         query, feed = self._query, self._feed
         until = self._clock.seconds() + query.wait
         query_filter = None if query.receipts else query.filter
@@ -231,7 +231,7 @@ class _FiniteResponse:
 
 
 class ChangelogFeed:
-    """Feeds all readers that follow the changelog. At the head, readers with equal filters share lines."""
+    """Feeds all readers that follow the changelog. Readers with equal filters share lines from the ring."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

@@ -31,7 +31,7 @@ class HttpCatchUp(HttpClient):
     """Fetches missed rows as Synapse's workers do; an `ICatchUp`, and with a synrepl daemon an `IAllocated`.
 
     `instance_map` has the URLs of writers by instance name; a homeserver's map works, where `main` stands for
-    `master`. `base_url` is the URL for all other writers (empty: none). `secret`, if any, is sent as a
+    `master`. `base_url` is the URL for all other writers, unless it is empty. `secret`, if any, is sent as a
     bearer token. A request may take `timeout` seconds, and its response may have `max_bytes` bytes.
     """
 
@@ -171,7 +171,7 @@ class ChangelogClient(HttpClient):
 
         The server waits up to `wait` seconds for a first fact. An awaitable that `on_line` returns is
         awaited; meanwhile reading pauses. Returns the serial up to which all selected facts were delivered:
-        continue from there. Raises `ReplicationError`; lines delivered before it were whole.
+        continue from there. Raises `ReplicationError`; lines delivered before the error are complete.
         """
         request = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit)
         count = 0

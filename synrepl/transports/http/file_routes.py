@@ -52,7 +52,7 @@ async def put(call: Call) -> FileAnswer:
 
 
 async def get(call: Call) -> None:
-    """Send a file or a range of it. The whole file is verified first, unless it was in the last minute."""
+    """Send a file or a range of it. The whole file is verified first, but not again within a minute."""
     call.check_readable()
     call.check_held([call.route.stream])
     files = _store(call)

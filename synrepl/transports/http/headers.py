@@ -34,7 +34,7 @@ def content_digest(body: bytes) -> str:
 
 
 def matches_digest(body: bytes, received: Sequence[str] | None) -> bool:
-    """Whether every SHA-256 digest in these header values is the body's, also if there is none."""
+    """Whether every SHA-256 digest in these header values is the body's; other algorithms are ignored."""
     expected = content_digest(body)
     parts = [part.strip() for value in received or () for part in value.split(",")]
     return all(part == expected for part in parts if part.lower().startswith(_SHA256))

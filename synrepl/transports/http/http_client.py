@@ -105,7 +105,7 @@ class HttpClient:
         host: str | None = None,
         timeout: float | None = None,
     ) -> bytes:
-        """Return the body if the status is 200, else raise `ApiResponseError`. `host` is sent as Host."""
+        """Return the body if the status is 200, else raise `ApiResponseError`. `host` replaces the URL's."""
 
         async def read() -> bytes:
             response = await self._open(method, url, body, host)

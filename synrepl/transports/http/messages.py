@@ -18,7 +18,7 @@ class DigestsAnswer(msgspec.Struct, frozen=True):
 
 
 class ReplicaIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The name and address of a replica, and whether it is `registered`, not anonymous (a shorter lease)."""
+    """The name and address of a replica. Unless `registered`, it gets the lease of an anonymous reader."""
 
     name: str
     registered: bool = True

@@ -13,7 +13,7 @@ from synrepl.transports.http.call import Call
 from synrepl.wire.native import Hello, Refused
 
 PRESENT_SECONDS: Final = 15.0
-"""A reader over HTTP without requests for this time, after the wait of the last, counts as disconnected."""
+"""A reader over HTTP counts as connected for this time after a request and the `wait` of the request."""
 
 READER: Final = "reader:"
 REFUSED: Final = 409

@@ -131,7 +131,7 @@ class ApiSite(Site):
 class ApiRequest(Request):
     """A request that refuses a body as soon as it is known to exceed the site's limit.
 
-    The rest of such a body, and every byte from an unauthenticated peer, is dropped as it arrives.
+    The rest of such a body, and the whole body of an unauthenticated peer, is dropped as it arrives.
     """
 
     access: Access | None = None
