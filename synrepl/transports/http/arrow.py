@@ -21,7 +21,7 @@ from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.headers import header
 
 PAGE_FACTS: Final = 5_000
-"""The most facts in a record batch: about a megabyte."""
+"""The most facts in a record batch: typically about a megabyte."""
 
 _COLUMNS: Final = {
     "serial": "int64",

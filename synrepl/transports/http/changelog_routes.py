@@ -76,7 +76,7 @@ async def read(call: Call) -> None:
 async def extent(call: Call) -> ExtentAnswer:
     """Measure the facts after a serial, up to ``limit`` facts, ``upto`` or the head: for planning reads.
 
-    Raises `ApiError` if the log is replaced or trimmed meanwhile.
+    Raises `ApiError` if the log is replaced meanwhile, or, unless `compacted`, trimmed beyond that serial.
     """
     query, log = read_query(call), call.services.log
     await _prepare(call, query)
