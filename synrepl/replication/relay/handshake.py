@@ -1,6 +1,6 @@
-"""The start of a conversation with a replica, and of a copy, the same for every transport.
+"""Parts of the handshake with a replica, and the start of a snapshot, for all transports.
 
-Both ends prove that they know the secret, without sending it and without clocks.
+On a native connection both ends prove the secret by HMAC, without sending it or comparing clocks.
 """
 
 import hmac
@@ -19,14 +19,14 @@ PRIMARY: Final = "synrepl primary"
 
 
 def nonce() -> str:
-    """Return a random string that was never used before."""
+    """Return a new random string of 32 hexadecimal digits."""
     return secrets.token_hex(16)
 
 
 def proof(secret: str, side: str, nonces: tuple[str, str], uuid: str, name: str) -> str:
-    """Return the proof of one side, an HMAC-SHA256 with the secret as key.
+    """Return the proof of one side: an HMAC-SHA256 in hexadecimal, with the secret as key.
 
-    It covers the proving side, both nonces (the primary's first), and the replica's uuid and name.
+    It covers `side` (`REPLICA` or `PRIMARY`), both nonces (the replica's last), the replica's uuid and name.
     """
     text = "\n".join((side, *nonces, uuid, name))
     return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()
@@ -35,13 +35,13 @@ def proof(secret: str, side: str, nonces: tuple[str, str], uuid: str, name: str)
 def proves(
     received: str, secret: str | None, side: str, nonces: tuple[str, str], uuid: str, name: str
 ) -> bool:
-    """Whether `received` is the `proof` with this secret (None: never). Compares in constant time."""
+    """Whether `received` is the `proof` with this secret; False if that is None. Takes constant time."""
     expected = proof(secret if secret is not None else nonce(), side, nonces, uuid, name)
     return hmac.compare_digest(received.encode(), expected.encode()) and secret is not None
 
 
 class SnapshotStart(msgspec.Struct, frozen=True):
-    """A copy of the log to send: the facts after `at`, and the metadata `snapshot` (None: already sent)."""
+    """What to send: `joining`, facts after `at`, and `snapshot` (None: the replica has that of its copy)."""
 
     joining: Joining
     at: LogPosition
@@ -49,9 +49,9 @@ class SnapshotStart(msgspec.Struct, frozen=True):
 
 
 async def start_snapshot(registry: ReplicaRegistry, replica: Hello, request: Join) -> SnapshotStart:
-    """Take a snapshot for this replica, or find where its interrupted copy resumes.
+    """Start a copy for this replica, or resume its interrupted one. Raises StorageError.
 
-    From then on the lease of the replica retains the facts of the copy.
+    No snapshot is taken if the resumed copy has its metadata. The lease now retains the copy's facts.
     """
     log = registry.log
     lease, trimmed_upto = registry.leases[replica.uuid], log.trimmed_upto
@@ -88,7 +88,7 @@ async def _can_resume(log: Log, join: str, position: LogPosition) -> bool:
 
 
 def make_welcome(registry: ReplicaRegistry, *, proof: str) -> Welcome:
-    """Return this daemon's identity, role, history and position, for WELCOME."""
+    """Return this daemon's identity, role, history and position. HTTP sends the same fields as WELCOME."""
     log = registry.log
     return Welcome(
         proof=proof,

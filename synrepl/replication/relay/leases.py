@@ -1,4 +1,4 @@
-"""Leases: retain the part of the log that disconnected readers still need, within bounds of time and size."""
+"""Leases: retain the part of the log that readers still need, within bounds of time and size."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
@@ -17,25 +17,25 @@ from synrepl.storage.log import Log
 from synrepl.wire.text import MAX_NAME, is_address, printable
 
 MAX_ANONYMOUS: Final = 1_000
-"""How many leases of anonymous readers may be active. The rest of `MAX_LEASES` is reserved for replicas."""
+"""How many leases of anonymous readers may be active. The rest of `MAX_LEASES` is for registered ones."""
 MAX_LEASES: Final = 2_000
 """How many leases may be active. More are refused; no lease is dropped to make room for another."""
 MAX_ENDED: Final = 1_000
-"""How many ended leases are still shown. Beyond that, the ones that ended first are forgotten."""
+"""About how many ended leases are still shown: the first to end are forgotten, dropped replicas last."""
 MAX_SIZE_QUERIES: Final = 50
-"""For how many serials, at most, one check reads from the log how many bytes follow."""
+"""The most serials for which one check reads from the log how many bytes follow; it estimates the rest."""
 ENDED_SLACK: Final = 100
-"""Ended leases beyond `MAX_ENDED` are sorted and forgotten in batches of this size."""
+"""Leases are forgotten once more than `MAX_ENDED` and this many have ended: `MAX_ENDED` of them stay."""
 
 CHECK_SECONDS: Final = 5.0
 SAVE_SECONDS: Final = 1.0
 
 TOUCH_SAVE_SECONDS: Final = 60.0
-"""How late a reader's last contact may be saved to disk: an idle reader has contact all the time."""
+"""About how late the time of a message without progress is saved; earlier if `lease_seconds` is short."""
 
 WARN_AT: Final = 0.8
 FORGET_SECONDS: Final = 24 * 3600.0
-"""How long an anonymous reader's ended lease is still shown."""
+"""An anonymous reader's ended lease is shown for this long, or until it is forgotten (`MAX_ENDED`)."""
 
 DROPPED: Final = "dropped by an operator"
 END_SOME: Final = "wait until some end, or end them with `synrepl leases drop NAME`"
@@ -44,9 +44,9 @@ END_SOME: Final = "wait until some end, or end them with `synrepl leases drop NA
 class Leases:
     """The leases of a log: creates, advances, warns of and ends them.
 
-    `present` returns the connected readers: their leases end by size, not by time. A change is in memory at
-    once and on disk within a second; an older lease on disk retains more than needed, never less. Only the
-    time of a contact without progress is saved later: a kill can cost a lease up to a tenth of its time.
+    `present` returns the uuids of the connected readers: only the limit of size applies to their leases. A
+    change is in memory at once, and on disk about a second later; a kill in that second loses the change.
+    The time of a message without progress is saved later (`TOUCH_SAVE_SECONDS`).
     """
 
     _logger = Logger()
@@ -80,14 +80,14 @@ class Leases:
         self._check_timer.start(self._check_seconds)
 
     def stop(self) -> None:
-        """Stop the timers; later changes are not saved."""
+        """Stop the timers. Changes are then saved only by a call of `save`."""
         self._is_stopped = True
         self._tasks.cancel_all()
         self._save_timer.stop()
         self._check_timer.stop()
 
     def reload(self) -> None:
-        """Read the leases of the log again, after another copy replaced it."""
+        """Read the leases of the log again, after a copy replaced the log."""
         self._leases, self._by_name, self._addresses = {}, {}, None
         self._active_count = self._anonymous_count = 0
         for lease in self._log.leases.values():
@@ -98,10 +98,7 @@ class Leases:
         return self._leases.get(uuid)
 
     def limit_reached(self, uuid: str, *, registered: bool) -> str:
-        """Return why no lease can be made for this reader; empty if one can.
-
-        An active lease is never refused.
-        """
+        """Return why no lease can be made for this reader; empty if one can, or if it has an active one."""
         known = self._leases.get(uuid)
         if known is not None and known.ended_ms is None:
             return ""
@@ -115,7 +112,7 @@ class Leases:
         return ""
 
     def addresses(self) -> Sequence[tuple[str, str]]:
-        """The address and the uuid of each replica with an active lease, sorted by address."""
+        """The address and the uuid of registered replicas with an active lease and an address, by address."""
         if self._addresses is None:
             self._addresses = sorted(
                 (lease.address, lease.uuid) for lease in self._leases.values() if _serves(lease)
@@ -131,13 +128,14 @@ class Leases:
         return sorted(self._leases.values(), key=lambda lease: (lease.ended_ms is not None, lease.serial))
 
     def lowest(self) -> int | None:
-        """The serial up to which the log may be trimmed; None without active leases."""
+        """The serial up to which leases allow the log to be trimmed; None without active leases: no limit."""
         return min((lease.serial for lease in self._leases.values() if lease.ended_ms is None), default=None)
 
     def make(self, uuid: str, name: str, *, registered: bool, serial: int, address: str = "") -> Lease:
         """Make or renew the lease of a connected reader that needs the facts after this serial.
 
-        The caller has checked `limit_reached`. An invalid address is not stored.
+        The caller has checked `limit_reached`. Leases that `add` made for this name are replaced. An empty or
+        invalid address leaves the known one.
         """
         known = self._leases.get(uuid)
         now = self._now_ms()
@@ -156,7 +154,7 @@ class Leases:
         return lease
 
     def add(self, uuid: str, name: str) -> Lease:
-        """Make a lease for a replica that an operator expects: facts from now on are retained for it."""
+        """Make or renew the lease of a replica that an operator expects, for facts committed from now on."""
         known = self._leases.get(uuid)
         lease = Lease(
             uuid=uuid,
@@ -170,7 +168,7 @@ class Leases:
         return lease
 
     def advance(self, uuid: str, serial: int) -> None:
-        """Record that a reader has all facts up to this serial."""
+        """Record that a reader has all facts up to this serial. No effect without an active lease."""
         lease = self._leases.get(uuid)
         if lease is not None and lease.ended_ms is None:
             fresh = msgspec.structs.replace(lease, serial=max(serial, lease.serial), seen_ms=self._now_ms())
@@ -181,13 +179,17 @@ class Leases:
                 self._touched.add(uuid)
 
     def touch(self, uuid: str) -> None:
-        """Record a contact with a reader."""
+        """Record the time of a contact with a reader, if it has a lease."""
         lease = self._leases.get(uuid)
         if lease is not None:
             self._put(msgspec.structs.replace(lease, seen_ms=self._now_ms()))
 
     def drop(self, name: str) -> Lease | None:
-        """End the lease that `find` returns, as an operator requests: the reader is not served any more."""
+        """End the lease that `find` returns, as an operator requests. Returns it, or None if there is none.
+
+        A replica is then refused, unless its lease had ended before; a changelog reader gets a new lease with
+        its next request.
+        """
         found = self.find(name)
         if found is not None:
             self.end(found, DROPPED)
@@ -202,12 +204,12 @@ class Leases:
         return [self._leases[uuid] for uuid in self._by_name.get(name, ())]
 
     def is_dropped(self, uuid: str) -> bool:
-        """Whether an operator dropped this reader."""
+        """Whether this reader's lease was ended by `drop`, and not made again."""
         lease = self._leases.get(uuid)
         return lease is not None and lease.reason == DROPPED
 
     def end(self, lease: Lease, reason: str) -> None:
-        """End a lease: it retains nothing any more."""
+        """End a lease, which then retains nothing. No effect if it has ended already."""
         if lease.ended_ms is None:
             self._logger.warn("the lease of {name} has ended: {reason}", name=lease.name, reason=reason)
             self._put(msgspec.structs.replace(lease, ended_ms=self._now_ms(), reason=reason))
@@ -215,21 +217,20 @@ class Leases:
                 self._forget_first_ended()
 
     def _forget_first_ended(self) -> None:
-        """Forget all but `MAX_ENDED` ended leases, the oldest first, dropped replicas last."""
         ended = [lease for lease in self._leases.values() if lease.ended_ms is not None]
         ended.sort(key=lambda one: (one.registered and one.reason == DROPPED, one.ended_ms))
         for lease in ended[: len(ended) - MAX_ENDED]:
             self._forget(lease.uuid)
 
     def held_bytes(self, uuid: str) -> int:
-        """About how many bytes of the log this lease retains: at the head none, else as of the last check."""
+        """About how many bytes of the log follow a lease's serial, by its last check; 0 at the head."""
         lease = self._leases.get(uuid)
         if lease is None or lease.serial >= self._log.serial:
             return 0
         return self._bytes.get(uuid, 0)
 
     def used_share(self, lease: Lease, present: Collection[str]) -> float:
-        """Return the larger of the used shares of time and of bytes; at 1 the lease ends.
+        """Return the larger of the used shares of time and of bytes; at 1 the lease ends, or has ended.
 
         `present` are the uuids of the connected readers.
         """
@@ -249,7 +250,7 @@ class Leases:
         self._tasks.start(self.check(), "checking leases")
 
     async def check(self) -> None:
-        """End the leases that are used up, and warn of those that soon will be."""
+        """End leases at their limit, warn of those above `WARN_AT`, and forget old ended ones."""
         if self._touched and self._clock.seconds() - self._saved_at >= self._touch_save_seconds:
             self._save_soon()
         sizes = await self._sizes()
@@ -346,7 +347,7 @@ class Leases:
             self._save_timer.start(SAVE_SECONDS)
 
     async def save(self) -> None:
-        """Save changed leases to disk."""
+        """Save changed leases to disk, and delete forgotten ones. After an error the next call retries."""
         unsaved, self._unsaved, self._touched = self._unsaved | self._touched, set(), set()
         self._saved_at = self._clock.seconds()
         # A reader that has reconnected since has a lease again.

@@ -34,7 +34,7 @@ NOT_READY: Final = "this daemon is a replica, and its own copy is not complete y
 
 MAX_PEERS: Final = 50
 IDLE_SECONDS: Final = 60.0
-"""An up-to-date replica counts as idle when nothing was committed for this long."""
+"""An up-to-date replica is shown as idle when nothing was committed for longer than this."""
 
 RELAY_STATES: Final = {
     "greeting": "connected; no handshake yet",
@@ -100,44 +100,44 @@ class ReplicaRegistry:
             self.leases.touch(relay.uuid)
 
     def present(self) -> set[str]:
-        """The uuids of all connected readers."""
+        """The uuids of all readers with a native connection or a recent HTTP request."""
         now = self.clock.seconds()
         self._http_readers = {uuid: until for uuid, until in self._http_readers.items() if until > now}
         return {relay.uuid for relay in self.connected if relay.is_known} | self._http_readers.keys()
 
     def note_http_reader(self, uuid: str, seconds: float) -> None:
-        """Count a reader over HTTP as connected for this long."""
+        """Count a reader over HTTP as connected for this many seconds from now."""
         self._http_readers[uuid] = self.clock.seconds() + seconds
 
     def disconnect(self, uuid: str, why: str) -> None:
-        """Close the connections of this replica; when it reconnects, its admission is decided again."""
+        """Close the native connections of this replica. Its admission is decided again if it reconnects."""
         for relay in list(self.connected):
             if relay.uuid == uuid and relay.is_known:
                 relay.connection.fail(why)
 
     def recheck(self) -> None:
-        """Close the connections of replicas whose key was revoked or changed."""
+        """Close native connections of replicas whose key was revoked or changed. HTTP checks each request."""
         for relay in list(self.connected):
             if relay.is_known and relay.has_lost_key:
                 relay.connection.fail("the replica's key was revoked or changed")
 
     def close(self, why: str) -> None:
-        """Send ERROR to every replica, and close."""
+        """Send ERROR on every native connection of a replica, and close it."""
         for relay in list(self.connected):
             relay.connection.fail(why)
 
     def stop(self) -> "Deferred[None]":
-        """Stop all tasks, and save the leases."""
+        """Stop all tasks, and save the leases. Fires when they are saved."""
         self.halt()
         return Deferred.fromCoroutine(self.leases.save())
 
     def halt(self) -> None:
-        """Stop all tasks."""
+        """Stop all tasks and timers, without saving leases."""
         self.tasks.cancel_all()
         self.leases.stop()
 
     def _on_relayed(self, command: Command, source: object) -> None:
-        """Pass a command for all processes on to the replicas, except the one that sent it."""
+        """Pass a command for all processes on to native replicas, except the one that sent it."""
         if any(relay is not source for relay in self.connected):
             try:
                 line = line_of(command)
@@ -155,7 +155,7 @@ class ReplicaRegistry:
     ) -> Refused | None:
         """Return why this subscription is refused; None if it is admitted.
 
-        Every transport uses this check, a native one with its `relay`.
+        Native connections pass their `relay`, HTTP passes None. A later epoch is reported to the roles.
         """
         if (refused := self._access_refusal(replica, request.filter, access)) is not None:
             return refused
@@ -175,7 +175,7 @@ class ReplicaRegistry:
     def join_refusal(
         self, replica: Hello, query: Filter, access: Access, *, relay: "Relay | None" = None
     ) -> Refused | None:
-        """Return why this daemon gives no copy; None if it does."""
+        """Return why this replica may not copy the facts that `query` selects; None if it may."""
         return (
             self._access_refusal(replica, query, access)
             or self._copy_refusal(replica, query)
@@ -230,12 +230,12 @@ class ReplicaRegistry:
         return refusal(code, message, moved_to=moved_to, epoch=self.log.epoch, serial=self.log.serial)
 
     def peers(self, *, excluding: str) -> list[str]:
-        """The addresses of at most `MAX_PEERS` replicas, without the one with the uuid `excluding`."""
+        """At most `MAX_PEERS` addresses of registered replicas, without that of the uuid `excluding`."""
         found = self.leases.addresses()[: MAX_PEERS + 1]
         return [address for address, uuid in found if uuid != excluding][:MAX_PEERS]
 
     def status(self) -> list[dict[str, Any]]:
-        """The status of every known replica, the worst first."""
+        """The status of every reader with a lease, even an ended one, the worst first."""
         relays = {relay.uuid: relay for relay in self.connected if relay.is_known}
         present = self.present()
         elsewhere = self._replicas_elsewhere()
@@ -248,7 +248,7 @@ class ReplicaRegistry:
         return described
 
     def _replicas_elsewhere(self) -> list[Address]:
-        """The addresses of the primary and of its replicas; none if this daemon is the primary."""
+        """The addresses of the primary and of the upstream's replicas; none if this daemon is primary."""
         if self.roles.role == PRIMARY:
             return []
         peers = msgspec.json.decode(self.log.notes.get("peers", "[]"), type=list[str])
@@ -285,7 +285,7 @@ class ReplicaRegistry:
         }
 
     def describe_leases(self) -> list[dict[str, Any]]:
-        """The status of every lease, those that retain most of the log first."""
+        """The status of every lease: first active ones, those that retain most of the log first."""
         present = self.present()
         return [
             {

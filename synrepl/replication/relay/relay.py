@@ -1,4 +1,4 @@
-"""The primary's side of one replica's connection: handshake, join, subscription, heartbeats."""
+"""The upstream's side of one replica's native connection: handshake, join, subscription, heartbeats."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import identity_error, printable
 
 LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
-"""Refusals after which a replica can only join again from the start, so that its lease has no use."""
+"""Codes of refusals of SUBSCRIBE that also end the replica's lease: this log does not continue its copy."""
 
 MAX_DIGESTS: Final = 200
-"""How many digests one request may ask for; more do not fit in a line."""
+"""How many serials one DIGESTS may name: the response to more does not fit in a line."""
 
 
 REQUESTS: Final = (native.Hello, native.Auth, native.Join, native.Subscribe, native.Digests)
-"""Commands with a response: they wait while the transport has no room for it."""
+"""Commands that wait while the transport has no room for their responses."""
 
 
 class RelayConnection(Connection, Protocol):
@@ -70,8 +70,8 @@ class Relay:
     """Serves one replica.
 
     The log itself is the send buffer: facts are read from it, or from the ring of the newest facts, only when
-    the connection has room, so that a slow replica costs no memory. Requests are handled one by one: while a
-    response has to wait, the connection is not read.
+    the connection has room, so that a slow replica costs little memory. While a request has to wait, for room
+    or for digests, the connection is not read.
     """
 
     def __init__(self, registry: ReplicaRegistry, connection: RelayConnection) -> None:
@@ -108,23 +108,22 @@ class Relay:
 
     @property
     def is_known(self) -> bool:
-        """Whether the replica has authenticated."""
+        """Whether the handshake is complete, and the replica neither refused nor disconnected since."""
         return self.state not in ("greeting", "authenticating", "refused", "gone")
 
     @property
     def is_serving(self) -> bool:
-        """Whether the replica is being sent facts."""
+        """Whether a copy or subscription was requested, and not refused, and the connection is up."""
         return self.state in ("snapshot", "meanwhile", "joined", "catching up", "live")
 
     # -- events of the connection --------------------------------------------------------------------------
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """Process commands of the replica. Raises RemoteProtocolError on an invalid one."""
+        """Process commands, or queue those that must wait. Raises RemoteProtocolError on an invalid one."""
         self._commands.extend(commands)
         self._process_commands()
 
     def _process_commands(self) -> None:
-        """Process received commands up to the first that must wait; pause reading meanwhile."""
         if self._is_processing:
             return
         self._is_processing = True
@@ -234,7 +233,7 @@ class Relay:
 
     @property
     def has_lost_key(self) -> bool:
-        """Whether the key that the replica proved is no longer valid."""
+        """Whether the keys have changed so that the replica must authenticate again."""
         keys, greeting = self._registry.keys, self._greeting
         if self._key is not None:
             return self._key != keys.for_name(greeting.name)
@@ -366,7 +365,7 @@ class Relay:
         return step is Stop.DONE
 
     def _refuse_trimmed(self) -> None:
-        """Refuse a replica whose lease ended while it was being served: the facts read now may have gaps."""
+        """Refuse a replica, as the log was trimmed or replaced while being sent: the rest may have gaps."""
         trimmed_upto = self._log.trimmed_upto.serial
         why = f"the log no longer has facts that the replica needs: it begins after serial {trimmed_upto}"
         self._refuse(native.refusal("trimmed", why, serial=trimmed_upto))
@@ -437,7 +436,7 @@ class Relay:
         )
 
     async def _send_log(self, *, upto_head: bool) -> None:
-        """Send the facts after `sent`: up to the head of the log, or forever."""
+        """Send the facts after `sent`: up to the head of the log, or until the replica is gone."""
         while self.is_serving:
             if self._is_paused:
                 await self._wait_for_room()
@@ -504,7 +503,7 @@ class Relay:
         return capability in self._greeting.capabilities
 
     def send_peers(self) -> None:
-        """Send the addresses of the other replicas, if they have changed."""
+        """Send a subscribed replica the addresses of others, if they changed and it supports `peers`."""
         if self.state in ("catching up", "live") and self._supports("peers"):
             peers = self._registry.peers(excluding=self.uuid)
             if peers != self._sent_peers:
@@ -512,9 +511,9 @@ class Relay:
                 self.connection.send(native.Peers(addresses=peers))
 
     def send_down(self, line: bytes) -> bool:
-        """Send a command for all processes. False if there is no room for it.
+        """Send a command for all processes, if the replica has subscribed and supports that.
 
-        The replica then misses the command, as a disconnected follower would.
+        False if there is no room: the replica misses the command, as a disconnected follower would.
         """
         if self.state not in ("catching up", "live") or not self._supports(native.COMMANDS):
             return True

@@ -1,4 +1,4 @@
-"""Codec of the metadata around facts: epoch starts, receipts and positions, as lines of JSON in blocks."""
+"""Codec of a log's metadata: epoch starts, receipts and positions, as lines of JSON (natively in blocks)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,9 +10,9 @@ from synrepl.ports.history import Appended, AppendReceipt, EpochStart, LogPositi
 from synrepl.wire.blocks import encode_block, encode_blocks
 
 MAX_SNAPSHOT: Final = 640 * 1024 * 1024
-"""The most memory in bytes for a snapshot's metadata: mostly the receipts of a day, 1.3 million."""
+"""The most memory in bytes for metadata in a `SnapshotReader`: enough for about 1.3 million receipts."""
 LINE_BYTES: Final = 300
-"""The memory of a line in bytes, besides its text."""
+"""The memory in bytes counted for each line, in addition to its text."""
 
 
 class _Receipt(msgspec.Struct):
@@ -45,7 +45,7 @@ def meta_block(epoch_starts: Sequence[EpochStart] = (), receipts: Sequence[Appen
 
 
 def snapshot_block(snapshot: LogSnapshot) -> bytes:
-    """Encode a snapshot's metadata as blocks; `SnapshotReader` finds its end."""
+    """Encode a snapshot's metadata as blocks, for a `SnapshotReader`."""
     return encode_blocks("snapshot", snapshot_lines(snapshot))
 
 
@@ -63,7 +63,7 @@ def snapshot_lines(snapshot: LogSnapshot) -> list[bytes]:
 
 
 def read_meta(data: bytes) -> tuple[list[EpochStart], list[AppendReceipt]]:
-    """Decode the epoch starts and the receipts of a block."""
+    """Decode lines with epoch starts and receipts. Raises RemoteProtocolError on an invalid line."""
     lines = _lines(data)
     return [line.epoch_start for line in lines if line.epoch_start], [
         _append_receipt(line) for line in lines if line.receipt
@@ -71,21 +71,21 @@ def read_meta(data: bytes) -> tuple[list[EpochStart], list[AppendReceipt]]:
 
 
 def read_snapshot(data: bytes) -> LogSnapshot:
-    """Decode a snapshot's metadata."""
+    """Decode all lines of a snapshot's metadata. Raises RemoteProtocolError if they are invalid."""
     return _snapshot(_lines(data))
 
 
 class SnapshotReader:
-    """Assembles a snapshot from its blocks."""
+    """Assembles a snapshot's metadata from its blocks, on a native connection."""
 
     def __init__(self) -> None:
         self._lines: list[_Line] = []
         self._room = MAX_SNAPSHOT
 
     def feed(self, data: bytes) -> LogSnapshot | None:
-        """Add a block; return the snapshot once its position was read.
+        """Add a block. Returns the metadata once it is complete, and None before that.
 
-        Raises RemoteProtocolError on an invalid block, and above the limit of memory.
+        Raises RemoteProtocolError on an invalid block, or if more than `MAX_SNAPSHOT` bytes are needed.
         """
         self._room -= len(data) + LINE_BYTES * data.count(b"\n")
         if self._room < 0:
