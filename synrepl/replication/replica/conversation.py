@@ -15,11 +15,11 @@ from synrepl.wire.native import Join, Refused, Subscribe, Welcome
 from synrepl.wire.text import is_address, printable
 
 MAX_MESSAGE: Final = 1_000
-"""How many characters of a refusal are shown."""
+"""How many characters of a refusal's message are shown."""
 
 
 class RefusedByUpstream(ReplicationError):
-    """The upstream refused the request; `refusal` gives the reason, safe to show."""
+    """The upstream refused a request, or is of another homeserver. `refusal` is the reason, safe to show."""
 
     def __init__(self, refusal: Refused) -> None:
         refusal = msgspec.structs.replace(
@@ -40,20 +40,20 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class SnapshotFacts(msgspec.Struct, frozen=True):
-    """The metadata of the snapshot; all its facts were sent before."""
+    """The metadata of the snapshot, after all facts of the snapshot."""
 
     snapshot: LogSnapshot
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True):
-    """Epochs that begin at this position, and the receipts of the appends that follow."""
+    """Starts of epochs after the facts sent so far, and receipts of appends whose facts follow."""
 
     epoch_starts: Sequence[EpochStart]
     receipts: Sequence[AppendReceipt]
 
 
 class Ephemeral(msgspec.Struct, frozen=True):
-    """Ephemeral facts. With `is_all` they are all facts held, then the positions of their writers."""
+    """Ephemeral facts. With `is_all`: all that the upstream holds, then the positions of their writers."""
 
     facts: Sequence[Fact]
     is_all: bool = False
@@ -64,39 +64,40 @@ Event = Command | Facts | SnapshotFacts | SnapshotMeta | Ephemeral
 
 
 class IConversation(Protocol):
-    """One connection to an upstream, after the handshake."""
+    """A conversation with an upstream after the handshake, on a native connection or over HTTP."""
 
     welcome: Welcome
 
     def join(self, request: Join) -> None:
         """Request a copy.
 
-        The response is `Joining`, facts, `SnapshotFacts`, facts and `SnapshotMeta`, and `Joined`.
+        These events follow: `Joining`; unless resumed after them, facts and `SnapshotFacts`; on a native
+        connection newer facts and `SnapshotMeta`; `Joined`. A `Heartbeat` can come between any two.
         """
 
     def subscribe(self, request: Subscribe) -> None:
         """Request the facts after a position.
 
-        The response is `Subscribed`, then facts, `SnapshotMeta`, `Heartbeat` and `Ephemeral`.
+        `Subscribed` follows, then `Facts`, `SnapshotMeta`, `Heartbeat`, `Ephemeral`, `Peers` and `Down`.
         """
 
     async def next(self) -> Event:
-        """Return the next event.
+        """Wait for the next event.
 
-        Raises `RefusedByUpstream`; `NotConnected` and `RemoteProtocolError` when no event can follow.
+        Raises `RefusedByUpstream` if a request was refused, else `NotConnected` or `RemoteProtocolError`.
         """
 
     def ready(self) -> Event | None:
-        """Return the next event if it was already received, else None."""
+        """Return the next event if it was already received; None if not, or if `next` would raise."""
 
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
-        """Acknowledge that all facts up to this position are durable."""
+        """Acknowledge that all facts up to `position` are durable. `at_ms` is the last heartbeat's, or 0."""
 
     def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
-        """Forward commands of followers, if WELCOME has the capability `native.COMMANDS`. `Taken` follows."""
+        """Forward commands of followers; `Taken` follows. WELCOME must have `native.COMMANDS`."""
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
-        """Return the upstream's digests at these serials, as far as it has them. Only before `subscribe`."""
+        """Return the upstream's digests at these serials; None if unknown to it. Only before `subscribe`."""
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -1,4 +1,4 @@
-"""JOIN: makes a new copy next to the old one, and replaces it in one step when complete.
+"""JOIN: makes a new copy next to the old one, and replaces the old one in one step when complete.
 
 Also the batches in which received facts are committed, and the last serial that two histories share.
 """
@@ -28,11 +28,11 @@ from synrepl.wire.native import Heartbeat, Join, Joined, Joining, Peers
 
 
 class FactBatcher:
-    """Collects received facts and commits them to the target in one piece at `flush`.
+    """Collects received facts, and commits them to the target at `flush` and before an epoch start.
 
-    Facts that the target already has are dropped. The receipt of an append comes before its facts, and both
-    are committed together: a promoted replica must know an append wholly or not at all. Facts of a filtered
-    feed are committed only up to a position that the upstream has confirmed.
+    Facts that the target already has are dropped. The receipt of an append comes before its facts. Without a
+    filter both are committed together: a promoted replica must know an append wholly or not at all. With a
+    filter facts are committed only up to a position from the upstream: a heartbeat or an epoch start.
     """
 
     def __init__(self, target: Log | StagedCopy, *, is_filtered: bool) -> None:
@@ -49,7 +49,7 @@ class FactBatcher:
         return len(self._facts)
 
     async def add(self, event: Facts | SnapshotMeta | Heartbeat) -> None:
-        """Add one event. An epoch start is committed at once, after the facts before it."""
+        """Add one event. The start of a new epoch is committed at once, after the facts before it."""
         match event:
             case Facts(facts):
                 after = self._facts[-1].serial if self._facts else self._target.position.serial
@@ -72,7 +72,7 @@ class FactBatcher:
                     self._upto = position
 
     async def flush(self) -> None:
-        """Commit the collected facts, except the beginning of an append whose end is still to come."""
+        """Commit facts: up to the first unfinished append, or with a filter to a position of the upstream."""
         if not self._is_filtered:
             last_serial = self._facts[-1].serial if self._facts else self._target.position.serial
             incomplete = [receipt for receipt in self._receipts if _last(receipt) > last_serial]
@@ -106,15 +106,15 @@ def _shown(position: LogPosition) -> str:
 
 
 COMMIT_FACTS: Final = 8_000
-"""How many facts of a copy are committed together: fewer commits are faster, more lose less to a kill."""
+"""From this many received facts of a copy on, they are committed. A kill loses those not committed yet."""
 
 
 class UntrueCopy(RemoteProtocolError):
-    """The upstream sends other facts than it announced, so that the staged ones are useless."""
+    """The snapshot has repeated, unordered or unannounced facts, so that the staged copy is useless."""
 
 
 class JoinRecord(msgspec.Struct, frozen=True):
-    """The stored state of an unfinished copy: its id, its log, its filter and its progress."""
+    """The stored state of an unfinished copy. `join` is its id; `has_meta`: its snapshot is complete."""
 
     join: str
     history: str
@@ -123,7 +123,7 @@ class JoinRecord(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct):
-    """The progress of a copy: `done` of `total` serials. It `began` at this time, after serial `began_at`."""
+    """Progress of a copy or of catching up: serial `done` of `total`; at Unix time `began`, it was `began_at`."""
 
     done: int
     total: int
@@ -131,7 +131,7 @@ class Progress(msgspec.Struct):
     began_at: int
 
     def describe(self, now: float) -> dict[str, float | int | None]:
-        """The progress as the status shows it."""
+        """The progress as the status shows it. `eta_seconds` is None before the first progress."""
         seconds = now - self.began
         rate = (self.done - self.began_at) / seconds if seconds > 0 else 0.0
         left = max(0, self.total - self.done)
@@ -145,7 +145,7 @@ class Progress(msgspec.Struct):
 
 @dataclass(eq=False, repr=False)
 class JoinAttempt:
-    """One attempt to JOIN; `run` returns once the log is the copy."""
+    """One attempt to JOIN. `on_progress` is called with a state (`replica.STATES`) and the progress."""
 
     log: Log
     conversation: IConversation
@@ -163,14 +163,14 @@ class JoinAttempt:
 
     @property
     def made_progress(self) -> bool:
-        """Whether this attempt made progress, even if it was cut off."""
+        """Whether this attempt stored facts that the next one can use, even if it was cut off."""
         return self._progress.done > self._progress.began_at
 
     async def run(self) -> None:
-        """Make a complete copy of the upstream's log, and adopt it.
+        """Make a copy of the facts that `query` selects in the upstream's log, and adopt the copy.
 
-        On an error the old copy is untouched. The staged facts are kept for the next attempt, except after an
-        `UntrueCopy`.
+        If receiving fails, the old copy is untouched. The staged facts are kept for the next attempt, except
+        after an `UntrueCopy`.
         """
         self._copy = await self.log.open_staged_copy()
         try:
@@ -333,10 +333,10 @@ PAGE_ROWS: Final = 1_000
 async def last_common(log: Log, conversation: IConversation) -> int:
     """Return the last serial at which this log and the upstream's are equal; 0 if there is none.
 
-    Facts that cannot be compared, since they were trimmed, count as different: the result may be too low, but
-    never too high.
+    A serial without a digest on either side (trimmed, or left out by a filter) counts as different: the
+    result may be too low, but never too high.
     """
-    # All facts up to `low` are equal or unknown; the fact at `high` differs.
+    # The logs are equal up to `low`; at `high` the digest differs or is unknown.
     low, high = 0, min(log.serial, conversation.welcome.position.serial) + 1
     while high - low > 1:
         step = max(1, (high - low) // (DIGESTS_PER_REQUEST + 1))
@@ -353,7 +353,7 @@ async def last_common(log: Log, conversation: IConversation) -> int:
 
 
 async def facts_after(log: Log, serial: int) -> AsyncIterator[Sequence[Fact]]:
-    """Yield all facts of this log after a serial, page by page."""
+    """Yield the facts of this log after a serial, up to its present end, in pages of about 1000 rows."""
     upto = log.serial
     while serial < upto:
         facts, serial = await log.read(after=serial, upto=upto, limit=PAGE_ROWS)

@@ -34,18 +34,18 @@ from synrepl.wire.grammar import Command
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable
 
 FLUSH_FACTS: Final = 8_000
-"""How many facts are committed together while more are received."""
+"""Received facts are committed once there are this many, or when no more have arrived yet."""
 
 FIRST_RETRY_SECONDS: Final = 0.2
 MAX_RETRY_SECONDS: Final = 10.0
 MAX_WHY: Final = 1_000
-"""How many characters of an error are shown."""
+"""How many characters of an error of the upstream are shown."""
 MAX_NAME: Final = 255
 """How many characters a server name may have, as in Matrix identifiers."""
 MAX_PEERS: Final = 100
-"""How many addresses of other replicas are remembered; an upstream sends 50."""
+"""How many addresses of other replicas are remembered; an upstream sends at most 50."""
 MAX_CLOCK_BYTES: Final = 8_000
-"""A larger vector clock would not fit in a line. It is left out: the digest covers the same."""
+"""Limit in bytes of JSON: a larger vector clock is left out of SUBSCRIBE, so that it fits in a line."""
 
 STATES: Final = {
     "connecting": "connecting to its upstream",
@@ -60,8 +60,7 @@ STATES: Final = {
     "stopped": "its upstream cannot serve this copy: an operator must decide",
     "off": "follows no upstream",
 }
-"""The states of a replica. Joining precedes subscribing; every state but the last can change to one of the
-three before it. Operators see these words."""
+"""The states of a replica. Operators see these words."""
 
 KeepLeftovers = Callable[[AsyncIterator[Sequence[Fact]]], Awaitable[Any]]
 """Writes facts that only this copy has to a file; returns its path, or None without facts."""
@@ -76,22 +75,22 @@ WAYS_OUT: Final = {
 """What an operator can do with a stopped replica, by the code of the refusal that stopped it."""
 
 REQUESTED: Final = "requested by an operator"
-"""The reason to join after `resync`."""
+"""The reason to join after `resync` of a replica that had no other reason."""
 
 DIVERGED: Final = frozenset(WAYS_OUT)
-"""Refusals after which only an operator (or `resync_on_fork`) may give up the facts of this copy."""
+"""Codes of refusals after which only an operator (or `resync_on_fork`) may give up facts of this copy."""
 
 
 @dataclass(eq=False, repr=False)
 class Replica:
-    """Keeps a log a copy of its upstream's log.
+    """Makes and keeps a log a copy of the upstream's log, or of the facts that the settings select.
 
-    `query` selects the facts to request. When the upstream has trimmed facts that this copy is missing, the
-    replica joins again by itself, and serves the old copy until then. When this copy is ahead of its
-    upstream, or their histories have diverged, the replica stops until `resync` is called, unless
-    `resync_on_fork`; facts that only this copy has are first written to a file (`keep_leftovers`).
-    `on_primary_moved` is called with the primary's address that the upstream sends, `on_command` with each
-    command for all processes.
+    When the upstream has trimmed facts that this copy is missing, the replica joins again by itself, and
+    serves the old copy until then. When this copy is ahead of its upstream, or has another or a diverged
+    history, the replica stops until `resync` is called, unless the setting `resync_on_fork` lets it join.
+    Facts that only this copy has are first given to `keep_leftovers`, if that is set. `ephemeral` names the
+    ephemeral streams. `on_primary_moved` is called with the primary's address in a refusal, `on_command` with
+    each command for all processes.
     """
 
     _logger = Logger()
@@ -147,8 +146,8 @@ class Replica:
     def resync(self) -> bool:
         """Write the facts that only this copy has to a file, and join again, on an operator's request.
 
-        Returns False if the replica is not stopped. If it is not connected now, and its upstream then refuses
-        its copy, it resyncs by itself.
+        Returns False if the replica is not stopped. Unless it is following now (`catching up`, `live`), it
+        then joins again without stopping if the upstream refuses its copy.
         """
         if self.state != "stopped":
             self._is_resync_requested = self.state not in ("catching up", "live")
@@ -228,7 +227,7 @@ class Replica:
             await self.log.note(server_name=found)
 
     def _why_join(self, welcome: native.Welcome) -> str:
-        """Return why this log must become a copy first; empty if it is one."""
+        """Return why to join before SUBSCRIBE; empty if the upstream shall check this log."""
         log = self.log
         if log.history == welcome.history:
             return "" if held(log.notes) == self.query else "the filter has changed"
@@ -384,11 +383,11 @@ class Replica:
     # -- status --------------------------------------------------------------------------------------------
 
     def lag_rows(self) -> int:
-        """How many serials the upstream is known to be ahead."""
+        """By how many serials the upstream is known to be ahead of this copy."""
         return max(0, self.head - self.log.serial)
 
     def lag_seconds(self) -> float:
-        """Seconds since this copy was last known to be up to date; 0.0 while it is."""
+        """Seconds since this copy was last known to be up to date, or since the start; 0.0 while it is."""
         now = self.clock.seconds()
         if self.state == "live" and not self.lag_rows():
             return 0.0
@@ -405,7 +404,7 @@ class Replica:
 
     @property
     def rejoin_reason(self) -> str:
-        """Why a new copy is being made while the old one is served, as text; empty if none is."""
+        """Text on why the old copy is served until a new one is complete; empty if no join is under way."""
         is_joining = bool(self._must_join) or self.state in ("snapshot", "meanwhile", "adopting")
         if not is_joining or not self.is_whole or self.state == "stopped":
             return ""
@@ -414,7 +413,7 @@ class Replica:
 
     @property
     def primary(self) -> Address:
-        """The primary's address, as the upstream reports it."""
+        """The primary's address, as the upstream reports it; before it does, the upstream's own."""
         where = self.upstream.where
         if self.welcome is None:
             return where
@@ -425,7 +424,7 @@ class Replica:
 
     @property
     def upstream_http(self) -> str:
-        """The upstream's HTTP address; empty until it is known."""
+        """The upstream's HTTP address; empty if it has none, or until it is known."""
         reported = Address.parse(self.welcome.address).http if self.welcome is not None else ""
         return self.upstream.where.http or reported
 
