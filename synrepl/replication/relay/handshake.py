@@ -35,13 +35,13 @@ def proof(secret: str, side: str, nonces: tuple[str, str], uuid: str, name: str)
 def proves(
     received: str, secret: str | None, side: str, nonces: tuple[str, str], uuid: str, name: str
 ) -> bool:
-    """Whether `received` is the `proof` with this secret; False if that is None. Takes constant time."""
+    """Whether `received` is the `proof` with this secret, False if that is None. Runs in constant time."""
     expected = proof(secret if secret is not None else nonce(), side, nonces, uuid, name)
     return hmac.compare_digest(received.encode(), expected.encode()) and secret is not None
 
 
 class SnapshotStart(msgspec.Struct, frozen=True):
-    """What to send: `joining`, facts after `at`, and `snapshot` (None: the replica has that of its copy)."""
+    """What to send: `joining`, facts after `at`, and `snapshot` (None: the replica has the metadata)."""
 
     joining: Joining
     at: LogPosition
@@ -51,7 +51,7 @@ class SnapshotStart(msgspec.Struct, frozen=True):
 async def start_snapshot(registry: ReplicaRegistry, replica: Hello, request: Join) -> SnapshotStart:
     """Start a copy for this replica, or resume its interrupted one. Raises StorageError.
 
-    No snapshot is taken if the resumed copy has its metadata. The lease now retains the copy's facts.
+    A resumed copy with metadata needs no snapshot. From now on the replica's lease retains the copy's facts.
     """
     log = registry.log
     lease, trimmed_upto = registry.leases[replica.uuid], log.trimmed_upto

@@ -155,7 +155,7 @@ class ReplicaRegistry:
     ) -> Refused | None:
         """Return why this subscription is refused; None if it is admitted.
 
-        Native connections pass their `relay`, HTTP passes None. A later epoch is reported to the roles.
+        Native connections pass their `relay`, HTTP passes None. `roles` is notified of a later epoch.
         """
         if (refused := self._access_refusal(replica, request.filter, access)) is not None:
             return refused

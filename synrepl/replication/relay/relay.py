@@ -36,7 +36,7 @@ from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import identity_error, printable
 
 LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
-"""Codes of refusals of SUBSCRIBE that also end the replica's lease: this log does not continue its copy."""
+"""Codes of refusals of SUBSCRIBE that end the replica's lease: this log cannot continue its copy."""
 
 MAX_DIGESTS: Final = 200
 """How many serials one DIGESTS may name: the response to more does not fit in a line."""

@@ -71,8 +71,8 @@ class IConversation(Protocol):
     def join(self, request: Join) -> None:
         """Request a copy.
 
-        These events follow: `Joining`; unless resumed after them, facts and `SnapshotFacts`; on a native
-        connection newer facts and `SnapshotMeta`; `Joined`. A `Heartbeat` can come between any two.
+        `Joining` follows, then the snapshot's facts and `SnapshotFacts` (unless the copy has them), on a
+        native connection newer facts and `SnapshotMeta`, and `Joined`. A `Heartbeat` can come between.
         """
 
     def subscribe(self, request: Subscribe) -> None:
@@ -84,7 +84,7 @@ class IConversation(Protocol):
     async def next(self) -> Event:
         """Wait for the next event.
 
-        Raises `RefusedByUpstream` if a request was refused, else `NotConnected` or `RemoteProtocolError`.
+        Raises `RefusedByUpstream`, or if the conversation fails `NotConnected` or `RemoteProtocolError`.
         """
 
     def ready(self) -> Event | None:

@@ -72,7 +72,7 @@ class FactBatcher:
                     self._upto = position
 
     async def flush(self) -> None:
-        """Commit facts: up to the first unfinished append, or with a filter to a position of the upstream."""
+        """Commit facts: up to the first unfinished append; with a filter, up to the upstream's position."""
         if not self._is_filtered:
             last_serial = self._facts[-1].serial if self._facts else self._target.position.serial
             incomplete = [receipt for receipt in self._receipts if _last(receipt) > last_serial]
@@ -123,7 +123,7 @@ class JoinRecord(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct):
-    """Progress of a copy or of catching up: serial `done` of `total`; at Unix time `began`, it was `began_at`."""
+    """The progress of a join or of catching up, in serials. At the Unix time `began` it was at `began_at`."""
 
     done: int
     total: int

@@ -39,13 +39,13 @@ FLUSH_FACTS: Final = 8_000
 FIRST_RETRY_SECONDS: Final = 0.2
 MAX_RETRY_SECONDS: Final = 10.0
 MAX_WHY: Final = 1_000
-"""How many characters of an error of the upstream are shown."""
+"""How many characters of an error are shown."""
 MAX_NAME: Final = 255
 """How many characters a server name may have, as in Matrix identifiers."""
 MAX_PEERS: Final = 100
 """How many addresses of other replicas are remembered; an upstream sends at most 50."""
 MAX_CLOCK_BYTES: Final = 8_000
-"""Limit in bytes of JSON: a larger vector clock is left out of SUBSCRIBE, so that it fits in a line."""
+"""A vector clock of more bytes of JSON is left out of SUBSCRIBE, which must fit in a line."""
 
 STATES: Final = {
     "connecting": "connecting to its upstream",
@@ -404,7 +404,7 @@ class Replica:
 
     @property
     def rejoin_reason(self) -> str:
-        """Text on why the old copy is served until a new one is complete; empty if no join is under way."""
+        """A text on why this replica joins again while it serves the old copy; empty if it does not."""
         is_joining = bool(self._must_join) or self.state in ("snapshot", "meanwhile", "adopting")
         if not is_joining or not self.is_whole or self.state == "stopped":
             return ""

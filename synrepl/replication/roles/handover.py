@@ -25,11 +25,11 @@ from synrepl.storage.log import Log
 from synrepl.wire.text import printable
 
 HANDOVER_SECONDS: Final = 15.0
-"""How long a primary refuses writes for one hand-over request. The candidate renews the request; if the
-candidate dies, writes are refused for this long."""
+"""How long a candidate asks the primary to refuse writes. The candidate renews the request; if it dies, the
+primary accepts writes again after this long."""
 
 MAX_HANDOVER_SECONDS: Final = 30.0
-"""The longest hand-over that one request can ask for."""
+"""The longest hand-over in seconds that one request can ask for."""
 
 RENEW_SECONDS: Final = 5.0
 """A candidate renews its hand-over request after this long. The rest of `HANDOVER_SECONDS` is for starting
@@ -51,7 +51,7 @@ class HandOverHandler:
 
     For unauthenticated peers, writes are stopped for at most a quarter of the time.
     `role` returns this daemon's role. `is_leased` tells whether the replica with a uuid is connected or has
-    a lease. `on_change` is called when a hand-over begins or ends.
+    a lease. `on_change` is called when a hand-over begins, is renewed, or ends without a takeover.
     """
 
     _logger = Logger()
@@ -65,7 +65,7 @@ class HandOverHandler:
 
     def __post_init__(self) -> None:
         self._began: float | None = None
-        """When the hand-over of an unauthenticated peer began."""
+        """When the hand-over of an unauthenticated peer began; None without one."""
         self._not_before = 0.0
         self._timer = Timer(self.clock, self._end)
         self._candidate = ""
@@ -76,14 +76,14 @@ class HandOverHandler:
         return self.role() == PRIMARY and self._timer.is_active
 
     def resume(self) -> None:
-        """Continue the hand-over that ran when this daemon was stopped: its candidate may be primary now."""
+        """Continue a hand-over from before a restart, if it is not over: its candidate may be primary now."""
         until, _, uuid = self.log.notes.get("handover", "0").partition(" ")
         left = float(until) - self.clock.seconds()
         if self.role() == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
             self._begin(left, uuid)
 
     def stop(self) -> None:
-        """End the hand-over without accepting facts: another daemon is primary, or this one stops."""
+        """End the hand-over without calling `on_change`: another daemon is primary, or this one stops."""
         self._timer.stop()
         if self._began is not None:
             now = self.clock.seconds()
@@ -91,10 +91,10 @@ class HandOverHandler:
             self._began = None
 
     async def handle(self, request: HandOver, *, trusted: bool) -> LogPosition:
-        """Refuse facts for as long as the request asks; return the log's position once all facts are durable.
+        """Refuse facts for `request.seconds`; 0 ends that. Returns the log's position once it is durable.
 
-        Unless the peer is `trusted`, the replica itself must confirm that it is being promoted. Raises
-        `CannotPromote` and `ClaimRefused`.
+        Unless the peer is `trusted`, the replica itself must confirm that it is being promoted, or with 0
+        that it is not. Raises `CannotPromote`, `ClaimRefused` and `StorageError`.
         """
         self._check(request)
         if not trusted and (request.seconds > 0 or self.is_active):
@@ -120,7 +120,6 @@ class HandOverHandler:
             raise CannotPromote("handing_over", why)
 
     def _check_budget(self, seconds: float) -> None:
-        """Let an unauthenticated peer stop writes for this long. Raises `CannotPromote` above the limit."""
         now = self.clock.seconds()
         if self._began is None:
             if now < self._not_before:
@@ -184,8 +183,8 @@ class HandOverHandler:
 class HandOverCandidate:
     """The replica's side: requests a hand-over, and catches up with the primary while it refuses facts.
 
-    `missing_files` returns the files that this daemon lacks up to a serial. `is_requesting`: it requests a
-    hand-over, and needs it to continue.
+    `missing_files` returns the files that this daemon lacks up to a serial; None: files are not checked.
+    `is_requesting`: the promotion under way needs the hand-over to continue.
     """
 
     log: Log
@@ -197,7 +196,10 @@ class HandOverCandidate:
     is_requesting: bool = False
 
     async def catch_up(self, primary: Address) -> None:
-        """Return once this log equals the primary's, which refuses facts. Raises `CannotPromote`."""
+        """Return once this log equals that of the primary, which refuses facts, and no file is missing.
+
+        Raises `CannotPromote`.
+        """
         if not primary:
             raise CannotPromote(
                 "upstream_away",
@@ -227,10 +229,7 @@ class HandOverCandidate:
         return await self.peers.hand_over(primary, request)
 
     async def _has_caught_up(self, primary: Address, until: float) -> bool:
-        """Whether this log equals the primary's, which refuses facts long enough for that to stay true.
-
-        If not, the hand-over request must be renewed.
-        """
+        """Whether this log equals that of the primary; if not, the hand-over request must be renewed."""
         requested_at = self.clock.seconds()
         position = await self._request(primary, HANDOVER_SECONDS)
         while self.log.position != position:

@@ -1,4 +1,4 @@
-"""How a primary asks daemons for another primary, reports signs of one, and notifies daemons of itself."""
+"""Inquiry of a primary for another primary, reports of later epochs, and notification of other daemons."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -16,7 +16,7 @@ from synrepl.replication.roles.messages import Claim, IPeerClient, PeerStatus
 from synrepl.wire.text import printable
 
 INQUIRY_SECONDS: Final = 3.0
-"""How long a starting primary refuses facts while daemons that it knows have not responded."""
+"""How long, at most, a starting primary refuses facts until the daemons that it knows have responded."""
 
 INQUIRY_INTERVAL: Final = 60.0
 """Seconds between two inquiries of a primary. A daemon that knew of a second primary may have lost its disk
@@ -31,8 +31,8 @@ MAX_ASKED: Final = 20
 class Inquiry:
     """Asks daemons for their status, all at once, and hands each response to `on_response`.
 
-    The inquiry at startup ends when all responses are handled, or after `INQUIRY_SECONDS`, and then calls
-    `on_end`. Later responses are handled all the same.
+    The inquiry at startup ends when each request has failed or its response is handled, or after
+    `INQUIRY_SECONDS`, and then calls `on_end`. Later responses are handled all the same.
     """
 
     clock: IClock
@@ -56,7 +56,7 @@ class Inquiry:
             self.ask(addresses)
 
     def ask(self, addresses: Sequence[Address]) -> None:
-        """Ask these daemons, except those that have not responded to the last question."""
+        """Ask the first `MAX_ASKED` of these daemons, except those with a request under way."""
         fresh = [address for address in addresses[:MAX_ASKED] if address not in self._pending]
         self._pending.update(fresh)
         for address in fresh:
@@ -64,12 +64,12 @@ class Inquiry:
             question.addBoth(self._on_response_handled, address)
 
     def stop(self) -> None:
-        """Stop waiting for responses."""
+        """End the inquiry at startup. `on_end` is not called, and `ended` does not return."""
         self._timer.stop()
         self.is_running = False
 
     async def ended(self) -> None:
-        """Return once the inquiry at startup has ended."""
+        """Return once the inquiry at startup has ended by itself; at once if none is running."""
         if self.is_running:
             waiter: Deferred[None] = Deferred()
             self._waiting.append(waiter)
@@ -121,7 +121,7 @@ class LaterEpochs:
             del self._seen[next(iter(self._seen))]
 
     def add_replica(self, name: str, address: str, epoch: int, ours: int) -> str:
-        """Report that a replica knows `epoch` while this primary is in epoch `ours`. Returns the text."""
+        """Report that a daemon knows `epoch` while this primary is in epoch `ours`. Returns the text."""
         at = f" at {printable(address)}" if address else ""
         text = (
             f"{printable(name)}{at} knows epoch {epoch}, but this primary is in epoch {ours}: if another"
@@ -135,7 +135,7 @@ class LaterEpochs:
         self._seen.clear()
 
     def problems(self) -> list[tuple[str, float]]:
-        """The reports, each with the time at which it began."""
+        """The texts of the reports, each with the Unix time at which it began."""
         self._forget()
         return [(text, began) for began, _, text in self._seen.values()]
 
@@ -152,12 +152,12 @@ MAX_NOTIFY_RETRY_SECONDS: Final = 60.0
 
 @dataclass(eq=False, repr=False)
 class PrimaryNotifier:
-    """Sends the current claim to daemons until each has acknowledged it.
+    """Sends the current claim to daemons until each has acknowledged it, or is known to have another log.
 
     `claim` returns the claim of the primary that this daemon knows; None if its address is unknown.
     `complete` adds parts of addresses that are known by now. `save` stores the addresses still to be
-    notified. `on_superseded` is called for a daemon that knows a later primary, and returns whether to notify
-    it again.
+    notified. `on_superseded` is called for a daemon that refuses the claim because it knows a later primary,
+    and returns whether to notify it again.
     """
 
     _logger = Logger()

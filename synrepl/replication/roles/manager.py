@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 MAX_UUID: Final = 200
 
 LOG_SECONDS: Final = 60.0
-"""A refused claim is logged at most once in this many seconds for each reason."""
+"""For each reason, refused claims and signs of another primary are logged at most once in this time."""
 
 WAYS_OUT: Final = (
     "synrepl resync makes this daemon a replica of the other one (with an unknown address: restart with"
@@ -67,8 +67,9 @@ class RoleManager:
     `follow` makes a `Replica` that follows an address (None: the configured upstream). `known_daemons`
     returns the addresses of all daemons known locally; they are notified when this daemon becomes primary.
     `is_leased` tells whether the replica with a uuid is connected or has a lease. `missing_files` returns the
-    files that this daemon lacks. `on_change` is called after every change, `count_refused` with the code of
-    each refused claim, `count_later_epoch` for each replica that knows a later epoch.
+    files that this daemon lacks up to a serial (None: not checked). `on_change` is called after every change,
+    `count_refused` with the code of each refused claim, `count_later_epoch` when a replica of this primary
+    reports a later epoch.
     """
 
     _logger = Logger()
@@ -133,7 +134,7 @@ class RoleManager:
 
     @property
     def primary(self) -> Address:
-        """The primary's address, as far as this daemon knows it."""
+        """The primary's address; empty if this daemon does not know it."""
         if self.role == PRIMARY:
             return self.address()
         upstream_primary = self.replica.primary if self.replica is not None else None
@@ -141,19 +142,20 @@ class RoleManager:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the copy of this daemon is complete, as a primary's is."""
+        """False for a replica that has no complete copy yet; else True."""
         return self.replica is None or self.replica.is_whole
 
     @property
     def problems(self) -> list[tuple[str, float]]:
-        """Unverified signs that another daemon is primary, each with the time at which it began."""
+        """Signs of another primary, each with the Unix time at which it began; empty unless primary."""
         return self._later_epochs.problems() if self.role == PRIMARY else []
 
     # -- start and stop ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Assume the role from the settings, or a later one that the log remembers.
+        """Assume the role that the log remembers, or else that of the settings: an upstream, or none.
 
+        A fenced daemon with an upstream in its settings becomes a replica.
         A primary refuses facts until the daemons that it knows had time to report another primary
         (`started`).
         """
@@ -185,7 +187,7 @@ class RoleManager:
         self.notifier.notify(self._store.others(unnotified))
 
     async def started(self) -> None:
-        """Return once the daemons that this primary knows have responded, or had time to."""
+        """Return once the inquiry of a starting primary has ended; at once in another role."""
         await self._inquiry.ended()
 
     def stop(self) -> None:
@@ -241,7 +243,7 @@ class RoleManager:
         self.on_change()
 
     def forwarding_refusal(self, stream: str) -> ReadOnlyHere | None:
-        """Return why this replica forwards no facts of this stream to its primary; None if it does.
+        """Return why this replica forwards no facts to its primary; None if it does, or is no replica.
 
         A stopped replica may follow the wrong primary, and would never receive the facts that it forwarded.
         """
@@ -280,12 +282,13 @@ class RoleManager:
     # -- promotion -----------------------------------------------------------------------------------------
 
     async def promote(self, *, force: bool = False) -> EpochStart:
-        """Become primary, in a new epoch. Raises `CannotPromote`.
+        """Become primary, in a new epoch. Raises `CannotPromote`, and `StorageError` if it cannot be saved.
 
-        Without `force`, the old primary first stops accepting facts, and this daemon must have all its facts
-        and files. With `force` no daemon is asked, and missing facts and files are left behind; when the old
-        primary returns, it is fenced, and its `resync` writes the facts that only it has to a file. With
-        `force` a fenced daemon becomes primary too: the operator asserts that there is no other primary.
+        A replica must have a complete copy without a filter. Without `force`, the old primary first stops
+        accepting facts, and this daemon must have all facts and files of the old primary. With `force` no
+        daemon is asked, and missing facts and files are left behind; when the old primary returns, it is
+        fenced, and its `resync` writes the facts that only it has to a file. With `force` a fenced daemon
+        becomes primary too: the operator asserts that there is no other primary.
         """
         if self.role == FENCED:
             if not force:
@@ -386,20 +389,19 @@ class RoleManager:
     # -- requests and claims of peers ----------------------------------------------------------------------
 
     def hand_over(self, request: HandOver, *, trusted: bool = False) -> "Deferred[LogPosition]":
-        """Refuse facts for a while, as a replica is about to become primary.
+        """Refuse facts for a while, as a replica is about to become primary; or end that (0 seconds).
 
-        Fires with this log's position once all accepted facts are durable. Unless the requesting peer is
-        `trusted`, the replica itself must confirm that it is being promoted. Raises `CannotPromote` and
-        `ClaimRefused`.
+        Fires with this log's position once all accepted facts are durable. Fails as `HandOverHandler.handle`
+        does, which says what a peer that is not `trusted` must confirm.
         """
         return Deferred.fromCoroutine(self.handover.handle(request, trusted=trusted))
 
     async def on_claim(self, claim: Claim, *, trusted: bool = False) -> None:
         """Handle a peer's claim that a daemon is primary.
 
-        A lower epoch changes nothing; of two primaries in the same epoch the one with the higher uuid stays.
-        `trusted` says that the peer proved a key that may administer. Raises `ClaimRefused` if the claim does
-        not count.
+        A lower epoch changes no role; of two primaries in the same epoch the one with the higher uuid stays.
+        `trusted` says that the peer proved a key or certificate that may administer. Raises `ClaimRefused` if
+        the claim is invalid or not verified, or if this daemon is not primary and knows a later primary.
         """
         try:
             await self._check_claim(claim, trusted=trusted)
@@ -524,8 +526,8 @@ class RoleManager:
     def on_higher_epoch(self, epoch: int, name: str, address: str, trusted: bool = False) -> None:
         """Handle a replica that knows a later epoch, and gives its own address.
 
-        That proves nothing: it is reported, and the replica is asked for the primary. The replica is shown
-        this daemon's secret only if it is `trusted`: it proved a key that may administer.
+        That proves nothing: a primary reports it, and asks the replica for the other primary. The replica is
+        shown this daemon's secret only if it is `trusted`: it proved a key that may administer.
         """
         if self.role != PRIMARY or epoch <= self.log.epoch:
             return
@@ -609,7 +611,7 @@ class RoleManager:
             self.notifier.add(address)
 
     def on_primary_moved(self, address: str) -> None:
-        """Follow the primary to this address, which an upstream sent."""
+        """If this daemon is a replica, follow the primary at this address, which its upstream sent."""
         where = Address.parse(address)
         if self.role == REPLICA and where and not where.is_same(self.address()):
             self._tasks.start(self._follow_primary(where), "following the primary")
@@ -624,8 +626,8 @@ class RoleManager:
     async def resync(self) -> bool:
         """Give up the facts that only this copy has, on an operator's request.
 
-        A fenced daemon becomes a replica of the primary that it knows. False if the daemon is neither fenced
-        nor a stopped replica. Raises `CannotPromote` if a fenced daemon knows no primary to follow.
+        A fenced daemon becomes a replica of the primary that it knows, else of its configured upstream. False
+        if the daemon is neither fenced nor a stopped replica. Raises `CannotPromote` if both are unknown.
         """
         # A fencing under way must be saved first: the record names the primary to follow.
         async with self._changing:
@@ -635,7 +637,6 @@ class RoleManager:
         return self.replica.resync() if self.replica is not None else False
 
     async def _follow_again(self) -> None:
-        """Make this fenced daemon a replica of the primary that it knows. Raises `CannotPromote`."""
         where = self.primary
         if not where and not self.has_upstream:
             raise CannotPromote(

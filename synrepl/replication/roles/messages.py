@@ -16,7 +16,7 @@ FENCED: Final = "fenced"
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A daemon became primary in this epoch; `uuid` and `address` are its own."""
+    """Says that the daemon with this `uuid` and `address` is primary, in `epoch`. `name` is the sender's."""
 
     epoch: int
     uuid: str
@@ -40,7 +40,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A daemon's status, the response to ``GET /v1/replication``.
 
     `epoch_starts` tells where each of its epochs began, `trimmed_upto` the serial up to which its log was
-    trimmed. It is `promoting` while it requests a hand-over from its primary.
+    trimmed. It is `promoting` from its first request for a hand-over to the end of the promotion.
     """
 
     history: str
@@ -71,7 +71,7 @@ class IPeerClient(Protocol):
         """Request a daemon's status."""
 
     async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
-        """Request the digest at this serial; None if the daemon no longer has it."""
+        """Request the digest at this serial; None if the daemon does not have it."""
 
 
 class _RoleError(ReplicationError):
@@ -85,7 +85,7 @@ class _RoleError(ReplicationError):
 
 
 class CannotPromote(_RoleError):
-    """This daemon cannot become primary, or hand over, now. `missing` are the files that it lacks."""
+    """A daemon cannot become primary, hand over or resync now. `missing` are the files that it lacks."""
 
     def __init__(
         self, code: str, why: str, *, retryable: bool | None = None, missing: Sequence[Any] = ()
@@ -95,13 +95,13 @@ class CannotPromote(_RoleError):
 
 
 class ClaimRefused(_RoleError):
-    """A claim, or another message of a peer about roles, is refused; it changed nothing."""
+    """A claim, or another message of a peer about roles, is refused; no role has changed."""
 
 
 class ReadOnlyHere(StorageError):
     """This daemon refuses writes.
 
-    `code` gives the reason for programs, `moved_to` the address to write to.
+    `code` gives the reason for programs, `moved_to` the primary's address, if that is another daemon.
     """
 
     def __init__(

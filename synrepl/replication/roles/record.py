@@ -15,7 +15,7 @@ MAX_KNOWN: Final = 20
 
 
 class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The role of a daemon, and the primary in its epoch.
+    """The role of a daemon. `uuid` and `address` are those of the primary in `epoch`, as far as known.
 
     `told` are the addresses still to be notified of that primary, `knows` those that are remembered.
     """
@@ -29,7 +29,7 @@ class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PromotionRecord(msgspec.Struct, frozen=True):
-    """An epoch that is about to begin, its time, and the role record to save then."""
+    """A promotion about to begin an epoch at `at_ms`, and the role record to save then, with that epoch."""
 
     at_ms: int
     noted: RoleRecord
@@ -49,7 +49,7 @@ class RoleStore:
     local: Callable[[], Sequence[Address]]
 
     def load(self) -> RoleRecord | None:
-        """The saved record, or that of a promotion that a kill interrupted after its epoch began."""
+        """The record of a promotion that a kill cut off after its epoch began, else the saved one or None."""
         unfinished = self._unfinished_promotion()
         if unfinished is not None:
             return unfinished
@@ -57,7 +57,7 @@ class RoleStore:
         return None if text is None else msgspec.json.decode(text, type=RoleRecord)
 
     async def save(self, record: RoleRecord) -> None:
-        """Save this record, which finishes a promotion."""
+        """Save this record, and delete that of `save_promotion`."""
         await self.log.note(role=msgspec.json.encode(record).decode(), promoting=None)
 
     async def save_unnotified(self, addresses: Sequence[Address]) -> None:
@@ -78,7 +78,7 @@ class RoleStore:
 
     @property
     def primary(self) -> Address | None:
-        """The remembered address of another daemon that is primary; None if there is none."""
+        """The remembered address of another daemon that is primary; None if none is known."""
         record = self.load()
         known = record is not None and record.role != PRIMARY
         return (Address.parse(record.address) or None) if record is not None and known else None
@@ -92,16 +92,16 @@ class RoleStore:
         return promotion.noted if is_ours and self.log.epoch == epoch_start.epoch else None
 
     def remembered(self) -> list[Address]:
-        """The addresses in the role record, newest first."""
+        """The addresses of known daemons in the role record (`knows`), newest first."""
         record = self.load()
         return [] if record is None else [Address.parse(text) for text in record.knows]
 
     def all(self, *newest: Address, primary: Address | None = None) -> list[Address]:
-        """These addresses and all known ones, without this daemon's and the primary's."""
+        """These addresses and all known ones, without this daemon's and that of `primary`, if given."""
         return self.others([*newest, *self.remembered(), *self.local()], primary=primary)
 
     def others(self, addresses: Sequence[Address], *, primary: Address | None = None) -> list[Address]:
-        """These addresses, without this daemon's and the primary's."""
+        """These addresses, each once, without this daemon's and that of `primary`, if given."""
         excluded = [self.own(), *([primary] if primary is not None else [])]
         fresh = dict.fromkeys(_with_http(address, addresses) for address in addresses if address)
         return [address for address in fresh if not any(address.is_same(one) for one in excluded)]
@@ -112,7 +112,7 @@ class RoleStore:
         return list(dict.fromkeys(_with_http(address, known) for address in addresses))
 
     def to_remember(self, addresses: Sequence[Address]) -> tuple[str, ...]:
-        """These addresses and all remembered ones, newest first, at most `MAX_KNOWN`."""
+        """At most `MAX_KNOWN` of these and the remembered addresses, newest first, without this daemon's."""
         return tuple(map(str, self.others([*addresses, *self.remembered()])))[:MAX_KNOWN]
 
     def includes(self, address: Address, *more: Address) -> bool:

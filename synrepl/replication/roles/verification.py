@@ -80,8 +80,8 @@ def common_serial(
 class ClaimVerifier:
     """Requests the status of the daemon at an address, and compares its history with `log`.
 
-    Each queue asks one address at a time, within `VERIFY_SECONDS`. Known addresses (`is_known`) have a queue
-    of their own, so that unknown peers cannot delay daemons of this deployment.
+    Known addresses (`is_known`) and unknown ones have a queue each, so that unknown peers cannot delay
+    daemons of this deployment. A queue asks one address at a time, within `VERIFY_SECONDS`.
     """
 
     log: Log
@@ -95,20 +95,20 @@ class ClaimVerifier:
         self._unknown = _Queue(self.clock, rest_seconds=REST_SECONDS)
 
     def stop(self) -> None:
-        """Cancel the timers."""
+        """Cancel the pause after a failed verification."""
         self._unknown.stop()
 
     async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        """Return the status of the daemon at this address. Raises `ClaimRefused`."""
+        """Return a daemon's status. Raises `ClaimRefused` if it does not respond or has another history."""
         return await self._queue(address).run(address, lambda: self._describe(address, trusted=trusted))
 
     async def verify(
         self, address: Address, *, trusted: bool, epoch: int = 0, uuid: str = "", is_far: bool = False
     ) -> PeerStatus:
-        """Return the status of the daemon, if it is primary of this history in `epoch` or a later one.
+        """Return the status of the daemon. Raises `ClaimRefused` unless it is primary of this history.
 
-        The daemon must have this `uuid`, unless that is empty. `is_far` says that the epoch is more than one
-        step beyond all that this daemon has seen. Raises `ClaimRefused`.
+        It must be in `epoch` or a later one, and have this `uuid`, unless that is empty. `is_far` says that
+        the epoch is more than one step beyond all that this daemon has seen.
         """
 
         async def work() -> PeerStatus:
