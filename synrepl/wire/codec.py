@@ -6,7 +6,7 @@ from typing import Final
 
 from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from synrepl.wire.commands import Rdata, declared_commands
-from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
+from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import BROKER, Command, CommandForm, Side
 from synrepl.wire.kinds import show
 from synrepl.wire.rdata_runs import RunReader
@@ -16,8 +16,6 @@ MAX_LENGTH = 16_384
 
 MAX_MESSAGE: Final = 64 * 1024 * 1024
 """Bytes in a message to publish on Redis. Synapse's processes have no limit; Redis itself has 512 MB."""
-
-_KNOWN_POINTS = (LEGACY, MIDDLE, CURRENT, NEWEST, NATIVE)
 
 
 def _table(commands: Iterable[type[Command]]) -> dict[str, type[Command]]:
@@ -53,7 +51,7 @@ class Codec:
         self._other_side: set[bytes] = set()
         self.runs: RunReader | None = None
         for name, command in COMMANDS.items():
-            form = CommandForm(command, self._reading_dialect(command))
+            form = CommandForm(command, dialect.nearest_in(command.SPAN))
             if dialect.release in command.SPAN and ours & command.SENT_BY:
                 self._forms[command] = form
             if theirs & command.SENT_BY:
@@ -63,12 +61,6 @@ class Codec:
                     self.runs = RunReader(form)
             else:
                 self._other_side.add(name.encode())
-
-    def _reading_dialect(self, command: type[Command]) -> Dialect:
-        if self.dialect.release in command.SPAN:
-            return self.dialect
-        points = [point for point in _KNOWN_POINTS if point.release in command.SPAN]
-        return next((point for point in points if point > self.dialect), points[-1])
 
     def parse(self, line: bytes) -> Command:
         """Parse a line. Raises RemoteProtocolError with a message for the peer."""

@@ -86,6 +86,13 @@ class Dialect(msgspec.Struct, frozen=True, order=True):
             raise ConfigError(f"Synapse {text} had no TCP replication; the first release with it is 0.21")
         return cls(release=release, name=text)
 
+    def nearest_in(self, releases: Span) -> "Dialect":
+        """Return this dialect if it is in the span, otherwise the next known one in it, or else the last."""
+        if self.release in releases:
+            return self
+        points = [one for one in (LEGACY, MIDDLE, CURRENT, NEWEST, NATIVE) if one.release in releases]
+        return next((one for one in points if one > self), points[-1])
+
     def __str__(self) -> str:
         return self.name
 
