@@ -20,7 +20,7 @@ class KeyReused(StorageError):
 class GivenElsewhere(StorageError):
     """The log takes no appends of this writer to this stream: its facts come from elsewhere.
 
-    `why` names their source, or the permitted writers; `code` does so for programs.
+    `why` names their source, or the permitted writers. `code` is ``table_backed`` or ``brought_elsewhere``.
     """
 
     def __init__(self, *, stream: str, why: str = FROM_TABLE) -> None:
@@ -36,7 +36,7 @@ class GivenElsewhere(StorageError):
 
 
 class InvalidValue(StorageError):
-    """A value in the request cannot be stored in any database: the error is the caller's."""
+    """The request has values that the database cannot take, or too many of them: the caller's error."""
 
 
 class LogLost(StorageError):

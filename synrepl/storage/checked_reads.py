@@ -43,7 +43,7 @@ class FailingRead(msgspec.Struct):
 
 
 class ReadHealth:
-    """The state of reads. `failing` has a failed read of each kind, until a retry of that read works."""
+    """The state of reads. `failing` has one failed read of each failing kind, until a retry of it works."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -67,7 +67,7 @@ class ReadHealth:
 
     @property
     def why(self) -> str:
-        """The failure that has lasted longest; empty if no read is known to fail."""
+        """The sure failure (`FailingRead.is_sure`) that has lasted longest; empty if there is none."""
         return self._worst.why if self._worst is not None else ""
 
     @property
@@ -87,9 +87,9 @@ class ReadHealth:
 
 
 class CheckedReads:
-    """Runs reads in the reading thread, retries failed ones, and checks that the log still is this process's.
-
-    `on_lost` gets the error if it is not.
+    """Runs reads in the reading thread. A failed read raises, and is repeated in the background until it
+    works, so that `health` is correct. Also checks that the log still belongs to this process; `on_lost` gets
+    the error if it does not.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class CheckedReads:
     def run(self, kind: str, work: Callable[[], T], *, thread: IThread | None = None) -> "Deferred[T]":
         """Run a read, in the reading thread by default.
 
-        A failure makes the log unhealthy until a retry of this read works.
+        A `StorageError` other than `InvalidValue` is recorded; the read is retried unless the log is lost.
         """
 
         def probe() -> "Deferred[T]":
@@ -144,7 +144,7 @@ class CheckedReads:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let reads wait while the log is replaced. Reads that run already go on."""
+        """Let reads in the reading thread wait while the log is replaced. Reads that run already go on."""
         self._gate.close()
         try:
             yield
@@ -157,7 +157,7 @@ class CheckedReads:
         return await thread.run(work)
 
     def record_failure(self, kind: str, error: StorageError, probe: Probe | None) -> None:
-        """Record a failed read; `probe` repeats it."""
+        """Record a failed read, unless the checks are closed. `probe` repeats the read; None: no retry."""
         if not self._is_open:
             return
         if isinstance(error, LogLost):

@@ -23,15 +23,16 @@ from synrepl.streams.facts import Fact
 T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
-"""Delay before the outcome of an uncertain commit is looked up again, when no append triggers the lookup."""
+"""Delay before the outcome of an uncertain commit is looked up again, unless a write does so earlier."""
 
 
 class Committer:
     """Commits requests in groups, one commit at a time.
 
-    Requests that arrive during a commit go together into the next group, up to `max_batch_bytes`. Above
-    `max_pending_bytes` of unanswered requests, further ones fail at once. A group gets its serials, tokens
-    and digests when it is built; `head` advances only after the commit, and `on_commit` gets the new facts.
+    Requests that arrive during a commit go together into the next group, up to `max_batch_bytes`. A request
+    that would raise the unanswered ones above `max_pending_bytes` fails at once. A single request may exceed
+    both. A group gets its serials, tokens and digests when it is built; `head` advances only after the
+    commit, and `on_commit` gets the new facts.
 
     A commit can fail with an unknown outcome. Until the engine tells which one it was, no group is built.
     """
@@ -52,7 +53,7 @@ class Committer:
     ) -> None:
         self.is_open = False
         self.problem = ""
-        """Why the last commit failed (an `InvalidValue` does not count); empty if it succeeded."""
+        """Why the last commit of a group failed (`InvalidValue` apart), or the log is lost; else empty."""
         self.committed_at = 0.0
         self.pending_bytes = 0
         """The approximate size of the appends that are not answered yet, in bytes."""
@@ -106,7 +107,7 @@ class Committer:
         self.problem = ""
 
     def coalesce(self, request: AppendRequest) -> "Deferred[Appended] | None":
-        """The response to an unanswered request with the same key; None if there is no such request."""
+        """The response, or `KeyReused`, if a request with the same key is unanswered; otherwise None."""
         first = None if request.key is None else self._keyed.get(request.key)
         if first is None or request.key is None:
             return None
@@ -136,14 +137,14 @@ class Committer:
         return request.response
 
     async def flush(self) -> None:
-        """Wait until every earlier write has succeeded or failed."""
+        """Wait until all earlier writes succeeded or failed. Raises `StorageError` if the log is closed."""
         await self._exclude()
         self._include()
 
     def exclusive(self, work: Callable[[], Awaitable[T]]) -> "Deferred[T]":
         """Run `work` while no facts are written otherwise and the head is certain; appends wait.
 
-        Raises a `StorageError` if the log is not open or lost, or if the outcome of the last commit stays
+        Raises a `StorageError` if the log is closed or lost, or if the outcome of the last commit stays
         unknown. Once started, `work` runs to its end even if the caller is cancelled, so that the log knows
         its position.
         """
@@ -188,7 +189,6 @@ class Committer:
             self._start_writing()
 
     async def _wait_until_idle(self) -> None:
-        """Wait until the queued requests and the writes before them have succeeded or failed."""
         if self._queue:
             self._start_writing()
         while not self._idle.is_open:
@@ -215,7 +215,6 @@ class Committer:
             self._idle.open()
 
     def _next_batch(self) -> list[AppendRequest]:
-        """Take the next requests off the queue: at least one, up to `max_batch_bytes`."""
         batch: list[AppendRequest] = []
         room = self._max_batch_bytes
         while self._queue and (not batch or self._queue[0].size <= room):
@@ -291,7 +290,7 @@ class Committer:
         return group, None
 
     async def _resolve_uncertain_commit(self) -> StorageError | None:
-        """Look up the outcome of the uncertain commit, if any. Returns the error if the engine cannot say."""
+        """Look up the outcome of an uncertain commit. Returns the error if that fails or the log is lost."""
         group = self._uncertain_commit
         if group is None:
             return None
@@ -324,14 +323,13 @@ class Committer:
         return None
 
     def set_lost(self, lost: LogLost) -> None:
-        """Refuse all further appends until a restart."""
+        """Refuse all further writes until a restart."""
         if self.lost is None:
             self.lost = lost
             self._logger.critical("the log takes no more appends: {why}", why=str(lost))
         self.problem = str(self.lost)
 
     def _fail_queue(self, failure: StorageError) -> None:
-        """Fail the queued requests: no serials can be given while the log's position is unknown."""
         error = StorageError(
             op="append",
             why=self.problem,

@@ -47,8 +47,8 @@ class Log:
     """The log over an engine: group commit for durable streams, memory for the `ephemeral` ones.
 
     A `Committer` writes, `CheckedReads` reads, an `EphemeralStore` holds the ephemeral streams. The log's
-    head advances only after a commit. Above `max_pending_bytes` of unanswered appends further appends fail at
-    once; a group has up to `max_batch_bytes`.
+    head advances only after a commit. An append that would raise the unanswered ones above
+    `max_pending_bytes` fails at once; a group has up to `max_batch_bytes`. A single append may be larger.
 
     * `assigned`: streams whose facts already have tokens (`append_assigned`); `append` refuses these streams.
       As a mapping: stream to the reason for the refusal. As a collection: the reason is `FROM_TABLE`. The
@@ -57,8 +57,8 @@ class Log:
     * `unordered`: streams whose facts may arrive with lower tokens after higher ones.
     * `any_writer`: streams in which each writer may repeat facts of the others.
 
-    A log with facts belongs to one homeserver: the `server_name` of the first start that had a name. An empty
-    log takes the name of the next start.
+    A log with facts belongs to one homeserver: the `server_name` of the first start that had a name. A log
+    that is empty, and no copy of another log, takes the name of the next start that has one.
 
     The log owns the engine and both threads from `start` to `stop`.
     """
@@ -83,7 +83,9 @@ class Log:
         logger: Logger,
     ) -> None:
         self.write_barrier: Callable[[str], StorageError] | None = None
-        """If set: refuses appends to a stream with the error that it returns. `follow` is never refused."""
+        """If set, `append` fails with the error that it returns for the stream; so does `append_assigned`,
+        except for ephemeral streams. `follow` is never refused.
+        """
         self._engine = engine
         self._writing = writing
         self._reading = reading
@@ -118,7 +120,7 @@ class Log:
         self.leases: dict[str, Lease] = {}
         """All leases, by uuid."""
         self.boots = 0
-        """How often this log was opened; also the epoch of ephemeral facts."""
+        """The number of this boot, which rises with each open and adopted copy; epoch of ephemeral facts."""
         self._forget_timer = Timer(
             clock, lambda: self._tasks.start(self._forget_receipts(), "deleting old idempotency receipts")
         )
@@ -128,8 +130,8 @@ class Log:
     async def start(self) -> None:
         """Open the engine and load the head.
 
-        Raises `StorageError` if the engine cannot be opened or the log belongs to another homeserver; both
-        threads are stopped before.
+        If the engine cannot be opened, or the log belongs to another homeserver, both threads are stopped,
+        and `StorageError` is raised.
         """
         try:
             head = await self._load(self._engine.open)
@@ -157,7 +159,6 @@ class Log:
         return head
 
     async def _check_server_name(self, head: Head) -> None:
-        """Refuse the log of another homeserver; store the name in a log that is empty or has no name."""
         mine, known = self._server_name, self.notes.get("server_name")
         if mine in ("", known):
             return
@@ -175,7 +176,6 @@ class Log:
             )
 
     def _load_state(self, head: Head) -> None:
-        """Take the engine's head, and start the ephemeral streams empty."""
         self._committer.reset()
         self._reads.health.failing.clear()
         self._head.load(head)
@@ -203,7 +203,7 @@ class Log:
         return self._committer.abandon()
 
     async def _wait_for_reads(self) -> None:
-        """Wait for the last read: the file must not be closed or replaced under it."""
+        # The file must not be closed or replaced under the last read.
         await self._reading.run(lambda: None)
 
     async def _forget_receipts(self) -> None:
@@ -240,17 +240,17 @@ class Log:
 
     @property
     def epoch_starts(self) -> Sequence[EpochStart]:
-        """The starts of all epochs, in order."""
+        """The starts of all epochs after the first, in order."""
         return self._head.epoch_starts
 
     @property
     def uuid(self) -> str:
-        """The uuid of this copy of the log."""
+        """The uuid of this copy of the log; empty before `start`."""
         return self.notes.get("uuid", "")
 
     @property
     def history(self) -> str:
-        """The uuid of the log, the same for all its copies."""
+        """The uuid of the log, the same for all its copies; empty before `start`."""
         return self.notes.get("history", "")
 
     @property
@@ -262,8 +262,8 @@ class Log:
     def healthy(self) -> tuple[bool, str]:
         """Whether the log works, and the reason if not.
 
-        It does not work if it is closed, if it belongs to another process, or if its last commit or a read
-        failed.
+        It does not work if it is closed, if it belongs to another process, if the last commit of appends
+        failed (an `InvalidValue` does not count), or while a read or a trim fails (`CheckedReads`).
         """
         if not self._committer.is_open:
             return False, "the log is not open"
@@ -271,11 +271,11 @@ class Log:
         return not why, why
 
     def failing_since(self) -> float:
-        """When an unhealthy log was last known to work, in seconds of the clock."""
+        """In clock seconds: the last commit if commits fail, the first failure if reads fail, else now."""
         return self._committer.committed_at if self._committer.problem else self._reads.health.since
 
     def head_age(self) -> float:
-        """Seconds since the last commit, or since the start."""
+        """Seconds since the last commit of appends, or since the start; a `follow` does not count."""
         return self._clock.seconds() - self._committer.committed_at
 
     def positions(self, stream: str) -> dict[str, int]:
@@ -297,14 +297,15 @@ class Log:
         }
 
     def subscribe(self, watcher: Callable[[Sequence[Fact]], None]) -> None:
-        """Call `watcher` with each group of facts, in order, right after its commit.
+        """Call `watcher` with each group of facts, in order, once it is known to be committed.
 
-        Ephemeral facts come in groups of their own, with serial 0. Appends are answered after the watchers.
+        Ephemeral facts come in groups of their own, with serial 0. Successful appends are answered after the
+        watchers. The facts of an adopted copy are not given (`on_replaced`).
         """
         self._watchers.append(watcher)
 
     def on_epoch_started(self, callback: Callable[[], None]) -> None:
-        """Call `callback` each time an epoch has begun."""
+        """Call `callback` each time `begin_epoch` or `next_epoch` has begun an epoch."""
         self._epoch_watchers.append(callback)
 
     def on_replaced(self, callback: Callable[[], None]) -> None:
@@ -356,11 +357,11 @@ class Log:
     def append(
         self, stream: str, writer: str, facts: Sequence[bytes], *, key: str | None = None
     ) -> "Deferred[Appended]":
-        """Append facts, each the canonical JSON array of its rows. Fires when they are durable.
+        """Append facts, each the canonical JSON array of its rows. Fires when durable; if ephemeral, at once.
 
         Fails with `StorageError`. Nothing is stored in that case, unless the message says that it may be.
-        With an idempotency `key` a retry is safe and gets the first response. Fails with `KeyReused` if the
-        key belongs to another request.
+        With an idempotency `key` a retry gets the first response: for `RECEIPT_MS`, in an ephemeral stream
+        until the next boot or `ephemeral.RECEIPTS` later keys. The key of another request gives `KeyReused`.
         """
         refusal = self._check_request(stream, writer)
         if refusal is not None:
@@ -391,15 +392,15 @@ class Log:
         return self._committer.coalesce(request) or self._committer.enqueue(request)
 
     def append_assigned(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> "Deferred[Appended]":
-        """Append facts that already have a writer and a token. Fires when they are durable.
+        """Append facts that already have a writer and a token. Fires when durable; if ephemeral, at once.
 
         `facts` are ``(writer, token, canonical rows)``, those of each writer in order of token. Facts up to
         the writer's position are skipped. In an unordered stream such a fact is stored as a late one, and the
-        position stays, unless the token is below 1, or the rows are none or stored under it already. A fact
-        without rows (``[]``) states that the writer wrote nothing since its last fact. In an `any_writer`
-        stream, a fact that another writer already sent is stored without its rows.
+        position stays, if its token is at least 1 and it has rows that are not stored under this token yet. A
+        fact without rows (``[]``) says that the writer wrote nothing since its last fact. In an `any_writer`
+        stream, a fact that is not late, and that another writer already sent, is stored without its rows.
 
-        Facts that arrive in one iteration of the reactor are committed together.
+        Facts of calls in one iteration of the reactor usually share a commit.
         """
         for writer in {writer for writer, _, _ in facts}:
             refusal = self._check_request(stream, writer)
@@ -419,8 +420,8 @@ class Log:
     def reset_writer(self, stream: str, writer: str) -> None:
         """Reset a writer of an ephemeral stream: drop its facts and set its position to 0.
 
-        Watchers get a fact without rows at token 0. Raises `StorageError` for a durable stream, whose
-        positions never go back.
+        Watchers get a fact without rows at token 0. Raises `StorageError` for a durable stream, or if the log
+        is closed or lost.
         """
         refusal = self._check_request(stream, writer)
         if refusal is None and stream not in self.ephemeral.streams:
@@ -438,7 +439,7 @@ class Log:
         await self.next_epoch("lost", stream=stream, token=upto)
 
     def forget(self, stream: str, upto: int) -> None:
-        """Drop an ephemeral stream's facts up to this token: every reader has them."""
+        """Drop an ephemeral stream's facts up to this token: every reader has them. No effect on others."""
         ephemeral = self.ephemeral.streams.get(stream)
         if ephemeral is not None:
             ephemeral.forget(upto)
@@ -457,7 +458,7 @@ class Log:
         return None
 
     async def flush(self) -> None:
-        """Wait until every earlier write has succeeded or failed."""
+        """Wait until all earlier writes succeeded or failed. Raises `StorageError` if the log is closed."""
         await self._committer.flush()
 
     # -- reading -------------------------------------------------------------------------------------------
@@ -505,13 +506,13 @@ class Log:
         return self._reads.run("size", partial(self._engine.size, after), thread=self._writing)
 
     def snapshot(self) -> "Deferred[LogSnapshot]":
-        """Everything the log has besides facts, as of its head, once no commit is running or uncertain."""
+        """The positions, epoch starts and receipts as of the head, once no commit is running or uncertain."""
         return self._committer.exclusive(
             partial(self._reads.run, "snapshot", self._engine.snapshot, thread=self._writing)
         )
 
     def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
-        """The facts of an ephemeral stream beyond token `after` that are in memory, in order of token."""
+        """An ephemeral stream's facts beyond token `after`, in order of token; none for other streams."""
         ephemeral = self.ephemeral.streams.get(stream)
         return [] if ephemeral is None else ephemeral.after(after)
 
@@ -540,11 +541,11 @@ class Log:
         *,
         upto: LogPosition | None = None,
     ) -> None:
-        """Append facts and receipts of the log that this one is a copy of, unchanged.
+        """Append facts and receipts of the upstream's log, unchanged.
 
-        The facts continue this log without a gap; otherwise `upto` is the log's position after them. Raises
-        `HistoryMismatch` if a fact does not continue the log, or another `StorageError`. If the outcome of a
-        failed call is unknown, it is looked up before the next exclusive write.
+        Without `upto` the facts must continue this log; `HistoryMismatch` is raised if not. With `upto` the
+        facts may have gaps, and the log's position becomes `upto`. May raise another `StorageError`. If the
+        outcome of a failed call is unknown, it is looked up before the next exclusive write.
         """
 
         async def work() -> None:
@@ -629,7 +630,7 @@ class Log:
         await self._writing.run(self._engine.drop_staged)
 
     async def adopt_copy(self, copy: StagedCopy) -> None:
-        """Replace this log by a staged copy in one step; its uuid, leases and notes but `COPY_NOTES` stay."""
+        """Replace this log by a staged copy in one step; keep the uuid, leases and notes but `COPY_NOTES`."""
 
         async def work() -> None:
             own = {name: text for name, text in self.notes.items() if name not in COPY_NOTES}
