@@ -44,7 +44,7 @@ class ChainCheck:
 
     Without a digest the first fact is trusted. `missing` has the first missing serial of each gap, `wrong`
     the serials with a wrong digest. `highest` has the highest token, of facts not discarded, of each stream
-    and writer; those in `advanced` have at least one fact that was not late.
+    and writer; those in `advanced` have at least one fact that raised the writer's position.
     """
 
     def __init__(self, discarded: DiscardedRanges, serial: int, digest: str | None) -> None:
@@ -72,7 +72,8 @@ class ChainCheck:
     def wrong_positions(
         self, positions: Mapping[tuple[str, str], int], *, whole: bool
     ) -> Iterator[tuple[str, str, int | None, int | None]]:
-        """Each stream and writer whose position does not fit its facts, with its last token and position.
+        """Each stream and writer whose position does not fit its facts, with its highest token and position,
+        each None if missing.
 
         If only a part of the log was checked (not `whole`), writers without facts there are left out, and a
         position may be beyond late facts. In a stream that has lost facts a position may be beyond all facts.
@@ -87,7 +88,7 @@ class ChainCheck:
 
 
 def check_follow(facts: Sequence[Fact], serial: int, digest: str) -> None:
-    """Raise `StorageError` unless these facts continue a log that ends at this serial and digest."""
+    """Raise `StorageError` unless all serials, and the first digest, follow from this serial and digest."""
     for expected, fact in enumerate(facts, serial + 1):
         if fact.serial != expected:
             raise StorageError(op="commit", why=f"serial {expected} must come next, not {fact.serial}")
@@ -142,7 +143,7 @@ def find_inconsistency(
 ) -> str:
     """The first inconsistency in the last facts; "" if there is none. Beyond `floor` no fact may be missing.
 
-    `tail` is the last `CHECKED_AT_OPEN` facts and the one before them, or all facts.
+    `tail` is the last `CHECKED_AT_OPEN` facts and the one before them, or all facts beyond `floor`.
     """
     if not tail:
         return ""

@@ -73,10 +73,10 @@ NAMES_AT_ONCE = 10_000
 """The number of streams, or writers, in one filter: every database allows twice as many values."""
 
 TEXT_SERIALS = 5_000
-"""The most serials in one text: about a megabyte, which fits a CPU cache; more is slower per fact."""
+"""The most facts in one text: about a megabyte, which fits a CPU cache; more is slower per fact."""
 
 LARGE_TEXT = 8 * 1024 * 1024
-"""A text of more than one fact is halved until its rows have at most this many bytes."""
+"""A range of several serials for one text is halved until its rows have at most this many bytes."""
 
 RECEIPTS_AT_ONCE: Final = 100
 """The number of receipts that one statement inserts."""
@@ -105,7 +105,7 @@ class SQLEngine:
 
     Two threads call it, each one call at a time. The reading thread calls `read`, `read_text`, `extent`,
     `read_tokens`, `digest_at`, `receipts_between` and `check`; at the same time the writing thread calls the
-    rest. No read runs during `close`. Every method may raise `StorageError`.
+    rest. No read runs during `close` and `adopt_staged`. Every method may raise `StorageError`.
 
     The first open of a new log sets two notes (`notes`), both random: ``uuid`` is the uuid of this copy,
     ``history`` is the uuid of the log and of all its copies.
@@ -133,14 +133,12 @@ class SQLEngine:
 
     @contextmanager
     def _reading(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        """The connection of the reading thread. In the block its errors become `StorageError`."""
         with self.database.map_errors(op, stream):
             self._check_open(op)
             yield self.database.reader(op)
 
     @contextmanager
     def _writing(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        """The connection of the writing thread. In the block its errors become `StorageError`."""
         with self.database.map_errors(op, stream):
             self._check_open(op)
             if self._ownership.lost is not None:
@@ -212,10 +210,10 @@ class SQLEngine:
         connection.executemany(UPSERT_NOTE, made)
 
     def check(self) -> None:
-        """Raise `StorageError` unless a restart would find this log as this process left it.
+        """Raise `StorageError` if the log cannot be read, or no longer belongs to this process.
 
-        Called every few seconds. If the log no longer belongs to this process (another process writes to it,
-        or it was deleted), this call and all writes fail until the next `open`.
+        In the second case another process has opened it, or its SQLite file was deleted or replaced; then
+        this call and all writes fail until the next `open`. Called every few seconds.
         """
         ownership = self._ownership
         with self.database.map_errors("check"):
@@ -282,7 +280,7 @@ class SQLEngine:
     def digest_at(self, serial: int) -> str | None:
         """The digest at this serial; None if it is beyond the log or no longer known.
 
-        Known are the digests of stored facts, at `trimmed_upto`, and at the end of the part with gaps.
+        Known are the digests of stored facts, at `trimmed_upto`, and, if it is later, at `LogBounds.filled`.
         """
         with self._reading("digest_at") as connection:
             return digest_of(connection, serial)
@@ -302,15 +300,15 @@ class SQLEngine:
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        """Store all of these or none, in one synced transaction of a database that is still in its place.
+        """Store all of these or none, in one transaction, which is synced unless this log is a staged copy.
 
         `facts` follow the last ones without a gap in their serials. The position of a writer is the highest
-        token among its facts, which need not be the last.
+        token among its facts, which need not be the last. Raises `LogLost` if another process has written to
+        the log, or, after the commit, if its SQLite file is no longer in its place.
 
-        With `upto` they are a part of another log's facts up to that position: their serials ascend from
-        above the end of this log, and may have gaps. The log then ends at `upto`. Its digest is not verified:
-        that is possible only if no fact was left out. In both forms, receipts whose keys are known already
-        are skipped.
+        With `upto` the facts are a part of another log's facts up to that position: their serials ascend from
+        above the end of this log, and may have gaps. The log then ends at `upto`, whose digest is not
+        verified. In both forms, receipts whose keys are known already are skipped.
         """
         ownership = self._ownership
         bounds: LogBounds | None = None
@@ -378,7 +376,7 @@ class SQLEngine:
         return None if found is None else receipt_of(found)
 
     def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
-        """The receipts with ``after < first serial <= upto``, in that order."""
+        """The receipts with ``after < first serial <= upto``, in order of first serial."""
         with self._reading("receipts_between") as connection:
             found = connection.execute(
                 f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE first_serial > ? AND first_serial <= ?"
@@ -388,13 +386,12 @@ class SQLEngine:
             return [receipt_of(row) for row in found]
 
     def forget_receipts(self, before_ms: int) -> None:
-        """Delete the receipts from before this time."""
+        """Delete the receipts from before this time, in ms since 1970."""
         with self._transaction("forget_receipts") as connection:
             connection.execute("DELETE FROM receipts WHERE at_ms < ?", (before_ms,))
 
     @staticmethod
     def _add_receipts(connection: SQLConnection, receipts: Sequence[AppendReceipt]) -> None:
-        """Insert the receipts whose keys are new; within a transaction."""
         columns = RECEIPT_COLUMNS.count(",") + 1
         for first in range(0, len(receipts), RECEIPTS_AT_ONCE):
             some = receipts[first : first + RECEIPTS_AT_ONCE]
@@ -410,8 +407,8 @@ class SQLEngine:
         """Facts with ``after < serial <= upto`` that pass the filter, in order of serial, without those that
         were trimmed.
 
-        Stops after the fact with which `limit` rows are reached (JSON bytes / 200, at least one per fact, is
-        near enough). Returns the facts and the last serial examined.
+        Stops after the fact that reaches `limit` rows. Rows are estimated, not parsed: one per 200 bytes of
+        JSON, at least one per fact. Returns the facts and the last serial examined.
         """
         with self._reading("read") as connection:
             upto, where, values = self._range(connection, after, upto, filter)
@@ -422,8 +419,8 @@ class SQLEngine:
         return page, page[-1].serial if is_full else max(after, upto)
 
     def read_text(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> tuple[bytes, int]:
-        """Read in bulk: at most `limit` facts as one text, and the last serial examined. Stops early when the
-        text grows long.
+        """Read in bulk: at most `limit` facts, and at most `TEXT_SERIALS`, as one text. Returns the text and
+        the last serial examined. Stops early when the text grows long (`LARGE_TEXT`).
 
         Each fact is a line of its fields in order, separated by character 31. Names are words and rows are
         canonical, so that neither contains the separator or a line end. The last line has no line end.
@@ -451,7 +448,7 @@ class SQLEngine:
         return bytes(text or b""), last if count >= limit else max(after, upto)
 
     def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> LogRange:
-        """Measure the facts that `read` would give, without reading them. Stops early when it takes long."""
+        """Measure the first `limit` facts that pass the filter, in at most `SCANNED_AT_ONCE` serials."""
         with self._reading("read") as connection:
             upto = min(upto, after + SCANNED_AT_ONCE)
             upto, where, values = self._range(connection, after, upto, filter)
@@ -493,8 +490,9 @@ class SQLEngine:
     ) -> tuple[list[Fact], bool]:
         """Facts of one stream with ``after < token <= upto`` and serials up to `serial`.
 
-        In order of (token, serial); of one writer, or of all if `writer` is None. Facts that share a token
-        are never separated. Returns the facts and whether there are more.
+        In order of (token, serial), without discarded facts; of one writer, or of all if `writer` is None.
+        Stops after `limit` rows, estimated as in `read`, but never between facts that share a token. Returns
+        the facts and whether there are more.
         """
         not_discarded, values = self._discarded.condition(stream)
         with (
@@ -565,13 +563,12 @@ class SQLEngine:
 
     @staticmethod
     def _insert_epoch_starts(connection: SQLConnection, epoch_starts: Sequence[EpochStart]) -> None:
-        """Insert the starts of epochs, and the ranges that they discard; within a transaction."""
         discarded = [(one.stream, one.epoch, one.token) for one in epoch_starts if one.stream]
         connection.insert("turns", EPOCH_START_COLUMNS, map(msgspec.structs.astuple, epoch_starts))
         connection.insert("voids", "stream, epoch, token", discarded)
 
     def snapshot(self) -> LogSnapshot:
-        """Everything the log has besides facts, as of now."""
+        """The positions, epoch starts and receipts as of now, without facts, notes and leases."""
         with self._transaction("snapshot") as connection:
             head = self.head()
             found = connection.execute(f"SELECT {RECEIPT_COLUMNS} FROM receipts ORDER BY at_ms")
@@ -585,9 +582,10 @@ class SQLEngine:
         )
 
     def restore(self, snapshot: LogSnapshot) -> Head:
-        """Replace everything besides the facts by this snapshot, in one transaction.
+        """Replace positions, epoch starts, receipts and `trimmed_upto` by the snapshot's in one transaction.
 
-        The facts up to its position, or those that pass the filter, were committed before.
+        Its facts, or those that pass the filter, were committed before. Raises `StorageError` if they do not
+        fit the snapshot. Notes and leases stay. Returns the head.
         """
         position = snapshot.position
         with self._transaction("restore") as connection:
@@ -609,7 +607,6 @@ class SQLEngine:
 
     @staticmethod
     def _check_restorable(connection: SQLConnection, bounds: LogBounds, position: LogPosition) -> None:
-        """Refuse a snapshot of this position if it does not fit the facts."""
         found = connection.execute("SELECT serial, digest FROM facts ORDER BY serial DESC LIMIT 1").fetchone()
         serial, digest = found or (0, "")
         why = ""
@@ -623,8 +620,8 @@ class SQLEngine:
     # -- trimming: a slice at a time, facts that newer facts replaced are deleted ----------------------------
 
     def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
-        """Trim the next slice of the log: at most `limit` facts after `trimmed_upto`, none beyond `upto`.
-        Returns the new `trimmed_upto`.
+        """Trim the next slice of the log: at most `limit` facts after `trimmed_upto`, none beyond `upto`, and
+        at most `limit` facts of a base that is not indexed yet. Returns the new `trimmed_upto`.
 
         The digest there must be known, so in a log with gaps it may stay before `upto`. In any other log it
         is at `upto` when the work is done.
@@ -712,8 +709,8 @@ class SQLEngine:
     def staging(self) -> "SQLEngine":
         """A second log of the same kind, stored next to this one, for building a copy; not opened yet.
 
-        An earlier process may have left it with the facts it had committed. A power cut may lose commits to
-        it (never parts of one) until `adopt_staged`.
+        An earlier process may have left it with the facts it had committed. Until `adopt_staged`, a power cut
+        may lose whole commits to it.
         """
         return SQLEngine(self.database.staging())
 
@@ -726,8 +723,9 @@ class SQLEngine:
     def adopt_staged(self) -> Head:
         """Replace all of this log by the closed staged one, in one step that survives a power cut.
 
-        No read runs meanwhile. If it fails, this log is unchanged. If the process dies, the next `open` finds
-        one log or the other, complete. Counts as a boot.
+        No read runs meanwhile. If it fails before the replacement, this log is unchanged. If it fails later,
+        or the outcome is unknown, all writes fail until the next `open`. Then, as after a kill, `open` finds
+        one of the two logs, complete. Counts as a boot.
         """
         database = self.database
         with self._writing("adopt_staged"):
@@ -766,7 +764,6 @@ def _positions(connection: SQLConnection) -> dict[tuple[str, str], int]:
 
 
 def _slice(connection: SQLConnection, after: int, upto: int, limit: int) -> list[Fact]:
-    """At most `limit` facts with ``after < serial <= upto``."""
     if after >= upto:
         return []
     found = connection.execute(

@@ -106,8 +106,8 @@ def build_group(
     """Give serials, tokens and digests to new facts, and look up the receipts of repeated requests.
 
     Unless it is assigned already, a token is the next of its stream over all writers. An assigned fact up to
-    its writer's position is skipped, unless `_AssignedFilter` stores it. `prev_token` is the previous token
-    of the same writer; in a late fact it is the fact's own token.
+    its writer's position is skipped, unless `_AssignedFilter` stores it or it is a new writer's empty fact at
+    token 0. `prev_token` is the writer's previous token (0 if none); in a late fact it is the fact's own.
     """
     epoch, serial, digest = head.epoch, head.serial, head.digest
     allocated: dict[str, int] = {}
@@ -208,7 +208,8 @@ class _AssignedFilter(msgspec.Struct):
         """The rows to store for this fact; None to skip it.
 
         A late fact is stored in an unordered stream, unless it is a duplicate, has no rows, or has a token
-        below 1, which cannot be read. A fact that another writer has reported is stored without its rows.
+        below 1, which cannot be read. In an `any_writer` stream a fact that is not late, and that another
+        writer has reported, is stored without its rows.
         """
         if is_late and (not self.is_unordered or rows == NO_ROWS or token < 1):
             return None
@@ -219,7 +220,6 @@ class _AssignedFilter(msgspec.Struct):
         return rows
 
     def _known_rows(self, token: int) -> list[tuple[str, bytes]]:
-        """The writer and rows of every fact under this token: committed ones, then those of this group."""
         for fact in self.formed[self.looked_at :]:
             if fact.stream == self.stream:
                 self.by_token.setdefault(fact.token, []).append((fact.writer, fact.rows))

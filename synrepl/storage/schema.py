@@ -42,7 +42,7 @@ VOIDS_TO_TURNS: Final = f"""
     ON CONFLICT (epoch) DO NOTHING
 """
 """Adds the epoch starts of schema version 2, where an epoch began only if facts were lost: after the last
-fact of earlier epochs. The time was not recorded; it is that fact's time or later.
+fact of earlier epochs. The real time was not recorded; `at_ms` is that fact's time, or 0.
 """
 
 _MIGRATIONS: Final = (

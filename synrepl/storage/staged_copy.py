@@ -61,7 +61,7 @@ class StagedCopy:
         self.position = upto
 
     async def restore(self, snapshot: LogSnapshot) -> None:
-        """Store everything of the snapshot besides its facts."""
+        """Store the positions, epoch starts, receipts and `trimmed_upto` of the snapshot."""
         self.position = (await self._thread.run(partial(self._engine.restore, snapshot))).position
 
     async def follow(
@@ -116,7 +116,7 @@ def commit_followed(
 ) -> None:
     """Verify and commit facts of the followed log, in the writing thread.
 
-    Raises `HistoryMismatch` if a fact does not continue the log.
+    Raises `HistoryMismatch` if there is no `upto` and a fact does not continue the log.
     """
     if upto is None:
         wrong = verify(facts, position.digest)
@@ -136,5 +136,5 @@ def commit_followed(
 
 
 def position_after(facts: Sequence[Fact], upto: LogPosition | None, position: LogPosition) -> LogPosition:
-    """The position of a log after these facts, from `position`."""
+    """The position of a log at `position` once these facts are appended: `upto` if given."""
     return upto or (facts[-1].position if facts else position)
