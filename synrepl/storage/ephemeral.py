@@ -78,9 +78,9 @@ class EphemeralStore:
         return Appended(ephemeral.epoch, None, [fact.token for fact in added]), added
 
     def snapshot(self) -> list[Fact]:
-        """The facts in memory, then one position marker per writer: a fact without rows.
+        """For each stream the facts in memory, then one position marker per writer: a fact without rows.
 
-        If a writer was reset, the token of its marker is lower than that of the marker before.
+        If a writer was reset, its marker may have a lower token than in an earlier snapshot.
         """
         found: list[Fact] = []
         for name, stream in sorted(self.streams.items()):
@@ -93,7 +93,7 @@ class EphemeralStore:
 
 
 class EphemeralStream:
-    """The facts of one ephemeral stream since the daemon started.
+    """The facts of one ephemeral stream since the daemon started, or last replaced its log by a copy.
 
     Tokens assigned by this class start at 1 with each boot; `epoch` is the number of the boot, so that the
     restart is visible. `token` is the highest position. A fact without rows moves its writer's position and
@@ -139,7 +139,7 @@ class EphemeralStream:
         return made
 
     def reset_writer(self, writer: str, at_ms: int) -> Fact:
-        """Drop the facts of a writer that was reset. Returns the fact at token 0 that tells readers of it."""
+        """Drop a writer's facts and set its position to 0. Returns the fact at token 0 that tells readers."""
         for number in [number for number, fact in self._facts.items() if fact.writer == writer]:
             self._drop(number)
         self._by_token = [position for position in self._by_token if position[1] in self._facts]
@@ -220,7 +220,7 @@ class EphemeralStream:
         return next(iter(self._facts))
 
     def _drop(self, number: int) -> None:
-        """Drop one fact; the caller removes it from `_by_token`."""
+        # The caller removes the fact from `_by_token`.
         fact = self._facts.pop(number)
         self.stored_bytes -= len(fact.rows) + FACT_BYTES
         for key in self._keys.pop(number, ()):

@@ -1,7 +1,8 @@
 """The writer's side of cache invalidation: a transaction writes the invalidations that it causes.
 
 Rows of the ``caches`` stream go into the same transaction as the facts: both are committed, or neither.
-The rows are published after the commit. This process invalidates its own caches before announcing their ids.
+The rows are published after the commit. This process invalidates its own caches before it announces the ids
+of the rows.
 """
 
 from collections.abc import Callable, Iterator

@@ -84,7 +84,7 @@ class DatabaseFile:
     def acquire(self) -> None:
         """Create the file if it is missing, with mode 0600, and lock it.
 
-        Raises `StorageError` at once if another process has it, or if it has several names.
+        Raises `StorageError` at once if this or another process has it, or if it has several names.
         """
         path = self.path
         if self._has_note:

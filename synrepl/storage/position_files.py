@@ -50,7 +50,7 @@ class FilePositions:
         self._lock.release()
 
     def load(self) -> SaveablePosition:
-        """The last saved positions; empty without a file. Raises `StorageError` if the file is bad."""
+        """The last saved positions; empty without a file. Raises `StorageError` for an unusable file."""
         saved = self._read()
         if saved is None:
             return {}

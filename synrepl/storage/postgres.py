@@ -1,7 +1,7 @@
 """The log in PostgreSQL, for sites that run one already, such as the homeserver's own.
 
-The tables have their own schema, so that the log can share a database. ``synchronous_commit`` is on, whatever
-the server's default: acknowledged means durable.
+The tables have their own schema, so that the log can share a database. ``synchronous_commit`` is never off,
+except for a staged copy, whatever the server's default: acknowledged means durable.
 
 One process at a time has the log: the write connection holds an advisory lock. After a connection loss the
 next write reconnects. It continues only if it gets the lock again, no other process has opened the log
@@ -104,7 +104,7 @@ class PostgresDatabase(LogDatabase):
     server notices the loss.
 
     There is no state file: the server stores the log and its identity together, so that neither is lost
-    alone. A new connection compares both with what this process knows.
+    alone. A new connection for writing compares the number of boots and the last commit with those known.
     """
 
     dialect = SQLDialect(
@@ -270,7 +270,7 @@ class PostgresDatabase(LogDatabase):
                 connection.execute(f"DROP TABLE IF EXISTS {STAGED}.{table}")
 
     def replace(self, staged: LogDatabase, boots: int) -> None:
-        """Move the staged tables into this schema, one by one: the schema may hold other tables."""
+        """Move the staged tables into this schema, in one transaction. Other tables in the schema stay."""
         ownership, connection = self.ownership, self.writer("adopt_staged")
         before, committed = ownership.boots, ownership.committed
         try:
@@ -293,7 +293,7 @@ class PostgresDatabase(LogDatabase):
     def _was_replaced(self, boots: int, before: int | None) -> bool:
         """Whether the staged log is in place although its transaction failed. If not, the log is unchanged.
 
-        If that cannot be determined, every call fails until the next start, which finds one log or the other.
+        If that cannot be determined, every write fails until the next start, which finds one of the two logs.
         """
         # Neither count of boots is right until this is known.
         self.ownership.boots = None

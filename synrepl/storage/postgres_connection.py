@@ -1,4 +1,4 @@
-"""A connection to PostgreSQL: every wait bounded, errors as `StorageError`, no password in any of them.
+"""A connection to PostgreSQL: silent servers are detected, errors are `StorageError`s without passwords.
 
 psycopg is an extra; it is imported for the first connection.
 """
@@ -28,7 +28,7 @@ PATIENCE: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""The timeouts after which a silent server counts as gone. Values in the URL take precedence."""
+"""The timeouts after which a silent server counts as gone, in libpq's units. The URL takes precedence."""
 
 LIMITS: Final = [
     "idle_in_transaction_session_timeout",
@@ -98,7 +98,7 @@ class PostgresAddress:
 
     @contextmanager
     def map_errors(self, op: str, stream: str = "", *, tried: bool = True) -> Iterator[None]:
-        """Raise PostgreSQL's errors as `StorageError`, with a hint."""
+        """Raise PostgreSQL's errors as `StorageError`, with a hint where one is known."""
         try:
             yield
         except UnicodeEncodeError as error:

@@ -86,7 +86,7 @@ def map_errors(op: str) -> Iterator[None]:
 
 @contextmanager
 def map_path_errors(op: str, path: Path, hint: str = "", *, retryable: bool = True) -> Iterator[None]:
-    """Raise the system's errors with this file as `StorageError`."""
+    """Raise the system's errors, also a full disk, as `StorageError`; the message names `path`."""
     try:
         yield
     except OSError as error:

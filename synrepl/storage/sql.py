@@ -53,7 +53,9 @@ class SQLConnection(Protocol):
         """Stream the rows of a long result; rows that are not consumed stay in the database."""
 
     def transaction(self) -> AbstractContextManager[object]:
-        """A transaction around the block: commit and sync at its end, roll back on an exception."""
+        """A transaction around the block: commit at its end, roll back on an exception. A commit is synced,
+        except in a staged copy.
+        """
 
     def close(self) -> None: ...
 
@@ -95,9 +97,9 @@ class Ownership:
         self.committed = (0, "")
         """Where this process left the log: serial and digest. No digest: unknown."""
         self.attempted: tuple[int, str] | None = None
-        """The end of the last attempted commit."""
+        """The end of a commit whose outcome is not known; None if there is none."""
         self.lost: StorageError | None = None
-        """Why the log no longer belongs to this process."""
+        """Why the log no longer belongs to this process; None if it does."""
 
     def lose(self, op: str, why: str, hint: str) -> LogLost:
         """Refuse all further writes. Returns the error to raise."""
@@ -140,7 +142,7 @@ class LogDatabase(ABC):
 
     @abstractmethod
     def acquire(self) -> None:
-        """Take the lock and connect. Raises `StorageError` naming the holder if another process has it."""
+        """Take the lock. Raises `StorageError` naming the holder, if known, when another process has it."""
 
     @abstractmethod
     def release(self) -> None:
@@ -156,7 +158,7 @@ class LogDatabase(ABC):
 
     @abstractmethod
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
-        """Raise the database's own errors as `StorageError`, with a hint."""
+        """Raise the database's own errors as `StorageError`, with a hint where one is known."""
 
     @abstractmethod
     def create_meta(self, connection: Any) -> None:
@@ -197,8 +199,8 @@ class LogDatabase(ABC):
     def replace(self, staged: Any, boots: int) -> None:
         """Put the complete, closed staged log, whose `boots` are given, in the place of this one.
 
-        If it fails, this log stays in use.
+        If it fails, this log stays in use. If its outcome is unknown, all writes fail until the next start.
         """
 
     def finish_replacing(self) -> None:
-        """Make the replacement durable."""
+        """Complete the replacement: make it durable, or close connections that still use the old log."""

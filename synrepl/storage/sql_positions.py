@@ -135,7 +135,7 @@ class SQLPositions:
         )
 
     def read(self, cursor: ICursor) -> SaveablePosition:
-        """The positions in the table."""
+        """The positions of this follower (`name`) in the table; empty if there are none."""
         self._execute(
             cursor, f"SELECT stream, writer, token FROM {self._table} WHERE follower = ?", (self._name,)
         )

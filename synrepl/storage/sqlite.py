@@ -1,8 +1,8 @@
 """The log in an SQLite file: the embedded default.
 
-WAL mode, so that reads and writes do not block each other. ``synchronous=FULL``, because in WAL mode
-``NORMAL`` syncs only at checkpoints: a power cut could undo acknowledged commits, and acknowledged means
-durable. Group commit makes one sync serve many appends.
+WAL mode, so that reads and writes do not block each other. ``synchronous=FULL``: in WAL mode ``NORMAL``
+(which a staged copy uses) syncs only at checkpoints, so that a power cut could undo acknowledged commits.
+Group commit makes one sync serve many appends.
 
 There are two connections: one for the writing thread, and a read-only one for the reading thread.
 
@@ -57,7 +57,7 @@ RELEASED_PAGES: Final = 2048
 
 @contextmanager
 def map_sqlite_errors(op: str, name: str, stream: str = "") -> Iterator[None]:
-    """Raise SQLite's errors as `StorageError` with a hint; `name` is the database's."""
+    """Raise SQLite's errors as `StorageError`, with a hint where one is known; `name` is the database's."""
     try:
         yield
     except OverflowError as error:

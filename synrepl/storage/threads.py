@@ -54,7 +54,7 @@ class ReactorThread:
 
 
 class ImmediateThread:
-    """No thread: work runs inside `run`. For tests and command line tools."""
+    """No thread: work runs inside `run`. For tests, and for callers that may block, such as tools."""
 
     def __init__(self) -> None:
         self._is_stopped = False

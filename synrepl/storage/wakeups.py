@@ -33,7 +33,7 @@ class Wakeups:
     notifications are lost), and at least every `poll_seconds`, connected or not. The payload of a
     notification is ignored.
 
-    Connections are made in a thread of its own; `jitter` gives numbers from 0 to 1.
+    Connections are made in a separate thread; `jitter` gives numbers from 0 to 1.
     """
 
     def __init__(
