@@ -33,7 +33,7 @@ Probe = Callable[[], Awaitable[object]]
 
 
 class FailingRead(msgspec.Struct):
-    """A kind of read that fails. No `probe`: no retry. `is_sure`: not retryable, or the retry failed, too."""
+    """A failed read. Without `probe` it is not retried. `is_sure`: not retryable, or its retry failed too."""
 
     why: str
     since: float
@@ -43,7 +43,7 @@ class FailingRead(msgspec.Struct):
 
 
 class ReadHealth:
-    """The state of reads. `failing` has one failed read of each failing kind, until a retry of it works."""
+    """The state of reads. `failing` has one failed read of each failing kind, until that read works."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds

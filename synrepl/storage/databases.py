@@ -28,7 +28,7 @@ def engine_for(url: str) -> SQLEngine:
 
 
 class Database:
-    """A database by its URL. `name` is safe to show, `flavor` its dialect; `what` names the connections."""
+    """A database by URL. `name` can be shown, `flavor` is its dialect; `what` names PostgreSQL connections."""
 
     def __init__(self, url: str, *, what: str = "synrepl") -> None:
         kind, _, rest = url.partition(":")
@@ -104,7 +104,7 @@ class Database:
         return result
 
     def savepoint(self, cursor: Any, op: str, work: Callable[[Any], T]) -> T:
-        """Run `work` in a savepoint. If it fails with `StorageError`, the transaction stays usable."""
+        """Run `work` in a savepoint. A `StorageError`, or a database error, undoes only `work`."""
         cursor.execute("SAVEPOINT attempt")
         try:
             with self.map_errors(op):

@@ -67,7 +67,7 @@ UPSERT_KEY: Final = (
 SET_META: Final = "UPDATE meta SET value = ? WHERE key = ?"
 
 SCANNED_AT_ONCE = 50_000
-"""The number of serials that one filtered read examines at most, so that no read takes very long."""
+"""The most serials that a filtered read, or an `extent`, examines, so that it does not take very long."""
 
 NAMES_AT_ONCE = 10_000
 """The number of streams, or writers, in one filter: every database allows twice as many values."""
@@ -79,13 +79,13 @@ LARGE_TEXT = 8 * 1024 * 1024
 """A range of several serials for one text is halved until its rows have at most this many bytes."""
 
 RECEIPTS_AT_ONCE: Final = 100
-"""The number of receipts that one statement inserts."""
+"""The most receipts that one statement inserts."""
 
 VALUES_AT_ONCE: Final = 128
-"""The number of values in one list of a statement."""
+"""The most values in one list of a statement of `trim`."""
 
 KEY_BYTES: Final = 16
-"""The size of the hash of a stream and a key, large enough to exclude collisions."""
+"""The size in bytes of the hash of a stream and a key, large enough to exclude collisions."""
 
 SAMPLES: Final = 16
 SAMPLED: Final = 16
@@ -157,7 +157,7 @@ class SQLEngine:
     # -- life cycle ----------------------------------------------------------------------------------------
 
     def open(self) -> Head:
-        """Create or migrate the tables, check the end of the log, count this boot, and give the head."""
+        """Create or migrate the tables, check the end of the log, count this boot, and return the head."""
         database = self.database
         if self._is_open:
             raise StorageError(op="open", why=f"{database.name} is open already")

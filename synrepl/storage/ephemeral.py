@@ -15,7 +15,7 @@ KeyOf = Callable[[str, bytes], Hashable | None]
 """Returns the key of one row (the JSON of its array) of a stream; None if it has none."""
 
 RECEIPTS = 10_000
-"""How many receipts of appends with an idempotency key are kept."""
+"""How many receipts of appends with an idempotency key are kept in memory, over all streams."""
 
 FACT_BYTES = 300
 """The approximate size of a fact besides its rows: the object and its index entries, in bytes."""

@@ -19,8 +19,8 @@ def identifier(name: str) -> str:
 class IdTable(msgspec.Struct, frozen=True, kw_only=True):
     """A table of facts.
 
-    `id_column` has the ids, and `writer_column` the instance that wrote each fact; None if there is no such
-    column. Raises `ConfigError` if a name is no SQL identifier::
+    `id_column` has the ids, and `writer_column` (None if there is no such column) the instance that wrote
+    each fact. Raises `ConfigError` if a name is no SQL identifier::
 
         receipts = synrepl.IdTable(name="receipts_linearized")
     """
@@ -39,8 +39,8 @@ class IdStream(msgspec.Struct, frozen=True, kw_only=True):
     """A stream as the database has it.
 
     `name` is its name in ``stream_positions``. `sequence` allocates its ids; on SQLite it is a row of the
-    table ``synrepl_sequences``. A reader may leave it empty. `tables` hold its facts. `writers` are the
-    instances that may write it; empty means any one process at a time, and no positions are stored then.
+    table ``synrepl_sequences``; a reader may leave it empty. `tables` hold the facts. `writers` are the
+    instances that may write them; empty means any one process at a time, and no positions are stored then.
     `negative` ids descend from -2, as those of backfilled events. Raises `ConfigError` if the sequence is no
     SQL identifier::
 

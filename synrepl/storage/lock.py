@@ -78,7 +78,7 @@ class DatabaseFile:
 
     @property
     def path(self) -> Path:
-        """The resolved path. SQLite keeps its ``-wal`` next to it, not next to a link to it."""
+        """The path, resolved if it is a link: SQLite keeps the ``-wal`` next to the file, not the link."""
         return Path(os.path.realpath(self._given)) if self._given.is_symlink() else self._given
 
     def acquire(self) -> None:

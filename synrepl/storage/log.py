@@ -36,7 +36,7 @@ T = TypeVar("T")
 MIB = 1024 * 1024
 FORGET_EVERY_SECONDS = 3600.0
 RECEIPT_MS = 24 * 3600 * 1000
-"""How long the receipt of an append with an idempotency key is kept."""
+"""How long, in ms, the receipt of a durable append with an idempotency key is kept at least."""
 MAX_NAME_BYTES = 1024
 """Limit for stream names, writer names and idempotency keys: two of them fit in a PostgreSQL index entry."""
 COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
@@ -51,8 +51,8 @@ class Log:
     `max_pending_bytes` fails at once; a group has up to `max_batch_bytes`. A single append may be larger.
 
     * `assigned`: streams whose facts already have tokens (`append_assigned`); `append` refuses these streams.
-      As a mapping: stream to the reason for the refusal. As a collection: the reason is `FROM_TABLE`. The
-      facts of all other streams get their tokens in `append`.
+      As a mapping: stream to the reason for the refusal. As a collection: the reason is `FROM_TABLE`. In
+      other streams `append` gives the next tokens, and `append_assigned` takes facts that have one.
     * `append_refusal(stream, writer)` returns the reason why this writer cannot append now; "" if it can.
     * `unordered`: streams whose facts may arrive with lower tokens after higher ones.
     * `any_writer`: streams in which each writer may repeat facts of the others.
@@ -334,7 +334,7 @@ class Log:
     # -- notes and leases ----------------------------------------------------------------------------------
 
     async def note(self, **notes: str | None) -> None:
-        """Store these notes; None deletes a note. The work continues if the caller is cancelled."""
+        """Store these notes; None deletes a note. The write continues if the caller is cancelled."""
         await detached(self._note(notes), Deferred())
 
     async def _note(self, notes: Mapping[str, str | None]) -> None:

@@ -32,7 +32,7 @@ LOCKS: Final = {SCHEMA: 0x73796E7265706C31, STAGED: 0x73796E7265706C6A}
 """The advisory lock of each log; its scope is the database."""
 
 FETCHED_AT_ONCE: Final = 200
-"""The number of facts a read fetches ahead of those it returns."""
+"""The number of rows of a long result that are fetched from the server at once."""
 
 MANY: Final = 8
 """From this number of rows on, `executemany` sends all rows as one batch."""

@@ -10,7 +10,7 @@ from synrepl.ports.settings import setting, text
 
 
 def parse_database(value: Any) -> str:
-    """Parse ``sqlite:PATH``, or a PostgreSQL URL without a password."""
+    """Check ``sqlite:PATH`` or a PostgreSQL URL without a password. Raises `ConfigError`."""
     url = text(value)
     kind, _, rest = url.partition(":")
     if kind in ("postgresql", "postgres"):

@@ -27,7 +27,7 @@ DAMAGED: Final = "the {database} is damaged; restore it, or join again as a repl
 def for_postgres(statement: str) -> str:
     """Replace the question marks of a statement by psycopg's placeholders.
 
-    No statement in synrepl has a question mark or a per cent sign inside a literal.
+    No statement for PostgreSQL has a question mark inside a literal.
     """
     return statement.replace("%", "%%").replace("?", "%s")
 
@@ -150,11 +150,11 @@ class LogDatabase(ABC):
 
     @abstractmethod
     def writer(self, op: str) -> SQLConnection:
-        """The connection for writing, which holds the lock."""
+        """The connection for writing; made if there is none."""
 
     @abstractmethod
     def reader(self, op: str) -> SQLConnection:
-        """The connection for reading."""
+        """The connection for reading; made if there is none."""
 
     @abstractmethod
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ SAVEPOINT: Final = "synrepl_effects"
 
 
 class SQLPositions:
-    """An `IPositionStore` in a table, saved in the transaction in which subscribers write: exactly once.
+    """An `IPositionStore` in a table, saved in the subscribers' transaction: exactly once in ordered streams.
 
     `connection` is the DB-API connection with which the subscribers write, such as that of `sqlite3` or
     psycopg, and `flavor` the dialect of its database, ``"sqlite"`` or ``"postgresql"``. `save` writes the
@@ -81,7 +81,7 @@ class SQLPositions:
             )
 
     def load(self) -> SaveablePosition:
-        """The positions last saved; empty if there are none. Creates the table, and commits."""
+        """The positions last saved; empty if there are none. Creates a missing table, and commits."""
         cursor = self._connection.cursor()
         self.create(cursor)
         positions = self.read(cursor)
@@ -90,7 +90,7 @@ class SQLPositions:
         return positions
 
     def save(self, positions: SaveablePosition) -> None:
-        """Write the positions, and commit them with everything written with the connection until now."""
+        """Replace the saved positions, and commit them with everything written with the connection so far."""
         cursor = self._connection.cursor()
         saved = _flat(positions)
         for stream, writer in self._saved.keys() - saved.keys():
