@@ -28,7 +28,7 @@ def engine_for(url: str) -> SQLEngine:
 
 
 class Database:
-    """A database by URL. `name` can be shown, `flavor` is its dialect; `what` names PostgreSQL connections."""
+    """A database by URL. `name` can be shown, `flavor` is its dialect; `what` names PostgreSQL sessions."""
 
     def __init__(self, url: str, *, what: str = "synrepl") -> None:
         kind, _, rest = url.partition(":")
