@@ -92,7 +92,7 @@ class Database:
                 connection.rollback()
 
     def write_transaction(self, op: str, work: Callable[[Any], T]) -> T:
-        """Run `work` with a cursor, in one transaction of its own connection."""
+        """Run `work` with a cursor, in one transaction of its own connection, and commit."""
         with closing(self.connect()) as connection, self.map_errors(op):
             cursor = self._begin(connection, postgres="READ_COMMITTED", sqlite="BEGIN IMMEDIATE")
             try:

@@ -28,7 +28,7 @@ class DivergedFacts:
         await self._thread.stop()
 
     async def keep(self, pages: AsyncIterator[Sequence[Fact]]) -> Path | None:
-        """Write all these facts durably. Returns the path, or None if there was no fact."""
+        """Write these facts durably. Returns the path; None if there was no fact. Raises `StorageError`."""
         fresh = self._stem.with_name(f"{self._stem.name}.only-here.new")
         file: BinaryIO | None = None
         first: Fact | None = None

@@ -302,7 +302,7 @@ class SQLEngine:
     ) -> None:
         """Store all of these or none, in one transaction, which is synced unless this log is a staged copy.
 
-        `facts` follow the last ones without a gap in their serials. The position of a writer is the highest
+        Without `upto`, `facts` continue the log without a gap. The position of a writer becomes the highest
         token among its facts, which need not be the last. Raises `LogLost` if another process has written to
         the log, or, after the commit, if its SQLite file is no longer in its place.
 
@@ -548,7 +548,7 @@ class SQLEngine:
 
         If it names a stream, the source of that stream lost the facts beyond its token. They keep their
         serials, and no read by token gives them any more; positions beyond the token go back to it. Raises
-        `StorageError` unless the epoch is above the current one and the position is right.
+        `StorageError` unless the epoch is above the current one and starts at the end of the log.
         """
         check_epoch_start(epoch_start, self.head().position)
         with self._transaction("begin_epoch", epoch_start.stream) as connection:
@@ -623,8 +623,8 @@ class SQLEngine:
         """Trim the next slice of the log: at most `limit` facts after `trimmed_upto`, none beyond `upto`, and
         at most `limit` facts of a base that is not indexed yet. Returns the new `trimmed_upto`.
 
-        The digest there must be known, so in a log with gaps it may stay before `upto`. In any other log it
-        is at `upto` when the work is done.
+        The digest at the new `trimmed_upto` must be known, so in a log with gaps it may stay before `upto`.
+        In any other log it reaches `upto` once enough slices are trimmed.
 
         In a stream whose rows have keys a fact is deleted once later facts up to `trimmed_upto` have all its
         keys; in a stream without keys every fact is deleted. Discarded facts replace nothing and are deleted.

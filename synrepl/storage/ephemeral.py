@@ -72,7 +72,7 @@ class EphemeralStore:
     def append_assigned(
         self, stream: str, facts: Sequence[tuple[str, int, bytes]], at_ms: int
     ) -> tuple[Appended, list[Fact]]:
-        """Append facts that have a writer and a token, if new. Returns the response and the new facts."""
+        """Append the facts beyond their writers' positions. Returns the response and the new facts."""
         ephemeral = self.streams[stream]
         added = [fact for item in facts if (fact := ephemeral.append_assigned(*item, at_ms)) is not None]
         return Appended(ephemeral.epoch, None, [fact.token for fact in added]), added

@@ -40,7 +40,7 @@ RECEIPT_MS = 24 * 3600 * 1000
 MAX_NAME_BYTES = 1024
 """Limit for stream names, writer names and idempotency keys: two of them fit in a PostgreSQL index entry."""
 COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
-"""Notes that describe the copied log rather than this daemon. A new copy brings or drops them."""
+"""Notes that describe the copied log rather than this daemon. A new copy replaces or deletes them."""
 
 
 class Log:

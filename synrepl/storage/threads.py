@@ -23,7 +23,7 @@ class ReactorThread:
     """One real thread next to the reactor's; results arrive in the reactor's thread.
 
     The thread starts with the first work and ends with `stop`. A process that ends without `stop` does not
-    wait for it.
+    wait for the thread.
     """
 
     def __init__(self, reactor: Any, name: str) -> None:
