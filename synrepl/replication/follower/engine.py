@@ -31,18 +31,18 @@ from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
 MAX_UNKNOWN: Final = 1_000
-"""Names of unknown streams that are remembered; the peer chooses them."""
+"""The largest number of unknown stream names that are remembered: the peer chooses the names."""
 
 MAX_LOST_GAPS: Final = 100
-"""Lost gaps that are remembered for the status."""
+"""The number of lost gaps that are remembered, the newest ones."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class FollowerEngine:
     """Follows all streams of one follower: connects their executors to a connection and to the subscribers.
 
-    A transport calls `connected`, `received`, `disconnected` and `unreachable`. The arguments are those of
-    `follower.Follower`.
+    A transport calls `connected`, `received`, `mark_alive`, `disconnected` and `unreachable`. The arguments
+    are those of `follower.Follower`, some under other names.
     """
 
     _logger = Logger()
@@ -108,7 +108,7 @@ class FollowerEngine:
     def complete(
         self, clock: IClock, catch_up: ICatchUp | None = None, allocated: IAllocated | None = None
     ) -> None:
-        """Set those of the arguments that the follower was made without; the others are kept."""
+        """Set each of these that the follower was made without; keep what it was made with."""
         if self.own_clock is None:
             self.own_clock = clock
         if self.catch_up is None:
@@ -119,13 +119,13 @@ class FollowerEngine:
     # -- subscriptions -------------------------------------------------------------------------------------
 
     def subscribe(self, stream: Stream[Any], subscriber: Subscriber) -> None:
-        """Call `subscriber` with each fact of a stream. Raises `ConfigError` if the store refuses it."""
+        """Call `subscriber` with each fact of a stream. Raises `ConfigError` if the store refuses."""
         self.saver.check_subscriber(subscriber)
         self.executor(stream).subscribe(subscriber)
         self.follow_caches()
 
     def subscribe_to_all(self, subscriber: Subscriber) -> None:
-        """Call `subscriber` with each fact of every stream. Raises `ConfigError` if the store refuses it."""
+        """Do `subscribe` for every stream of the table; with `raw`, for streams outside the table too."""
         self.saver.check_subscriber(subscriber)
         self._subscribers.append(subscriber)
         for stream in self.table:
@@ -133,7 +133,7 @@ class FollowerEngine:
         self.follow_caches()
 
     def executor(self, stream: Stream[Any], *, asks: bool = True) -> StreamExecutor:
-        """The executor of a stream, which is followed from now on. `asks`: request it from the server."""
+        """The executor that follows this stream. `asks`: request the stream if it is new on a connection."""
         found = self.executors.get(stream.name)
         if found is not None:
             return found
@@ -185,7 +185,7 @@ class FollowerEngine:
     # -- positions and lag ---------------------------------------------------------------------------------
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """The applied positions, by stream and writer."""
+        """The applied positions, by stream and writer (`Follower.positions`)."""
         reported = {name: one.machine.positions.reported for name, one in self.executors.items()}
         return {name: dict(tokens) for name, tokens in reported.items() if tokens}
 
@@ -316,7 +316,7 @@ class FollowerEngine:
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """Fetch missing facts, and count the request in the metrics.
 
-        Raises `ReplicationError`: without a source `NotConnected`, and gaps stay open and are reported.
+        Raises what `catch_up` raises; `NotConnected` without one.
         """
         if self.metrics is not None:
             self.metrics.catch_up_requests.labels("out").inc()

@@ -25,8 +25,8 @@ Waiting = Coroutine[Any, Any, StreamEvent]
 class StreamExecutor:
     """Performs the actions of `machine`: calls subscribers, invalidates caches, fetches, waits.
 
-    A failed subscriber is called again with backoff, without limit: its database may be down for a moment,
-    and no fact is skipped for that. Failed caches are retried in the same way.
+    A failed subscriber is called again with backoff, until it succeeds or the follower stops: no fact is
+    skipped. If caches cannot apply a fact, all that the stream can invalidate is dropped, with such retries.
     """
 
     def __init__(

@@ -18,15 +18,15 @@ from synrepl.wire.dialect import Dialect
 from synrepl.wire.rdata_runs import RdataRun
 
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
-"""The largest size of one stream's queued rows."""
+"""If the queued rows of one stream exceed this, reading is paused or they are dropped (`StreamIntake`)."""
 
 
 class StreamIntake:
     """The commands of one stream on their way to `stream.StreamMachine`, and the `queue` of those that wait.
 
-    If the queue is full and rows can be fetched again, its rows are replaced by POSITIONs at the tokens of
-    their complete facts. Such a position cannot be reached without fetching the rows. `bytes`: the size
-    of the queued rows. `is_full`: a server that pushes must be paused, until the queue is empty again.
+    If the queue is full and its rows can be fetched again, they are dropped. For each run of dropped facts of
+    one writer, a POSITION at the last token takes their place and makes the follower fetch them. `bytes`: the
+    size of the queued rows. `is_full`: a server that pushes must be paused, until the queue is empty again.
     """
 
     def __init__(self, name: str, batches: Batches[bytes]) -> None:
@@ -41,7 +41,7 @@ class StreamIntake:
         self._dropping: set[str] = set()
 
     def clear(self) -> None:
-        """Drop everything that was partly received."""
+        """Empty the queue, and drop incomplete facts."""
         self.queue.clear()
         self.bytes = 0
         self.is_full = False
@@ -105,7 +105,7 @@ class StreamIntake:
         )
 
     def row(self, command: Rdata, mode: Mode) -> Sequence[RawFact]:
-        """Take a row. Returns the facts that can be applied now.
+        """Take a row. Returns the facts to apply now. Raises RemoteProtocolError if a fact is too large.
 
         The rest of a fact that was partly dropped is dropped: a POSITION in the queue takes its place.
         """
@@ -140,8 +140,8 @@ class PendingFacts:
     The facts are the rest of a `run`, whose rows were decoded together, then those in the `queue`.
 
     A repetition that may be an equal fact of a lost history is applied to the caches again, if the stream has
-    some. `is_repetition`: the last fact of `take` is one. `failure`: `take` ended at a fact that cannot be
-    decoded, for this reason. `token`: the fact being applied moves the position there; None if it does not.
+    some. `is_repetition`: `take` yielded one last. `failure`: why the fact at which `take` ended cannot be
+    decoded. `token`: where the fact being applied moves the position; None if nowhere.
     """
 
     def __init__(self, stream: str, history: StreamHistory, gaps: StreamGaps) -> None:
@@ -160,7 +160,7 @@ class PendingFacts:
         self._writer = ""
 
     def add_run(self, run: RdataRun) -> None:
-        """Add a run of which each row is a fact. There must be no other facts."""
+        """Add a run of which each row is a fact. No facts may be pending."""
         tokens = cast("list[int]", run.tokens)
         if not self.mode.order.has_late_facts:
             try:
@@ -182,7 +182,7 @@ class PendingFacts:
             self.failure = self.token = None
 
     def take(self) -> Iterator[Updates[Any]]:
-        """The facts to apply. The position advances over each when the next one is requested.
+        """Yield the facts to apply. A request for the next one first moves the position over the last one.
 
         To stop in between, drop the iterator: `finish` says how far the last fact moves the position.
         """

@@ -25,7 +25,7 @@ Subscriber = Callable[[Updates[R]], Awaitable[None] | None]
 
 
 class Follower:
-    """Follows streams and applies each fact once, complete and in order, by calling subscribers.
+    """Follows streams and calls subscribers with each fact, as a whole, in the order of its stream.
 
     ::
 
@@ -40,27 +40,27 @@ class Follower:
             for row in updates.rows:
                 print(row.room_id, updates.writer, updates.token)
 
-    `synrepl.connect` returns the service that connects it. All methods must be called in the reactor's
+    `synrepl.connect` returns the service that connects a follower. Call all methods in the reactor's
     thread. `engine` is for transports: they feed it, and it may change in any release.
 
     Arguments:
 
     * `instance`: the name of this worker.
     * `clock`: the reactor, or a test's clock. `connect` sets it if missing.
-    * `streams`: the known streams; default `StreamTable.default()`. Only streams with a subscriber or with
-      caches are followed.
+    * `streams`: the known streams; default `StreamTable.default()`. Only streams with a subscriber, a
+      waiter or caches are followed.
     * `positions`: stores the applied positions between runs. Delivery is at-least-once: after a kill, facts
-      applied since the last save (0.1 seconds at most) are delivered again. Without a store every run starts
-      as `start` says. `FilePositions` and `SQLPositions` are such stores. A save that fails is reported by an
-      event, and repeated.
+      applied since the last save (0.1 seconds, more if saves fail) are delivered again; with
+      `SQLPositions` their effects were undone. Without a store every run starts as `start` says. Stores are
+      `FilePositions` and `SQLPositions`. A save that fails is reported by an event, and repeated.
     * `catch_up`: where missing facts are fetched. `connect` sets it if missing and an HTTP address is known.
-      Without it, gaps are reported and stay open.
+      Without it, gaps are reported and stay open; after 3 attempts, those of a restarted writer are skipped.
     * `start`: where to start a stream without a position, ``latest`` (now) or ``earliest`` (its first fact).
     * `metrics`: the metrics to update.
-    * `raw`: deliver rows as the JSON values received, including streams that are not in `streams`.
+    * `raw`: deliver rows as the JSON values received; to `on_everything`, also of streams not in `streams`.
     * `canonical`: deliver rows as the log stores them: JSON texts in the newest shape.
     * `external_position`: returns, for a stream and a writer, the token up to which another source has
-      applied the facts (-1: none). Those facts are not fetched. Cannot be combined with `caches`.
+      applied the facts (-1: none). In ordered streams they are not fetched. Excludes `caches`.
     * `caches`: the streams in `caches.streams` are followed, too. Each fact invalidates them after its
       subscribers were called and before the position advances and waiters wake, so a cached value is
       never older than the positions reported here. If facts may have been missed, everything the stream can
@@ -130,14 +130,14 @@ class Follower:
     def on_everything(self, subscriber: Callable[[Updates[Any]], Awaitable[None] | None]) -> None:
         """Call this function with each fact of every stream of the table that the server has.
 
-        With `raw`, streams that are not in the table are included.
+        With `raw`, streams outside the table are included. Raises `ConfigError` as `on` does.
         """
         self.engine.subscribe_to_all(subscriber)
 
     def on_command(self, command: type[C]) -> Callable[[Callable[[C], None]], Callable[[C], None]]:
         """Decorator: call this function with each command of this type, such as `RemoteServerUp`.
 
-        Commands are not stored: those sent while disconnected are lost.
+        Commands are not stored: those sent while disconnected are lost. RDATA is not included: use `on`.
         """
 
         def subscribe(subscriber: Callable[[C], None]) -> Callable[[C], None]:
@@ -154,13 +154,13 @@ class Follower:
     def wait_for(
         self, stream: Stream[Any] | str, positions: Mapping[str, int] | VClock, timeout: float
     ) -> "Deferred[None]":
-        """Wait until every fact up to these positions was applied and its caches were invalidated.
+        """Wait until the facts up to these positions were applied (or skipped) and their caches invalidated.
 
         `positions` are the tokens by writer, or a `VClock`. `timeout` is in seconds. The Deferred fires in
         the reactor turn in which the last position is reached; it may be cancelled. It fails with
-        `WaitTimeout`, or with `NeverAllocated` if a token does not exist: `allocated` is queried only if the
-        token is above every applied position of the stream. Raises `UnknownStream` for the name of an unknown
-        stream, `NotConnected` if the follower has no clock yet::
+        `WaitTimeout`, or with `NeverAllocated` if a token does not exist, or its writer lost it. `allocated` is
+        queried only if the token is above every applied position of the stream. Raises `UnknownStream` for
+        the name of an unknown stream, `NotConnected` if the follower has no clock yet::
 
             await follower.wait_for(RECEIPTS, {"master": 54}, timeout=5)
         """
@@ -180,9 +180,9 @@ class Follower:
         return waiter.done
 
     def caught_up(self, stream: Stream[Any], *, writer: str, token: int) -> "Deferred[None]":
-        """Wait until every fact of this writer up to `token` was applied.
+        """Wait until the facts of this writer up to `token` were applied or skipped, without a timeout.
 
-        Unlike `wait_for` there is no timeout and no check that the token exists.
+        Fails with `NeverAllocated` only if the writer falls back below the token.
         """
         waiter = self._add_waiter(stream, {writer: token})
         waiter.is_checked = True
@@ -215,18 +215,18 @@ class Follower:
         return self.engine.is_connected
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """The applied positions, ``{stream: {writer: token}}``: every fact up to them was applied."""
+        """The applied positions, ``{stream: {writer: token}}``: facts up to them were applied or skipped."""
         return self.engine.positions()
 
     def waiting_streams(self) -> list[str]:
-        """The streams that wait for missing facts, a busy subscriber or the end of a burst."""
+        """The streams that wait for missing facts, a subscriber, a cache or the end of a burst."""
         return [name for name, one in self.engine.executors.items() if one.machine.is_blocked]
 
     def lag_seconds(self) -> float:
         """Seconds since the follower was last up to date; infinite if it never was.
 
-        The server's PINGs are heartbeats: everything sent before a PING has arrived before it. So the lag is
-        exact to about five seconds on an idle connection.
+        Over TCP, PINGs are heartbeats: everything sent before a PING has arrived before it. So on an idle
+        connection the lag is exact to about five seconds.
         """
         return self.engine.lag_seconds()
 
@@ -236,18 +236,18 @@ class Follower:
         return sum(machine.gaps.missing() for machine in machines)
 
     def gaps(self) -> list[GapError]:
-        """The open gaps: missing facts that could not be fetched yet."""
+        """The open gaps that could not be fetched yet, each with the reason of the last attempt."""
         return [gap for one in self.engine.executors.values() for gap in one.machine.gaps.errors.values()]
 
     @property
     def lost_gaps(self) -> list[tuple[float, GapError]]:
-        """The last 100 gaps that were skipped, as their facts cannot be fetched, each with its clock time."""
+        """The last 100 gaps that were skipped as unrecoverable, each with its clock time in seconds."""
         return self.engine.lost_gaps
 
     def send(self, command: Command) -> None:
         """Send a command to the server, such as USER_SYNC.
 
-        Raises `NotConnected` without a connection: the command is not queued.
+        Raises `NotConnected` without a connection, `LocalProtocolError` if the server's release lacks it.
         """
         if self.engine.connection is None:
             raise NotConnected(f"not connected: {command.NAME} was not sent")

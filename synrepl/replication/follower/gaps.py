@@ -14,7 +14,7 @@ from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 MAX_ATTEMPTS: Final = 3
-"""Attempts to fetch facts that may be gone, such as those of a restarted writer. Then they are skipped."""
+"""Failures in a row to fetch facts that may be gone (of a restart, or a recheck), before they are skipped."""
 
 DESCENDING_TOKENS: Final = 50
 """Tokens per request of a stream whose responses descend. Real masters limit these responses to the highest
@@ -27,7 +27,7 @@ class GapRepair:
     """Fetches the facts of `writer` after `after` up to `upto`, page by page.
 
     `is_recheck`: no fact is known to be missing, so this is a precaution: no gap is reported, and the stream
-    continues if there is no source. `max_attempts`: failures in a row after which the repair ends (None: no
+    continues if the repair fails. `max_attempts`: failures in a row after which the repair ends (None: no
     limit); `NowhereToFetch` ends it at once. `descends`: the tokens of a response descend.
     """
 

@@ -14,7 +14,7 @@ class Order(msgspec.Struct, frozen=True):
     `is_exact`: a fact above the position is new, and a position includes every earlier fact. Otherwise only a
     POSITION, or the end of a fetch, shows that earlier facts are included. `has_late_facts`: a fact at or
     below the position is new, too, unless it is among `RecentFacts`. `restarts`: a late fact lowers the
-    position.
+    position, unless it was fetched.
     """
 
     is_exact: bool
@@ -32,10 +32,10 @@ UNORDERED: Final = Order(is_exact=False, has_late_facts=True)
 """Facts may arrive after facts with higher tokens, and more than once."""
 
 RESTARTING: Final = Order(is_exact=False, has_late_facts=True, restarts=True)
-"""Tokens begin again when the writer restarts, and nothing announces it."""
+"""Tokens begin again when the writer restarts, perhaps before any POSITION shows it."""
 
 REMEMBERED: Final = 10_000
-"""The number of facts in `RecentFacts`. A real master repeats a few dozen."""
+"""The largest number of facts in `RecentFacts`. A real master repeats a few dozen."""
 
 
 class RecentFacts:
@@ -63,7 +63,7 @@ QUIET_SECONDS: Final = 0.5
 """A burst ends when its writer has been quiet this long. Real masters send a burst at once."""
 
 MAX_HELD: Final = 10_000
-"""The largest number of buffered facts of a writer; a full buffer is emptied."""
+"""The number of buffered facts of one writer at which they are applied before the burst ends."""
 
 
 class ReorderBuffer:
@@ -83,7 +83,7 @@ class ReorderBuffer:
         return bool(self._facts)
 
     def add(self, writer: str, token: int, rows: list[bytes]) -> list[RawFact]:
-        """Buffer a fact. Returns all facts of the writer if the buffer is full."""
+        """Buffer a fact. Returns the writer's facts, sorted, if there are `MAX_HELD`; else none."""
         facts = self._facts.setdefault(writer, [])
         facts.append((writer, token, rows))
         self._last_added[writer] = self._seconds()
@@ -118,8 +118,8 @@ class AppliedPositions:
     The only owner of these tokens; everything else reads `tokens`. They move in two ways:
 
     * `advance`: a fact was applied and its caches were invalidated; or nothing up to a POSITION is missing;
-      or facts were skipped, and everything that they could invalidate was dropped first; or another source
-      applied the facts (such a follower has no caches);
+      or facts were skipped or the writer fell back, and everything that this could invalidate was dropped
+      first; or another source applied the facts (such a follower has no caches);
     * `rewind`: the connection was lost during a push of unordered facts, whose positions were held back.
     """
 
@@ -144,9 +144,9 @@ class AppliedPositions:
         self._held = None
 
     def rewind(self) -> None:
-        """Go back to the positions held back, if any.
+        """Go back to the positions held back, if any: the next connection continues from there.
 
-        The facts applied since then are applied again; they have invalidated caches already.
+        `RecentFacts` recognizes the facts that were applied since then.
         """
         if self._held is not None:
             self._tokens.clear()
@@ -155,12 +155,12 @@ class AppliedPositions:
 
 
 class ApplyPolicy(msgspec.Struct, frozen=True):
-    """How a stream is followed.
+    """How a stream is followed. `ordered`, `monotonic` and `descends` are those of the `Stream`.
 
     `earliest`: a new writer is followed from its first fact. `is_kept`: facts are appended to a log, which
-    does not need its own facts again when a writer is rewound. `resumes`: that log followed this channel
-    before, so a stream without positions is a new stream. `external_position` returns the token up to which
-    another source has applied a writer's facts in order; -1 if none has.
+    does not need its own facts again when a writer is rewound. `resumes`: that log has positions already, so
+    a stream without any is new. `external_position` returns the token up to which another source has applied
+    a writer's facts in order; -1 if none has.
     """
 
     ordered: bool
@@ -179,7 +179,7 @@ class StreamHistory:
     `has_started`: a POSITION was processed, in this run or a saved one. `is_out_of_order`: the server sent
     later facts before earlier ones, as real masters do. `was_disconnected`: a connection was lost before.
     `announced`: the highest POSITION of each writer whose rows arrive ahead of POSITION; all facts up to it
-    were applied. `has_caches`: the stream invalidates caches.
+    were applied, or have no source. `has_caches`: the stream invalidates caches.
     """
 
     def __init__(self, policy: ApplyPolicy, positions: AppliedPositions) -> None:

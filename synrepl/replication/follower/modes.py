@@ -20,8 +20,8 @@ from synrepl.replication.strategies import FollowStrategy
 from synrepl.wire.commands import Position
 
 RECHECK_TOKENS: Final = 1_000
-"""The number of tokens below the position that are fetched again after a disconnect, in streams whose facts
-arrive out of order.
+"""The most tokens that are fetched again because late facts may have been missed. Only for streams of a
+shared channel whose rows arrive ahead of POSITION.
 """
 
 
@@ -95,7 +95,7 @@ class Mode:
         raise NotImplementedError
 
     def announce(self, writer: str) -> bool:
-        """A POSITION of this writer arrived. Returns whether it is the first one on this connection."""
+        """A POSITION of this writer arrived. Returns whether to judge it as the first on this connection."""
         raise NotImplementedError
 
     def judge(self, command: Position, *, is_first: bool) -> Judgement:
@@ -116,7 +116,7 @@ class Mode:
 
 
 class Pull(Mode):
-    """A server since 1.13: it announces the position of each writer, and missed facts are fetched."""
+    """A server of 1.13 or later: it announces the position of each writer, and missed facts are fetched."""
 
     def __init__(self, history: StreamHistory, order: Order, *, collects_rows: bool = False) -> None:
         super().__init__(history, order, collects_rows=collects_rows)
@@ -134,13 +134,13 @@ class Pull(Mode):
         return True
 
     def announce(self, writer: str) -> bool:
-        """Accept the writer's rows from now on."""
+        """Accept the writer's rows from now on. Returns whether none were accepted until now."""
         is_first = writer not in self.ready
         self.ready.add(writer)
         return is_first
 
     def judge(self, command: Position, *, is_first: bool) -> Judgement:
-        """Compare a writer's POSITION with its applied position, or its external one if that is higher."""
+        """Compare a POSITION with the applied position, or, in an exact order, with a higher external one."""
         writer, token = command.instance, command.token
         known = self._known(command)
         if self.order.is_exact and known <= token and (external := self._external(writer)) > known:
@@ -193,8 +193,8 @@ class Pull(Mode):
         """The token after which late facts may be missing; None if none can be.
 
         Where rows arrive ahead of POSITION, earlier facts may have been sent while this follower was
-        disconnected, or never: a writer that was disconnected itself moves on, and then only announces its
-        position.
+        disconnected. Facts that a writer committed while it was itself disconnected are never sent: it only
+        announces its position afterwards.
         """
         if not self._announces_late:
             return None
@@ -269,7 +269,7 @@ class Push(Mode):
         return () if last is None else (last,)
 
     def flush(self, writer: str) -> Sequence[RawFact]:
-        """End the backlog, and return its last fact. From now on the rows of one fact are marked."""
+        """End the backlog, and return its last fact, if any. From now on the rows of one fact are marked."""
         self.collects_rows = self.in_backlog = False
         last, self._last = self._last, None
         return () if last is None else (last,)

@@ -9,8 +9,8 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.updates import Subscriber
 
 SAVE_SECONDS: Final = 0.1
-"""The time from a change of positions to their save. After a kill, facts applied since the last save are
-delivered again.
+"""The longest time from a change of positions to the attempt to save them. After a kill, facts applied since
+the last successful save are delivered again.
 """
 
 
@@ -20,10 +20,10 @@ RETRY_SECONDS: Final = 1.0
 
 @dataclass(eq=False, repr=False)
 class PositionSaver:
-    """Saves `positions()` to `store` and shows them in `metrics`, if there are any, soon after each change.
+    """Saves `positions()` to `store` and shows them in `metrics` (each may be None) soon after a change.
 
-    A save that fails is reported by `report_failure`, and repeated. `is_due`: it will save soon. `saved`: the
-    positions of the last run and of the last save, also of streams that are not followed now.
+    A save that fails is reported to `report_failure`, and repeated. `is_due`: a save is scheduled. `saved`:
+    the positions of the last run and of the last save, also of streams that are not followed now.
     """
 
     store: IPositionStore | None

@@ -72,7 +72,7 @@ StreamEvent = (
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """Apply facts of `PendingFacts.take`, up to and with the first that needs time. Then: `Applied`."""
+    """Apply facts of `PendingFacts.take`, up to and including the first that needs time. Then: `Applied`."""
 
 
 class Invalidate(msgspec.Struct, frozen=True):

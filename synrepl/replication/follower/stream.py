@@ -27,9 +27,9 @@ _APPLYING: Final = StreamState.APPLYING
 
 
 class StreamMachine:
-    """The state of one stream. A fact that is known already is dropped, whichever source it comes from.
+    """The state of one stream. A fact that is known already is not given to subscribers again.
 
-    While facts are missing or a subscriber is busy, the whole stream is blocked and commands are queued.
+    While facts are missing, or a subscriber or cache is busy, the stream is blocked and commands are queued.
     The action `Apply` tells the caller to apply `facts`. The caller sets `history.has_caches` when it has
     caches; only then is `Invalidate` returned. `seconds` returns the time.
     """
@@ -55,7 +55,7 @@ class StreamMachine:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether received facts wait to be applied, or, while connected, missing facts to be fetched."""
+        """Whether the stream waits for a subscriber, a cache, missing facts or the end of a burst."""
         if self.state is _LIVE or self.state is _DISCONNECTED:
             mode = self._mode
             return mode is not None and mode.collects_rows and mode.collects

@@ -14,10 +14,10 @@ R = TypeVar("R")
 
 
 class Updates(msgspec.Struct, Generic[R], frozen=True):
-    """One complete fact: its typed `rows`, and its `stream`, `writer` and `token`.
+    """One complete fact: its `rows` (typed, unless the follower is `raw` or `canonical`) and its source.
 
-    A subscriber receives each fact in order, and applies it before the follower's position reaches `token`.
-    After a crash a fact may be delivered again (at least once)::
+    The follower's position does not advance over a fact before all subscribers have applied it. A fact may be
+    delivered again after a crash, and is if the subscriber raises (at least once)::
 
         @follower.on(RECEIPTS)
         def show(updates: Updates[Receipt]) -> None:
@@ -64,7 +64,7 @@ class ICatchUp(Protocol):
     """A source of missing facts."""
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """Fetch the facts with ``after < token <= upto``, or the first of them.
+        """Fetch the facts with ``after < token <= upto``, or a `limited` page with the first of them.
 
         Raises `ReplicationError`, and `NowhereToFetch` if a retry cannot help.
         """
@@ -81,7 +81,7 @@ class FollowerEvent(msgspec.Struct, frozen=True):
     * ``error``: `text` is the message, `error` the exception, if any.
 
     `code` is set if no retry can succeed until somebody changes a configuration: ``wrong_server``,
-    ``unknown_stream``, ``forbidden``, ``tls`` or ``bad_port``. All other reasons are temporary.
+    ``unknown_stream``, ``forbidden``, ``tls`` or ``bad_port``. If it is empty, a retry may succeed.
     """
 
     kind: Literal["connected", "disconnected", "server", "position", "restarted", "went_back", "error"]

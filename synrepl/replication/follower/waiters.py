@@ -33,9 +33,9 @@ class Waiter:
 
 
 class Waiters:
-    """All waiters, sorted so that an advance of a stream touches only those it completes.
+    """All waiters, sorted so that an advance of a writer touches only those whose tokens it reaches.
 
-    `queues`: by stream and writer, the waiters for a token, the lowest first.
+    `queues`: by stream and writer, the waiters, the lowest token first.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Waiters:
         return waiter
 
     def remove(self, waiter: Waiter) -> None:
-        """Remove a waiter, for any reason."""
+        """Remove a waiter and stop its timer, without firing `done`."""
         queues = self.queues.get(waiter.stream, {})
         for writer, token in waiter.missing.items():
             queue = queues[writer]
@@ -85,7 +85,7 @@ class Waiters:
     def fail_after(
         self, waiter: Waiter, seconds: float, clock: Any, error: Callable[[Waiter], Exception]
     ) -> None:
-        """Fail a waiter after this many seconds."""
+        """Fail a waiter that is not done after this many seconds, with `error(waiter)`."""
         if not waiter.done.called:
             waiter.timer = clock.callLater(max(0.0, seconds), lambda: self.fail(waiter, error(waiter)))
 
@@ -139,7 +139,7 @@ class Allocation:
         self._querying: set[str] = set()
 
     def check(self, stream: str) -> None:
-        """Check the unchecked waiters of this stream."""
+        """Check the unchecked waiters of this stream, if there is a `source`."""
         if self.source is not None and stream not in self._querying and self._unchecked(stream):
             self.start(self._query(stream, self.source), f"querying the highest token of {stream}")
 
