@@ -22,7 +22,7 @@ class Address(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(native="" if native == "-" else native, http="" if http in ("", "-") else http)
 
     def is_same(self, other: "Address") -> bool:
-        """Whether both are the same daemon, judged by the addresses that both have."""
+        """Whether both are of the same daemon: their `native` or their `http` is equal and not empty."""
         pairs = ((self.native, other.native), (self.http, other.http))
         return any(ours and ours == theirs for ours, theirs in pairs)
 

@@ -44,7 +44,7 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 def history_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None:
-    """Return why the reader has another log or is in a later epoch; None if it has neither."""
+    """Return why the reader has another log or is in a later epoch; None if not."""
     name = reader.name
     if reader.history is not None and reader.history != log.history:
         why = f"{name} is a copy of the log {printable(reader.history)}, not of this log, {log.history}"
@@ -56,7 +56,7 @@ def history_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None:
 
 
 async def position_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None:
-    """Return why this log lacks the reader's position or facts after it; None if it has them."""
+    """Return why this log cannot continue from this position; None if it can. Raises `StorageError`."""
     name, serial, head = reader.name, reader.serial, log.position
     known = None
     if reader.digest is not None:

@@ -57,9 +57,9 @@ class NameConflict(msgspec.Struct, frozen=True):
 class BrokerPeer:
     """Follows the other processes on the channel, and publishes this process's own writes.
 
-    `follower` receives everything but our own echoes. `writes` are the streams and writers published from the
-    `publisher`'s log; others never are, so no received fact is published again. Commands of the publisher's
-    followers go to the channel; commands from the channel go to the followers.
+    `follower` receives the messages of other processes, except REPLICATE. `writes` are streams and writers
+    published from the `publisher`'s log; others never are, so no received fact is published again. The
+    publisher's followers send and receive the commands for all processes through the channel.
 
     The broker's link calls the peer (its `member`) in the reactor's thread, and not after the link's `stop`.
     The follower and the reader use the peer as their connection. Set `broker` before the first callback.
@@ -161,7 +161,7 @@ class BrokerPeer:
             self._follower.engine.unreachable(why)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """Handle messages from the channel in its order, our own echoes included."""
+        """Handle messages from the channel in its order, our echoes included. Raises RemoteProtocolError."""
         accepted: list[Command | RdataRun] = []
         for command in commands:
             if isinstance(command, (Rdata, RdataRun, Position)):
@@ -210,7 +210,7 @@ class BrokerPeer:
             self.broker.write(data)
 
     def send(self, command: Command) -> None:
-        """Publish this command. Raises `NotConnected`; `LocalProtocolError` if no broker carries it."""
+        """Publish this command. Raises `NotConnected`, or `LocalProtocolError` if no channel carries it."""
         if not self.is_publisher_up:
             raise NotConnected(f"not connected: {command.NAME} was not sent")
         if self.is_subscriber_up and not command.CHANNEL and not isinstance(command, Replicate):
@@ -220,7 +220,7 @@ class BrokerPeer:
     def forward(self, command: Command) -> None:
         """Publish a follower's command.
 
-        Best effort: without a connection the command is lost, as it is between Synapse's processes.
+        Best effort, as between Synapse's processes: a command that cannot be sent now is dropped and counted.
         """
         if self.is_publisher_up and NEWEST.release in command.SPAN:
             try:
@@ -385,7 +385,7 @@ class BrokerPeer:
 
 
 EXPIRY_SECONDS: Final = 600.0
-"""A message that has not come back after this long was lost with a connection. Redis may stall a while."""
+"""After this long, a message that has not come back counts as lost. Redis may stall a while."""
 
 MAX_RECORDED: Final = 100_000
 

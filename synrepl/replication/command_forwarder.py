@@ -1,7 +1,7 @@
 """Forwards commands of a replica's followers to its upstream, which handles each only once.
 
-The replica numbers the commands under a name of its own, its origin, and sends each again until the upstream
-acknowledges it. The upstream ignores numbers that it has already received.
+The replica numbers the commands under a name of its own, its origin. After a reconnect it sends those again
+that no upstream has acknowledged. An upstream ignores numbers that it has already received.
 """
 
 from collections import OrderedDict, deque
@@ -51,13 +51,13 @@ Numbered = tuple[int, bytes]
 
 
 def line_of(command: Command) -> bytes:
-    """Format a command for the newest release that knows it. Raises LocalProtocolError."""
+    """Format a command for `NEWEST`, or for `LEGACY` if `NEWEST` lacks it. Raises LocalProtocolError."""
     dialect = NEWEST if NEWEST.release in command.SPAN else LEGACY
     return codec_of(dialect, ours=CLIENT, theirs=SERVER).format(command)
 
 
 def command_of(line: bytes) -> Command:
-    """Parse a line. Raises RemoteProtocolError if it is not a command that followers send."""
+    """Parse a line. Raises RemoteProtocolError if it is not PING or a command that replicas forward."""
     command = codec_of(NEWEST, ours=SERVER, theirs=CLIENT).parse(line)
     if not isinstance(command, (*FORWARDED, Ping)):
         raise RemoteProtocolError(f"{command.NAME} is not a command that replicas forward")
@@ -67,9 +67,9 @@ def command_of(line: bytes) -> Command:
 class CommandForwarder:
     """Queues the commands of this daemon's followers until its upstream acknowledges them.
 
-    It accepts commands while `is_active`, that is while this daemon is a replica. An upstream that does not
-    know the earlier commands, such as a new primary, is sent the users that are syncing here. `dropped` is
-    called with the name of each command dropped for lack of room.
+    Callers give it commands only while `is_active`, that is while this daemon is a replica. An upstream that
+    does not know the earlier commands, such as a new primary, is sent the users that are syncing here.
+    `dropped` is called with the name of each command dropped for lack of room.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class CommandForwarder:
         self._flush_soon()
 
     def hand_back(self) -> None:
-        """This daemon became primary: forward the unacknowledged commands from here."""
+        """This daemon became primary: give all waiting commands to `FollowerCommands.forward`."""
         waiting = [*self._unacknowledged, *self._queue]
         self._unacknowledged.clear()
         self._queue.clear()

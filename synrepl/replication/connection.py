@@ -1,4 +1,4 @@
-"""The interface of connections of followers, to followers and to brokers, whatever the transport."""
+"""The interface of a connection to a server, to a follower or to a broker, whatever the transport."""
 
 from typing import Protocol
 
@@ -12,7 +12,7 @@ class Connection(Protocol):
         """Send these lines. May call `pause` of the connection's owner before it returns."""
 
     def send(self, command: Command) -> None:
-        """Send one command. Raises `LocalProtocolError` if it is not allowed; a broker, `NotConnected`."""
+        """Send one command. Raises `LocalProtocolError` if not allowed, and on a broker `NotConnected`."""
 
     def fail(self, why: str) -> None:
         """Send ERROR, then close. A broker is not sent anything: the connection is closed and made again."""

@@ -20,7 +20,7 @@ MAX_STREAMS: Final = 100
 """Maximum number of declared streams."""
 
 MAX_EPHEMERAL: Final = 4
-"""Maximum number of ephemeral ones: held facts of all ephemeral streams must fit `wire.blocks.MAX_HELD`."""
+"""Maximum number of declared ephemeral streams: the held facts of all must fit `wire.blocks.MAX_HELD`."""
 
 
 class DeclaredStreams:
@@ -43,7 +43,7 @@ class DeclaredStreams:
         log.subscribe(self._on_committed)
 
     async def load(self) -> None:
-        """Read all declarations of the log; forget streams declared otherwise, or not at all."""
+        """Read the log's declarations into the table; remove streams that differ or are missing there."""
         log, name = self._log, DECLARATIONS.name
         facts: list[Fact] = []
         if upto := max(log.positions(name).values(), default=0):

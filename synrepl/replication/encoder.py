@@ -24,7 +24,7 @@ class Encoder:
     rows, a POSITION advances the reader (if `strategy.certifies`). In place of a fact with a row too long for
     a line, a POSITION makes the reader fetch the fact (if `strategy.pulls`), or `withheld` is called with the
     fact and the reason. `writes` limits facts to these streams and writers, `served` to those that pass this
-    filter. `named` are the requested ones of the streams that are sent only on request.
+    filter. `named`: streams that are sent only on request, and were requested.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Encoder:
         return list(self._streams.values())
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
-        """All lines of these facts."""
+        """The lines of the facts whose stream and writer are sent."""
         out: list[bytes] = []
         for fact in facts:
             stream = self._streams.get(fact.stream)
@@ -119,7 +119,7 @@ class BlockEncoder:
         self._filter = query
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
-        """Encode these facts."""
+        """Encode the facts that pass the filter."""
         passes = self._filter.passes
         passed = [fact for fact in facts if passes(fact.stream, fact.writer)]
         return facts_block("facts", (fact for fact in passed if fact.serial)) + facts_block(

@@ -33,7 +33,7 @@ MAX_DETACHED: Final = 1_000
 """Acks of lost connections that are kept; the oldest are dropped."""
 
 MAX_NAME: Final = 512
-"""Characters in the name of a sender."""
+"""The most characters in the name of a sender."""
 
 
 @dataclass(eq=False, repr=False, slots=True)

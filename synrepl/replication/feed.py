@@ -14,9 +14,9 @@ step and reports back what was sent. The steps:
 `Stop.REPLACED`   another log has taken this one's place: refuse it
 =================  ========================================================================================
 
-A feed is *live* while it takes each group from the ring in turn. One that starts, or whose next group has
-left the ring, catches up on the durable facts alone, from the log and then from the ring. At the ring's end
-it gets the ephemeral facts that it missed, and is live.
+A feed is *live* while it takes each group from the ring in turn. One that starts otherwise, or whose next
+group has left the ring, catches up on the durable facts alone, from the log and then from the ring. At the
+head it gets the ephemeral facts that its `EphemeralMode` names, and is live.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,14 +91,14 @@ Step = RingGroup | PageStep | EpochStart | EphemeralStep | Stop
 
 
 class Feed:
-    """A cursor after the serial `after` of the log, in this `epoch`.
+    """A cursor after the serial `after` of the log, in `epoch` (None: the first) or a later one by then.
 
     Facts that pass `filter` are selected, up to the serial `upto` and at most `limit` facts (None: no limit).
     Without a `ring` every fact is read from the log. With `epochs` the starts of epochs are handed out, with
     `receipts` the receipts of appends. `compacted`: the reader accepts a trimmed log, in which facts that
     were replaced are missing. Unless `whole_groups`, a group larger than one write is read from the log by
     pages. A feed that `is_live` from the start gets only new ephemeral facts. `tokens` are the last
-    tokens of ephemeral streams that its reader has (`EphemeralMode.MISSED`).
+    tokens of ephemeral streams that its reader has (None: the ring's), for `EphemeralMode.MISSED`.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class Feed:
         return data
 
     def advance(self, upto: int, count: int, digest: str | None = None) -> bool:
-        """Record that a page of `count` facts up to this serial was read. `digest` is that at the serial.
+        """Record that a page of `count` facts up to this serial was read. `digest`: the one there, if known.
 
         Returns False if the page cannot be sent, as the log was trimmed or replaced meanwhile.
         """
@@ -318,7 +318,7 @@ class LogPage(msgspec.Struct, frozen=True):
 
 
 async def read_page(log: "Log", feed: Feed, step: PageStep) -> LogPage | None:
-    """Read this page, and advance the feed. None if the log was trimmed or replaced meanwhile."""
+    """Read this page and advance the feed. None if the log was trimmed or replaced meanwhile."""
     facts, upto = await log.read(after=step.after, upto=step.upto, limit=step.limit, filter=step.filter)
     receipts = await log.receipts_between(step.after, upto) if step.receipts else ()
     digest = facts[-1].digest if facts and facts[-1].serial == upto else None

@@ -41,7 +41,7 @@ class Carrier(Protocol):
 
 @dataclass(eq=False, repr=False)
 class FollowerCommands:
-    """Handles followers' commands: acts on them here, or forwards them, and calls subscribers.
+    """Handles followers' commands: acts on them here, forwards them, and calls subscribers.
 
     INVALIDATE_CACHE becomes a fact of ``caches``. FEDERATION_ACK trims the federation stream. USER_SYNC
     updates `syncing`. The publisher broadcasts REMOTE_SERVER_UP. On a shared channel, commands for all
@@ -79,10 +79,10 @@ class FollowerCommands:
         self.feed = CommandFeed(self.clock, self.unread)
         self._generated_ids: dict[object, str] = {}
         self.subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
-        """By type of command: functions called with every such command of a follower."""
+        """By type of command: functions called with every such command of a follower that was accepted."""
 
     def syncing_commands(self) -> Iterator[Command]:
-        """USER_SYNC for every user that is syncing at a follower of this daemon."""
+        """USER_SYNC for every user that is syncing at a follower of this daemon or of a replica of it."""
         for connection, command in self.syncing.commands():
             completed = self._with_instance(connection, command)
             if connection is not None and completed is not None:
@@ -94,7 +94,7 @@ class FollowerCommands:
             yield commands.FederationAck(instance=name or self.instance, token=token)
 
     def on_channel_command(self, command: Command) -> None:
-        """Handle a command that another process sent to all processes."""
+        """Handle USER_SYNC or CLEAR_USER_SYNC that another process sent to all; ignore other commands."""
         match command:
             case commands.UserSync():
                 self.syncing.user_sync(None, command)
@@ -104,7 +104,7 @@ class FollowerCommands:
                 pass
 
     def connection_lost(self, connection: object) -> None:
-        """Forward CLEAR_USER_SYNC for a follower's workers; its users and acks end, some after a while."""
+        """Forward CLEAR_USER_SYNC for its workers. Acks and users with an instance id stay a while."""
         for instance in self.syncing.instances_of(connection):
             self.forward(commands.ClearUserSync(instance_id=instance))
         self.syncing.connection_lost(connection)
@@ -243,7 +243,8 @@ class CommandFeed:
     """A bounded buffer of the newest commands, kept in memory until the homeserver acknowledges them.
 
     `life` identifies this run of the daemon: numbers start at 1 in each run. `on_dropped` is called with the
-    name of each command that is dropped unacknowledged; `fallen` is the number of the last such command.
+    name of each command that is dropped for lack of room (`fallen` is the number of the last one, or 0) or
+    cannot be written as a line.
     """
 
     def __init__(self, clock: IClock, on_dropped: Callable[[str], None] = lambda name: None) -> None:

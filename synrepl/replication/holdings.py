@@ -39,12 +39,12 @@ class Holdings:
 
     @property
     def primary_address(self) -> str:
-        """The primary's address as ``NATIVE HTTP``; empty if unknown."""
+        """The primary's address as ``NATIVE HTTP``, ``-`` for a missing part; empty if unknown."""
         where = self.primary()
         return str(where) if where else ""
 
     def unreadable(self) -> str:
-        """Why no reader is served, with the address to use instead; empty if readers are served."""
+        """Why no reader is served, with the address to use instead if known; empty if readers are served."""
         if not self.joining():
             return ""
         return f"this replica has no whole copy yet (joining): {self._ask_instead() or 'try again later'}"
@@ -52,7 +52,7 @@ class Holdings:
     def lacks(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> str:
         """The first of these streams and writers that is not held, as a message; empty if all are held.
 
-        The message says what is held and which address to use instead.
+        The message says what is held, and which address to use instead if one is known.
         """
         has = self.filter
         for kind, names, known in (("stream", streams, has.streams), ("writer", writers, has.writers)):

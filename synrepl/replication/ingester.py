@@ -33,7 +33,7 @@ MAX_HISTORY_ROWS: Final = 1_000
 
 QUERY_SECONDS: Final = 1.0
 MAX_QUERIES: Final = 5
-"""A writer whose position fell is queried up to this often, with this timeout."""
+"""A writer whose position fell is queried up to this often, each time for `QUERY_SECONDS`."""
 
 RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -77,14 +77,14 @@ class Ingester:
     """Appends the facts of followers (made with `canonical`) to the log, many per commit.
 
     Facts that arrive during a commit go into the next one. A follower continues once its fact is submitted:
-    if this process dies before the commit, it restarts from the log's position. When too many facts are
-    pending, followers are blocked until the next commit (backpressure). A failed commit is retried without
-    limit, so a stream's facts are stored in order.
+    if this process dies before the commit, the follower restarts from the log's position. When too many facts
+    are pending, followers are blocked until the next commit (backpressure). A failed commit is retried
+    without limit, so a stream's facts are stored in order.
 
     A writer's silence (POSITION without rows) is stored as a fact without rows, which records its position.
 
-    A writer whose position is below its own facts in the log has lost them: its database was restored from a
-    backup. The log then starts a new epoch, and `lost` is called with the stream.
+    In an ordered kept stream, a writer whose position is below its own facts in the log has lost them: its
+    database was restored from a backup. A new epoch starts, and `lost` is called with the stream.
     """
 
     _logger = Logger()
@@ -132,7 +132,7 @@ class Ingester:
     def durable_position(self, stream: str, writer: str) -> int:
         """The writer's position in the log, from any source.
 
-        -1 if it cannot be used: for ephemeral streams, and while the history of a writer is checked.
+        -1 if there is none, for ephemeral streams, and while the history of any of its writers is checked.
         """
         if self.table[stream].ephemeral or any(stream == name for name, _ in self._rewound):
             return -1

@@ -1,4 +1,4 @@
-"""Waiters for the log: one timer for all of them, and no thread."""
+"""Waiters for the log: they share one timer that polls, and use no thread."""
 
 from bisect import bisect_left, insort
 from itertools import starmap
@@ -89,7 +89,7 @@ class LogWaiters:
         """Wait for the next group with a fact that passes the filter (None: any fact).
 
         Only with `ephemeral` it may be an ephemeral group. Returns None if the log changed in another way or
-        has reached `upto`, and after the timeout, in seconds.
+        has reached `upto`, and after the timeout, in seconds (None: no limit).
         """
         waiter: Deferred[RingGroup | None] = Deferred()
         self._listeners[waiter] = group_filter, upto, ephemeral
@@ -103,7 +103,7 @@ class LogWaiters:
             self._stop_idle_polling()
 
     def poll(self) -> None:
-        """Wake all waiters if the log has moved without facts."""
+        """If the log has moved without facts, wake all readers, and the requests whose serial is reached."""
         if self._log.position != self._seen:
             self._seen = self._log.position
             self._wake_waiters()

@@ -69,7 +69,7 @@ class SyncingUsers:
 
     A worker is an instance id if the release has one (docs/reference/peers.md#tcp-commands). Otherwise the
     connection counts as the worker, and its users end with it. An instance's users end with CLEAR_USER_SYNC,
-    or after `EXPIRY_SECONDS` without activity of the instance and its last connection. The cost of a command
+    or after `EXPIRY_SECONDS` without activity of the instance and its last connection. The cost of USER_SYNC
     does not depend on the number of users, workers or connections.
     """
 
@@ -158,7 +158,7 @@ class SyncingUsers:
         return [name for name in owner.workers if name != f"connection {id(connection)}"]
 
     def commands(self) -> Iterator[tuple[object, UserSync]]:
-        """USER_SYNC for all users of open connections.
+        """Yield each open connection (None: the channel) with USER_SYNC for each of its users.
 
         Users that start or stop during the iteration may be left out.
         """

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CACHES: Final = "caches"
 
 MAX_NAMED: Final = 200
-"""The most stream names that are remembered of a follower; more, or longer than `MAX_NAME`, are ignored."""
+"""The most stream names remembered of a follower. A REPLICATE that would exceed this adds none."""
 
 MAX_ENCODERS: Final = 1_000
 """Encoders that are remembered: one for each release and set of streams."""
@@ -91,7 +91,7 @@ class FollowerSession:
             self.reader.push_everything()
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """Handle commands from the follower."""
+        """Handle commands from the follower. Raises RemoteProtocolError if one is not allowed."""
         follower_commands = self._publisher.follower_commands
         follower_commands.syncing.mark_active(self._connection)
         for command in commands:
@@ -194,7 +194,7 @@ class FollowerSession:
 
 
 class Publisher:
-    """Sends every committed fact to every follower of its stream.
+    """Sends every committed fact to the followers of its stream that may read it.
 
     The server side of the library. `log` is a started `synrepl.storage.log.Log`, `instance` the writer name
     of this process::
@@ -209,10 +209,10 @@ class Publisher:
         synrepl.serve(reactor, "tcp:9092:interface=127.0.0.1", publisher, server_name="hs").startService()
         await publisher.append("push_rules", [[PushRules(user_id="@ada:hs")]])
 
-    A fact is encoded once for all followers of one release. A ring of `ring_bytes` bytes holds the newest
-    facts; followers that are further behind read from the log. Streams and writers that this daemon's
-    `holdings` do not include are not announced. All methods must be called in the reactor's thread; call
-    `stop` at shutdown.
+    A fact is encoded once for all live followers with one release and streams. A ring of `ring_bytes` bytes
+    holds the newest facts; followers that are further behind read from the log. Streams and writers
+    that this daemon's `holdings` do not include are not announced. All methods must be called in the
+    reactor's thread; call `stop` at shutdown.
     """
 
     _logger = Logger()

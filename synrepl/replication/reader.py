@@ -43,8 +43,8 @@ class Backlog:
 
     A request for facts after a token reads by token first (`after_token`). Where several writers share a
     stream, that token says nothing about other writers' facts, which may have lower tokens and a higher
-    serial. The reader then looks up the serial of the follower's last fact (`last_token`) and continues by
-    serial.
+    serial. There the reader first looks up the serial of the follower's last fact (`last_token`) and
+    continues by serial; it reads by token only if the log lacks that fact.
     """
 
     feed: Feed
@@ -61,19 +61,19 @@ class Backlog:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether facts are still read by token: the feed's serial says nothing yet."""
+        """Whether a token is still to be read or looked up: the feed's serial says nothing yet."""
         return self.after_token is not None or self.last_token is not None
 
 
 class Reader:
-    """Sends one follower its streams at the follower's own speed, without gaps and without a queue.
+    """Sends a follower (or a shared channel) its streams as fast as it takes them, without a queue of facts.
 
     A live reader takes each group of facts from the ring. While its transport is full (`pause`) it takes
     nothing. If its next group has left the ring when it resumes, its streams become a backlog that is read
     from the log; they go live again after catching up. All decisions are made in `pump`, which runs after
-    every change. `streams`: those that the follower's release knows, and that are held here. `scope`
-    describes what the daemon holds, if it does not hold everything. `positions` returns the position of each
-    writer of a stream to announce, by default of all that are held.
+    every change. `streams`: those that the `encoder` sends. `scope` describes what the daemon holds, if not
+    everything. `positions` returns the position of each writer of a stream to announce, by default
+    of all that are held.
     """
 
     _log = Logger()
@@ -112,7 +112,7 @@ class Reader:
         self._is_closed = False
 
     def replicate(self, command: Replicate) -> None:
-        """Answer REPLICATE."""
+        """Answer REPLICATE. Before 1.13, a request for an unknown stream ends the connection."""
         if not self._linear:
             self.send_positions()
             return

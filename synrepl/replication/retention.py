@@ -1,4 +1,4 @@
-"""Retention: trims facts that newer facts replaced, a slice at a time."""
+"""Retention: trims old facts, except the last of each key, a slice at a time."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -26,8 +26,8 @@ PAUSE_SECONDS: Final = 0.02
 class Retention:
     """Trims facts that are older than `retain_seconds` and not held by a lease.
 
-    The last trimmed fact of each key stays (`SQLEngine.trim`). `lowest` returns the serial after which a
-    reader still needs all facts; None without readers.
+    In streams with keys, the last old fact of each key stays (`SQLEngine.trim`). `lowest` returns the serial
+    after which a reader still needs all facts; None without readers.
     """
 
     _logger = Logger()
@@ -47,7 +47,7 @@ class Retention:
         self._tasks.start(self._run(), "trimming the log")
 
     def stop(self) -> None:
-        """Stop after the current slice."""
+        """Stop. A slice that is being trimmed is finished."""
         self._tasks.cancel_all()
 
     async def _run(self) -> None:
@@ -69,7 +69,7 @@ class Retention:
             await sleep(self.clock, self._check_seconds)
 
     async def trim_some(self) -> bool:
-        """Trim one slice. Returns False if there is nothing to trim."""
+        """Trim one slice. Returns False if there is nothing to trim. Raises `StorageError`."""
         log = self.log
         lowest = self.lowest()
         upto = log.serial if lowest is None else min(lowest, log.serial)
@@ -93,7 +93,7 @@ class Retention:
 
 
 def keys_of(table: StreamTable) -> KeysOf:
-    """A function that returns the keys of a fact's rows, as its stream declares them."""
+    """A function that returns the keys of a fact's rows; None if its stream is unknown or has no keys."""
 
     def keys(stream: str, rows: bytes) -> list[bytes] | None:
         declared = table.get(stream)

@@ -13,10 +13,10 @@ WRITE_BYTES: Final = 256 * 1024
 
 
 class IEncoder(Protocol):
-    """Encodes facts for one release. Encoders are compared by identity."""
+    """Encodes facts for one kind of readers. Encoders are compared by identity."""
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
-        """All lines of these facts."""
+        """Encode the facts that these readers are sent."""
 
 
 @dataclass(eq=False, repr=False)
@@ -44,7 +44,7 @@ class RingGroup:
 
 
 class Ring:
-    """A bounded buffer of the newest groups, at least one. Older groups must be read from the log.
+    """A bounded buffer of the newest groups, at least the last one. Older facts must be read from the log.
 
     Readers share the ring and keep only a cursor in it, so a slow reader costs no memory. Its groups follow
     each other without a hole. `tokens` and `resets` are those of the newest group (`RingGroup`).
@@ -104,7 +104,7 @@ class Ring:
         return group
 
     def recent(self, count: int) -> list[Fact]:
-        """The newest `count` facts, newest first."""
+        """The newest facts in the ring, at most `count`, newest first."""
         found: list[Fact] = []
         for group in reversed(self._groups):
             found += reversed(group.facts)

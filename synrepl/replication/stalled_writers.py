@@ -1,4 +1,4 @@
-"""StalledWriters: finds writers that do not advance while others of their stream do."""
+"""StalledWriters: finds writers that stay at a token below others of their stream."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ STUCK_SECONDS: Final = 15.0
 
 
 class StalledWriter(msgspec.Struct, frozen=True, kw_only=True):
-    """A writer at `token`, `behind` the highest token of its stream, for `seconds`."""
+    """A writer that has been at `token` for `seconds`, `behind` tokens below the highest of its stream."""
 
     stream: str
     writer: str
@@ -26,7 +26,7 @@ class StalledWriter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StalledWriters:
-    """Periodically compares the positions of the writers of each stream.
+    """Periodically compares the positions of the writers of each ordered, kept stream.
 
     A stalled writer holds back all readers that read the stream as one sequence. Unordered and ephemeral
     streams are not checked: their writers do not follow the others' positions while idle.

@@ -32,10 +32,10 @@ SHOWN: Final = 200
 """Replicas and leases listed, those in the worst state first; the rest are counted."""
 
 REPLICA_TROUBLES: Final = ("ended", "lost", "behind")
-"""The states of replicas that need attention, the worst first. One that is never seen may still come."""
+"""The states of replicas that need attention, the worst first. A ``never seen`` replica may still connect."""
 
 BEHIND_SECONDS: Final = 1.0
-"""A replica that is behind by less needs no attention."""
+"""A replica that is fewer seconds behind than this needs no attention."""
 
 RECENT: Final = 20
 """The number of newest facts listed."""
@@ -91,7 +91,7 @@ def build_status(
     started_at: float,
     version: str,
 ) -> dict[str, Any]:
-    """The status as a JSON object. Times are in seconds.
+    """The status as a JSON object. Times are in Unix seconds, durations in seconds.
 
     A lag is the worst of this daemon's own lag, behind its sources or its upstream, and its followers' lags.
     """

@@ -1,9 +1,9 @@
 """Strategies: how followers of each release are served, and how servers of each release are followed.
 
 Before 1.13 a follower requests each stream by name and token. The server pushes the missed facts, then
-POSITION. From 1.13 on a follower receives every row from the moment it connects; REPLICATE only requests
-positions, and the follower fetches missed facts over HTTP (docs/reference/peers.md#tcp-replicate). From 1.22
-on POSITION also says where it continues from.
+POSITION. From 1.13 on a follower receives every row of Synapse's streams from the moment it connects;
+REPLICATE requests positions and declared streams, and the follower fetches missed facts over HTTP
+(docs/reference/peers.md#tcp-replicate). From 1.22 on POSITION also says where it continues from.
 """
 
 from collections.abc import Callable, Collection
@@ -62,7 +62,7 @@ class FollowStrategy(msgspec.Struct, frozen=True):
 
         `named` are the declared streams, which a server sends only on request. `token` returns the position
         to continue a stream from, None if there is none. `everything`: all streams of the server are
-        subscribed to; a request for a stream that the server lacks would close the connection.
+        followed, but not those without a position that it may lack: a request would close the connection.
         """
         if not self.pushed:
             return [Replicate(text="" if self.shared else " ".join(f"+{name}" for name in named))]

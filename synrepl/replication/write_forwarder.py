@@ -76,7 +76,7 @@ class WriteForwarder:
 
     `is_active` tells whether this daemon forwards now: a promoted one does not. `refusal` returns why
     facts of a stream are not forwarded at all, or None. `has_file` waits, for some seconds, until a file is
-    stored locally. At most `max_pending_bytes` of facts wait for their responses.
+    stored locally. At most `max_pending_bytes` of facts, or one larger write, wait in `forward` at a time.
     """
 
     log: Log
@@ -92,7 +92,7 @@ class WriteForwarder:
 
     def __post_init__(self) -> None:
         self.pending_bytes = 0
-        """Bytes of facts that wait for the primary's response."""
+        """Bytes of facts in `forward` that wait for the primary's response."""
         self._tasks = Tasks(self.logger, "write forwarding")
         self._client: tuple[str, Any] | None = None
 

@@ -16,7 +16,7 @@ EVERYTHING: Final = "all"
 
 
 class StreamWrite(msgspec.Struct, frozen=True):
-    """A stream that this process publishes under the name `writer` (empty: its instance name)."""
+    """A stream, or ``all``, that this process publishes as `writer` (empty: its instance name)."""
 
     stream: str
     writer: str = ""

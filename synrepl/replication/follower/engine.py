@@ -392,7 +392,6 @@ class FollowerEngine:
             self.connection.established()
 
     def _writer_rewound(self, stream: str, writer: str, token: int) -> None:
-        """The writer's position is lower than before: its later facts are lost."""
         self.allocation.forget(stream)
         for waiter in self.waiters.for_stream(stream):
             want = waiter.targets.get(writer, token)

@@ -158,7 +158,7 @@ class Follower:
 
         `positions` are the tokens by writer, or a `VClock`. `timeout` is in seconds. The Deferred fires in
         the reactor turn in which the last position is reached; it may be cancelled. It fails with
-        `WaitTimeout`, or with `NeverAllocated` if a token does not exist, or its writer lost it. `allocated` is
+        `WaitTimeout`, or with `NeverAllocated` if a token does not exist or was lost. `allocated` is
         queried only if the token is above every applied position of the stream. Raises `UnknownStream` for
         the name of an unknown stream, `NotConnected` if the follower has no clock yet::
 
