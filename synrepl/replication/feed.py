@@ -91,7 +91,7 @@ Step = RingGroup | PageStep | EpochStart | EphemeralStep | Stop
 
 
 class Feed:
-    """A cursor after the serial `after` of the log, in `epoch` (None: the first) or a later one by then.
+    """A cursor after the serial `after` of the log. Its epoch is at least `epoch` (None: the first).
 
     Facts that pass `filter` are selected, up to the serial `upto` and at most `limit` facts (None: no limit).
     Without a `ring` every fact is read from the log. With `epochs` the starts of epochs are handed out, with

@@ -68,9 +68,9 @@ class SyncingUsers:
     """Tracks the users syncing on each worker and notifies watchers when a user starts or stops.
 
     A worker is an instance id if the release has one (docs/reference/peers.md#tcp-commands). Otherwise the
-    connection counts as the worker, and its users end with it. An instance's users end with CLEAR_USER_SYNC,
-    or after `EXPIRY_SECONDS` without activity of the instance and its last connection. The cost of USER_SYNC
-    does not depend on the number of users, workers or connections.
+    connection counts as the worker, and its users end with it. An instance's users end with CLEAR_USER_SYNC.
+    All end after `EXPIRY_SECONDS` without activity of the worker and its last connection. The cost of
+    USER_SYNC does not depend on the number of users, workers or connections.
     """
 
     def __init__(self, clock: IClock) -> None:

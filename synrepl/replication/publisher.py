@@ -209,8 +209,8 @@ class Publisher:
         synrepl.serve(reactor, "tcp:9092:interface=127.0.0.1", publisher, server_name="hs").startService()
         await publisher.append("push_rules", [[PushRules(user_id="@ada:hs")]])
 
-    A fact is encoded once for all live followers with one release and streams. A ring of `ring_bytes` bytes
-    holds the newest facts; followers that are further behind read from the log. Streams and writers
+    A fact is encoded once for all live followers of the same release and streams. A ring of `ring_bytes`
+    bytes holds the newest facts; followers that are further behind read from the log. Streams and writers
     that this daemon's `holdings` do not include are not announced. All methods must be called in the
     reactor's thread; call `stop` at shutdown.
     """

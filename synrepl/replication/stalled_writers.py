@@ -1,4 +1,4 @@
-"""StalledWriters: finds writers that stay at a token below others of their stream."""
+"""StalledWriters: finds writers that stay at one token, below others of their stream."""
 
 from typing import Final
 

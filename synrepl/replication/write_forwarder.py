@@ -104,7 +104,7 @@ class WriteForwarder:
             await client[1].stop()
 
     async def forward(self, posted: PostedFacts, waiters: LogWaiters) -> Appended:
-        """Forward facts; return the primary's response once they are applied locally.
+        """Forward facts; return the primary's response once they are applied here (ephemeral ones: at once).
 
         If the client disconnects, the facts are forwarded all the same. Raises `NotForwarded`, or the
         `refusal`.
