@@ -53,7 +53,7 @@ class Follower:
       applied since the last save (0.1 seconds, more if saves fail) are delivered again; with
       `SQLPositions` their effects were undone. Without a store every run starts as `start` says. Stores are
       `FilePositions` and `SQLPositions`. A save that fails is reported by an event, and repeated.
-    * `catch_up`: where missing facts are fetched. `connect` sets it if missing and an HTTP address is known.
+    * `catch_up`: where missing facts are fetched. `connect` sets it if missing, over TCP only with `http`.
       Without it, gaps are reported and stay open; after 3 attempts, those of a restarted writer are skipped.
     * `start`: where to start a stream without a position, ``latest`` (now) or ``earliest`` (its first fact).
     * `metrics`: the metrics to update.
@@ -226,7 +226,7 @@ class Follower:
         """Seconds since the follower was last up to date; infinite if it never was.
 
         Over TCP, PINGs are heartbeats: everything sent before a PING has arrived before it. So on an idle
-        connection the lag is exact to about five seconds.
+        connection the lag is exact to about five seconds. On Redis it grows until the next message.
         """
         return self.engine.lag_seconds()
 
