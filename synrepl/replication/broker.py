@@ -124,7 +124,7 @@ class BrokerPeer:
     # -- called by the broker's link -----------------------------------------------------------------------
 
     def subscriber_up(self) -> None:
-        """Every subscription is confirmed: no later message is missed."""
+        """Every subscription is confirmed: no message is missed until `subscriber_down`."""
         self.is_subscriber_up = True
         self._join()
 

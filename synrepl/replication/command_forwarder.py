@@ -1,4 +1,4 @@
-"""Forwards commands of a replica's followers to its upstream, which handles each only once.
+"""Forwards commands of a replica's followers to its upstream.
 
 The replica numbers the commands under a name of its own, its origin. After a reconnect it sends those again
 that no upstream has acknowledged. An upstream ignores numbers that it has already received.
@@ -203,7 +203,7 @@ class CommandOrigin:
 
 
 class CommandReceiver:
-    """Handles forwarded commands, each once, as if the followers of the replica were connected locally."""
+    """Handles forwarded commands as if the followers of the replica were connected here. Ignores repetitions."""
 
     _logger = Logger()
 

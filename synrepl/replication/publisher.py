@@ -348,7 +348,7 @@ class Publisher:
     def append(
         self, stream: str, facts: Iterable[Sequence[Any]], *, writer: str | None = None
     ) -> Awaitable[Appended]:
-        """Append facts to the log; they are sent once they are durable. Each fact is a sequence of rows.
+        """Append facts to the log; they are sent once they are committed. Each fact is a sequence of rows.
 
         A row is an instance of the stream's row class, or a JSON array. `writer` is `instance` by default.
         Raises `UnknownStream`, and `RowError` before anything is appended; awaiting raises `StorageError`.

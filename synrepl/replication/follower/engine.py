@@ -108,7 +108,7 @@ class FollowerEngine:
     def complete(
         self, clock: IClock, catch_up: ICatchUp | None = None, allocated: IAllocated | None = None
     ) -> None:
-        """Set each of these that the follower was made without; keep what it was made with."""
+        """Set those of these arguments that the follower was made without."""
         if self.own_clock is None:
             self.own_clock = clock
         if self.catch_up is None:
