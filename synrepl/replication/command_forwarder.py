@@ -203,7 +203,7 @@ class CommandOrigin:
 
 
 class CommandReceiver:
-    """Handles forwarded commands as if the followers of the replica were connected here. Ignores repetitions."""
+    """Handles forwarded commands as if the replica's followers were connected here. Ignores repetitions."""
 
     _logger = Logger()
 

@@ -1,6 +1,6 @@
 """Feed: one reader's cursor in the log. It decides what the reader is sent next, and does no I/O.
 
-Every transport that sends the log owns the feeds of its readers and loops over `Feed.next`: it carries out the
+A transport that sends the log owns the feeds of its readers and loops over `Feed.next`: it carries out the
 step and reports back what was sent. The steps:
 
 =================  ========================================================================================
