@@ -143,7 +143,6 @@ class BlockReader:
             found.append(_verify(announced, b"", sha256()))
 
     def _part(self, data: bytes, at: int, found: list[bytes | Payload]) -> int:
-        """Read bytes of the announced block; return the end position."""
         announced = self._block
         assert announced is not None
         if not self._data:

@@ -75,7 +75,8 @@ class Codec:
     def format(self, command: Command) -> bytes:
         """Format a command as a line without its end.
 
-        Raises LocalProtocolError if this side must not send the command, or the line is too long.
+        Raises LocalProtocolError if this side must not send the command, a value is invalid, or the line is
+        too long.
         """
         form = self._forms.get(type(command))
         if form is None:

@@ -104,11 +104,11 @@ class Name(Command, frozen=True):
 # docs/reference/peers.md#tcp-replicate
 @command("REPLICATE", sent_by=CLIENT | BROKER)
 class Replicate(Command, frozen=True):
-    """A request to follow. Legacy: one stream, from `token` on (None: from now). Current: all streams.
+    """A request to follow: before 1.13 one stream, from `token` on (None: from now), since then all streams.
 
-    A current server answers with a POSITION of every stream. The legacy stream ``ALL`` means all streams of
-    the server. From 1.13 on real servers ignore the text after the name, and real clients send only a space.
-    A synrepl daemon also sends the declared streams that the text names, as in ``REPLICATE +packages``.
+    Before 1.13 the stream ``ALL`` means all streams of the server. Since 1.13 a server answers with a
+    POSITION of every stream; Synapse ignores the text, and its clients send only the space before it. A
+    synrepl daemon also sends the declared streams that the text names, as in ``REPLICATE +packages``.
     """
 
     stream: str | None = field(Word(), until="1.13", default=None)
@@ -266,13 +266,10 @@ FORWARDED: Final[tuple[type[Command], ...]] = tuple(
     for made in tuple(declared_commands())
     if made.SENT_BY & CLIENT and made not in (*NATIVE_COMMANDS, Error, Ping, Name, Replicate, Sync)
 )
-"""Commands of followers that are meant for the homeserver or for all processes.
-
-These are all their commands but those about the connection itself.
-"""
+"""Commands of followers that are meant for the homeserver or for all processes, not for the connection."""
 
 FOR_ALL_PROCESSES: Final = tuple(made for made in FORWARDED if made.SENT_BY & BROKER)
-"""Commands that followers send to all processes."""
+"""Commands of followers that Redis carries, so that they reach all processes."""
 
 FROM_ALL_PROCESSES: Final = tuple(made for made in FOR_ALL_PROCESSES if made.SENT_BY & SERVER)
 """Commands for all processes that a server passes on to its followers."""

@@ -44,7 +44,7 @@ class FieldSpec(msgspec.Struct, frozen=True):
 
 
 def field(kind: FieldKind, *, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """A field of this kind in the releases of a span; for other releases it has the default."""
+    """Declare a field of this kind for the releases of a span; in other releases it has the default."""
     return FieldSpec(kind=kind, span=span(since=since, until=until), default=default)
 
 
@@ -178,7 +178,6 @@ class CommandForm:
         return parse4
 
     def _parse(self, arguments: bytes) -> Command:
-        """Parse any form. Raises RemoteProtocolError with a message for the peer."""
         parts = self._split(arguments)
         values = []
         for field, part in zip(self.fields, parts, strict=True):
@@ -216,7 +215,7 @@ class CommandForm:
         return parts
 
     def parse_bare(self) -> Command:
-        """Parse a command that is only its name, without a space. Raises RemoteProtocolError."""
+        """Parse a line that is only the name. Raises RemoteProtocolError if the command needs more."""
         if not self.fields:
             return self.command()
         if len(self.fields) == 1 and isinstance(kind := self.fields[0].kind, Rest) and kind.optional:

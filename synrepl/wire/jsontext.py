@@ -33,7 +33,7 @@ def dumps(value: object, *, spaced: bool = False) -> bytes:
 
 
 def loads(text: bytes) -> Any:
-    """Decode JSON text. Raises ValueError, also if it is nested too deeply."""
+    """Decode JSON text. Raises ValueError if the text is invalid, or nested too deeply."""
     try:
         return _loads(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

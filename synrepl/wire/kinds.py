@@ -31,7 +31,7 @@ class FieldKind:
         raise NotImplementedError
 
     def format(self, value: Any, dialect: Dialect) -> bytes:
-        """Format the value. Raises ValueError likewise."""
+        """Format the value. Raises ValueError likewise, or TypeError for a value of another type."""
         raise NotImplementedError
 
 
@@ -61,7 +61,7 @@ class Word(FieldKind):
 
 
 class Integer(FieldKind):
-    """A 64-bit integer of at least `least`."""
+    """A 64-bit integer of at least `least`; only parsing checks the range."""
 
     grammar = "<{name}: integer>"
 
@@ -193,7 +193,7 @@ class JsonValue(FieldKind):
 
 
 class RawJson(JsonValue):
-    """JSON to the end of the line, left undecoded: the stream's row decoder reads it, once."""
+    """JSON to the end of the line, left undecoded for the stream's row decoder."""
 
     def parse(self, data: bytes) -> Any:
         if not data:

@@ -5,14 +5,14 @@ command. Large data follows a `Block` line, which announces its exact length in 
 
 ::
 
-    replica                                      primary
+    replica                                      upstream
     HELLO      identity, nonce              -->
                                             <--  CHALLENGE   nonce, whether a proof is required
     AUTH       proof                        -->
                                             <--  WELCOME     proof, history, position
     JOIN       a new snapshot, or resume    -->
                                             <--  JOINING     position of the snapshot
-                                            <--  BLOCK facts ... BLOCK meta ... BLOCK facts
+                                            <--  BLOCK facts ... BLOCK snapshot, BLOCK facts ...
                                             <--  JOINED      final position
     SUBSCRIBE  own position, filter         -->
                                             <--  SUBSCRIBED
@@ -22,7 +22,7 @@ command. Large data follows a `Block` line, which announces its exact length in 
                                             <--  TAKEN       number of the last accepted command
                                             <--  DOWN        a command for all processes
 
-Instead of any answer the primary may send REFUSED with a reason, and then close the connection.
+Instead of any answer the upstream may send REFUSED with a reason, and then close the connection.
 """
 
 from typing import Final
@@ -76,7 +76,7 @@ class Hello(Command, frozen=True, kw_only=True, omit_defaults=True):
 
 @json_command("CHALLENGE", sent_by=SERVER, since=SINCE)
 class Challenge(Command, frozen=True, kw_only=True):
-    """The primary's nonce, and whether it requires a proof of the secret."""
+    """The upstream's nonce, and whether the replica must prove a secret."""
 
     nonce: str
     proof: bool
@@ -87,9 +87,9 @@ class Challenge(Command, frozen=True, kw_only=True):
 
 @json_command("AUTH", sent_by=CLIENT, since=SINCE)
 class Auth(Command, frozen=True):
-    """Proof of knowing the secret: an HMAC-SHA256 over both nonces, the uuid and the name.
+    """The replica's proof that it knows the secret, an HMAC-SHA256 (`handshake.proof`); empty without one.
 
-    The secret itself is never sent.
+    The secret itself is not sent.
     """
 
     proof: str = ""
@@ -102,7 +102,7 @@ class Auth(Command, frozen=True):
 
 @json_command("WELCOME", sent_by=SERVER, since=SINCE)
 class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """The upstream's identity with its own proof, its history, its position and how far that is trimmed.
+    """The upstream's identity and proof, its history and position, and the last trimmed serial.
 
     `address` is the upstream's own address, `primary` that of the primary, as far as the upstream knows it.
     """
@@ -129,7 +129,7 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
     }
 
     def check(self) -> None:
-        """Raises `RemoteProtocolError` unless names and addresses are printable: status and log show them."""
+        """Raises `RemoteProtocolError` unless all texts pass `is_address`: status and log show them."""
         check_printable(*(text for text in astuple(self) if isinstance(text, str)))
 
 
@@ -152,7 +152,7 @@ class Join(Command, frozen=True, kw_only=True, omit_defaults=True):
 class Joining(Command, frozen=True, kw_only=True):
     """A snapshot of this `position` follows, without facts up to serial `after`, which the replica has.
 
-    `trimmed_upto` is how far the log is trimmed.
+    `join` names the snapshot. The log is trimmed up to `trimmed_upto`.
     """
 
     join: str
@@ -202,7 +202,7 @@ class Subscribe(Command, frozen=True, kw_only=True, omit_defaults=True):
 
 @command("SUBSCRIBED", sent_by=SERVER, since=SINCE)
 class Subscribed(Command, frozen=True):
-    """The subscription is accepted: missing facts follow, then new ones. Has the primary's position."""
+    """The subscription is accepted: missing facts follow, then new ones. `position` is the upstream's."""
 
     position: LogPosition = field(Body(LogPosition))
 
@@ -228,7 +228,7 @@ class Block(Command, frozen=True):
 
 @command("HEARTBEAT", sent_by=SERVER, since=SINCE)
 class Heartbeat(Command, frozen=True):
-    """All wanted facts up to this position were sent. `head` is the primary's serial, `at_ms` its clock.
+    """All wanted facts up to this position were sent. `head` is the upstream's serial, `at_ms` its clock.
 
     `check` is the CRC-32 of the other fields.
     """
@@ -250,7 +250,7 @@ class Heartbeat(Command, frozen=True):
 
 @command("ACK", sent_by=CLIENT, since=SINCE)
 class Ack(Command, frozen=True):
-    """The replica has everything up to this position on disk. `at_ms` is from the last HEARTBEAT it got."""
+    """The replica has all wanted facts up to `serial` on disk. `at_ms` is of the last HEARTBEAT, or 0."""
 
     epoch: int = field(Integer(least=0))
     serial: int = field(Integer(least=0))
@@ -264,7 +264,7 @@ class Up(Command, frozen=True):
     """A command of a follower of the replica.
 
     `origin` identifies one run of the replica, and `number` rises by one for each of its commands. The
-    primary drops a number that it has already accepted.
+    upstream drops a number that it has already accepted.
     """
 
     origin: str = field(Word())
@@ -325,13 +325,13 @@ class Peers(Command, frozen=True):
     EXAMPLES = {NATIVE: 'PEERS ["tcp:host:9092 http://host:9093"]'}
 
     def check(self) -> None:
-        """Raises `RemoteProtocolError` unless the addresses are printable."""
+        """Raises `RemoteProtocolError` unless the addresses pass `is_address`."""
         check_printable(*self.addresses)
 
 
 @json_command("REFUSED", sent_by=SERVER, since=SINCE)
 class Refused(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """A request is refused: an error code for programs, a message for people, and whether to retry."""
+    """A request is refused. `code` is for programs, `message` for people. `retryable`: it may work later."""
 
     code: str
     message: str

@@ -130,7 +130,7 @@ class Session:
         return [Send(self.encode([hello, self._ping()]))]
 
     def receive(self, lines: Sequence[bytes]) -> list[Action]:
-        """Process received lines."""
+        """Process received lines; on a shared channel, messages."""
         if self.closed or not lines:
             return []
         self._last_received = self._seconds()
@@ -203,7 +203,7 @@ class Session:
         return [Send(data), Close(text)]
 
     def encode(self, commands: Sequence[Command]) -> bytes:
-        """Format commands. Raises LocalProtocolError if this side must not send one, or it is too long."""
+        """Format commands. Raises LocalProtocolError if one is invalid, too long, or not for this side."""
         self.sent()
         format_line = self._codec.format
         return b"".join([format_line(command) + b"\n" for command in commands])
