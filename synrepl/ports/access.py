@@ -78,7 +78,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LOCAL: Final = Access()
-"""All rights, unproven: of local processes if no secret is configured, and of followers over TCP."""
+"""All rights, unproven: of TCP followers without a certificate, and of local peers if no secret is set."""
 
 REMOTE: Final = Access(rights=frozenset({Right.READ, Right.WRITE}))
 """The rights of a peer on another machine if no secret is configured (``--insecure``)."""
@@ -87,7 +87,8 @@ REMOTE: Final = Access(rights=frozenset({Right.READ, Right.WRITE}))
 class Keyring:
     """The accepted secrets: a shared one with all rights, and keys of single peers.
 
-    In the native handshake, a replica whose name has a key must prove that key, not the shared secret.
+    In the native handshake, a replica whose name has a key must prove that key, not the shared secret, unless
+    its TLS certificate gives it access.
     """
 
     def __init__(self, shared: str | None = None, keys: Iterable[Key] = ()) -> None:
@@ -99,7 +100,7 @@ class Keyring:
 
     @property
     def is_required(self) -> bool:
-        """Whether a peer must prove a key."""
+        """Whether there is a secret or a key: then HTTP clients and replicas must prove one."""
         return self._shared is not None or bool(self._by_name)
 
     def for_name(self, name: str) -> Key | None:
@@ -107,10 +108,9 @@ class Keyring:
         return self._by_name.get(name, self._shared)
 
     def find(self, secret: bytes) -> Key | None:
-        """Find the key with this secret, in constant time."""
+        """Find the key with this secret; None without one. The time does not tell which key matches."""
         found = None
         for key in [*([] if self._shared is None else [self._shared]), *self._by_name.values()]:
-            # All keys are compared, so that timing does not reveal which one matched.
             expected = b"" if key.secret is None else key.secret.encode()
             if hmac.compare_digest(secret, expected) and expected and found is None:
                 found = key

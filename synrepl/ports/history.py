@@ -28,7 +28,7 @@ BEGINNING: Final = LogPosition(epoch=1, serial=0, digest=EMPTY)
 class EpochStart(msgspec.Struct, frozen=True):
     """The start of an epoch, after the fact with this serial and digest.
 
-    `why` is ``promoted`` (another daemon took over), ``lost`` (a source lost facts) or ``restored``. With a
+    `why` is ``promoted`` (a daemon became primary), ``lost`` (a source lost facts) or ``restored``. With a
     `stream`, its facts from before this epoch and beyond `token` are discarded.
     """
 
@@ -67,10 +67,10 @@ class AppendReceipt(msgspec.Struct, frozen=True):
 
 
 class LogSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a log has besides facts, as of `position`.
+    """What a snapshot of a log contains besides facts, as of `position`.
 
-    Up to `trimmed_upto` only the facts that no newer fact replaced are left (`SQLEngine.trim`); beyond it,
-    all are. `positions` holds the highest token of each (stream, writer).
+    The log is trimmed up to `trimmed_upto` (`SQLEngine.trim`). `positions` holds the highest token of each
+    (stream, writer).
     """
 
     position: LogPosition
@@ -99,8 +99,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Protects the log from being trimmed beyond `serial` on behalf of one reader.
 
     `uuid` is the reader's. A `registered` reader is a replica; others are anonymous. `seen_ms` is the time of
-    the reader's last message, None if there was none; `address` is where the reader serves others. A lease
-    that ended, at `ended_ms`, protects nothing; it stays listed with the `reason`.
+    the reader's last message, None if there was none since `made_ms`; `address` is where the reader serves
+    others. A lease that ended at `ended_ms`, for the `reason`, protects nothing.
     """
 
     uuid: str

@@ -34,7 +34,7 @@ class Head(msgspec.Struct, frozen=True):
 
     `positions` holds the highest token of each (stream, writer); `allocated` the highest token of each stream
     over all writers; `boots` counts how often this log was opened, this time included. The log is trimmed up
-    to `trimmed_upto`. `epoch_starts` are in order; the first epoch began with the log.
+    to `trimmed_upto`. `epoch_starts` are in order, without epoch 1, which began with the log.
     """
 
     epoch: int

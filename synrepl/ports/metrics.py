@@ -168,7 +168,7 @@ class CacheNumbers(Collector):
         self.watched: CacheRegistry | None = None
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Yield the counters of all watched caches."""
+        """Yield the counters and sizes of the watched caches."""
         caches = {} if self.watched is None else self.watched.caches
         for name, what in _COUNTED.items():
             counter = CounterMetricFamily(f"synrepl_cache_{name}", what, labels=["cache"])

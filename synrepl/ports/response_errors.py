@@ -15,8 +15,8 @@ class NeverSent(NotConnected):
 class ApiResponseError(ReplicationError):
     """The server responded with an error: `status`, `code` and `message`.
 
-    `body` is the response if it was a JSON object. `retryable` tells whether the same request can succeed
-    later.
+    `body` is the response if it was a JSON object, else empty. `retryable` tells whether the same request can
+    succeed later.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ def setting(
 ) -> Any:
     """Declare a field of a part's settings. The default is written as in the file.
 
-    If it is None, the value None is valid. Without `metavar` and `kind`, the parser determines them.
+    If the default is None, None is a valid value. Without `metavar` and `kind`, the parser determines them.
     """
 
     def parse_optional(value: Any) -> Any:
@@ -130,7 +130,7 @@ def switch(value: Any) -> bool:
 
 
 def names(value: Any) -> tuple[str, ...] | None:
-    """Parse comma-separated names, or a list of names. No names give None."""
+    """Parse comma-separated names, or a list of names; return them sorted. An empty value gives None."""
     if value in (None, "", (), []):
         return None
     given = value.split(",") if isinstance(value, str) else value

@@ -90,5 +90,5 @@ def doubling(first: float, longest: float) -> tuple[float, ...]:
 
 
 def sleep(clock: IClock, seconds: float) -> "Deferred[None]":
-    """Fire after this many seconds. Cancelling it cancels the call."""
+    """Return a Deferred that fires after this many seconds, and can be cancelled."""
     return deferLater(clock, seconds)  # type: ignore[arg-type]  # the stubs want all of IReactorTime
