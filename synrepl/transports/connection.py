@@ -35,7 +35,7 @@ is paused, its silence does not prove that it is dead.
 
 
 def failure_code(error: BaseException | None) -> str:
-    """Return the code of `FollowerEvent` for the error of a connection."""
+    """Return the code of `FollowerEvent` for the error of a connection; empty for most errors."""
     # Twisted raises OverflowError only for a port out of range.
     return "bad_port" if isinstance(error, OverflowError) else getattr(error, "code", "")
 
@@ -95,11 +95,11 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def __post_init__(self) -> None:
         self.access: Access | None = LOCAL
-        """Rights of a client; None if its certificate is not registered as a key."""
+        """Rights of a client; None if it has a certificate that is not registered as a key."""
         self.owner = ConnectionOwner()
         """Receives the events. Before the connection is made and after its loss, they are ignored."""
         self.failure_code = ""
-        """Why the connection was lost: the code of `FollowerEvent`."""
+        """Why the connection was lost: the code of `FollowerEvent`, often empty."""
         self._framing: LineBuffer | BlockReader = self.framing()
         self._is_dialect_reported = False
         self._is_reading = True
@@ -187,14 +187,14 @@ class ReplicationProtocol(LineOnlyReceiver):
         return certified_name(self.transport)
 
     def write(self, data: bytes) -> None:
-        """Send encoded lines."""
+        """Send encoded lines. A closed connection drops them."""
         if not self.session.closed:
             self.session.sent()
             self.metrics.bytes_out.inc(len(data))
             self.transport.write(data)
 
     def send(self, command: Command) -> None:
-        """Send one command. Raises `LocalProtocolError` if this side must not send it, or it is too long."""
+        """Send one command, as `write` does. Raises `LocalProtocolError` as `Session.encode` does."""
         self.write(self.session.encode([command]))
 
     def fail(self, why: str) -> None:

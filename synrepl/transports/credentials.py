@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @implementer(IPolicyForHTTPS)
 class Credentials:
-    """A secret, and files for ``https://``: trusted CAs (None: the system's) and the own certificate.
+    """A secret, and the files for TLS: trusted CAs (None: the system's) and the own certificate.
 
     `replace` changes both for later requests. Files are read for each connection.
     """
@@ -34,7 +34,7 @@ class Credentials:
 
     @classmethod
     def of(cls, value: "str | Credentials | None") -> "Credentials":
-        """Return these credentials, or make some of a secret."""
+        """Return these credentials, or make some of a secret (None: without one)."""
         return value if isinstance(value, Credentials) else cls(value)
 
     @property

@@ -50,7 +50,7 @@ def join(kind: str, words: Sequence[str], named: Mapping[str, str]) -> str:
 def server_endpoint(reactor: Any, description: str) -> "IStreamServerEndpoint":
     """Make the endpoint to listen on. Raises `ConfigError` for a missing or unusable file of ``tls:``.
 
-    Twisted raises `ValueError` and others for invalid strings.
+    For invalid strings Twisted raises `ValueError` and others.
     """
     kind, _, named = split(description)
     if kind == "unix" and "mode" not in named:

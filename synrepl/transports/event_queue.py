@@ -11,8 +11,8 @@ from synrepl.replication.replica.conversation import Event
 class EventQueue:
     """Events in the order in which they were received, with backpressure.
 
-    `on_full` is called when their sizes exceed `limit`, `on_room` when they fall to half of it. An exception
-    among them is raised when its turn comes.
+    `on_full` is called when the sum of their sizes exceeds `limit`, `on_room` when it falls to half of
+    `limit`; after `end`, neither is called. An exception among the events is raised when its turn comes.
     """
 
     def __init__(self, limit: int, *, on_full: Callable[[], None], on_room: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ class EventQueue:
         self._news.open()
 
     async def next(self) -> Event:
-        """Wait for the next event."""
+        """Wait for the next event. Raises an exception whose turn it is, and `error` after the last event."""
         while not self._events:
             if self.error is not None:
                 raise self.error
@@ -53,7 +53,7 @@ class EventQueue:
         return self._take()
 
     def ready(self) -> Event | None:
-        """Return the next event if there is one now, and it is no exception."""
+        """Return the next event; None if there is none now, or it is an exception."""
         if not self._events or isinstance(self._events[0][1], Exception):
             return None
         return self._take()

@@ -42,13 +42,13 @@ from synrepl.wire.session import Session
 from synrepl.wire.text import printable
 
 CONNECT_SECONDS: Final = 30.0
-"""Timeout for connecting, and for the handshake."""
+"""Timeout for connecting, and another for the handshake."""
 
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
 """Bytes of queued blocks and lines at which reading from the connection pauses."""
 
 EVENT_BYTES: Final = 500
-"""Memory that a queued event counts in addition to its block; many have none."""
+"""Bytes that each queued event counts, besides those of its block if it has one."""
 
 
 class NativeConversation(ConnectionOwner, EventQueue):
@@ -125,7 +125,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
     async def greet(
         self, uuid: str, name: str, secret: str | None, address: str, *, registered: bool
     ) -> None:
-        """Perform the handshake: identify this replica, and verify that the upstream knows the secret."""
+        """Perform the handshake. Raises `NotConnected`, also if the upstream cannot prove the `secret`."""
         own_nonce = nonce()
         greeting = native.Hello(
             uuid=uuid,
@@ -163,12 +163,12 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self.send(request)
 
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
-        """Report that everything up to this position is stored durably."""
+        """Report that everything up to this position is stored durably. Does nothing if already closed."""
         if not self._connection.session.closed:
             self.send(native.Ack(epoch=position.epoch, serial=position.serial, at_ms=at_ms))
 
     def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
-        """Forward followers' commands; one that does not fit into a line is dropped."""
+        """Forward followers' commands, but for any too long for a line. Does nothing if already closed."""
         session = self._connection.session
         if session.closed:
             return
@@ -182,7 +182,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self._connection.write(b"".join(lines))
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
-        """Fetch the upstream's digests at these serials."""
+        """Fetch the upstream's digests at these serials; None for those that it does not know."""
         self.send(native.Digests(serials=list(serials)))
         response: native.DigestsAre = await self._expect(native.DigestsAre)
         try:
@@ -191,7 +191,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
             raise RemoteProtocolError("the upstream sent digests for serials that are not numbers") from error
 
     def send(self, command: Command) -> None:
-        """Send one command."""
+        """Send one command. Raises `NotConnected` if the connection is closed."""
         if self._connection.session.closed:
             raise NotConnected("the connection to the upstream is closed")
         try:
@@ -219,7 +219,7 @@ class NativeUpstream:
     _logger: ClassVar = Logger()
 
     async def connect(self, uuid: str, name: str) -> NativeConversation:
-        """Connect, and perform the handshake."""
+        """Connect, and perform the handshake. Raises `NotConnected`, and what `greet` raises."""
         factory = Factory.forProtocol(lambda: self.build(name))
         factory.noisy = False
         connecting: Deferred[Any] = self.endpoint.connect(factory)

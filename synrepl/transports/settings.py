@@ -151,7 +151,7 @@ class ApiSettings(ConnectionSettings):
     max_file_bytes: int = setting("16GiB", "The size limit of an uploaded file.", parse=size)
 
     def hosts(self, notes: Mapping[str, str]) -> set[str]:
-        """Return the names with dots by which clients may reach a daemon whose log has these notes."""
+        """Return the host names, in lower case, of a daemon with these `notes` in its log."""
         name = self.server_name_of(notes)
         names = (name.rpartition(":")[0] or name, *(self.allowed_hosts or ()), self.advertise or "")
         return {name.lower() for name in names}

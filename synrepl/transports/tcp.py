@@ -158,7 +158,7 @@ class PublisherFactory(Factory):
         return LOCAL if name is None else self.keys.access_by_certificate(name)
 
     def recheck(self) -> None:
-        """Close connections whose certificate was revoked or has other rights now."""
+        """Close connections of clients whose certificate has lost its key, or has other rights now."""
         for protocol in list(self.protocols):
             if protocol.access != self._access(protocol):
                 protocol.fail("your key was revoked or changed")

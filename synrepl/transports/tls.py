@@ -57,17 +57,17 @@ HANDSHAKE_REFUSED: Final = (
     "alert handshake failure",
     "alert protocol version",
 )
-"""OpenSSL's messages that occur only before the handshake is complete.
+"""OpenSSL's messages that show that the peer has read no request.
 
-A server can refuse a certificate after the client has sent a request, but it reads no request before it
-accepts the certificate.
+With TLS 1.3 a server can refuse a client's certificate after the client has sent a request, but it reads no
+request before it accepts the certificate.
 """
 
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths of PEM files: the CAs that peers must be signed by, the own certificate, and its key."""
+    """Paths of PEM files: the CAs that sign the certificates of peers, the own certificate, and its key."""
 
     ca_file: Path | None = None
     cert_file: Path | None = None
@@ -94,7 +94,7 @@ CLIENT_WORDS: Final = TlsWords(
 
 @implementer(IOpenSSLClientConnectionCreator)
 class ClientTls:
-    """TLS settings for one connection to `host`. Raises `ConfigError` for an unusable file.
+    """TLS settings for one connection to `host`. Raises `ConfigError` for an unusable file or host.
 
     Twisted verifies the certificate, but does not report most reasons. So a second callback repeats the
     checks and keeps the reason: `why` is empty until the peer is refused.
@@ -172,7 +172,7 @@ class ServerTls:
         self.reload()
 
     def reload(self) -> None:
-        """Read the files. If one is unusable, the previous ones stay in use."""
+        """Read the files. If one is unusable, raises `ConfigError`, and the previous ones stay in use."""
         files = self._files
         assert files.cert_file is not None
         assert files.key_file is not None
@@ -241,7 +241,7 @@ def is_permanent(error: SSL.Error) -> bool:
 
 
 def is_handshake_refused(error: SSL.Error) -> bool:
-    """Whether the handshake was refused, so that the peer has received no request."""
+    """Whether the handshake was refused, so that the peer has read no request."""
     text = _reasons(error)
     return any(word in text for word in HANDSHAKE_REFUSED)
 

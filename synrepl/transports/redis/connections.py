@@ -91,7 +91,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
     """A connection to Redis. txredisapi provides the commands of the handshake, one at a time.
 
     Incoming data is parsed here with hiredis. The reader of txredisapi would convert payloads that look like
-    numbers, decode others to text, and without hiredis take a reactor iteration for each.
+    numbers, decode others to text, and without hiredis take a reactor iteration for each payload.
     """
 
     transport: Any

@@ -36,7 +36,7 @@ SENTINEL_SECONDS: Final = 3.0
 FIRST_DELAY_SECONDS: Final = 0.2
 LAST_DELAY_SECONDS: Final = 5.0
 STABLE_SECONDS: Final = 5.0
-"""A connection that has responded for this time is stable: the backoff resets."""
+"""A connection that has received data for this time is stable: its loss resets the backoff."""
 STOP_SECONDS: Final = 5.0
 """Time between our close and the abort of the connection, for a peer that does not read the rest."""
 
@@ -203,7 +203,7 @@ class HalfLink(Generic[Working]):
     """Keeps one of the two connections open; reconnects with backoff.
 
     This is not a ReconnectingClientFactory: the address is resolved again for each attempt, and the backoff
-    resets only after a connection was stable, not when a socket opens.
+    resets when a follower has applied a POSITION, or a stable connection is lost, not when a socket opens.
     """
 
     def __init__(self, link: "RedisLink", connection_type: type[Working]) -> None:
@@ -257,7 +257,7 @@ class HalfLink(Generic[Working]):
         return closed
 
     def drop(self, why: str) -> None:
-        """Abort all connections."""
+        """Abort all connections; an established one is opened again after a delay."""
         for connection in list(self._open):
             connection.end(why)
 

@@ -33,7 +33,7 @@ class RedisState(msgspec.Struct, frozen=True, kw_only=True):
 
     `since` is the last change of either connection, in Unix seconds. `reconnects` counts connections that
     were opened again, `messages_refused` counts invalid messages. `why` is the reason why a connection is
-    down; empty if both are established.
+    down; empty if both are established, or no attempt has failed yet.
     """
 
     address: str
@@ -50,9 +50,9 @@ class RedisLink:
     """Keeps a member subscribed and able to publish; reconnects each of its two connections by itself.
 
     Synapse has the same two connections and channels (docs/reference/peers.md#redis-channels).
-    The channels are `server_name` and, for each other suffix in `hears`, ``server_name/suffix``. `endpoint`
-    replaces the default client endpoint to a host and port (to a path and 0 for a UNIX socket); nothing is
-    added to it, not even TLS. `chance` is the source of jitter.
+    A suffix in `hears` stands for the channel ``server_name/suffix``, the empty suffix for `server_name`.
+    `endpoint` replaces the default client endpoint to a host and port (to a path and 0 for a UNIX socket);
+    nothing is added to it, not even TLS. `chance` is the source of jitter.
     """
 
     reactor: Any
@@ -111,7 +111,7 @@ class RedisLink:
         self._publish(self.server_name, data)
 
     def send(self, command: Command) -> None:
-        """Publish a command on its channel. Raises `LocalProtocolError` if Redis does not carry it.
+        """Publish a command on its channel. Raises `LocalProtocolError` as `Session.encode` does.
 
         Without a publisher's connection the command is dropped.
         """
@@ -134,7 +134,7 @@ class RedisLink:
         self._read(is_reading=False)
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Read from Redis again."""
         self._read(is_reading=True)
 
     def _read(self, *, is_reading: bool) -> None:
