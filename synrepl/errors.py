@@ -2,8 +2,8 @@
 
 * `ReplicationError`
     * `ProtocolError` (abstract)
-        * `LocalProtocolError`: this side broke a rule of the wire: a bug, never sent to the peer
-        * `RemoteProtocolError`: the peer broke a rule; over TCP it gets ERROR, then the connection closes
+        * `LocalProtocolError`: a command of this side broke a rule of the wire, and was not sent: a bug
+        * `RemoteProtocolError`: the peer broke a rule; over TCP it usually gets ERROR before the close
     * `RowError`: a row does not fit any known release of its stream
     * `UnknownStream`: the stream table has no such stream
     * `GapError`: facts are missing and could not be fetched (yet)
@@ -49,7 +49,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something that the wire does not allow. Over TCP it receives `why` in an ERROR line."""
+    """The peer sent something that the wire does not allow. Over TCP it usually gets ERROR with `why`."""
 
 
 class RowError(ReplicationError):

@@ -66,7 +66,7 @@ class HttpError(Exception):
 
     @property
     def is_unsent(self) -> bool:
-        """Whether the request had no effect, as if it had not been sent: the daemon was busy or not ready."""
+        """Whether the request stored no facts and changed no role: the daemon was busy or not ready (503)."""
         return self.status == 503
 
 
@@ -137,7 +137,8 @@ class BlockingClient:
     def stream(self, request: HttpRequest, *, accept: str) -> Response:
         """Send a request for a response of this type, to be read to its end.
 
-        If it ends early, reading raises `OSError` or `HTTPException`.
+        Raises `ConnectError` and `HttpError`. If the response ends early, reading raises `OSError` or
+        `HTTPException`.
         """
         return self._request(request, None, {"Accept": accept})
 

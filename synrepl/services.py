@@ -23,7 +23,7 @@ from synrepl.wire.session import AUTO, KEEPALIVE, Keepalive
 
 @dataclass(eq=False, repr=False)
 class FollowerService(Service):
-    """Keeps a follower connected over TCP while the service runs."""
+    """Keeps a follower connected through an endpoint while the service runs."""
 
     factory: FollowerFactory
     follower: Follower
@@ -119,14 +119,15 @@ def connect(
     * `server_name`: the homeserver. The connection closes if the server has another name (None: any name).
       On Redis it is required, as it is the name of the channel.
     * `http`: the base URL to fetch missing facts from. `Follower.wait_for` also asks it which tokens exist.
-    * `instance_map`: the base URLs of writers that have their own; over TCP it needs `http`
+    * `instance_map`: the base URLs of writers that have their own; without Redis it needs `http`
     * `secret`: the shared secret for `http` and `instance_map`
     * `metrics`: where to count; by default in a registry that is not served
     * `keepalive`: PING and timeouts, in seconds; ignored on Redis
 
     A gap on Redis is given up, and reported, if no URL is known for its writer.
 
-    Raises `ConfigError` if the URL of a Redis is invalid, or if `server_name` is missing for it.
+    Raises `ConfigError` if the URL of a Redis is invalid, or if `server_name` is missing for it. For an
+    invalid endpoint string Twisted raises `ValueError` and others.
 
     >>> from twisted.internet.testing import MemoryReactorClock
     >>> follower = Follower(instance="pusher1")
@@ -172,7 +173,7 @@ def serve(
     * `dialect`: the release that followers speak; by default it is detected for each connection
     * `keepalive`: PING and timeouts, in seconds
 
-    `PublisherService.listening` fires once the port is open.
+    `PublisherService.listening` fires once the port is open. Raises as `endpoints.server_endpoint` does.
 
     >>> from twisted.internet.testing import MemoryReactorClock
     >>> from synrepl.testing import Cluster

@@ -142,7 +142,7 @@ class DirectCatchUp:
     requests: int = 0
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """One page, read by the code that serves HTTP."""
+        """Fetch one page, with the code that serves HTTP. Raises `NotConnected` if broken or not running."""
         self.requests += 1
         await sleep(self.clock, self.delay())
         if self.is_broken or not self.daemon.is_running:
@@ -294,7 +294,7 @@ class Cluster:
         return worker
 
     def follower(self, follower: Follower, *, dialect: Dialect = CURRENT) -> ConnectedFollower:
-        """Connect a follower, and give it this clock and source of missing facts if it has none."""
+        """Connect a follower; if it has no clock or source of missing facts, it gets those of the cluster."""
         catch_up = DirectCatchUp(self.daemon, self.clock, lambda: 0.001)
         follower.engine.complete(self.clock, catch_up)
         connected = ConnectedFollower(self.network, self.daemon, follower, dialect=dialect)
@@ -303,7 +303,7 @@ class Cluster:
         return connected
 
     def append(self, stream: str, *facts: Any, writer: str = "master") -> Appended:
-        """Append facts of one row each, typed or a JSON array. Run the clock until workers receive them."""
+        """Append facts of one row each, typed or a JSON array. Run the clock for a second after it."""
         appended: Appended = self._run(self.daemon.append(stream, [[fact] for fact in facts], writer=writer))
         self.settle()
         return appended

@@ -93,7 +93,7 @@ class MemoryEngine(SQLEngine):
 
 
 class DelayedThread(ImmediateThread):
-    """A simulated thread on a fake clock: runs work in order, each piece `delay()` seconds after the last.
+    """A simulated thread on a fake clock: runs work in order, each piece after a delay of `delay()` seconds.
 
     For simulations of a kill: work that has not run at `stop` never runs, and its Deferred never fires.
     """

@@ -189,7 +189,7 @@ class Network:
         self._listeners.pop(address, None)
 
     def connect(self, client: str, address: str, factory: IProtocolFactory) -> "Deferred[IProtocol]":
-        """Connect `client` to `address`. Fails with Twisted's ConnectionRefusedError."""
+        """Connect `client` to `address`. Fails with Twisted's ConnectionRefusedError if unreachable."""
         connected: Deferred[IProtocol] = Deferred()
         timer = self.clock.callLater(self.delay(), self._connect, client, address, factory, connected)
         connected._canceller = lambda _: timer.cancel() if timer.active() else None
