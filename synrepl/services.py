@@ -118,7 +118,8 @@ def connect(
     * `dialect`: the release that the server speaks; ignored on Redis
     * `server_name`: the homeserver. The connection closes if the server has another name (None: any name).
       On Redis it is required, as it is the name of the channel.
-    * `http`: the base URL to fetch missing facts from. `Follower.wait_for` also asks it which tokens exist.
+    * `http`: the base URL to fetch missing facts from and to ask which tokens exist (`Follower.wait_for`).
+      A follower's own `catch_up` and `allocated` are used instead.
     * `instance_map`: the base URLs of writers that have their own; without Redis it needs `http`
     * `secret`: the shared secret for `http` and `instance_map`
     * `metrics`: where to count; by default in a registry that is not served

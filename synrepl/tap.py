@@ -17,7 +17,7 @@ LISTS: Final = frozenset(one.flag for one in settings() if one.kind == "list")
 
 
 class Options(usage.Options):
-    """A flag for each setting but those of the file alone. Without defaults, which would override the file."""
+    """A flag for each setting but those of the file alone. A flag's default would hide the file's value."""
 
     synopsis = "[options]"
     longdesc = (

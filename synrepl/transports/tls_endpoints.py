@@ -6,8 +6,8 @@
     tls:9092:...:trustRoots=/etc/synrepl/clients-ca.pem     clients must send a certificate of this CA
     tls:log.example.org:9092:trustRoots=/etc/synrepl/ca.pem:certificate=...:privateKey=...
 
-``trustRoots``, ``certificate`` and ``privateKey`` each name a PEM file. Without ``trustRoots`` a client trusts
-the CAs of the system. The server's certificate must be for the host of the string, or for ``hostname=``.
+``trustRoots``, ``certificate`` and ``privateKey`` name PEM files. Without ``trustRoots`` a client trusts the
+CAs of the system. The server's certificate must be for the host of the string, or for ``hostname=``.
 """
 
 from collections.abc import Callable, Sequence

@@ -17,19 +17,19 @@ from synrepl.wire.text import printable
 MIB: Final = 1024 * 1024
 
 MAX_FACT: Final = 64 * MIB
-"""Bytes of the rows of one fact, as the log keeps them."""
+"""The most bytes in the rows of one fact, as the log keeps them."""
 
 BLOCK_BYTES: Final = MIB
 """Lines share a block up to this many bytes. A longer line gets a block of its own."""
 
 MAX_BLOCK: Final = MAX_FACT + 8 * MIB
-"""Bytes in a block: the rows of the largest fact, and at most 8 MiB of its other fields."""
+"""The most bytes in a block: the rows of the largest fact, and 8 MiB for its other fields."""
 
 MAX_HELD: Final = MAX_FACT + 64 * MIB
-"""Bytes in a ``held`` block, which cannot be split: the largest fact, and 8 MiB of each ephemeral stream."""
+"""The most bytes in a ``held`` block, which cannot be split: a fact, and 8 MiB for each ephemeral stream."""
 
 MAX_LINES: Final = 65_536
-"""Lines in a block; the facts of `BLOCK_BYTES` have a few thousand lines at most."""
+"""The most lines in a block; facts of `BLOCK_BYTES` have some thousands at most."""
 
 MAX_HELD_LINES: Final = 4 * MAX_LINES
 

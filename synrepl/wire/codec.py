@@ -12,10 +12,10 @@ from synrepl.wire.kinds import show
 from synrepl.wire.rdata_runs import RunReader
 
 MAX_LENGTH = 16_384
-"""Bytes in a line without its end. Peers reject longer ones (docs/reference/peers.md#tcp-limits)."""
+"""The most bytes in a line without its end. Peers reject longer ones (docs/reference/peers.md#tcp-limits)."""
 
 MAX_MESSAGE: Final = 64 * 1024 * 1024
-"""Bytes in a message to publish on Redis. Synapse's processes have no limit; Redis itself has 512 MB."""
+"""The most bytes in a message to publish on Redis. Synapse has no limit; Redis itself has 512 MB."""
 
 
 def _table(commands: Iterable[type[Command]]) -> dict[str, type[Command]]:

@@ -31,7 +31,7 @@ The first dialect that can parse the command wins.
 """
 
 MAX_TEXT: Final = 1_000
-"""Characters of an ERROR that are sent, or shown."""
+"""The most characters of an ERROR that are sent or shown."""
 
 # The dialects to detect, in order; the first that can parse a command wins
 # (docs/reference/peers.md#tcp-dialect).

@@ -5,12 +5,12 @@ from typing import Any, Final
 from synrepl.errors import RemoteProtocolError
 
 SHOWN: Final = 200
-"""Characters of a peer's text that are shown by default."""
+"""The most characters of a peer's text that are shown by default."""
 
 MAX_NAME: Final = 255
 MAX_UUID: Final = 100
 MAX_ADDRESS: Final = 1_000
-"""The lengths that names, uuids and addresses may have, in characters."""
+"""The most characters in an address; `MAX_NAME` and `MAX_UUID` are those of names and uuids."""
 
 _UUID: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 
