@@ -185,7 +185,8 @@ class Subscribe(Command, frozen=True, kw_only=True, omit_defaults=True):
 
     `epoch_start` is where its epoch began, and `began_ms` when. They distinguish two daemons that were
     promoted to the same epoch at the same serial, even if trimming hides the digests. If the epoch began
-    because facts were lost, the lost facts are those of `lost_stream` after token `lost_upto`.
+    because facts were lost, the lost facts are those of `lost_stream` after token `lost_upto`. `clock` has
+    the replica's token of each stream and writer, without ephemeral streams; empty if it would be too large.
     """
 
     history: str
@@ -331,7 +332,7 @@ class Peers(Command, frozen=True):
 
 @json_command("REFUSED", sent_by=SERVER, since=SINCE)
 class Refused(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """A request is refused. `code` is for programs, `message` for people. `retryable`: it may work later."""
+    """A request is refused: `code` is for programs, `message` for people. If `retryable`, a retry can work."""
 
     code: str
     message: str

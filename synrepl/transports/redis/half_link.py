@@ -257,7 +257,7 @@ class HalfLink(Generic[Working]):
         return closed
 
     def drop(self, why: str) -> None:
-        """Abort all connections; an established one is opened again after a delay."""
+        """Abort all connections. After a delay this half connects again, unless it is stopped."""
         for connection in list(self._open):
             connection.end(why)
 
