@@ -332,7 +332,7 @@ class Peers(Command, frozen=True):
 
 @json_command("REFUSED", sent_by=SERVER, since=SINCE)
 class Refused(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """A request is refused: `code` is for programs, `message` for people. If `retryable`, a retry can work."""
+    """A request is refused. `code` is for programs, `message` for people; `retryable`: it can work later."""
 
     code: str
     message: str
