@@ -21,7 +21,7 @@ OPTIONS: Final = {"endpoint_override": "aws_endpoint_url", "region": "aws_region
 
 
 class BadArchive(ConfigError):
-    """An archive or a snapshot cannot be read, or is not the expected one."""
+    """An archive, a snapshot or a table cannot be read or updated, or is not the expected one."""
 
 
 class NotFound(ConfigError):
@@ -31,7 +31,8 @@ class NotFound(ConfigError):
 class Store:
     """The files under a path or URI. Picklable: the driver sends a store to executors.
 
-    Names are relative, with slashes. Methods raise `ConfigError` if the location cannot be reached.
+    Names are relative, with slashes. Methods raise `ConfigError` if pyarrow cannot open the location, and
+    OSError if it cannot read or write a file.
     """
 
     def __init__(self, location: str) -> None:
@@ -78,7 +79,7 @@ class Store:
         return options
 
     def create(self) -> None:
-        """Create the directory of a local store; other stores need none. Raises OSError."""
+        """Create the directory of a local store; other stores need none."""
         if self.is_local:
             Path(self.path()).mkdir(parents=True, exist_ok=True)
 
@@ -156,7 +157,7 @@ class Store:
             self.filesystem.delete_dir(self.path(name))
 
     def sync(self, name: str = "") -> None:
-        """Sync a file or folder and the folders above it, so that they survive a power failure."""
+        """Sync a file of a local store, and the folders above it, so that they survive a power failure."""
         if not self.is_local:
             return
         for part in (name, *map(str, Path(name).parents)):

@@ -36,7 +36,7 @@ TASK_FACTS: Final = 100_000
 EVERY_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 1
 MERGE_BATCHES: Final = 4 * FEWEST
-"""Number of batches after which small files are merged."""
+"""Number of batches after which small files are merged, besides the merge at the end of a run."""
 
 
 class Overtaken(Exception):
@@ -79,10 +79,10 @@ def archive(
 ) -> ArchiveResult:
     """Archive the log of the daemon at `url` up to its head (with `follow`: endlessly), or until `stopped`.
 
-    A batch has at most `batch_facts` consecutive facts, except the first batch of a trimmed log, which has
-    all of the trimmed part. `at` is called with ``data`` when the files of a batch are written, and with
+    A batch has at most `batch_facts` consecutive facts, but the first batch of a trimmed log has all facts
+    left of the trimmed part. `at` is called with ``data`` when the files of a batch are written, and with
     ``commit`` when it is committed. Raises `BadArchive` for the archive of another log, and `SourceError` or
-    `DataLoss` if the daemon refuses a request or lacks facts.
+    `DataLoss` (or an error of Spark that wraps them) if the daemon refuses a request or lacks facts.
     """
     began = time.monotonic()
     # All runs use one lease, which makes the daemon retain facts that are not archived yet.
@@ -120,10 +120,7 @@ class _Job:
 
     @retry_late_workers
     def run(self, *, follow: bool, every_seconds: float, stopped: Callable[[], bool]) -> None:
-        """Archive the log up to its head, or follow it, one range after the other.
-
-        Not as a streaming query, which takes longer, and whose handler runs on the server of Spark Connect.
-        """
+        """Archive range by range: a streaming query's handler would run on the server of Spark Connect."""
         while True:
             # Begin again after the facts that another job has archived.
             with suppress(Overtaken):
@@ -255,7 +252,7 @@ class BatchCommitter:
 
     @property
     def serial(self) -> int:
-        """The last serial of the archive."""
+        """The last serial of the archive; 0 if nothing is archived yet."""
         return self.offset.serial
 
     @property
@@ -278,8 +275,8 @@ class BatchCommitter:
         """Commit these files as the next batch.
 
         Raises `BadArchive` unless the files continue the archive without a missing serial; up to
-        `compacted_upto` serials may be missing. `clock` has positions of writers without facts. Raises
-        `Overtaken` if another job has committed a batch.
+        `compacted_upto` serials may be missing. `clock` has positions of writers without facts, for the first
+        batch. Raises `Overtaken` if another job has committed a batch.
         """
         before, start_serial = self.end, self.serial
         facts = sum(one.facts for one in written)

@@ -25,7 +25,7 @@ NAMED_FILES: Final = 1_000
 
 
 def within(files: Any, first: int, last: int) -> Any:
-    """Return the files (rows of `ArchiveTable.files`) with serials from `first` to `last`."""
+    """Return the files (rows of `ArchiveTable.files`) whose serials overlap the range `first` to `last`."""
     is_after = pc.greater_equal(files["last_serial"], first)
     return files.filter(pc.and_(is_after, pc.less_equal(files["first_serial"], last)))
 
@@ -60,9 +60,10 @@ def _read_named(store: Store, schema: Any, batches: Iterable[Any]) -> Iterator[A
 def map_files(
     spark: SparkSession, files: Any, work: Callable[[Iterator[Any]], Iterator[Any]], schema: str
 ) -> DataFrame:
-    """Apply `work` in tasks to record batches of files, distributed by size. Its results have `schema`.
+    """Apply `work` in tasks to record batches that list files, distributed by their numbers of rows.
 
-    Executors need synrepl, pyarrow, and the files under the same path.
+    `files` are rows of `ArchiveTable.files`; `schema` is that of the results, as DDL of Spark. Executors need
+    synrepl, pyarrow, and the files under the same path.
     """
     rows = pc.sum(files["rows"]).as_py() or 0
     tasks = max(1, min(len(files), max(parallelism(spark), rows // TASK_ROWS)))

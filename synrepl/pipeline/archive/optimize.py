@@ -22,7 +22,7 @@ FEWEST: Final = 8
 """Minimum number of files that the job `archive` merges into one."""
 
 COMMIT_FILES: Final = 10_000
-"""Approximate number of files that one commit replaces."""
+"""Approximate maximum number of files that one commit replaces."""
 
 
 class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ def optimize(
 
 
 def plan_merges(files: Any, *, target_bytes: int, fewest: int) -> Iterator[Any]:
-    """Yield tables of adjacent small files of one stream and day, to merge, up to `target_bytes`.
+    """Yield tables of at least `fewest` adjacent small files of one stream and day, up to `target_bytes`.
 
     With `fewest` above 2, no file of a merge has more bytes than its other files together. So each rewrite
     of a fact at least doubles its file, and a fact is rewritten a few times at most.
@@ -96,7 +96,7 @@ def plan_merges(files: Any, *, target_bytes: int, fewest: int) -> Iterator[Any]:
 
 
 def _merges(sizes: Any, first: int, stop: int, fewest: int) -> Iterator[tuple[int, int]]:
-    """Yield the merges of adjacent files, without the files that are too large for the others."""
+    """Yield the bounds of merges of adjacent files, without files larger than the others together."""
     if stop - first < fewest:
         return
     heaviest = first + int(np.argmax(sizes[first:stop]))

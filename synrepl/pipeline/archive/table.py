@@ -1,8 +1,8 @@
 """The archive as a Delta table: its files, and the batches in its log.
 
 A batch is one commit, whose metadata has the field `synrepl` (`Batch`). The batches follow each other without
-a gap. A commit has the application transaction `APP` with the last serial: of two jobs that add the same
-facts, one fails. The name of a file has its SHA-256.
+a gap. Such a commit has the application transaction `APP` with the last serial: of two jobs that add the
+same facts, one fails. Other commits merge files. The name of a file has its SHA-256.
 """
 
 import re
@@ -54,7 +54,7 @@ COLUMNS: Final = {
 """The columns of `FILES`, by their names in the log of the table."""
 
 FILES: Final = pa.schema(COLUMNS.values())
-"""The schema of `ArchiveTable.files`. `last_seq` is the highest `seq`: 0 if every fact has one row."""
+"""The schema of `ArchiveTable.files`. `last_seq` is the highest `seq`: 0 if no fact has several rows."""
 
 _SHA256: Final = re.compile(r"-([0-9a-f]{64})\.parquet$")
 
@@ -63,7 +63,7 @@ Clock = dict[str, dict[str, int]]
 
 
 class CommitConflict(Exception):
-    """Another job has committed meanwhile. The table was not changed."""
+    """delta-rs has refused a commit, as a rule because another job has committed meanwhile."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveTable:
-    """One version of the table of an archive. Raises `BadArchive` if there is none, or no such version.
+    """One version of the table of an archive. Raises `BadArchive` if it does not exist or cannot be read.
 
     `as_of` is a version, or a time as ISO 8601 with an offset; None is the newest version.
     """
@@ -170,7 +170,7 @@ class ArchiveTable:
     def _batches(self) -> Iterator[Batch]:
         """Yield the batches, the last first.
 
-        The history of delta-rs would hold all commits in memory, and begin at the newest version always.
+        The history of delta-rs would hold all commits in memory, and always begin at the newest version.
         """
         versions = range(self.version, -1, -1)
         done, count = 0, 1
@@ -214,7 +214,7 @@ class ArchiveTable:
         return self._commit([*_add_actions(added, now_ms, data_change=False), *gone])
 
     def vacuum(self, *, retention_hours: int, dry_run: bool) -> list[str]:
-        """Remove, or list, the files in no version of the last `retention_hours`. Return their paths."""
+        """Return files that no version of the last `retention_hours` has. Remove them unless `dry_run`."""
         found: list[str] = self._delta.vacuum(
             retention_hours, dry_run, enforce_retention_duration=False, full=True
         )
