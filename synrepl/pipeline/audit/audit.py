@@ -1,4 +1,4 @@
-"""The job `audit`: cheap checks of every file first, expensive ones of suspicious files only."""
+"""The job `audit`: cheap checks of every file first, then expensive ones of suspicious files (or of all)."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,9 +40,10 @@ def audit(
     """Check that an archive is complete and intact; with `url`, that the daemon has the same facts.
 
     Checksums of all files are compared, rows are counted, and each fact must continue the previous one of its
-    writer. Where a check fails, and with `deep` everywhere, every digest is computed again. `as_of` is a
-    version of the archive, or a time. A problem of the archive is a finding, not an error. Raises
-    `BadArchive` if there is no archive, and `NotADaemon`, `ConnectError` or `HttpError` for the daemon.
+    writer. Where a check fails, and with `deep` everywhere, the digest of each fact is computed again, if the
+    previous fact exists. `as_of` is a version of the archive, or a time. A problem of a file is a finding,
+    not an error. Raises `BadArchive` if the table does not exist or cannot be read, and `NotADaemon`,
+    `ConnectError` or `HttpError` for the daemon.
     """
     seconds: dict[str, float] = {}
     found = AuditFindings()
@@ -87,7 +88,7 @@ def _phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def _compare_with_daemon(spark: SparkSession, compared: Comparison, client: BlockingClient) -> None:
-    """Compare the digests at the ends of files; if one differs, find the first difference.
+    """Compare digests at the ends of files and of the archive; if one differs, find the first difference.
 
     A digest covers all facts before it, so all digests after a difference differ. Only the readable files of
     `compared` are read. Raises `ConnectError` and `HttpError`.

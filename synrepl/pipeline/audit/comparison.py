@@ -36,7 +36,7 @@ Tokens = dict[str, tuple[int, ...]]
 
 
 class AuditPosition(msgspec.Struct):
-    """A serial with its digest, and the last tokens and serials by stream and writer, as far as known.
+    """A serial with its digest (empty: unknown), and the known last tokens and serials by stream and writer.
 
     A writer without a token is at `initial` (None: unknown), or unknown if its stream is in `lost`.
     """
@@ -54,11 +54,11 @@ class AuditPosition(msgspec.Struct):
 
 
 class AuditSpan(msgspec.Struct, kw_only=True):
-    """Serials from `first` to `last`, whose files have no other serials, after a fact with this `digest`.
+    """Serials from `first` to `last`, whose files have no others. `digest` is of the fact before `first`.
 
-    `starts` has the token (None: unknown) and the serial of each of its writers before it. In `broken`
-    streams, a fact does not continue the previous one of its writer. `unknown` are the streams with an
-    unreadable file: their holes are not reported. `short` files have other rows than the log says.
+    `starts` has the last token (None: unknown) and serial of each writer before `first`. Of `broken` streams
+    (with `is_uneven`: of all) each fact must be compared with the previous one of its writer. `unknown` are
+    streams with an unreadable file, whose gaps are not reported. `short` files differ from the log in rows.
     """
 
     first: int
@@ -146,7 +146,7 @@ class Comparison(msgspec.Struct, dict=True):
                     )
 
     def readable(self, first: int, last: int) -> Any:
-        """Return the readable files with serials from `first` to `last`."""
+        """Return the readable files whose serials overlap the range `first` to `last`."""
         found = within(self.files, first, last)
         return found.filter(pc.invert(_is_named(found, self.unreadable)))
 
@@ -233,7 +233,7 @@ class Comparison(msgspec.Struct, dict=True):
 
     @cached_property
     def _batches(self) -> list[Batch]:
-        """The batches, which are read only if a file is damaged."""
+        """The batches, read when first needed; none if they cannot be read, which is reported."""
         try:
             return self.table.batches()
         except BadArchive as error:
@@ -308,7 +308,7 @@ class Comparison(msgspec.Struct, dict=True):
                 at.serials[stream, writer] = run.last_serial
 
     def _choose(self, span: AuditSpan) -> None:
-        """Add a span to examine; adjacent ones are joined."""
+        """Add a span to examine. It is joined to an adjacent one, unless files are damaged or compacted."""
         before = self.spans[-1] if self.spans else None
         if before is not None and before.last == span.last:
             return

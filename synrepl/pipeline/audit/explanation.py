@@ -1,4 +1,4 @@
-"""Explanation of suspicious spans: the affected rows and writers, without false alarms. Expensive."""
+"""Explanation of suspicious ranges of serials (`AuditSpan`): affected rows and writers. Expensive."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -49,7 +49,11 @@ WRONG: Final = {
 def explain(
     spark: SparkSession, compared: Comparison, progress: Progress = ignore_progress
 ) -> list[ChainBreak]:
-    """Report the problems in suspicious spans. Returns all breaks, also those that a new epoch explains."""
+    """Report the problems in the suspicious ranges of serials.
+
+    Returns the `ChainBreak`s found, including those explained by a new epoch, without those explained by
+    compaction, trimming, lost facts or an unreadable file.
+    """
     spans = compared.spans
     if not spans:
         return []
@@ -78,7 +82,7 @@ def explain(
 
 
 def _check_serials(rows: DataFrame, spans: Sequence[AuditSpan]) -> tuple[list[Any], list[tuple[int, int]]]:
-    """Recompute the digest of every fact from that of its predecessor, and find missing serials.
+    """Recompute the digest of each fact whose predecessor is known, and find missing serials.
 
     Returns the duplicate, incomplete and changed facts, as rows of `what` (one of `CODES`), `serial`,
     `stream`, `writer` and `token`, and the missing runs of serials.
@@ -147,7 +151,7 @@ def _find_breaks(rows: DataFrame) -> list[Any]:
 
 
 def _follow(compared: Comparison, moves: Iterable[Any]) -> tuple[list[ChainBreak], list[ChainBreak]]:
-    """Return all breaks, and those with missing facts. Tokens that go back are reported directly."""
+    """Return the breaks as `explain` does, and those with missing facts. Report tokens that go back."""
     breaks, holes = [], []
     for one in moves:
         span = next(span for span in compared.spans if span.first <= one.serial <= span.last)

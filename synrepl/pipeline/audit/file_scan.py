@@ -30,7 +30,7 @@ AT_ONCE: Final = 128 * 1024
 """Rows of a record batch."""
 
 DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError)
-"""What pyarrow raises for damaged Parquet files."""
+"""The exceptions that pyarrow raises for damaged Parquet files."""
 
 SUM: Final = 2**63
 """Modulus of sums of serials: sums of damaged files would not fit into JSON."""
@@ -80,9 +80,10 @@ class ListedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileScan(msgspec.Struct, kw_only=True):
-    """The result of a scan. `serials` sums the serials of the facts (modulo `SUM`), `digest` is the last one.
+    """The result of a scan. `serials` is the sum of the serials of the facts, modulo `SUM`.
 
-    `strangers` are the streams of rows that belong to another file.
+    `unreadable` is the error of reading, if any. `digest` is that of the last row. `strangers` are the
+    streams of rows that belong to another file.
     """
 
     file: ListedFile
@@ -109,8 +110,8 @@ def scan_files(
 ) -> Iterator[Any]:
     """Scan the files of these batches (`rank_files`); each should have rows of one stream.
 
-    Passes the record batches of each file, with these columns (at least `COLUMNS`), to `derive`, which must
-    read them all. Yields the results of `derive`, and batches of `SEEN`.
+    Passes the record batches of each file, with these columns (at least `COLUMNS`; of a changed file: all),
+    to `derive`, which must read them all. Yields the results of `derive`, and batches of `SEEN`.
     """
     for batch in batches:
         scans = []
@@ -221,7 +222,7 @@ def _scan_writers(runs: dict[str, TokenRun], facts: Any) -> None:
 
 
 def read_checked(store: Store, paths: Iterable[str]) -> Iterator[Any]:
-    """All rows of these files, as valid record batches of `ROWS`. Raises one of `DAMAGE`."""
+    """Yield the rows of files as valid record batches of `ROWS`. Raises `NotFound` or one of `DAMAGE`."""
     for path in paths:
         with store.open(path) as source:
             yield from _checked(pq.ParquetFile(source))

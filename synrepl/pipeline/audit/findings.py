@@ -36,10 +36,7 @@ INFO: Final = frozenset({"unnamed-file", "daemon-trimmed"})
 
 
 class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding: `what` is one of `CODES`. Unknown fields are empty or None.
-
-    Tokens and serials are inclusive ranges.
-    """
+    """A finding: `what` is one of `CODES`. Ranges are inclusive; unknown fields are empty or None."""
 
     what: str
     severity: Literal["error", "info"]
@@ -56,8 +53,8 @@ class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
 class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     """A fact whose `prev_token` is not `expected`, the position of its writer since the serial `after`.
 
-    `kind` is ``missing`` (facts between them are missing), ``again`` (tokens are repeated) or ``epoch_start``
-    (explained by a new epoch between them).
+    `after` is 0 if unknown. `kind` is ``missing`` (facts between the tokens are missing), ``again`` (tokens
+    are repeated) or ``epoch_start`` (explained by a new epoch).
     """
 
     stream: str
@@ -73,10 +70,7 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings and the extent of an audit. `omitted` counts findings beyond the limit.
-
-    `version` is that of the table.
-    """
+    """The findings of an audit of a `version` of the table. `omitted` counts findings beyond `AT_MOST`."""
 
     findings: list[AuditFinding]
     omitted: int
