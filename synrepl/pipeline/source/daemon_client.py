@@ -1,4 +1,4 @@
-"""HTTP client of the data source, with retries while no daemon responds."""
+"""HTTP client of the data source, with retries of temporary failures."""
 
 import errno
 import http.client
@@ -35,10 +35,11 @@ class DataLoss(SourceError):
 
 
 class SourceClient:
-    """A client for one query or task, of the daemons of one log. Raises `SourceError` and `DataLoss`.
+    """A client for one query or task, of the daemons of one log.
 
     It begins with the daemon number `first`, stays with a daemon that responds, tries all other daemons
-    before it pauses, and retries for the option `retry_seconds`.
+    before it pauses, and retries for the option `retry_seconds`. Raises `SourceError` and `DataLoss`, and
+    `NotADaemon` for an invalid URL or a response that is not JSON.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class SourceClient:
         self._seconds = seconds
 
     def get(self, route: Route, *, reader: str | None = None, **query: Any) -> Any:
-        """Return the JSON response to a GET. With `reader`, a lease retains facts after those read."""
+        """Return the JSON response to a GET. With `reader`, a lease retains the facts after ``since``."""
         return self.send(_request(route, query), reader=reader)
 
     def send(self, request: HttpRequest, body: bytes | None = None, *, reader: str | None = None) -> Any:

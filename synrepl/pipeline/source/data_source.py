@@ -52,7 +52,7 @@ class SynreplSource(DataSource):
         return "synrepl"
 
     def schema(self) -> str:
-        """Return the selected columns. Raises `ConfigError` for invalid options."""
+        """Return the selected columns as DDL. Raises `ConfigError` for invalid options."""
         options = self._read_options()
         return spark_schema(options.columns, options.layout.fields if options.layout else ())
 
@@ -134,7 +134,7 @@ class BatchReader(_RangeReader, DataSourceReader):
 
 
 class BatchPacer:
-    """Decides when micro-batches start. The first one is due at once: the age of its facts is unknown."""
+    """Decides when micro-batches start. The first starts with any waiting fact, as its age is unknown."""
 
     def __init__(self, options: SourceOptions, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._options = options
@@ -165,7 +165,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return self._planner.start().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit set by `maxOffsetsPerTrigger`."""
+        """Return the limit set by `maxOffsetsPerTrigger`; without the option, no limit."""
         most = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
@@ -201,14 +201,14 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
 
 @dataclass(frozen=True)
 class ReaderLag:
-    """The lag of a query: unread facts, and, if there are any, seconds since the last read fact."""
+    """The lag of a query: unread facts of the log, and, if any, the age of the last read fact in seconds."""
 
     facts: int
     seconds: float
 
 
 def progress(last_progress: Mapping[str, Any], now_ms: int) -> ReaderLag | None:
-    """Return the lag of a query from its ``lastProgress``; None if it has no source of this kind."""
+    """Return the lag of a query from its ``lastProgress``; None if it has no offsets of this source."""
     for source in last_progress.get("sources", ()):
         try:
             end, latest = (_offset(source[name]) for name in ("endOffset", "latestOffset"))

@@ -60,11 +60,12 @@ class SourceOptions:
 
     `url` names a daemon, or several with the same log. `streams` and `writers` filter facts (None: all);
     `columns` are the columns, in order. A micro-batch has at most `max_offsets_per_trigger` facts and about
-    `max_bytes_per_trigger` of rows, but a fact is never split; it starts when `min_offsets_per_trigger` facts
-    are waiting, or after `max_trigger_delay` seconds. A range of more than `facts_per_partition` facts is
-    split among tasks; there are at least `min_partitions`. With `compacted` the remaining facts of the
-    trimmed part are read too. Under the name `reader` the daemon retains unread facts. Failed requests are
-    retried for `retry_seconds`. A reader of one `stream` also has the columns of its `layout`.
+    `max_bytes_per_trigger` of rows, but a fact is never split. A batch starts when `min_offsets_per_trigger`
+    facts wait, or, with fewer, `max_trigger_delay` seconds after the last. A range is split among at least
+    `min_partitions` tasks, of up to `facts_per_partition` serials each. With `compacted` the remaining facts
+    of the trimmed part are read too. Under the name `reader` the daemon retains unread facts. Failed requests
+    are retried for `retry_seconds`. A reader of one `stream` also has the columns of its `layout`, which is
+    not an option.
 
     For the sink: `stream` and `writer` are the defaults for rows without these columns, `query` is the name
     of the query, and `batch_facts` the number of facts per request.

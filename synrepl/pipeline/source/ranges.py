@@ -88,7 +88,7 @@ class Planner:
         return self._with_proof(Offset(serial=max(trimmed_upto, 0), clock=request.clock, skip=skip))
 
     def end(self, start: Offset, *, limit: int | None, upto: int | None = None) -> Offset:
-        """Return the furthest offset after `start`: at most `limit` facts, not beyond the serial `upto`."""
+        """Return the end of a micro-batch of at most `limit` facts, not beyond `upto`; `start` for none."""
         found = self._limited_extent(start, limit, upto)
         if not found["facts"] and found["serial"] - start.serial < self._options.facts_per_partition:
             # A short range without selected facts is not worth a micro-batch.
@@ -124,7 +124,7 @@ class Planner:
             fits, count = found, facts * most // size
 
     def last(self, start: Offset, upto: int | None) -> Offset:
-        """Return the offset of the head, or of the serial `upto`."""
+        """Return the offset of the head, or of the serial `upto`; `start` if `upto` is not after it."""
         is_past = upto is not None and upto <= start.serial
         return start if is_past else start.advance(self._extent(start, upto=upto))
 
@@ -194,7 +194,7 @@ class Planner:
     def _serial_limits(self, clock: Clock, trimmed_upto: int) -> tuple[dict[str, dict[str, int]], Any]:
         """Return the last serial up to the token of each writer of `clock`, and the extent of the log.
 
-        Reads the facts of the writers from the daemon, once per query.
+        Reads facts of the writers from the daemon, when a query starts.
         """
         head = self._daemon.extent(since=trimmed_upto, compacted=True)
         found: dict[str, dict[str, int]] = {}
@@ -245,11 +245,11 @@ class Planner:
 
 
 class CompletenessCheck:
-    """Checker of the record batches of one range. Raises `DataLoss`, which names the missing facts.
+    """Checker of the record batches of one range. Raises `DataLoss` for missing facts or a replaced log.
 
     In an unfiltered range serials are consecutive. In a filtered range the `prev_token` of a fact is the
-    token of its predecessor of the same writer: an unused token is not a loss, a missing predecessor is. A
-    compacted range is not checked.
+    token of its predecessor of the same writer. The first fact of a writer in the range, a late fact and the
+    first of an epoch are not checked; nor is a compacted range.
     """
 
     def __init__(self, planned: SerialRange, *, is_all: bool) -> None:
@@ -270,7 +270,7 @@ class CompletenessCheck:
         self._digest = facts["digest"][len(facts) - 1].as_py()
 
     def finish(self) -> None:
-        """Check the end of the range."""
+        """Check the last serial and digest of an unfiltered range that is not compacted."""
         planned = self._planned
         if not self._is_dense:
             return
@@ -308,7 +308,7 @@ class CompletenessCheck:
 
 
 def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClient) -> Iterator[Any]:
-    """Yield the rows of a range, ordered by serial and seq. Raises `DataLoss` if facts are missing."""
+    """Yield record batches of the rows of a range, in order. Raises `DataLoss` and `SourceError`."""
     is_all = options.streams is None and options.writers is None
     completeness = CompletenessCheck(planned, is_all=is_all)
     add_keys = _keys(daemon) if "key" in options.columns else None

@@ -43,7 +43,7 @@ ROWS: Final = pa.schema(
 
 `seq` is the index of the row in its fact, from 0. `row` is its canonical JSON text, null in the only line of
 a fact without rows (which certifies the position of its writer). `key` is the key of the row as a JSON array
-(a row replaces rows of the same stream and key), null if the stream has no keys.
+(a row replaces older rows of the same stream and key), null if the row has no known key.
 """
 
 PARQUET: Final = {
