@@ -70,7 +70,7 @@ def explain_failure(error: BaseException) -> str:
     """Return the message of a failed job as one line.
 
     An error in a task or a callback arrives as a Python traceback inside a Java one. The message is the last
-    line of the Python traceback.
+    line of the Python traceback, or the first line of another error.
     """
     if isinstance(error, ReplicationError):
         return str(error)

@@ -35,7 +35,7 @@ SLICE_SECONDS: Final = 0.25
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of replayed facts and rows, with those that a former run of the same name appended."""
+    """Numbers of replayed facts and rows, including those that a former run of the same name appended."""
 
     facts: int
     rows: int
@@ -59,12 +59,12 @@ def replay(
     pause: Callable[[float], None] = time.sleep,
     seconds: Callable[[], float] = time.monotonic,
 ) -> ReplayResult:
-    """Append the facts of these streams with ``after < serial <= upto``, in order, to the daemon at `url`.
+    """Append the facts of `streams` (None: all) with ``after < serial <= upto``, in order, to the daemon.
 
     Facts without rows are skipped. Writers stay the same; tokens, serials and times are new. `speed` is a
     multiple of the original speed; 0 is as fast as possible. Under a `name` the replay is idempotent for a
     day: a repeat with equal arguments appends missing facts only. Raises `ConfigError` if the archive has no
-    serials in this range, and `SourceError` if the daemon refuses facts.
+    serials in this range, and `SourceError` (or an error of Spark that wraps it) if the daemon refuses facts.
     """
     began = seconds()
     register(spark)
@@ -105,7 +105,7 @@ def replay(
 def _ranges(table: ArchiveTable, after: int, upto: int, *, is_named: bool) -> Iterator[tuple[int, int]]:
     """Yield the first and last serials of the parts, of which each costs a Spark job.
 
-    The parts of a named replay are batches, which stay the same when the archive grows.
+    The parts of a named replay are batches of the archive, which stay the same when the archive grows.
     """
     if not is_named:
         for first in range(after + 1, upto + 1, RUN_FACTS):

@@ -49,7 +49,7 @@ def session(
     The session is local with all cores, or on the cluster `master` (``spark://host:port``), or on the Spark
     Connect server `remote` (``sc://host:port``), which needs no local Java. `memory` is that of the driver
     and of each executor of a cluster. `conf` overrides all settings. Under spark-submit, its cluster and
-    memory apply. Raises `ConfigError` if Spark cannot start.
+    memory apply. Raises `ConfigError` if Spark is not installed, cannot start, or cannot be reached.
     """
     if master is not None and remote is not None:
         raise ConfigError(f"master {master} and remote {remote} exclude each other: set one of them")
@@ -178,7 +178,7 @@ def _is_loopback(master: str) -> bool:
 
 
 def _addresses(url: str) -> list[tuple[str, int]]:
-    """Return the addresses of a cluster, which may have several masters, or server; none for other URLs."""
+    """Return the addresses in the URL of a cluster or of a Spark Connect server; none for other URLs."""
     parts = urlsplit(url)
     if parts.scheme not in ("spark", "sc"):
         return []

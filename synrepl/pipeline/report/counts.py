@@ -135,7 +135,7 @@ NAMES: Final = (("day", DAY), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 class Bins(msgspec.Struct, frozen=True):
-    """`count` bins, each `width` seconds; the first begins at `first` (Unix seconds, a multiple of it)."""
+    """`count` bins of `width` seconds. The first begins at `first`: Unix seconds, a multiple of `width`."""
 
     first: int
     width: int
@@ -249,7 +249,7 @@ def queries(
 
 
 def shared_tokens(facts: DataFrame, streams: Sequence[str]) -> dict[str, int]:
-    """Return for streams with several writers the number of tokens that several of them used."""
+    """Return the number of tokens that several writers used, for each of these streams that has such."""
     if not streams:
         return {}
     own = facts.where(f.col("stream").isin(list(streams)) & (f.col("rows") > 0))
@@ -273,7 +273,7 @@ def void(facts: DataFrame, epoch_starts: Sequence[EpochStart]) -> dict[int, int]
 class WriterLag(msgspec.Struct, frozen=True):
     """The lag of a writer at the end of each bin: seconds of silence, and tokens behind the stream's newest.
 
-    None before the first fact of the writer.
+    None before the first fact of the writer; for tokens, before the first fact that is not late.
     """
 
     stream: str

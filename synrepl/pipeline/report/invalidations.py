@@ -33,7 +33,7 @@ class Meaning(msgspec.Struct, frozen=True):
     """The invalidations of one row: pairs of a cache and a key as JSON array (None: the whole cache).
 
     `name` is None if the row cannot be decoded. A `misshapen` row has keys that do not fit its alias, and
-    invalidates all caches of the alias. `unreadable` counts keys that are skipped, or the row.
+    invalidates all caches of the alias. `unreadable` counts keys that are skipped; it is 1 without a `name`.
     """
 
     name: str | None
@@ -90,7 +90,7 @@ MEANT_DDL: Final = (
 
 
 def expand(rows: DataFrame) -> DataFrame:
-    """Count rows of ``caches`` (`key`, `row`, `committed_at`) by minute and meaning.
+    """Count rows of ``caches`` (`key`, `row`, `committed_at`) by minute and meaning, per record batch.
 
     `keyed`, `whole`, `misshapen` and `unreadable` are sums over the `rows`; `drops` are those of one row.
     Executors need synrepl to expand names.

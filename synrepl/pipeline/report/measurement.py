@@ -68,7 +68,7 @@ def counters(metrics: str) -> dict[str, int]:
 
 
 class Coverage:
-    """What an archive covers: its files (rows of `ArchiveTable.files`) and batches, some of which have facts.
+    """What an archive with facts covers, from its files (rows of `ArchiveTable.files`) and batches.
 
     `last` is the last batch, which has the state of the archive. `lines` counts the lines of the Parquet
     files: one for each row, and one for each fact without rows.
@@ -94,7 +94,7 @@ class Coverage:
 
 
 def lag_seconds(batch: Batch) -> float:
-    """Return the archive lag of the last fact of a batch. Negative if the clocks differ."""
+    """Return the archive lag of the last fact of a batch. May be negative if the clocks differ."""
     return (batch.archived_at_ms - batch.last_at_ms) / 1000
 
 

@@ -1,4 +1,4 @@
-"""Tables of a report, of which the page shows the first rows, and CSV files have all."""
+"""Tables of a report. The page shows the first rows of a table, a CSV file has all."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def as_csv(table: Table) -> bytes:
-    """Return the whole table as CSV, with plain numbers. An unknown value is an empty cell."""
+    """Return the whole table as CSV, with numbers of up to 3 decimals. An unknown value is an empty cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
@@ -112,7 +112,7 @@ def tables(measured: Measurements) -> dict[str, Table]:
 
 
 def silent_writers(measured: Measurements) -> Table:
-    """Return the lag of writers at the end of the archive, the most silent first."""
+    """Return the lag of writers that share a stream, at the end of the archive, the most silent first."""
     rows = [
         {
             "stream": one.stream,

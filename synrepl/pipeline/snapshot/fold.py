@@ -1,7 +1,7 @@
 """Fold of rows: the last row of each key is kept, unless it is a tombstone (a row that deletes its key).
 
-Tasks read the files. Spark shuffles only keys and positions, never rows. They are packed as Arrow data: a row
-of Spark for each key would take most of the time.
+A tombstone that a kept fact needs is kept too (`find_tombstones`). Tasks read the files. Spark shuffles only
+keys and positions, packed as Arrow data: a row of Spark for each key would take most of the time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,10 +34,10 @@ SERIAL_AT: Final = SEQ_BITS + 1
 """A position is ``serial << SERIAL_AT | seq << 1``, plus 1 if the row is a tombstone."""
 
 TASK_KEYS: Final = 1_000_000
-"""Keys that a task folds in memory."""
+"""Approximate number of keys that a task folds in memory."""
 
 BUCKETS: Final = 4_096
-"""Number of buckets: equal ranges of serials, whose rows are counted to make files of equal size."""
+"""Usual number of buckets: equal ranges of serials, whose rows are counted to make files of equal size."""
 
 BUCKET_SERIALS: Final = 64 * 1024
 """Maximum number of serials of a bucket: a very long log has more than `BUCKETS`."""
@@ -78,7 +78,8 @@ class FoldReader(msgspec.Struct, frozen=True):
     def fold(self, tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the position of the last row of each key in these files, as batches of `FOLDED`.
 
-        The texts of rows, most of a file, are read only for streams with tombstones.
+        With very many keys, a batch has the last rows of a part of the files. The texts of rows, most of a
+        file, are read only of parts of a snapshot and of streams with tombstones.
         """
         removing = _streams_with_tombstones()
         found: list[Any] = []
@@ -105,10 +106,7 @@ class FoldReader(msgspec.Struct, frozen=True):
             yield from _positions(found).to_batches()
 
     def write(self, folder: str, batches: Iterable[Any]) -> Iterator[Any]:
-        """Write the file of a range of serials: the facts at these positions, from the files that have them.
-
-        Yields the `PartFile` as JSON.
-        """
+        """Write the facts at these positions, of a range of serials. Yields the `PartFile` as JSON."""
         given: list[Any] = []
         files: list[Any] = []
         for batch in batches:

@@ -91,7 +91,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_snapshot(store: Store) -> SnapshotManifest | None:
-    """Return the snapshot of a store, if there is one. Raises `BadArchive` if it cannot be read."""
+    """Return the snapshot of a store; None if there is none. Raises `BadArchive` if it cannot be read."""
     if not store.exists(SNAPSHOT):
         return None
     try:

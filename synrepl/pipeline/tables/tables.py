@@ -36,9 +36,9 @@ ATTEMPTS: Final = 8
 
 
 class TableResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A table, which is now at `serial`. `is_new` is false if the archive had no new rows for it.
+    """A table, which is now at `serial`. `is_new` is false if it was up to date already.
 
-    With `full` it was computed from the whole archive, otherwise from the rows since its former position.
+    With `full` it was computed from the whole archive; otherwise new rows, if any, were merged.
     """
 
     name: str
@@ -67,9 +67,9 @@ def update_tables(
 ) -> TablesResult:
     """Advance the tables `only`, or all, to the end of the archive: Delta tables in the folder `out`.
 
-    A table is computed from the whole archive if it is new, if facts were lost that it has counted, if its
-    columns have changed, or if there are too many new rows for a merge. Raises `BadArchive` for tables of
-    another log, or beyond the end of the archive.
+    A table is computed from the whole archive if it is new, if facts of its stream were lost since, if its
+    columns have changed, or if there are too many new rows for a merge. Raises `BadArchive` for tables that
+    are of another log, are beyond the end of the archive, or cannot be updated.
     """
     began = time.monotonic()
     source = ArchiveTable(archive)
@@ -242,7 +242,7 @@ def child(folder: str, name: str) -> Store:
 
 
 def stream_batches(frame: DataFrame) -> Any:
-    """Return the rows in order, as a record batch reader. The driver holds one batch at a time.
+    """Return the rows in order, as a record batch reader. The driver holds one partition at a time.
 
     Partitions are computed when they are read. PySpark's own stream of a DataFrame fails for columns with
     times.

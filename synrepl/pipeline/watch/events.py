@@ -60,7 +60,7 @@ class Gap(WriterEvent, frozen=True, kw_only=True):
 class Repaired(WriterEvent, frozen=True, kw_only=True):
     """A reported gap is filled by late `facts`, the last of them with this serial.
 
-    All facts known to be missing were received. A late fact says nothing about the facts before it.
+    All facts known to be missing were received. Facts before a late one may still be missing.
     """
 
     after_token: int

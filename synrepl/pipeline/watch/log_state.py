@@ -27,7 +27,7 @@ class WatchRules(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of events.
 
     A writer with at least `least_facts` facts has stalled if it is silent for longer than both `stall_ms` and
-    `times` its usual interval. Rankings have `top` entries.
+    `times` its usual interval. Rankings have up to `top` entries.
     """
 
     stall_ms: int = 60_000

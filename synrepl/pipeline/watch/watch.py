@@ -196,7 +196,7 @@ def _is_unexpected(record: logging.LogRecord) -> bool:
 class _Watcher(StreamingQueryListener):
     """Handler of micro-batches, and of triggers without new facts: keeps the state, writes the events.
 
-    Spark calls both from threads of its own. The lines of a batch are written before it is committed.
+    Spark calls the handlers in threads of its own. The lines of a batch are written before its commit.
     """
 
     def __init__(self, rules: WatchRules, write: Callable[[bytes], None], file: CheckpointedState) -> None:
