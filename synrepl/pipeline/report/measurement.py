@@ -94,7 +94,7 @@ class Coverage:
 
 
 def lag_seconds(batch: Batch) -> float:
-    """Return the archive lag of the last fact of a batch. May be negative if the clocks differ."""
+    """Return the archive lag of the last fact of a batch, in seconds; negative only if clocks differ."""
     return (batch.archived_at_ms - batch.last_at_ms) / 1000
 
 

@@ -33,8 +33,8 @@ TASK_ROWS: Final = 16 * 1024
 class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     """The current snapshot, and the cost of making it.
 
-    `is_new` is false if there were no new facts: then no file was read. With `full` the whole archive was
-    read, otherwise the previous snapshot and the facts since.
+    `is_new` is false if the snapshot was kept, for lack of new facts: then no file was read. Otherwise the
+    whole archive was read (`full`), or the previous snapshot and the facts since.
     """
 
     snapshot: SnapshotManifest
@@ -60,9 +60,9 @@ def compact(
     """Advance the snapshot to the end of the archive, or of its version `as_of` (a number or a time).
 
     Reads the previous snapshot, if any, and the facts since (all facts of a stream that has lost some since);
-    with `full` the whole archive, with the same result. The files of the previous snapshot stay until
-    the next compaction, for its readers. Raises `BadArchive` unless the archive continues the snapshot, has
-    all its files, and no other job writes the snapshot.
+    with `full` the whole archive, with the same result. The files of the previous snapshot stay until the
+    next compaction, for its readers. Raises `BadArchive` unless the archive continues the snapshot, has all
+    its files, and no other job writes the snapshot.
     """
     began = time.monotonic()
     table = ArchiveTable(archive, as_of)
