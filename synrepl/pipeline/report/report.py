@@ -142,7 +142,7 @@ def write(measured: Measurements, out: Path) -> ReportResult:
 
 
 def shown(key: str, value: Any) -> str:
-    """Format a value for the page, by its column's key. Unknown values, and zeros of `BLANK_ZEROS`, are blank."""
+    """Format a value for the page, by its column. Unknown values, and zeros of `BLANK_ZEROS`, are blank."""
     if value is None or value == "" or (value == 0 and key in BLANK_ZEROS):
         return ""
     if isinstance(value, bool):
