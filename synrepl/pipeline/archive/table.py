@@ -134,7 +134,7 @@ class ArchiveTable:
 
     @property
     def files(self) -> Any:
-        """The files of this version (`FILES`), by serial. Raises `BadArchive` if it lacks their statistics."""
+        """The files of this version (`FILES`), by serial. Raises `BadArchive` without their statistics."""
         found = pa.table(self._delta.get_add_actions(flatten=True))
         if not len(found):
             return FILES.empty_table()
