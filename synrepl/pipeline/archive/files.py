@@ -80,7 +80,7 @@ def parallelism(spark: SparkSession) -> int:
 
 
 def frame_of(spark: SparkSession, table: Any) -> DataFrame:
-    """Return an Arrow table as a frame. Of columns in several chunks, Spark would lose rows."""
+    """Return an Arrow table as a frame. Chunks of columns are combined, as Spark would lose rows of some."""
     return spark.createDataFrame(table.combine_chunks())
 
 

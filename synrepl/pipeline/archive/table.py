@@ -127,7 +127,7 @@ class ArchiveTable:
 
     @classmethod
     def if_any(cls, store: Store, as_of: str | None = None) -> "ArchiveTable | None":
-        """Return the table; None if nothing is archived yet."""
+        """Return the table; None if nothing is archived yet. Raises `BadArchive` if it cannot be read."""
         if not store.names(LOG) and not store.names(FORMER):
             return None
         return cls(store, as_of)

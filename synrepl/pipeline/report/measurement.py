@@ -154,7 +154,7 @@ def measure(
     as_of: str | None = None,
     progress: Progress,
 ) -> Measurements:
-    """Audit and measure an archive. Raises `BadArchive`."""
+    """Audit and measure an archive. Raises `BadArchive` if its table cannot be read."""
     progress("reading the table", 0, STEPS)
     table = ArchiveTable.if_any(archive, as_of)
     batches = [] if table is None else table.batches()

@@ -34,7 +34,7 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def findings(measured: Measurements) -> list[Advice]:
-    """Return all findings; none for an archive without facts."""
+    """Return all findings, the worst first; none for an archive without facts."""
     covers = measured.covers
     if covers is None:
         return []

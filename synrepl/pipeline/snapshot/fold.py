@@ -65,8 +65,8 @@ def bucket_size(upto: int) -> int:
 class FoldReader(msgspec.Struct, frozen=True):
     """Reader of the input in tasks: files of an archive, and the parts of its previous snapshot.
 
-    Rows of the streams `whole` in parts are left out, and everywhere the rows discarded by the epoch starts
-    `lost`. The files arrive as record batches with the columns of `ArchiveTable.files`, `is_part`, and
+    Rows that the epoch starts `lost` have discarded are left out; of parts, all rows of the streams `whole`
+    are left out. The files arrive as record batches with the columns of `ArchiveTable.files`, `is_part`, and
     `after`: only facts with a greater serial are read.
     """
 

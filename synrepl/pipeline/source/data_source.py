@@ -65,11 +65,11 @@ class SynreplSource(DataSource):
         return StreamReader(self._read_options())
 
     def writer(self, schema: StructType, overwrite: bool) -> FactSink:
-        """Return the writer of a batch query."""
+        """Return the writer of a batch query. Raises `ConfigError` for invalid options or columns."""
         return self._sink(schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> FactSink:
-        """Return the writer of a streaming query."""
+        """Return the writer of a streaming query. Raises `ConfigError` for invalid options or columns."""
         return self._sink(schema, overwrite=overwrite, is_streaming=True)
 
     def _sink(self, schema: StructType, *, overwrite: bool, is_streaming: bool = False) -> FactSink:

@@ -33,8 +33,8 @@ class SerialRange:
     """The facts with ``after < serial <= upto``.
 
     `history` and `digest` (at `after`) prove that the log is the planned one; `end_digest` is the digest at
-    `upto`, if known. A `compacted` range of a trimmed log may have holes. Facts of a writer in `skip` are
-    dropped up to the serial given there, facts of a writer in `until` after the serial given there.
+    `upto`. An unknown digest is None. A `compacted` range of a trimmed log may have holes. Facts of a writer
+    in `skip` are dropped up to the serial given there, facts of a writer in `until` after the serial there.
     """
 
     after: int
