@@ -21,8 +21,7 @@ T = TypeVar("T")
 Rule = Literal["eager", "lazy", "none"]
 
 STEP: Final = 8 * 1024 * 1024
-"""How many bytes are hashed in one step, so that other work of the thread waits at most some hundredths of a
-second."""
+"""How many bytes are hashed in one step. This delays other work of the thread some hundredths of a second."""
 
 
 class Wakeup(Gate):
@@ -34,7 +33,7 @@ class Wakeup(Gate):
         self._timer = Timer(clock, self.open)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Return when `open` was called since the last wait, or after this many seconds."""
+        """Return once `open` was called since the last wait, or after this many seconds (None: no limit)."""
         if seconds is not None and not self.is_open:
             self._timer.start(max(0.0, seconds))
         try:
@@ -66,15 +65,15 @@ class FilesContext:
         self.troubles: dict[str, tuple[str, float]] = {}
 
     def now_ms(self) -> int:
-        """The time in milliseconds."""
+        """The Unix time in milliseconds."""
         return int(self.clock.seconds() * 1000)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run this in the thread."""
+        """Run `work` in the thread, and return its result."""
         return await self.thread.run(partial(work, *args, **kwargs))
 
     async def acquire(self, work: Callable[[], T], release: Callable[[T], object]) -> T:
-        """Return the result of `work`. If the caller was cancelled by then, pass it to `release`."""
+        """Like `run`; but if the caller is cancelled, the result of `work` is passed to `release`."""
         results: list[T] = []
         try:
             await self.thread.run(lambda: results.append(work()))
@@ -84,7 +83,7 @@ class FilesContext:
         return results[0]
 
     def run_later(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run this in the thread after all earlier work, without waiting for it."""
+        """Run `work` in the thread after all earlier work; do not wait for the result. Logs failures."""
         self.tasks.start(self._run_later(partial(work, *args, **kwargs)), "releasing")
 
     async def _run_later(self, work: Callable[[], object]) -> None:
@@ -94,7 +93,7 @@ class FilesContext:
             self.logger.warn("files: {why}", why=error)
 
     async def run_loop(self, part: str, step: Callable[[], Awaitable[None]]) -> None:
-        """Run `step` forever. When it fails, report that, and retry with backoff."""
+        """Run `step` until cancelled. When it fails, log and record the error, and retry with backoff."""
         backoff = Backoff(doubling(1.0, 60.0))
         while True:
             try:

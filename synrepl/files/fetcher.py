@@ -22,8 +22,8 @@ class IFetchFile(Protocol):
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
         """Call `on_chunk` with the bytes from `offset` to the end, waiting for each call.
 
-        Raises a `ReplicationError` if the download fails or is cut short; bytes already passed
-        to `on_chunk` are valid. The caller verifies the checksum.
+        Raises a `ReplicationError` if the download fails or is cut short. The caller may keep the bytes that
+        `on_chunk` got until then, and verifies the checksum of the whole file.
         """
 
     async def send(

@@ -14,14 +14,14 @@ BLOCK: Final = 1024 * 1024
 
 
 class Damaged(StorageError):
-    """A stored file is damaged. It was moved to quarantine, and counts as missing."""
+    """A stored file is damaged. It is in quarantine and counts as missing, unless it has been replaced."""
 
 
 class StoredFile:
     """A stored file with an open descriptor. Blocking.
 
-    `verify` compares the bytes with the checksum, and at the end calls `good` or `bad` with the file's
-    status. If `is_verified`, it does nothing.
+    `verify` compares the bytes with the checksum, and then calls `good` or `bad` with the `stat_result` of
+    the file; a file that the disk cannot read is bad too. If `is_verified`, `verify` does nothing.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StoredFile:
         self.size = self._stat.st_size
 
     def verify(self, count: int) -> bool:
-        """Verify up to `count` more bytes. True when the whole file is verified. Raises `Damaged`."""
+        """Verify up to `count` more bytes. True once all are verified. Raises `Damaged` or `StorageError`."""
         if self._is_verified:
             return True
         descriptor = self._open_descriptor("check a file")
@@ -64,7 +64,7 @@ class StoredFile:
         return True
 
     def read(self, offset: int, count: int) -> bytes:
-        """Read `count` bytes from `offset` on; fewer only at the end of the file."""
+        """Read `count` bytes from `offset` on; fewer only at the end of the file. Raises `StorageError`."""
         descriptor = self._open_descriptor("read a file")
         parts = []
         count = min(count, self.size - offset)
@@ -113,14 +113,14 @@ class StoredFile:
 
 
 LEAST: Final = 4_096
-"""The least that a file counts in a step, in bytes: to open it takes time, too."""
+"""Each file counts as at least this many bytes of a step, since opening a file takes time too."""
 
 
 class Scrub:
     """The slow verification of all files, in the order of their checksums. Blocking.
 
     `position` is the last checked checksum, empty before the first. `after` returns the next checksums after
-    a position, `open_file` opens the file with a checksum, unverified.
+    a position. `open_file` opens a file, to be verified now in any case, or returns None if it is gone.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Scrub:
         self._file: StoredFile | None = None
 
     def step(self, count: int) -> tuple[list[str], bool]:
-        """Verify about `count` more bytes. Returns the damaged files, and whether the round is complete."""
+        """Verify about `count` more bytes. Returns damaged checksums, and whether the round is complete."""
         bad: list[str] = []
         while count > 0:
             if not self._ahead:

@@ -24,11 +24,11 @@ MAX_FAILING_SHOWN: Final = 20
 SUMMARY_SECONDS: Final = 2.0
 """The shortest interval between two summaries of the queue."""
 PATIENCE_MS: Final = 60_000
-"""How long a file may be missing before that is reported."""
+"""How many milliseconds a file may be missing before that is a problem."""
 
 
 class Files:
-    """The files of a daemon: clients upload them to a primary, a replica downloads them with `fetch`.
+    """The files of a daemon, which clients upload. A replica fetches and forwards files by `fetch`.
 
     `rule` is ``eager`` (a replica fetches every file) or ``lazy`` (only requested files). `thread` belongs to
     this object, and is stopped with it. Files without a name are deleted after `grace_seconds`. `refusal`
@@ -100,7 +100,7 @@ class Files:
         await context.thread.stop()
 
     async def set_source(self, fetch: IFetchFile | None) -> None:
-        """Fetch files from this source from now on; None makes this a primary."""
+        """Fetch files from this source from now on (None: fetch none, as on a primary)."""
         context = self._context
         self._fetch = fetch
         context.rule = self._rule_now()
@@ -119,7 +119,7 @@ class Files:
         return self._fetch is not None
 
     async def wait_for(self, sha256: str, timeout: float) -> bool:
-        """Whether the file is present, or arrives within `timeout` seconds. A replica requests it."""
+        """Whether the file is present, or arrives within `timeout` seconds. A replica fetches named files."""
         context = self._context
         if await context.run(context.store.has, sha256):
             return True
@@ -145,7 +145,7 @@ class Files:
         return await self._context.run(self._context.queue.is_named, sha256)
 
     async def forward(self, sha256: str, hops: int = 0) -> None:
-        """Send a file to the daemon from which this replica fetches; a primary does nothing.
+        """Send a file to the daemon from which this replica fetches; without one (a primary) do nothing.
 
         `hops` is the number of replicas that forwarded it before. Raises a `ReplicationError`.
         """
@@ -160,7 +160,7 @@ class Files:
             self.release(file)
 
     async def open(self, sha256: str) -> StoredFile | None:
-        """Open the file, verified now or in the last minute; None if it is missing or damaged.
+        """Open the file, verified now, or in the last minute and unchanged; None if it is missing or damaged.
 
         The caller closes it with `release`. Raises `StorageError`.
         """
@@ -175,7 +175,7 @@ class Files:
         self._context.run_later(file.close)
 
     async def receive(self) -> Spool:
-        """Start an upload; `append` its bytes, then `keep` or `discard` it. Raises the error of `refusal`."""
+        """Start an upload: then `append`, and `keep` or `discard`. Raises `refusal()`, or a `StorageError`."""
         if (refused := self._refusal()) is not None:
             raise refused
         return await self._context.acquire(self._context.store.receive, Spool.abort)
@@ -187,7 +187,7 @@ class Files:
     async def keep(self, spool: Spool, sha256: str) -> bool:
         """Store an upload durably if this is its checksum; return whether it is new.
 
-        Raises `ChecksumMismatch`.
+        Raises `ChecksumMismatch`, or another `StorageError`.
         """
         context = self._context
 
@@ -205,7 +205,7 @@ class Files:
         self._context.run_later(spool.abort)
 
     async def missing_upto(self, serial: int) -> list[tuple[str, str]]:
-        """Name and checksum of the missing files of the facts up to this serial, oldest first.
+        """Name and checksum of each missing file that was named up to this serial, oldest first.
 
         Checks the disk, so that files removed from outside are found too.
         """
@@ -214,7 +214,7 @@ class Files:
         return await self._context.run(self._context.queue.missing, serial)
 
     def status(self) -> dict[str, Any]:
-        """The status, a few seconds old at most."""
+        """The files' part of the status. Its counts of queued and missing files may be some seconds old."""
         store, summary = self._context.store, self._summary
         oldest = summary.oldest_since_ms
         return {
@@ -260,7 +260,6 @@ class Files:
             self._fetcher.wakeup.open()
 
     def _on_new_names(self) -> None:
-        """Fetch the files of new names; a reader may be waiting for one of them."""
         if self._context.rule == "lazy":
             for sha256 in list(self._waiting):
                 self._context.tasks.start(self._request(sha256), "requesting a file")

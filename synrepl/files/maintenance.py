@@ -19,8 +19,8 @@ class FileMaintenance:
     """Counts the files and compares them with the names; then deletes files hourly, and scrubs all in slices.
 
     A slice is scrubbed each `SLICE_SECONDS`; after a round of all files the next one begins after
-    `ROUND_SECONDS`. Files without a name are deleted after `grace_seconds`, if `are_names_known`. `on_loss`
-    is called with the checksum of each damaged file, and of each missing file with a name, and the reason.
+    `ROUND_SECONDS`. Files without a name are deleted after `grace_seconds`, if `are_names_known()`. `on_loss`
+    gets the checksum of each file that is damaged, or has a name and has gone missing, and the reason.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class FileMaintenance:
             await self._wakeup.wait(min(self._next_deletion, self._next_round) - now)
 
     async def compare(self) -> None:
-        """Find the names whose files are missing, and report these files as lost."""
+        """Find files that have a name and have gone missing from the disk, and report them as lost."""
         context = self._context
         last: str | None = ""
         while last is not None:
@@ -73,7 +73,7 @@ class FileMaintenance:
                 self._on_loss(sha256, "the file is missing from the disk")
 
     async def delete_unreferenced(self) -> int:
-        """Delete the files that had no name for the grace period; return their number."""
+        """If all names are known, delete files that had none for the grace period. Returns their number."""
         context = self._context
         if not self._are_names_known():
             return 0

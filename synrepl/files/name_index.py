@@ -38,7 +38,7 @@ class NameIndex:
         self._waiters: list[tuple[int, Deferred[None]]] = []
 
     async def open(self) -> None:
-        """Load the saved progress, and check that the log is still the one it belongs to."""
+        """Load the saved progress. If it belongs to another log, all names are read again."""
         progress = await self._context.run(self._context.queue.open)
         self._is_stale = (
             bool(progress.serial) and await self._log.digest_at(progress.serial) != progress.digest

@@ -50,7 +50,7 @@ class LogProgress(msgspec.Struct, frozen=True):
 
 
 class WantedFile(msgspec.Struct, frozen=True):
-    """A file to be fetched, first if `demanded`; `tries` downloads have failed."""
+    """A file to be fetched, before others if `demanded`; `tries` is the number of failed downloads."""
 
     sha256: str
     size: int
@@ -61,7 +61,8 @@ class WantedFile(msgspec.Struct, frozen=True):
 
 
 class FailingFile(msgspec.Struct, frozen=True):
-    """A file whose downloads failed so far, the reason, and the time of the next retry in seconds."""
+    """A file whose `tries` downloads failed, the last one because of `why`. `next_at` is the time of the next
+    retry, in seconds; `since_ms` is when the file was found to be missing, in milliseconds."""
 
     name: str
     sha256: str
@@ -72,8 +73,8 @@ class FailingFile(msgspec.Struct, frozen=True):
 
 
 class QueueSummary(msgspec.Struct, frozen=True):
-    """The state of the queue: the number of `missing` files, of those `wanted` (queued), and of failing ones;
-    since when the oldest has been missing, its name (`first_missing`), and some of the `failing` ones."""
+    """The numbers of `missing` files, of those queued (`wanted`), and of those whose downloads failed
+    (`failing_count`); some of the latter; since when the first missing file is missing, and its name."""
 
     missing: int = 0
     wanted: int = 0
@@ -84,12 +85,11 @@ class QueueSummary(msgspec.Struct, frozen=True):
 
 
 class FileQueue:
-    """The names of files, the missing files, and the order of their downloads. Durable and blocking; one
-    thread at a time. All times are in milliseconds.
+    """The names of files, the missing files, and the order of their downloads, in the file ``queue.db`` of
+    `directory`, which the first write creates. Blocking; one thread at a time.
 
-    It is the file ``queue.db`` of `directory`, created when first needed.
-
-    Downloads in flight are known only in memory: after a kill they are due again.
+    Times are in milliseconds, unless a field says seconds. A power cut may lose the last commits. Downloads
+    in flight are known only in memory: after a kill they are due again.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -142,7 +142,6 @@ class FileQueue:
     def _drop_reference(
         self, database: sqlite3.Connection, sha256: str, now_ms: int, has: Callable[[str], bool]
     ) -> None:
-        """Handle a file that has lost a name: it may have been the last one."""
         other = database.execute(
             "SELECT name FROM names WHERE sha256 = ? ORDER BY serial LIMIT 1", (sha256,)
         ).fetchone()
@@ -169,7 +168,7 @@ class FileQueue:
                 database.execute(f"UPDATE wanted SET is_queued = {queued}")
 
     def take(self, now_ms: int, limit: int) -> list[WantedFile]:
-        """Take up to `limit` files to fetch, and count them as in flight."""
+        """Take up to `limit` queued files that are due, and count them as in flight."""
         batch: list[WantedFile] = []
         rows = self._tables.read(
             "take a file",
@@ -185,7 +184,7 @@ class FileQueue:
         return batch
 
     def next_at(self) -> int | None:
-        """When the next file that is not in flight is due, in ms; None if there is none."""
+        """When the next queued file that is not in flight is due; None if there is none."""
         rows = self._tables.read(
             "take a file",
             "SELECT sha256, next_at_ms FROM wanted WHERE is_queued = 1 ORDER BY next_at_ms LIMIT ?",
@@ -215,7 +214,7 @@ class FileQueue:
             )
 
     def release(self, sha256: str) -> None:
-        """Count the file as in flight no more: the outcome of its download is unknown."""
+        """Count the file as no longer in flight: its download was cancelled."""
         self._in_flight.discard(sha256)
 
     def demand(self, sha256: str, now_ms: int) -> bool:
@@ -261,12 +260,12 @@ class FileQueue:
         return bool(self._tables.read("look up a file", "SELECT 1 FROM wanted WHERE sha256 = ?", sha256))
 
     def names_after(self, name: str, limit: int) -> list[NamedFile]:
-        """The names after this one, in alphabetical order."""
+        """Up to `limit` names after this one, in alphabetical order."""
         query = f"{_SELECT_NAMED} WHERE name > ? ORDER BY name LIMIT ?"
         return [NamedFile(*row) for row in self._tables.read("list names", query, name, limit)]
 
     def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[tuple[str, str]]:
-        """Names whose files are not stored, with the checksums, oldest first."""
+        """Names up to the serial `upto` (None: all) whose files are missing, with checksums, oldest first."""
         return self._tables.read(
             "list files",
             "SELECT names.name, sha256 FROM names JOIN wanted USING (sha256)"

@@ -67,7 +67,10 @@ class Spool:
                 rest = rest[written:]
 
     def commit(self, sha256: str) -> bool:
-        """Store the file; return whether it is new. Deletes it on `ChecksumMismatch` and `StorageError`."""
+        """Store the file; return whether it is new.
+
+        Raises `ChecksumMismatch`, or another `StorageError`; the received bytes are then deleted.
+        """
         self._check()
         found = self._hash.hexdigest()
         if self._unread or found != sha256:
@@ -85,7 +88,7 @@ class Spool:
         return is_new
 
     def abort(self) -> None:
-        """Delete the received bytes."""
+        """Delete the received bytes, unless the spool is closed."""
         if not self._is_finished:
             self.close()
             with map_errors("receive a file"):

@@ -35,7 +35,7 @@ class FileStore:
     """Files by their checksum, in `directory`, which is created for the first file. Blocking; one thread at a
     time.
 
-    `seconds` is a clock. A verified file is trusted for a minute.
+    `seconds` is a clock. A verified file is trusted for a minute, unless it changes.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, seconds: Callable[[], float]) -> None:

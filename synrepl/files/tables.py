@@ -1,7 +1,7 @@
 """The database file of the queue.
 
-Except for some times, its contents can be rebuilt from the log and the disk. So a power cut may lose the last
-commits (``synchronous = NORMAL``), and a damaged file is renamed to ``.bad`` and replaced by a new one.
+Apart from times, requests and failures, its contents can be rebuilt from the log and the disk. So a power cut
+may lose the last commits (``synchronous = NORMAL``); a damaged file is renamed to ``.bad``, and replaced.
 """
 
 import sqlite3
@@ -49,7 +49,7 @@ VERSION: Final = 1
 class Tables:
     """The database file at `path`, created with its directory at the first write.
 
-    While it is open no other process can open it (`DatabaseFile`).
+    While it is open, no other daemon can open it (`DatabaseFile`).
     """
 
     def __init__(self, path: Path) -> None:
