@@ -50,7 +50,7 @@ def read_secret(path: Path, warnings: list[str]) -> str:
 def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
     """Read a file with a line ``name secret [rights [streams]]`` for each peer. Raises `ConfigError`.
 
-    No message quotes a line: any word of it may be a secret.
+    Adds to `warnings` as `read_secret` does. No message quotes a line: any word of it may be a secret.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -51,7 +51,7 @@ class Settings(
     RetentionSettings,
     UpstreamSettings,
 ):
-    """The settings of a daemon. Those of its parts are inherited from their classes."""
+    """The settings of a daemon, with those of its parts, inherited from the settings classes of the parts."""
 
     listen: tuple[str, ...] = setting(
         ("tcp:9092:interface=127.0.0.1",),
@@ -209,7 +209,8 @@ def settings() -> list[Setting]:
 
 
 def validate(built: Settings) -> None:
-    """Raise `ConfigError` for settings that contradict each other, or open an unauthenticated listener."""
+    """Raise `ConfigError` if settings contradict each other, or if other machines can reach a listener that
+    has no authentication and `insecure` is not set."""
     _check_open(built)
     _check_name(built)
     if built.upstream is None and (built.upstream_streams or built.upstream_writers):
@@ -256,7 +257,6 @@ def requires_certificates(description: str) -> bool:
 
 
 def _check_open(built: Settings) -> None:
-    """Refuse a listener that other machines can reach without authentication, unless `insecure` is set."""
     if built.insecure:
         return
     for_replicas = built.dialect is not None and serving(built.dialect).is_replica

@@ -45,7 +45,7 @@ class IngestServices:
 
     @property
     def followed_streams(self) -> list[str]:
-        """The streams that are read from tables."""
+        """The streams whose live facts are read from tables."""
         return [one.stream for one in self._followed_tables()]
 
     def refusal(self, stream: str, writer: str) -> str:
@@ -75,7 +75,7 @@ class IngestServices:
         """Return the tables to read live facts from, without those that only fill gaps.
 
         With Redis, a stream that this daemon publishes there is read for the published writers only. Facts
-        of other writers come from Redis: for some streams those store no position in the database.
+        of other writers come from Redis: for some streams these writers store no position in the database.
         """
         followed = [one for one in self._settings.table_streams if not one.for_catch_up]
         if self._settings.redis is None:
@@ -167,13 +167,13 @@ class IngestServices:
         return [reason for part in self._parts for reason in part.not_ready_reasons()]
 
     def is_followed(self, stream: str) -> bool:
-        """Whether the facts of this stream come from a table."""
+        """Whether this daemon reads the live facts of this stream from a table now."""
         return self.tables is not None and self.tables.is_followed(stream)
 
     def lag_seconds(self) -> float:
-        """Seconds since the sources were last caught up."""
+        """Seconds since Redis and the followed servers were last caught up; 0 without them."""
         return self.sources.lag_seconds() if self.sources is not None else 0.0
 
     def lag_rows(self) -> int:
-        """The number of tokens that are known to be missing."""
+        """The number of tokens known to be missing from Redis or a followed server; 0 without them."""
         return self.sources.lag_rows() if self.sources is not None else 0

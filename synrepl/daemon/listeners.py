@@ -42,7 +42,7 @@ class Listeners:
         """For each of `ports`: its certificates, if it speaks TLS."""
 
     async def open(self, services: Services, registry: ReplicaRegistry, keys: Keyring) -> None:
-        """Listen at every port. Raises `ConfigError`."""
+        """Listen at every port. Raises `ConfigError` if one cannot be opened."""
         settings = self._settings
         most = connection_limit(len(settings.listen) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
@@ -78,7 +78,10 @@ class Listeners:
         return port
 
     def address(self) -> Address:
-        """The address that other daemons use: the advertised host, or else the listening one."""
+        """The native and HTTP address for other daemons, at the advertised host, or else the listening one.
+
+        A part is empty if none of its ports is a TCP port, or before `open`.
+        """
         reachable = [_reachable(port, self._settings.advertise) for port in self.ports]
         schemes = [("tcp", "http") if tls is None else ("tls", "https") for tls in self._tls]
         natives = [
@@ -93,19 +96,19 @@ class Listeners:
         return Address(native=next(iter(natives), ""), http=http)
 
     def close_followers(self, why: str) -> None:
-        """Disconnect all followers and replicas with this ERROR, so that they read their streams again."""
+        """Disconnect followers and replicas from the ports of `listen`, with this ERROR."""
         for factory in self._factories:
             factory.close(why)
 
     def history_lost(self, stream: str) -> None:
-        """Disconnect all followers and replicas, since some have facts that the log has discarded.
+        """Call `close_followers`, since some followers have facts that the log has discarded.
 
-        When a follower connects again, it receives the new position of the stream, and reads it again.
+        When a follower connects again, it gets the new position of the stream, and reads the stream again.
         """
         self.close_followers(f"history of {stream} was lost, a new epoch has begun")
 
     def reload(self) -> None:
-        """Read the certificates again, and disconnect peers whose key or certificate is gone."""
+        """Read the certificates again, and disconnect peers whose key or certificate was revoked."""
         for tls in filter(None, self._tls):
             try:
                 tls.reload()
@@ -117,11 +120,11 @@ class Listeners:
             self._site.recheck()
 
     def unsent_bytes(self) -> int:
-        """Bytes in the send buffers of followers and replicas."""
+        """Bytes in the send buffers of the connections at the ports of `listen`."""
         return sum(_unsent(protocol.transport) for protocol in self._protocols())
 
     async def stop(self) -> None:
-        """Close the ports, then the connections of followers and replicas."""
+        """Close the ports, then begin to close the connections at those of `listen`."""
         ports, self.ports = self.ports, []
         for port in ports:
             stopped = port.stopListening()
@@ -130,7 +133,7 @@ class Listeners:
         self.close_followers("server shutting down")
 
     async def drain(self) -> None:
-        """Wait until all connections are closed, with everything sent, at most `FAREWELL_SECONDS`."""
+        """Wait until the connections at the ports of `listen` are closed, at most `FAREWELL_SECONDS`."""
         until = self._reactor.seconds() + FAREWELL_SECONDS
         while any(self._protocols()) and self._reactor.seconds() < until:
             await sleep(self._reactor, 0.01)

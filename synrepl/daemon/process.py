@@ -26,7 +26,7 @@ REPORT_SECONDS: Final = 1.0
 """Seconds between two reports to systemd; half of the watchdog's timeout if that is shorter."""
 
 EXTEND_SECONDS: Final = 60
-"""Seconds by which a replica without a complete copy extends its start, with each report."""
+"""Seconds by which a daemon that is not ready yet extends its start, with each report."""
 
 _logger = Logger(namespace="synrepl.process")
 

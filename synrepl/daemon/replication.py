@@ -202,7 +202,6 @@ class ReplicationServices:
             await self._log.note(**notes)
 
     def _upstream(self, where: Address | None) -> "IUpstream":
-        """Return the upstream at `where`, over HTTP if that is configured, or the only way to connect."""
         settings = self._settings
         configured = settings.upstream_address
         over_http = bool(configured.http)
@@ -275,7 +274,6 @@ class ReplicationServices:
         return []
 
     def _state(self) -> str:
-        """Return the state (`status.STATES`) if this daemon is not ready or hands over; otherwise nothing."""
         if self.roles.role == "fenced":
             return "fenced"
         if self.roles.handover.is_active:
@@ -284,11 +282,11 @@ class ReplicationServices:
         return reasons[0][0].partition(":")[0] if reasons else ""
 
     def lag_seconds(self) -> float:
-        """Seconds since this copy was last caught up."""
+        """Seconds since this copy was last caught up; 0 if this daemon is no replica."""
         return self.replica.lag_seconds() if self.replica is not None else 0.0
 
     def lag_rows(self) -> int:
-        """The number of facts that this copy is known to lack."""
+        """The number of facts that this copy is known to lack; 0 if this daemon is no replica."""
         return self.replica.lag_rows() if self.replica is not None else 0
 
     def status(self) -> dict[str, Any]:

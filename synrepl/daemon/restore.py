@@ -35,8 +35,8 @@ async def restore_snapshot(
 
     The log then continues at the position of the snapshot. A log that has facts, or was a copy before, is
     left unchanged. A primary begins a new epoch (``restored``): other daemons may know later facts, which are
-    not part of this history. Without a `server_name` (None) the log stores that of the snapshot. Raises
-    `ConfigError` or `StorageError` if the snapshot cannot be restored; the log then stays empty.
+    not part of this history. Without a `server_name` (None) the log stores that of the snapshot, if any.
+    Raises `ConfigError` or `StorageError` if the snapshot cannot be restored; the log then stays empty.
     """
     if log.serial or log.notes.get("joined") is not None:
         _log.info("--snapshot is ignored: the log is not new, it is at serial {serial}", serial=log.serial)

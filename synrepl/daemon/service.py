@@ -39,8 +39,8 @@ class Daemon(Service):
     """Keeps the log and serves it, from `startService` to `stopService`.
 
     `ready` fires once every port listens. A daemon that cannot start logs the reason in one line, keeps it in
-    `failure`, closes what it had opened, and calls `on_failure`. With `needs_name` a primary refuses to
-    create a log without a configured server name.
+    `failure`, closes what it had opened, and calls `on_failure`. With `needs_name` a primary refuses an
+    empty log unless the settings or the log have the server name.
     """
 
     name = "synrepl"
@@ -268,7 +268,6 @@ class Daemon(Service):
             self._tasks.start(self.declared.load(), "reading the declared streams")
 
     async def _declare_streams(self) -> None:
-        """Declare the streams of the settings, on a primary. Raises `ConfigError` if one differs."""
         for one in self.settings.streams:
             assert self.declared is not None
             try:
@@ -303,7 +302,7 @@ class Daemon(Service):
             self.listeners.history_lost(epoch_start.stream)
 
     def reload(self, fresh: Settings) -> None:
-        """Reload secrets, keys and certificates, and disconnect peers whose key or certificate is gone.
+        """Reload secrets, keys and certificates, and disconnect peers whose key or certificate was revoked.
 
         Other changed settings need a restart: a log line names them.
         """

@@ -175,7 +175,7 @@ class Files:
         self._context.run_later(file.close)
 
     async def receive(self) -> Spool:
-        """Start an upload: then `append`, and `keep` or `discard`. Raises `refusal()`, or a `StorageError`."""
+        """Start an upload: `append`, then `keep` or `discard`. Raises `refusal()` or `StorageError`."""
         if (refused := self._refusal()) is not None:
             raise refused
         return await self._context.acquire(self._context.store.receive, Spool.abort)

@@ -1,4 +1,4 @@
-"""Sources: their base class and status, and the servers that this daemon follows over TCP."""
+"""Sources: their base class and status, and the servers that this daemon follows."""
 
 from collections import deque
 from dataclasses import KW_ONLY, dataclass
@@ -40,7 +40,7 @@ def _gap_as_json(gap: GapError) -> dict[str, Any]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Source:
-    """A follower of this daemon, and its status. A subclass connects it, from `start` to `stop`."""
+    """A follower inside this daemon, and its status. A subclass connects it, from `start` to `stop`."""
 
     settings: IngestSettings
     clock: Any
@@ -52,7 +52,7 @@ class Source:
         self.began = self.clock.seconds()
 
     def silence(self) -> Problem | None:
-        """Why this source cannot receive or publish, if it could not for `PATIENCE_SECONDS`; else None."""
+        """The problem if this source could not receive or publish for `PATIENCE_SECONDS`; else None."""
         raise NotImplementedError
 
     def problems(self) -> list[Problem]:
@@ -153,9 +153,9 @@ class ServerSource(Source):
 class ServerCommands:
     """Forwards commands between the followers of this daemon and the server (`follower_commands.Carrier`).
 
-    A release whose USER_SYNC names the worker gets the command of each follower. To an older release this
-    daemon is one worker: a user starts syncing with the first follower that reports it, and stops with the
-    last. After each connect the server gets the users that are syncing.
+    A release whose USER_SYNC names the worker gets the command of each follower. For an older release this
+    daemon is one worker: a user is syncing while any follower says so. After each connect the server gets
+    the users that are syncing.
     """
 
     follower: Follower
@@ -185,7 +185,7 @@ class ServerCommands:
         self._timer.stop()
 
     def forward(self, command: Command) -> bool:
-        """Send this now, or after a reconnect. False if the server's release lacks it, or sending fails."""
+        """Send a command now, or once connected. False if the server's release lacks it, or sending fails."""
         if not self._names_workers and isinstance(command, (UserSync, ClearUserSync)):
             return True  # `_changed` sends it
         if self.dialect.release not in command.SPAN:

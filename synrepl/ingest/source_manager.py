@@ -1,4 +1,4 @@
-"""All sources of a daemon, and the ingester through which they write to its log."""
+"""The Redis and the servers that a daemon follows, and the ingester that writes their facts to its log."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -38,12 +38,12 @@ PAGE_ROWS: Final = 1_000
 
 @dataclass(eq=False, repr=False)
 class SourceManager:
-    """Runs the sources: Redis, if it is configured, then the servers.
+    """Runs the sources other than tables: Redis, if it is configured, then the servers.
 
     Ephemeral streams, whose tokens may restart, come from the first source only. Kept streams come from all
-    sources: the token tells whether the log has a fact already. Streams in `tables` come from no source: the
-    daemon reads all their facts from their tables, in the order of ids. `lost` is called with a stream
-    whose writer has lost history, after the log has begun a new epoch.
+    sources: the token tells whether the log has a fact already. Declared streams come from none, nor do
+    those in `tables`: the daemon reads all their facts from their tables, in the order of ids. `lost` is
+    called with a stream whose writer has lost history, after the log has begun a new epoch.
     """
 
     settings: IngestSettings
@@ -102,7 +102,7 @@ class SourceManager:
         await self._http.stop()
 
     def problems(self) -> list[Problem]:
-        """Problems, the worst first: text, and since when in Unix seconds."""
+        """Problems, first the reasons not to be ready: text, and since when in Unix seconds."""
         found = self.not_ready_reasons()
         for source in self._all:
             found += source.problems()
