@@ -28,10 +28,10 @@ BATCH: Final = 500
 """Default number of facts per request."""
 
 PATIENCE_SECONDS: Final = 30.0
-"""How long a batch is retried by default while the daemon does not respond."""
+"""How long a batch is retried by default after transient failures, in seconds."""
 
 POST_SECONDS: Final = 60.0
-"""The timeout of a request with a batch."""
+"""The timeout of a request with a batch, in seconds."""
 
 
 def post_facts(
@@ -46,7 +46,7 @@ def post_facts(
 
     Every attempt has the same idempotency key, so that facts are stored once even if a response was lost.
     The next batch must wait for this response, which keeps the order. Raises `HttpError` if the daemon
-    refuses the facts or another daemon is the primary, and `CliError` once retries have failed too.
+    refuses the facts or another daemon is the primary, and `CliError` after the last transient failure.
     """
     head: dict[str, Any] = {"idempotency_key": uuid.uuid4().hex}
     if writer is not None:
@@ -87,8 +87,8 @@ def append(stream: str, daemon: DaemonTarget, writer: str | None, batch: int) ->
     """Append rows from standard input to STREAM.
 
     Each line is a row (a JSON array) and becomes a fact. Prints {"serial", "token"} for each fact once it is
-    durable; the serial is null for ephemeral streams. Stops at the first invalid row; the rows before it are
-    stored.
+    committed; the serial is null for ephemeral streams. Stops at the first invalid row; the rows before it
+    are stored.
     """
     if writer is not None:
         _note_new_writer(daemon, stream, writer)

@@ -92,9 +92,9 @@ def ranking_option(default: int) -> Callable[[Command], Command]:
 def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Command], Command]:
     """Make a function the body of a command, with the options of Spark and ``--json``.
 
-    The function receives the Spark session, the other options, `archive` as a `Store`, and `progress`. Its
-    result is printed as JSON, or as text `lines`. A result whose `is_clean` is False ends the command with
-    exit code 1.
+    The function receives the Spark session, the other options, `archive` (if there is one) as a `Store`, and
+    `progress`. Its result is printed as JSON, or as text `lines`. If its `is_clean` is False, the command
+    ends with exit code 1.
     """
 
     def decorate(job: Command) -> Command:
@@ -156,7 +156,6 @@ def spark_session(daemon: DaemonTarget | None, options: dict[str, Any]) -> Itera
 
 
 def _with_secret(daemon: DaemonTarget | None) -> dict[str, Any]:
-    """Return the arguments `url` and `secret` of a job that may read a daemon too."""
     if daemon is None:
         return {"url": None, "secret": None}
     return {"url": daemon.url, "secret": read_secret(daemon.secret_file)}
@@ -303,7 +302,8 @@ def _compact_lines(done: Any) -> Iterator[str]:
 def compact_command(session: "SparkSession", archive: "Store", snapshot: str, **options: Any) -> Any:
     """Compact the archive to a snapshot with the last row of each key, which a daemon can start from.
 
-    A later run reads the previous snapshot and the facts archived since. Start a daemon with --snapshot DIR.
+    Without --full, a later run reads the previous snapshot and the facts archived since. Start a daemon with
+    --snapshot DIR.
     """
     from synrepl.pipeline.snapshot.compact import compact
     from synrepl.pipeline.store import Store

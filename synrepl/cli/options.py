@@ -34,8 +34,8 @@ T = TypeVar("T")
 class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon that a command asks over HTTP, and how long it tries.
 
-    `timeout` limits each request, and all retries, in seconds; None leaves it to the command. `retry` tells
-    whether transient failures are retried: no connection, a timeout, or a daemon that is busy or not ready.
+    `timeout` (seconds) limits each request, and the retries in all; None: the command has its own limits.
+    `retry` tells whether transient failures are retried: no connection, a timeout, a busy or unready daemon.
     """
 
     url: str
@@ -63,7 +63,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
             raise CliError(f"{client.url}: {error}") from error
 
     def retry_delays(self, patience: float) -> Iterator[float]:
-        """Yield the seconds to wait before each retry, for `timeout` or else `patience` seconds in all."""
+        """Yield the seconds before each retry, for `timeout` or `patience` seconds; none without `retry`."""
         return retry_delays(self.timeout or patience) if self.retry else iter(())
 
     def ask_status(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def retry_delays(seconds: float) -> Iterator[float]:
 
 
 def read_secret(path: Path | None) -> str | None:
-    """Read the shared secret from its file. Raises `ConfigError`."""
+    """Read the shared secret from its file; None without a file. Raises `ConfigError`."""
     return None if path is None else http_client.read_secret(path)
 
 
@@ -290,7 +290,7 @@ def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Com
 
 
 def stream_option(verb: str) -> Callable[[Command], Command]:
-    """Return the ``--stream`` option of a command that does this with streams."""
+    """Return the ``--stream`` option; its help begins with `verb`, such as ``Show``."""
     text = f"{verb} this stream only. May be repeated."
     return click.option("--stream", "streams", multiple=True, metavar="STREAM", help=text)
 

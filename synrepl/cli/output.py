@@ -34,9 +34,9 @@ class TailOptions(msgspec.Struct, frozen=True, kw_only=True):
 class TailOutput:
     """Printer of lines that also runs and stops the reactor.
 
-    Lines are written at most once per reactor iteration. The output ends on `end`, when standard output is
-    closed, after `exit_after` facts, or with an error after `patience` seconds without a connection; None
-    means no limit. `error` is the line the command fails with.
+    Lines are written once per reactor iteration, and by `flush` and `save`. The output ends on `end`, when
+    standard output is closed, after `exit_after` facts, or with an error after `patience` seconds without a
+    connection; None means no limit. `error` is the line the command fails with, empty if it succeeds.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TailOutput:
         self._lines.add(line)
 
     def write_fact(self, line: Mapping[str, Any]) -> bool:
-        """Print a fact. Return False if the limit was reached: the fact is not printed and not consumed."""
+        """Print a fact. Return False if `exit_after` facts were printed before: this one is not printed."""
         if self._left is not None:
             if self._left <= 0:
                 return False
@@ -95,7 +95,7 @@ class TailOutput:
         return True
 
     def save(self, write: Callable[[], None]) -> None:
-        """Write all lines, then save the position that they belong to."""
+        """Print all lines, then call `write` to save their position; if that fails, end with its error."""
         if self.flush():
             try:
                 write()

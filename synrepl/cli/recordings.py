@@ -77,7 +77,7 @@ def read(
     """Return the facts of a recording, in order, and the rows that were skipped because they do not parse.
 
     The `dialect` is detected from the lines by default. Of several recorded connections only `connection` is
-    read; the default is the first with rows.
+    read; the default is the first with rows. Both are ignored for a changelog.
     """
     if data.lstrip()[:1] == b"{":
         return _RecordingReader(table, NEWEST).changelog(data)

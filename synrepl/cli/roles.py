@@ -43,9 +43,9 @@ WHAT_TO_DO: Final = {
 def promote(daemon: DaemonTarget, force: bool, yes: bool, output: Output) -> None:
     """Make the replica at URL the primary.
 
-    First the primary stops accepting facts. The replica must catch up within 30 seconds, files included, and
-    then begins a new epoch. The old primary is fenced: it accepts no more facts. If the promotion is refused
-    (exit code 1), nothing has changed, and the old primary continues.
+    Without --force, the primary first stops accepting facts. The replica must catch up within 30 seconds,
+    files included, and then begins a new epoch. The old primary is fenced: it accepts no more facts. If the
+    promotion is refused (exit code 1), nothing has changed, and the old primary continues.
 
     With --force a fenced daemon becomes primary again, for the case that the other daemon is not primary
     after all. The command asks for confirmation on a terminal, and requires --yes without one.

@@ -82,11 +82,11 @@ def replicas(daemon: DaemonTarget, check: bool, output: Output) -> None:
 @daemon_options()
 @output_option("Print the response of the daemon as JSON.", is_table=True)
 def leases(action: str, name: str | None, daemon: DaemonTarget, output: Output) -> None:
-    """List, add and drop the leases by which a daemon retains its log for replicas.
+    """List, add and drop the leases by which a daemon retains its log for replicas and changelog readers.
 
     `list` shows every lease, those that retain most first. `add NAME` retains facts from now on for a future
-    replica of that name, or readmits a dropped one. `drop NAME` (or its uuid) ends a lease: the log is no
-    longer retained for that replica, and the replica is no longer served.
+    replica of that name, or readmits a dropped one. `drop NAME` (or its uuid) ends a lease: its facts
+    may be trimmed. A replica is then refused; a changelog reader gets a new lease with its next request.
     """
     if (name is None) is not (action == "list"):
         raise click.UsageError(f"{action} takes {'no name' if action == 'list' else 'the name of a replica'}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ReadTable(msgspec.Struct, frozen=True):
     """A stream that the daemon reads from a table: read up to `upto`, complete up to `limit`.
 
-    `right_at` is the time of the last success, in seconds since 1970.
+    `trouble` is the current problem; at `right_at` (Unix seconds, None: unknown) there was none.
     """
 
     stream: str
@@ -45,7 +45,7 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
         return any(is_stuck for is_stuck, _ in self.lines())
 
     def lines(self) -> Iterator[tuple[bool, str]]:
-        """Yield for each writer or table whether it is stuck, and why, as text; stuck ones first."""
+        """Yield for each writer or failing table whether it is stuck, and why, as text; stuck ones first."""
         yield from ((True, f"{one.stream}: {one.trouble}") for one in self.tables if one.trouble)
         for one in sorted(self.holds, key=lambda hold: not hold.is_stuck):
             yield one.is_stuck, f"{one.stream}: {one.text}"
@@ -134,8 +134,8 @@ def streams(
     nothing.
 
     With --stuck: show the writers that hold back streams with several writers, the worst first. Exit code 1:
-    a writer is stuck and does not recover by itself. In JSON: {"stuck": bool, "holds": [...], "tables":
-    [...]}.
+    a writer is stuck and does not recover by itself, or a table cannot be read. In JSON: {"stuck": bool,
+    "holds": [...], "tables": [...]}.
     """
     if (name is None) is not (action == "list"):
         raise click.UsageError(f"{action} takes {'no name' if action == 'list' else 'the name of a stream'}")

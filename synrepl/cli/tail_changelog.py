@@ -45,7 +45,7 @@ class _Fact(msgspec.Struct):
 
 
 class ChangelogTail:
-    """Reads the changelog of a daemon and prints it, from the position in `options.state` on."""
+    """Prints the changelog of a daemon from the position in `options.state`, or else from `options.start`."""
 
     def __init__(self, output: TailOutput, options: TailOptions) -> None:
         self._output = output

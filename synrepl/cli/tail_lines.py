@@ -161,7 +161,7 @@ class _PrintedPositions:
 
 
 def tail_lines(output: TailOutput, options: TailOptions) -> None:
-    """Follow a server and print its updates until the command ends or the target fails permanently."""
+    """Follow a server or a Redis, and print its updates, until the command ends or fails permanently."""
     endpoint, dialect = options.endpoint, options.dialect
     store = _PrintedPositions(options.state, output) if options.state is not None else None
     follower = Follower(

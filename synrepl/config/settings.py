@@ -209,8 +209,8 @@ def settings() -> list[Setting]:
 
 
 def validate(built: Settings) -> None:
-    """Raise `ConfigError` if settings contradict each other, or if other machines can reach a listener that
-    has no authentication and `insecure` is not set."""
+    """Raise `ConfigError` if settings contradict each other, or open an unauthenticated listener to other
+    machines although `insecure` is not set."""
     _check_open(built)
     _check_name(built)
     if built.upstream is None and (built.upstream_streams or built.upstream_writers):
