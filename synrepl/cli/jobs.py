@@ -222,7 +222,7 @@ def _archive_lines(done: Any) -> Iterator[str]:
 def archive_command(
     session: "SparkSession", daemon: DaemonTarget, archive: "Store", follow: bool, **options: Any
 ) -> Any:
-    """Archive the log of a daemon up to its current position.
+    """Archive the log of a daemon up to its current position, or with --follow until interrupted.
 
     The archive contains each fact exactly once, even if a process is killed at any time; run the command
     again to continue. The archive is a Delta table, which DuckDB, Polars, Spark and others read.
@@ -327,8 +327,8 @@ def _tables_lines(done: Any) -> Iterator[str]:
 def tables_command(session: "SparkSession", archive: "Store", **options: Any) -> Any:
     """Update tables of an archive: who changed devices, who read what, which rooms are busy, hot caches.
 
-    Each is a Delta table in the directory of --out. A run reads only the facts archived since the last run,
-    and counts each fact exactly once, even if a process is killed at any time.
+    Each is a Delta table in the directory of --out. A run adds the facts archived since the last run, each
+    exactly once, even if a process is killed at any time. If they are very many, it computes a table anew.
     """
     from synrepl.pipeline.tables.tables import update_tables
 

@@ -179,11 +179,11 @@ class Settings(
         return built
 
     def keyring(self) -> Keyring:
-        """Return the secrets that this daemon accepts from peers."""
+        """Return the secrets and certificate names that this daemon accepts from peers."""
         return Keyring(self.secret, self.keys)
 
     def credentials(self) -> "Credentials":
-        """Return the credentials that this daemon sends to other daemons."""
+        """Return the credentials with which this daemon authenticates to other daemons."""
         # Imported on use: it loads Twisted, which a command that only checks settings does not need.
         from synrepl.transports.credentials import Credentials
 

@@ -62,7 +62,7 @@ def _handle_signals(reactor: Any, daemon: Daemon, read: Callable[[], Settings], 
 def _exit_on_memory_error(event: LogEvent) -> None:
     """Exit at once after an unhandled MemoryError: the code that it interrupted is unknown.
 
-    All acknowledged facts are on disk, and a supervisor restarts the daemon.
+    All acknowledged facts of kept streams are on disk, and a supervisor restarts the daemon.
     """
     failure = event.get("log_failure")
     if failure is not None and failure.check(MemoryError):

@@ -46,8 +46,8 @@ class Wakeup(Gate):
 class FilesContext:
     """Runs blocking work in the thread, and background loops, with a record of failing ones.
 
-    `rule` says which missing files are fetched: all (``eager``), the requested ones (``lazy``), or, on a
-    primary, ``none``. `loops` start `tasks`, and are cancelled before them. `troubles` maps the name of each
+    `rule` says which missing files are fetched: all (``eager``), the requested ones (``lazy``), or, without
+    a source, ``none``. `loops` start `tasks`, and are cancelled before them. `troubles` maps the name of each
     failing loop to its error and when that error began (Unix seconds).
     """
 

@@ -73,8 +73,9 @@ class FailingFile(msgspec.Struct, frozen=True):
 
 
 class QueueSummary(msgspec.Struct, frozen=True):
-    """The numbers of `missing` files, of those queued (`wanted`), and of those whose downloads failed
-    (`failing_count`); some of the latter; since when the first missing file is missing, and its name."""
+    """Counts of `missing` files, of those queued (`wanted`), and of those whose downloads failed
+    (`failing_count`), some of which are in `failing`. The file that has been missing longest is so since
+    `oldest_since_ms`, and is named `first_missing`."""
 
     missing: int = 0
     wanted: int = 0

@@ -74,7 +74,7 @@ class Tables:
 
     @contextmanager
     def writing(self, op: str) -> Iterator[sqlite3.Connection]:
-        """The database in a transaction that is committed at the end of the block."""
+        """The database in a transaction, committed at the end of the block, or rolled back on an error."""
         with self._map_errors(op):
             if self._database is None:
                 make_directory(self._path.parent)
