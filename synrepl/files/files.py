@@ -119,7 +119,7 @@ class Files:
         return self._fetch is not None
 
     async def wait_for(self, sha256: str, timeout: float) -> bool:
-        """Whether the file is present, or arrives in `timeout` seconds. A replica requests it if it has a name."""
+        """Whether the file is present, or arrives in `timeout` seconds. A replica requests a named file."""
         context = self._context
         if await context.run(context.store.has, sha256):
             return True
