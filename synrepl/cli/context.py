@@ -40,7 +40,7 @@ class Contexts(msgspec.Struct):
 
     @classmethod
     def load(cls) -> "Contexts":
-        """Load the file in ``$XDG_CONFIG_HOME`` or ``~/.config``; it may be missing. Raises `ConfigError`."""
+        """Load ``$XDG_CONFIG_HOME/synrepl/contexts.toml``, if the file exists. Raises `ConfigError`."""
         home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
         path = Path(home) / "synrepl" / "contexts.toml"
         try:

@@ -93,8 +93,8 @@ def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Command], Comm
     """Make a function the body of a command, with the options of Spark and ``--json``.
 
     The function receives the Spark session, the other options, `archive` (if there is one) as a `Store`, and
-    `progress`. Its result is printed as JSON, or as text `lines`. If its `is_clean` is False, the command
-    ends with exit code 1.
+    `progress`. Its result is printed as JSON, or as text `lines`. If the result has an
+    `is_clean` that is False, the command ends with exit code 1.
     """
 
     def decorate(job: Command) -> Command:
