@@ -19,7 +19,7 @@ from synrepl.http_client import REQUEST_ERRORS, BlockingClient
 
 
 class Advance:
-    """A progress bar on standard error, if that is a terminal. `total` is in the unit of `done`, or None."""
+    """A progress bar on standard error, if that is a terminal. `total` is in units of `done`, or None."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self.what = what

@@ -40,7 +40,7 @@ class RecordedFacts(msgspec.Struct, frozen=True):
 
 
 class BadLine(msgspec.Struct, frozen=True):
-    """A skipped row and its line number."""
+    """A skipped row or line, with its line number."""
 
     number: int
     stream: str

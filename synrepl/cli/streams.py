@@ -41,7 +41,7 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a stream is held back until an operator intervenes."""
+        """Whether a writer holds a stream back until an operator intervenes, or a table cannot be read."""
         return any(is_stuck for is_stuck, _ in self.lines())
 
     def lines(self) -> Iterator[tuple[bool, str]]:

@@ -32,7 +32,7 @@ def table(
 ) -> Iterator[str]:
     """Yield the lines of a table with at most `limit` rows.
 
-    Numbers are aligned right. The columns `wide` are shown only if `is_wide`. A last line counts other rows.
+    Numbers are aligned right. The columns `wide` need `is_wide`. A last line counts the rows beyond `limit`.
     """
     shown = [place for place, name in enumerate(head) if is_wide or name not in wide]
     texts = [[head[place] and click.style(head[place], bold=True) for place in shown]]
