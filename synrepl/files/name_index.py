@@ -63,7 +63,7 @@ class NameIndex:
     async def wait_for(self, serial: int) -> None:
         """Return when all names up to this serial, or to the end of the log if lower, are known."""
         serial = min(serial, self._log.serial)
-        if self.progress.serial < serial:
+        if self._is_stale or self.progress.serial < serial:
             waiter: Deferred[None] = Deferred()
             self._waiters.append((serial, waiter))
             self._wakeup.open()
@@ -75,7 +75,7 @@ class NameIndex:
             await self._context.run(self._context.queue.reset)
             self._is_stale = False
             self._saved = 0
-            self.progress = LogProgress()
+            self._advance(LogProgress())
         elif self.progress.serial < self._log.serial:
             facts, upto = await self._log.read(
                 after=self.progress.serial, upto=self._log.serial, limit=PAGE_ROWS, filter=FILES_ONLY
@@ -119,7 +119,7 @@ class NameIndex:
     def _on_committed(self, facts: Sequence[Fact]) -> None:
         if not facts or not facts[-1].serial:
             return
-        if self._is_idle and not any(fact.stream == FILES.name for fact in facts):
+        if self._is_idle and not self._is_stale and not any(fact.stream == FILES.name for fact in facts):
             self._advance(LogProgress(facts[-1].serial, facts[-1].digest))
             if self.progress.serial - self._saved <= UNSAVED_SERIALS:
                 return

@@ -223,6 +223,16 @@ class PrimaryTests(FilesCase):
 
         self.assertEqual((False, True), (self.store.has(A), self.store.has(B)))
 
+    def test_missing_files_are_those_of_the_log_that_replaced_another(self) -> None:
+        """A promotion asks for them; the names of the former log must not answer."""
+        self.say(("one", A))
+        # As between the replacement of the log and the reset of the queue.
+        self.files._names._is_stale = True
+        before = self.log.reads
+
+        self.assertEqual([("one", A)], self.wait(self.files.missing_upto(1)))
+        self.assertGreater(self.log.reads, before)
+
     def test_nothing_is_deleted_while_the_names_are_not_known(self) -> None:
         """As when the log cannot be read: every file would look like garbage."""
         self.bring(b"a", A)
