@@ -187,11 +187,12 @@ class Leases:
     def drop(self, name: str) -> Lease | None:
         """End the lease that `find` returns, as an operator requests. Returns it, or None if there is none.
 
-        A replica is then refused, unless its lease had ended before; a changelog reader gets a new lease with
-        its next request.
+        A replica is then refused; a changelog reader gets a new lease with its next request.
         """
         found = self.find(name)
-        if found is not None:
+        if found is not None and found.ended_ms is not None:
+            self._put(msgspec.structs.replace(found, reason=DROPPED))
+        elif found is not None:
             self.end(found, DROPPED)
         return found
 

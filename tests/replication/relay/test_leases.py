@@ -294,3 +294,13 @@ def test_leases_that_could_not_be_kept_are_kept_next_time(
     clock.advance(1)
 
     assert {"r", "s"} == {lease.uuid for lease in log.kept}
+
+
+def test_a_replica_is_dropped_although_its_lease_has_ended(leases: Leases) -> None:
+    """An operator who drops it wants it refused."""
+    lease = leases["r"]
+    assert lease is not None
+    leases.end(lease, "trimmed")
+
+    assert leases.drop("replica") is not None
+    assert leases.is_dropped("r")
