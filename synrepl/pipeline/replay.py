@@ -4,7 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from itertools import chain, groupby
+from itertools import chain, count, groupby
 from operator import itemgetter
 from typing import Any, Final
 from uuid import uuid4
@@ -133,6 +133,7 @@ def _make_paced_append(
     parsed = read_options(options)
     daemon = SourceClient(parsed)
     began: list[float] = []
+    numbers = count()
 
     def due(fact: list[dict[str, Any]]) -> int:
         """Return the slice of a fact. The first fact of all begins the replay."""
@@ -146,9 +147,9 @@ def _make_paced_append(
         facts = (list(fact) for _, fact in groupby(lines, key=itemgetter("serial")))
         for at, some in groupby(facts, key=due):
             pause(max(0.0, began[1] + at * SLICE_SECONDS - seconds()))
-            bodies = request_bodies(build_facts(chain.from_iterable(some), parsed), BATCH_FACTS)
-            for number, (body, _) in enumerate(bodies):
-                posted = json.loads(body) | {"idempotency_key": f"{parsed.query}/{at}/{number}"}
+            for body, _ in request_bodies(build_facts(chain.from_iterable(some), parsed), BATCH_FACTS):
+                # Not by slice: the clock of the log may go back, and a part may end within a slice.
+                posted = json.loads(body) | {"idempotency_key": f"{parsed.query}/{next(numbers)}"}
                 daemon.send(APPEND_BATCH.request(), json.dumps(posted).encode())
 
     return append

@@ -2,12 +2,15 @@
 
 import json
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from synrepl.errors import ConfigError
+from synrepl.pipeline import replay as replaying
 from synrepl.pipeline.replay import replay
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
@@ -69,6 +72,41 @@ def test_an_archive_played_back_is_the_same_facts_in_the_same_order(
     assert (done.facts, done.rows) == (again.facts, again.rows)
     assert ("replaying", 0, 800) == seen[0]
     assert ("replaying", 800, 800) == seen[-1]
+
+
+def test_paced_requests_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts may lie within a slice of time, and the clock of the log may have gone back."""
+    keys: list[str] = []
+
+    class Daemon:
+        def __init__(self, options: Any) -> None:
+            pass
+
+        def send(self, request: Any, body: bytes) -> None:
+            keys.append(json.loads(body)["idempotency_key"])
+
+    class Rows(list[dict[str, Any]]):
+        def orderBy(self, *columns: str) -> "Rows":
+            return self
+
+        def toLocalIterator(self, prefetch: bool) -> Any:
+            return iter([SimpleNamespace(asDict=lambda row=row: row) for row in self])
+
+    def rows(*facts: tuple[int, int]) -> Any:
+        start = datetime(2026, 1, 1, tzinfo=UTC)
+        values = {"seq": 0, "stream": "push_rules", "writer": "w", "row": '["@a:b"]'}
+        return Rows(
+            {**values, "serial": serial, "committed_at": start + timedelta(seconds=at)}
+            for serial, at in facts
+        )
+
+    monkeypatch.setattr(replaying, "SourceClient", Daemon)
+    options = {"url": "http://h:1", "query": "n"}
+    append = replaying._make_paced_append(options, 100.0, lambda seconds: None, lambda: 0.0)
+    append(rows((1, 0), (2, 5)))
+    append(rows((3, 10), (4, 100), (5, 0)))
+
+    assert ["n/0", "n/1", "n/2", "n/3"] == keys
 
 
 def test_a_part_at_the_speed_of_then(spark: "SparkSession", tmp_path: Path) -> None:
