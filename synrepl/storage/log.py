@@ -275,7 +275,7 @@ class Log:
         return self._committer.committed_at if self._committer.problem else self._reads.health.since
 
     def head_age(self) -> float:
-        """Seconds since the last commit of appends, or since the start; a `follow` does not count."""
+        """Seconds since the last commit of facts, or since the start."""
         return self._clock.seconds() - self._committer.committed_at
 
     def positions(self, stream: str) -> dict[str, int]:
@@ -575,6 +575,7 @@ class Log:
         if receipts:
             self._head.receipts_upto = self._head.serial
         if facts:
+            self._committer.committed_at = self._clock.seconds()
             self._notify(facts)
 
     async def begin_epoch(self, epoch_start: EpochStart) -> None:

@@ -53,6 +53,15 @@ class FollowingTests(LogCase):
         self.assertEqual({"w": 3}, self.copy.positions("events"))
         self.assertEqual(RECEIPT, self.engine.receipt("key"))
 
+    def test_facts_that_are_followed_make_the_head_young(self) -> None:
+        """A replica of a replica that is at a busy head is live, not idle."""
+        self.clock.advance(100)
+        following = self.follow(FACTS[:3])
+        self.pass_()
+
+        self.successResultOf(following)
+        self.assertLess(self.copy.head_age(), 1)
+
     def test_a_fact_that_does_not_follow_is_not_taken(self) -> None:
         """One is missing, or one was changed."""
         for facts in (FACTS[1:2], [FACTS[0], FACTS[2]]):
