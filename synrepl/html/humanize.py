@@ -12,7 +12,7 @@ LONGEST: Final = 60
 
 def number(count: float) -> str:
     """Format a number: no decimals if it is whole or at least 1,000, else three significant digits."""
-    if isinstance(count, int) or count >= 1000 or count == int(count):
+    if isinstance(count, int) or count >= 999.5 or count == int(count):
         return f"{round(count):,}"
     return f"{count:.3g}"
 

@@ -54,6 +54,7 @@ def test_bins_of_a_clock_gone_wrong() -> None:
     [
         ("1,234,567", number(1_234_567)),
         ("2.35", number(2.3456)),
+        ("1,000", number(999.9)),
         ("12.0 KiB", size(12 * 1024)),
         ("340 ms", span(0.34)),
         ("1 d", span(86_400)),
