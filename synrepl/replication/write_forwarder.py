@@ -239,7 +239,7 @@ class WriteForwarder:
 
 
 def _refusal(error: ApiResponseError) -> "Appended | NotForwarded | None":
-    """Convert the primary's error; None if the outcome is unknown."""
+    """Convert the primary's error; None to retry: the outcome is unknown, or the body was corrupted."""
     match error.status, error.code:
         case ((502 | 504), _) if not error.body:  # from a proxy
             return None

@@ -195,7 +195,7 @@ class StreamHistory:
         self.announcing: dict[str, int] = {}
 
     def position_done(self, writer: str) -> None:
-        """A POSITION of the writer was processed."""
+        """Record that a POSITION of the writer was processed."""
         self.has_started = True
         if writer in self.announcing:
             token = self.announcing.pop(writer)

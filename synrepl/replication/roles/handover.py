@@ -32,8 +32,7 @@ MAX_HANDOVER_SECONDS: Final = 30.0
 """The longest hand-over in seconds that one request can ask for."""
 
 RENEW_SECONDS: Final = 5.0
-"""A candidate renews its hand-over request after this long. The rest of `HANDOVER_SECONDS` is for starting
-the epoch."""
+"""A candidate renews its hand-over request after this long, and once more before it starts the epoch."""
 
 CATCH_UP_SECONDS: Final = 30.0
 """How long a promotion waits for the last facts of the old primary."""

@@ -22,7 +22,7 @@ RETRY_SECONDS: Final = 1
 class ApiError(Exception):
     """An error response, with the status and headers of its code, and a body with the fields of `more`.
 
-    `status` replaces that of the code, and is required if `ERROR_CODES` lacks the code of another daemon.
+    `status` replaces that of the code. It is required for another daemon's code that `ERROR_CODES` lacks.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ from synrepl.transports.settings import ApiSettings
 
 LENGTH: Final = b"content-length:"
 MAX_LENGTH_LINE: Final = 64
-"""Limit for the line of Content-Length in bytes: 2**63 has 19 digits."""
+"""Limit for the Content-Length line in bytes; its number has 19 digits at most."""
 
 LINGER_SECONDS: Final = 10.0
 """Time that a refused client may continue to send before its connection is aborted."""
