@@ -66,10 +66,10 @@ class RowError(ReplicationError):
 
 
 class UnknownStream(ReplicationError):
-    """The stream table has no stream of this name."""
+    """The stream table has no stream of this name. `known` are the names that it has, for a suggestion."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(f"unknown stream {stream!r}")
+    def __init__(self, stream: str, known: Sequence[str] = ()) -> None:
+        super().__init__(f"unknown stream {stream!r}{suggest(stream, known)}")
         self.stream = stream
 
 
@@ -175,8 +175,18 @@ class ConfigError(ReplicationError):
     """A setting or an argument is invalid; the text says which one, and what is valid."""
 
 
+MAX_SUGGESTED = 64
+"""The longest name that is compared with others: a peer can send a longer one."""
+
+
 def suggest(given: str, known: Sequence[str]) -> str:
-    """Return ``; did you mean ...?`` if a known name is near, otherwise an empty text."""
+    """Return ``; did you mean ...?`` if a known name is near, otherwise an empty text.
+
+    >>> suggest("push_rulez", ["events", "push_rules"])
+    '; did you mean push_rules?'
+    """
+    if len(given) > MAX_SUGGESTED:
+        return ""
     import difflib  # Imported late: large and rarely needed.
 
     near = difflib.get_close_matches(given, known, n=1)

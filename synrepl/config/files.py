@@ -14,6 +14,17 @@ CERTIFICATE: Final = "certificate"
 
 def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
     """Read the settings of a YAML file. Raises `ConfigError`, also for a key that is not in `known`."""
+    found = read_yaml(path)
+    for key in found:
+        if key not in known:
+            raise ConfigError(
+                f"{path}: there is no setting {key}{suggest(str(key).replace('-', '_'), known)}"
+            )
+    return found
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of settings. Raises `ConfigError`."""
     import yaml  # Imported late: large, and needed only with a file.
 
     try:
@@ -32,11 +43,6 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         raise ConfigError(f"{path} has no settings at its top: expected `key: value` lines")
-    for key in found:
-        if key not in known:
-            raise ConfigError(
-                f"{path}: there is no setting {key}{suggest(str(key).replace('-', '_'), known)}"
-            )
     return found
 
 

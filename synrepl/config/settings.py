@@ -17,7 +17,7 @@ from synrepl.errors import ConfigError, suggest
 from synrepl.files.settings import FilesSettings
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ports.access import Key, Keyring
-from synrepl.ports.settings import Setting, duration, path, setting, size, switch, text
+from synrepl.ports.settings import Setting, duration, path, paths, setting, size, switch, text
 from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
 from synrepl.replication.strategies import serving
 from synrepl.streams.declared import Declaration, parse_declarations
@@ -36,6 +36,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
     " stale_seconds refuse_stale_reads",
     "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams",
+    "Watch": "homeserver homeserver_workers",
     "Connections": "dialect ping_seconds timeout_seconds heartbeat_seconds reader_bytes max_body_bytes",
 }
 """The headings of the manual in its order, each with the names of its settings."""
@@ -83,6 +84,23 @@ class Settings(
         kind="file",
         example="{packages: {key: name, columns: {name: str, version: str}, writers: [index]}}",
     )
+    homeserver: tuple[Path, ...] = setting(
+        (),
+        "A configuration file of the homeserver, or a directory of them, to watch: what is written, announced"
+        " and received (synrepl inspect). It adds no writes and no sources. May be repeated.",
+        parse=paths,
+        metavar="PATH",
+        kind="list",
+        example="[/etc/matrix-synapse/homeserver.yaml]",
+    )
+    homeserver_workers: tuple[Path, ...] = setting(
+        (),
+        "The configuration file of a worker of `homeserver`, or a directory of them. May be repeated.",
+        parse=paths,
+        metavar="PATH",
+        kind="list",
+        example="[/etc/matrix-synapse/workers]",
+    )
     stale_seconds: float = setting(
         "60s",
         "A replica that was last up to date longer ago than this is stale, hence not ready (/readyz).",
@@ -90,8 +108,8 @@ class Settings(
     )
     secret_file: Path | None = setting(
         None,
-        "A file with the shared secret: required of clients and sent to other daemons, over HTTP as"
-        " Authorization: Bearer.",
+        "A file with the shared secret: required of clients, and proved to other daemons. Over HTTP it is"
+        " sent to the upstream and the primary alone, as Authorization: Bearer.",
         parse=path,
         example="/etc/synrepl/secret",
     )
@@ -187,15 +205,17 @@ class Settings(
         # Imported on use: it loads Twisted, which a command that only checks settings does not need.
         from synrepl.transports.credentials import Credentials
 
+        upstreams = [address.http for address in self.upstream_addresses if address.http]
+        configured = [*self.instance_map.values(), *upstreams]
         if not (self.ca_file or self.certificate_file):
-            return Credentials(self.secret)
+            return Credentials(self.secret, configured=configured)
         # Imported on use: it loads OpenSSL.
         from synrepl.transports.tls import TlsFiles
 
         files = TlsFiles(
             ca_file=self.ca_file, cert_file=self.certificate_file, key_file=self.private_key_file
         )
-        return Credentials(self.secret, files)
+        return Credentials(self.secret, files, configured=configured)
 
 
 def settings() -> list[Setting]:
@@ -213,7 +233,7 @@ def validate(built: Settings) -> None:
     machines although `insecure` is not set."""
     _check_open(built)
     _check_name(built)
-    if built.upstream is None and (built.upstream_streams or built.upstream_writers):
+    if not built.upstream and (built.upstream_streams or built.upstream_writers):
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
     if any(one.for_catch_up for one in built.table_streams) and not (built.redis or built.follow):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Access control: keys, their rights, and the proof of a key."""
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final
 
@@ -50,31 +50,14 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     streams: frozenset[str] | None = None
     is_proven: bool = False
 
+    @property
+    def key(self) -> str | None:
+        """The name of the key that the peer proved; empty for the shared secret, None if it proved none."""
+        return self.name if self.is_proven else None
+
     def sees(self, stream: str) -> bool:
         """Whether the peer may see this stream."""
         return self.streams is None or stream in self.streams
-
-    def lacks(self, right: Right) -> str:
-        """The message for a peer without this right, with what to do; empty if it has the right."""
-        if right in self.rights:
-            return ""
-        if self.is_proven:
-            whose = f"the key {self.name}" if self.name else "this key"
-            return f"{whose} lacks the right {right}: add it in keys_file"
-        return (
-            f"this takes the right {right}, which a peer on another machine has only with a secret:"
-            " configure secret_file or keys_file"
-        )
-
-    def hides(self, streams: Iterable[str] | None) -> str:
-        """The message for a peer that may not see these streams (None: all); empty if it may."""
-        if self.streams is None:
-            return ""
-        hidden = None if streams is None else sorted(set(streams) - self.streams)
-        if hidden == []:
-            return ""
-        which = "all streams" if hidden is None else f"the stream {hidden[0]}"
-        return f"the key {self.name} may not see {which}: change its streams in keys_file"
 
 
 LOCAL: Final = Access()
@@ -109,12 +92,23 @@ class Keyring:
 
     def find(self, secret: bytes) -> Key | None:
         """Find the key with this secret; None without one. The time does not tell which key matches."""
+        return self.find_proven(lambda expected: hmac.compare_digest(secret, expected.encode()))
+
+    def find_proven(self, is_proven: Callable[[str], bool]) -> Key | None:
+        """Find the key whose secret `is_proven` accepts; None without one. Every secret is tried."""
         found = None
         for key in [*([] if self._shared is None else [self._shared]), *self._by_name.values()]:
-            expected = b"" if key.secret is None else key.secret.encode()
-            if hmac.compare_digest(secret, expected) and expected and found is None:
+            if is_proven(key.secret or "") and key.secret and found is None:
                 found = key
         return found
+
+    def has_own_key(self, name: str) -> bool:
+        """Whether a peer of this name has a key of its own."""
+        return name in self._by_name
+
+    def named(self, name: str) -> Key | None:
+        """The key of this name (empty: the shared secret); None without it."""
+        return self._by_name.get(name) if name else self._shared
 
     def access_by_certificate(self, name: str) -> "Access | None":
         """The rights of a peer by the common name of its TLS certificate; None if that is no proof.
@@ -134,3 +128,11 @@ class Keyring:
 def access_of(key: Key) -> Access:
     """The rights of a peer that has proved this key."""
     return Access(name=key.name, rights=key.rights, streams=key.streams, is_proven=True)
+
+
+def prove(secret: str, label: str, *texts: bytes) -> bytes:
+    """Return a proof that its maker knows the secret: an HMAC-SHA256 over the texts, which have no line ends.
+
+    `label` tells what the proof is for, so that it proves nothing else.
+    """
+    return hmac.digest(secret.encode(), b"\n".join((label.encode(), *texts)), "sha256")

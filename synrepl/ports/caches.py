@@ -10,9 +10,9 @@ from synrepl.caches.vintages import NEWEST
 class Caches(CacheRegistry):
     """A worker's caches, for functions and coroutines that may await Deferreds and be cancelled.
 
-    Pass it to `Follower`, which drops invalidated entries after the subscribers, before the position moves.
-    `vintage` defines the meaning of cache names on the wire; by default that of Synapse 1.163.
-    `CacheRegistry` documents the methods and counters.
+    Pass it to `Follower`, which drops what a fact invalidates before its first subscriber is called, and
+    again before the position moves. `vintage` defines the meaning of cache names on the wire; by default
+    that of Synapse 1.163. `CacheRegistry` documents the methods and counters.
 
     >>> caches = Caches()
     >>> @caches.cached(max_entries=100)

@@ -1,6 +1,6 @@
 """Records of a log besides its facts: positions, epoch starts, receipts, snapshots, ranges and leases."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -9,6 +9,7 @@ from synrepl.streams.digest import EMPTY
 from synrepl.wire.position import LogPosition
 
 __all__ = [
+    "AppendKey",
     "AppendReceipt",
     "Appended",
     "BEGINNING",
@@ -40,6 +41,12 @@ class EpochStart(msgspec.Struct, frozen=True):
     stream: str = ""
     token: int = 0
 
+    def seen_by(self, streams: Collection[str] | None) -> "EpochStart":
+        """Return the start as told to who may see these streams (None: all): another one is not named."""
+        if streams is None or not self.stream or self.stream in streams:
+            return self
+        return msgspec.structs.replace(self, stream="", token=0)
+
     @property
     def position(self) -> LogPosition:
         """The first position of the epoch."""
@@ -54,13 +61,26 @@ class Appended(msgspec.Struct, frozen=True):
     tokens: list[int]
 
 
+class AppendKey(msgspec.Struct, frozen=True):
+    """The idempotency key of an append: the client's `text`, which belongs to a stream and an owner.
+
+    `owner` is the name of the key that the client has proved (empty: the shared secret, or none). `part` is
+    the number of the append in a batch, from 1 on, and 0 outside of a batch.
+    """
+
+    stream: str
+    text: str
+    owner: str = ""
+    part: int = 0
+
+
 class AppendReceipt(msgspec.Struct, frozen=True):
     """The stored result of an append with an idempotency key, which makes a retry safe.
 
     `request` is a checksum of the request, so that one key cannot stand for two requests.
     """
 
-    key: str
+    key: AppendKey
     request: str
     appended: Appended
     at_ms: int
@@ -78,6 +98,18 @@ class LogSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     epoch_starts: Sequence[EpochStart]
     positions: Mapping[tuple[str, str], int]
     receipts: Sequence[AppendReceipt]
+
+    def seen_by(self, streams: Collection[str] | None) -> "LogSnapshot":
+        """Return the part for who may see these streams (None: all): others are not named."""
+        if streams is None:
+            return self
+        return LogSnapshot(
+            position=self.position,
+            trimmed_upto=self.trimmed_upto,
+            epoch_starts=[start.seen_by(streams) for start in self.epoch_starts],
+            positions={pair: token for pair, token in self.positions.items() if pair[0] in streams},
+            receipts=[receipt for receipt in self.receipts if receipt.key.stream in streams],
+        )
 
 
 class LogRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +132,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     `uuid` is the reader's. A `registered` reader is a replica; others are anonymous. `seen_ms` is the time of
     the reader's last message, None if there was none since `made_ms`; `address` is where the reader serves
-    others. A lease that ended at `ended_ms`, for the `reason`, protects nothing.
+    others. A lease that ended at `ended_ms`, for the `reason`, protects nothing. `key` is the name of the key
+    that the reader proved: empty for the shared secret, None if it proved none or has not connected yet.
     """
 
     uuid: str
@@ -112,3 +145,4 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     ended_ms: int | None = None
     reason: str = ""
+    key: str | None = None

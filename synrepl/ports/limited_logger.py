@@ -1,5 +1,6 @@
 """Rate-limited logging of lines that peers can cause."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +11,10 @@ from synrepl.ports.time import Timer
 
 MAX_LINES: Final = 10
 WINDOW_SECONDS: Final = 60.0
+
+MAX_LOGGED: Final = 100
+REPEAT_SECONDS: Final = 60.0
+"""After this long, a problem that lasts is logged again. `MAX_LOGGED` problems are remembered."""
 
 
 class _Window(msgspec.Struct):
@@ -73,3 +78,29 @@ class LimitedLogger:
         if window.left_out:
             more = f"similar lines dropped in the last minute: {window.left_out}; the last one: {kind}"
             self._logger.emit(window.level, more, **window.last)
+
+
+class RepeatLimit:
+    """Says which problems to log: one that lasts is met again and again, and logged once in `REPEAT_SECONDS`.
+
+    `seconds` returns the time.
+    """
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._logged: dict[str, float] = {}
+        """When each problem was logged last."""
+
+    def __len__(self) -> int:
+        return len(self._logged)
+
+    def allows(self, problem: str) -> bool:
+        """Whether to log this problem now; if so, it counts as logged."""
+        now = self._seconds()
+        logged_at = self._logged.get(problem)
+        if logged_at is not None and now < logged_at + REPEAT_SECONDS:
+            return False
+        if len(self._logged) >= MAX_LOGGED:
+            self._logged.clear()
+        self._logged[problem] = now
+        return True

@@ -1,11 +1,12 @@
 """All metrics that synrepl exports."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from synrepl.streams.facts import Fact
@@ -53,8 +54,11 @@ class Metrics:
         self.gaps_detected = counter("gaps_detected", "Gaps found: facts were missing.")
         self.gaps_repaired = counter("gaps_repaired", "Gaps repaired: the missing facts were fetched.")
         self.gaps_lost = counter("gaps_lost", "Gaps given up: no source had the missing facts.")
-        self.rows = counter(
-            "rows", "Rows taken into the log (direction in), whether read or not.", ["stream", "direction"]
+        self.rows = counter("rows", "Rows taken into the log, whether read or not.", ["stream"])
+        self.channel_conflicts = counter(
+            "channel_conflicts",
+            "Messages of other processes on Redis under this process's name, or in a stream that it alone may"
+            " write. They are ignored.",
         )
         self.stream_bytes = counter("stream_bytes", "Bytes of the rows taken into the log.", ["stream"])
         self.invalidations = counter(
@@ -102,6 +106,25 @@ class Metrics:
             "Age of the writer's oldest id that is reserved and not finished.",
             ["stream", "writer"],
         )
+        self.unannounced_rows = gauge(
+            "stream_unannounced_rows",
+            "Ids that a writer of the watched homeserver (--homeserver) stored and never announced on Redis.",
+            ["stream", "writer"],
+        )
+        self.unannounced_seconds = gauge(
+            "stream_unannounced_seconds",
+            "Seconds since a writer of the watched homeserver stores what it does not announce.",
+            ["stream", "writer"],
+        )
+        self.homeserver_lag_rows = gauge(
+            "homeserver_lag_rows",
+            "Ids that a writer or process of the watched homeserver is behind, and the kind of finding that"
+            " says why.",
+            ["stream", "writer", "process", "because"],
+        )
+        self.homeserver_findings = gauge(
+            "homeserver_findings", "What is wrong in the watched homeserver, by kind of finding.", ["kind"]
+        )
         self.epoch = gauge("epoch", "The epoch of the log.")
         self.serial = gauge("serial", "The last serial of the log.")
         self.begin_serial = gauge("begin_serial", "The serial up to which the log is trimmed.")
@@ -120,6 +143,8 @@ class Metrics:
         self.files_wanted = gauge("files_wanted", "Missing files that are queued to be fetched.")
         self.files_failing = gauge("files_failing", "Missing files whose downloads have failed so far.")
         self.files_quarantined = gauge("files_quarantined", "Damaged files in quarantine.")
+        self.turns = TurnNumbers()
+        registry.register(self.turns)
         self.caches = CacheNumbers()
         registry.register(self.caches)
 
@@ -185,3 +210,54 @@ class CacheNumbers(Collector):
         if self.watched is not None:
             unknown.add_metric([], sum(self.watched.unknown.values()))
         yield unknown
+
+
+TURN_SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""The upper bounds of the histogram of turns."""
+
+
+class TurnNumbers(Collector):
+    """Exports the duration of the reactor's turns. Prometheus' own histogram would take twice as long."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self.longest_cpu_seconds = 0.0
+        """The most CPU time of the reactor's thread in one turn."""
+        self._counts = [0] * (len(TURN_SECONDS) + 1)
+        self._sum = 0.0
+        self._is_restarting = False
+
+    def restart(self) -> None:
+        """Forget all turns up to now, and the current one when it ends."""
+        self._reset()
+        self._is_restarting = True
+
+    def count(self, seconds: float, cpu_seconds: float) -> None:
+        """Count a turn with its wall time, and the CPU time of its thread (0 if it is not the longest)."""
+        if self._is_restarting:
+            self._reset()
+            return
+        self._counts[bisect_left(TURN_SECONDS, seconds)] += 1
+        self._sum += seconds
+        self.longest_cpu_seconds = max(self.longest_cpu_seconds, cpu_seconds)
+
+    def collect(self) -> Iterator[HistogramMetricFamily | GaugeMetricFamily]:
+        """Yield the histogram of wall times, and the longest CPU time."""
+        turns = HistogramMetricFamily(
+            "synrepl_reactor_turn_seconds",
+            "Turns of the reactor by their wall time: in a turn nobody else is served.",
+        )
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, TURN_SECONDS), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        turns.add_metric([], buckets, self._sum)
+        yield turns
+        longest = GaugeMetricFamily(
+            "synrepl_reactor_turn_cpu_seconds_max",
+            "The most CPU time that the reactor used in one turn since this daemon was ready.",
+        )
+        longest.add_metric([], self.longest_cpu_seconds)
+        yield longest

@@ -144,6 +144,12 @@ def path(value: Any) -> Path:
     return Path(text(value))
 
 
+def paths(value: Any) -> tuple[Path, ...]:
+    """Parse any number of paths."""
+    several = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(map(path, several))
+
+
 METAVARS: Final[Mapping[Parser, str]] = MappingProxyType(
     {duration: "DURATION", names: "NAMES", path: "PATH", size: "SIZE", word: "NAME"}
 )

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -22,15 +22,25 @@ class Tasks:
         self._log = log
         self._what = what
         self._running: set[Deferred[Any]] = set()
+        self._is_stopped = False
 
     def __len__(self) -> int:
         return len(self._running)
+
+    @property
+    def is_working(self) -> bool:
+        """Whether any coroutine runs."""
+        return bool(self._running)
 
     def start(self, coro: Coroutine[Any, Any, T], name: str) -> "Deferred[T | None]":
         """Run `coro` now, up to its first wait. The Deferred fires with its result, and never fails.
 
         A failure is logged once, under `name`, and gives None; so does a cancellation, without a log line.
+        After `stop` the coroutine does not run, and the result is None.
         """
+        if self._is_stopped:
+            coro.close()
+            return succeed(None)
         running: Deferred[Any] = Deferred.fromCoroutine(coro)
         self._running.add(running)
 
@@ -48,6 +58,11 @@ class Tasks:
         """Cancel all running coroutines; some may take time to end."""
         for running in list(self._running):
             running.cancel()
+
+    def stop(self) -> None:
+        """Cancel all running coroutines, and run no more."""
+        self._is_stopped = True
+        self.cancel_all()
 
 
 def step_eagerly(result: Awaitable[None]) -> Awaitable[None] | None:

@@ -22,6 +22,7 @@ from synrepl.wire.kinds import (
     WordOr,
 )
 from synrepl.wire.native import NATIVE_COMMANDS
+from synrepl.wire.scope import ALL_STREAMS, SEEN_STREAMS
 
 ANYONE = BOTH | BROKER
 
@@ -74,7 +75,7 @@ class Position(Command, frozen=True):
     }
 
 
-@command("ERROR", sent_by=BOTH)
+@command("ERROR", sent_by=BOTH, right=None)
 class Error(Command, frozen=True):
     """An error message. The sender then closes the connection."""
 
@@ -83,7 +84,7 @@ class Error(Command, frozen=True):
     EXAMPLES = {LEGACY: "ERROR server stopping", CURRENT: "ERROR ping timeout"}
 
 
-@command("PING", sent_by=BOTH)
+@command("PING", sent_by=BOTH, right=None)
 class Ping(Command, frozen=True):
     """A keepalive. A peer that has ever sent one times out when silent. The text is usually a time in ms."""
 
@@ -92,7 +93,7 @@ class Ping(Command, frozen=True):
     EXAMPLES = {LEGACY: "PING 1490197665618", MIDDLE: "PING", CURRENT: "PING "}
 
 
-@command("NAME", sent_by=CLIENT)
+@command("NAME", sent_by=CLIENT, right=None)
 class Name(Command, frozen=True):
     """The client's name, for logs."""
 
@@ -102,7 +103,7 @@ class Name(Command, frozen=True):
 
 
 # docs/reference/peers.md#tcp-replicate
-@command("REPLICATE", sent_by=CLIENT | BROKER)
+@command("REPLICATE", sent_by=CLIENT | BROKER, right="read", stream=SEEN_STREAMS)
 class Replicate(Command, frozen=True):
     """A request to follow: before 1.13 one stream, from `token` on (None: from now), since then all streams.
 
@@ -124,7 +125,7 @@ class Replicate(Command, frozen=True):
 
 
 # This and the other commands of followers: docs/reference/peers.md#tcp-commands
-@command("USER_SYNC", sent_by=CLIENT | BROKER)
+@command("USER_SYNC", sent_by=CLIENT | BROKER, right="read", stream="presence")
 class UserSync(Command, frozen=True):
     """A user started or stopped syncing on a worker.
 
@@ -144,7 +145,7 @@ class UserSync(Command, frozen=True):
     }
 
 
-@command("CLEAR_USER_SYNC", sent_by=CLIENT | BROKER, since="1.13")
+@command("CLEAR_USER_SYNC", sent_by=CLIENT | BROKER, right="read", stream="presence", since="1.13")
 class ClearUserSync(Command, frozen=True):
     """A worker stops: no user syncs on it any more."""
 
@@ -153,7 +154,7 @@ class ClearUserSync(Command, frozen=True):
     EXAMPLES = {CURRENT: "CLEAR_USER_SYNC xyzzy"}
 
 
-@command("FEDERATION_ACK", sent_by=CLIENT | BROKER)
+@command("FEDERATION_ACK", sent_by=CLIENT | BROKER, right="read", stream="federation")
 class FederationAck(Command, frozen=True):
     """A federation sender has received the federation stream up to `token`."""
 
@@ -163,7 +164,7 @@ class FederationAck(Command, frozen=True):
     EXAMPLES = {LEGACY: "FEDERATION_ACK 177", CURRENT: "FEDERATION_ACK federation_sender1 177"}
 
 
-@command("REMOVE_PUSHER", sent_by=CLIENT, until="1.29")
+@command("REMOVE_PUSHER", sent_by=CLIENT, right="read", stream="pushers", until="1.29")
 class RemovePusher(Command, frozen=True):
     """A push gateway rejected this push key: drop the pusher.
 
@@ -178,7 +179,7 @@ class RemovePusher(Command, frozen=True):
     EXAMPLES = {LEGACY: "REMOVE_PUSHER app.id push key 0 @ada:hs"}
 
 
-@command("INVALIDATE_CACHE", sent_by=CLIENT, until="1.14")
+@command("INVALIDATE_CACHE", sent_by=CLIENT, right="write", stream="caches", until="1.14")
 class InvalidateCache(Command, frozen=True):
     """A cache entry that every process must drop."""
 
@@ -188,7 +189,7 @@ class InvalidateCache(Command, frozen=True):
     EXAMPLES = {LEGACY: 'INVALIDATE_CACHE get_user_by_id ["@ada:hs"]'}
 
 
-@command("SYNC", sent_by=BOTH, until="1.13")
+@command("SYNC", sent_by=BOTH, right=None, until="1.13")
 class Sync(Command, frozen=True):
     """A marker for tests: when it arrives, everything sent before it has arrived."""
 
@@ -197,7 +198,7 @@ class Sync(Command, frozen=True):
     EXAMPLES = {LEGACY: "SYNC 17"}
 
 
-@command("REMOTE_SERVER_UP", sent_by=ANYONE, since="1.9")
+@command("REMOTE_SERVER_UP", sent_by=ANYONE, right="read", stream="federation", since="1.9")
 class RemoteServerUp(Command, frozen=True):
     """Another homeserver may be reachable again: retry it. A server forwards this to its other clients."""
 
@@ -206,7 +207,9 @@ class RemoteServerUp(Command, frozen=True):
     EXAMPLES = {MIDDLE: "REMOTE_SERVER_UP example.org", CURRENT: "REMOTE_SERVER_UP example.org"}
 
 
-@command("USER_IP", sent_by=CLIENT | BROKER, since="0.23", channel="USER_IP")
+@command(
+    "USER_IP", sent_by=CLIENT | BROKER, right="read", stream=ALL_STREAMS, since="0.23", channel="USER_IP"
+)
 class UserIp(Command, frozen=True):
     """A user was active: ``[access token, ip, user agent, device, last seen in ms]``.
 
@@ -226,7 +229,7 @@ class UserIp(Command, frozen=True):
         return f"UserIp(user_id={self.user_id!r}, seen=...)"
 
 
-@command("LOCK_RELEASED", sent_by=ANYONE, since="1.90")
+@command("LOCK_RELEASED", sent_by=ANYONE, right="read", stream=ALL_STREAMS, since="1.90")
 class LockReleased(Command, frozen=True):
     """A lock was released: ``[instance, lock name, key]``."""
 
@@ -251,6 +254,49 @@ class CancelTask(Command, frozen=True):
     task_id: str = field(Word())
 
     EXAMPLES = {NEWEST: "CANCEL_TASK abcdef"}
+
+
+# docs/reference/peers.md#tcp-extension
+@command("EPOCH", sent_by=SERVER)
+class EpochNotice(Command, frozen=True):
+    """The epochs of the server's log (`extension.EpochMark`). Only from synrepl to synrepl.
+
+    Everything that was sent before is part of the log in its present epoch.
+    """
+
+    mark: str = field(Word())
+
+    EXAMPLES = {CURRENT: "EPOCH 5f1c:2.1200.1490197670513"}
+
+
+@command("REWIND", sent_by=SERVER)
+class Rewind(Command, frozen=True):
+    """The server's log has only the writer's facts up to `token` in common with the log that was followed.
+
+    Sent before EPOCH to a follower of an epoch that ended, and when an epoch begins: what the follower has
+    beyond the token is lost. Only from synrepl to synrepl.
+    """
+
+    stream: str = field(Word())
+    instance: str = field(Word())
+    token: int = field(Integer(least=0))
+
+    EXAMPLES = {CURRENT: "REWIND receipts master 54"}
+
+
+@command("MOVED", sent_by=SERVER)
+class Moved(Command, frozen=True):
+    """This server must not be followed any more, or not now. Only from synrepl to synrepl.
+
+    `code` says why (``fenced``, ``stopped``, ``stopping``, ``not_ready``, ``other_epoch``). `native` and
+    `http` are the addresses of the primary, as far as the server knows them.
+    """
+
+    code: str = field(Word())
+    native: str | None = field(WordOr("-"))
+    http: str | None = field(WordOr("-"))
+
+    EXAMPLES = {CURRENT: "MOVED fenced tcp:paris:9092 http://paris:9093"}
 
 
 def declared_commands() -> Iterator[type[Command]]:

@@ -166,6 +166,7 @@ _WRITES: Final = {
         False,
         1,
     ),
+    "stopping": ErrorCode(503, "this daemon is stopping", "retry, or ask another daemon", True, 1),
     "starting": ErrorCode(503, "this daemon has just started", "retry", True, 1),
     "handing_over": ErrorCode(503, "another daemon is about to become primary", "retry", True, 1),
     "upstream_unreachable": ErrorCode(
@@ -199,6 +200,12 @@ _WAITS: Final = {
         "read with `min_serial`; `serial` is that of the last fact, or the requested one; `at` is this log's",
         None,
         1,
+    ),
+    "too_slow": ErrorCode(
+        408,
+        "the head of the request was not complete after 30 seconds, or less than 16 KiB of its body came in"
+        " as long; the connection is closed",
+        "send the request faster",
     ),
     "too_many_waiting": ErrorCode(503, "too many requests wait already", "retry", None, 1),
     "busy": ErrorCode(

@@ -28,6 +28,12 @@ class Filter(msgspec.Struct, frozen=True, omit_defaults=True):
             self.writers is None or writer in self.writers
         )
 
+    def narrowed(self, streams: frozenset[str] | None) -> "Filter":
+        """Return the filter as told to who may see these streams (None: all): others are not named."""
+        if self.streams is None or streams is None:
+            return self
+        return Filter(self.streams & streams, self.writers)
+
     def within(self, wider: "Filter") -> bool:
         """Whether every fact that passes also passes `wider`."""
         return all(

@@ -16,6 +16,7 @@ import msgspec
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.dialect import Dialect, Span, span
 from synrepl.wire.kinds import Body, FieldKind, MiddleText, Rest, show
+from synrepl.wire.scope import NO_STREAM
 
 _REQUIRED: Final = object()
 
@@ -55,6 +56,8 @@ class Command(msgspec.Struct, frozen=True):
     SENT_BY: ClassVar[Side]
     CHANNEL: ClassVar[str]
     SPAN: ClassVar[Span]
+    RIGHT: ClassVar[str | None]
+    STREAM: ClassVar[str]
     FIELDS: ClassVar[tuple[FieldSpec, ...]]
     IS_JSON: ClassVar[bool] = False
     EXAMPLES: ClassVar[dict[Dialect, str]]
@@ -65,9 +68,19 @@ T = typing.TypeVar("T")
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def command(
-    name: str, *, sent_by: Side, since: str = "", until: str = "", channel: str = ""
+    name: str,
+    *,
+    sent_by: Side,
+    right: str | None = "",
+    stream: str = NO_STREAM,
+    since: str = "",
+    until: str = "",
+    channel: str = "",
 ) -> Callable[[type[T]], type[T]]:
     """Declare a command: its name, its senders, and the releases that have it.
+
+    `right` is what a client needs to send it (None: nothing, not even a key; empty: no client sends it), and
+    `stream` the stream that it concerns, or a word of `synrepl.wire.scope`.
 
     Fields are class attributes made by `field`, in the order of the wire.
     `EXAMPLES` maps dialects to lines; each line must parse and format back to itself. With `channel`, a
@@ -94,6 +107,8 @@ def command(
             "SENT_BY": sent_by,
             "CHANNEL": channel,
             "SPAN": span(since=since, until=until),
+            "RIGHT": right,
+            "STREAM": stream,
             "FIELDS": fields,
         }
         made = msgspec.defstruct(
@@ -109,12 +124,15 @@ def command(
     return make
 
 
-def json_command(name: str, *, sent_by: Side, since: str) -> Callable[[type[T]], type[T]]:
+def json_command(
+    name: str, *, sent_by: Side, since: str, right: str | None = "", stream: str = NO_STREAM
+) -> Callable[[type[T]], type[T]]:
     """Declare a command that is one JSON object: the members of this subclass of `Command` are its fields."""
 
     def declare(declared: type[T]) -> type[T]:
         made = typing.cast("type[Command]", declared)
         made.NAME, made.SENT_BY, made.CHANNEL, made.SPAN = name, sent_by, "", span(since=since)
+        made.RIGHT, made.STREAM = right, stream
         made.FIELDS = (FieldSpec(kind=Body(made), span=made.SPAN, default=_REQUIRED, name="body"),)
         made.IS_JSON = True
         return declared

@@ -23,11 +23,15 @@ command. Large data follows a `Block` line, which announces its exact length in 
                                             <--  DOWN        a command for all processes
 
 Instead of any answer the upstream may send REFUSED with a reason, and then close the connection.
+
+With a secret and without TLS, the bytes of the replica after AUTH, and those of the upstream after WELCOME,
+travel in records (`records`), and AUTH and WELCOME prove that the handshake was not altered.
 """
 
 from typing import Final
 from zlib import crc32
 
+import msgspec
 from msgspec.structs import astuple
 
 from synrepl.wire.dialect import NATIVE
@@ -36,6 +40,7 @@ from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import CLIENT, SERVER, Command, command, field, json_command
 from synrepl.wire.kinds import Body, Integer, Rest, Word
 from synrepl.wire.position import Int64, LogPosition, Natural64
+from synrepl.wire.scope import NAMED_STREAMS
 from synrepl.wire.text import check_printable
 
 VERSION: Final = 1
@@ -54,7 +59,7 @@ OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS)
 SINCE: Final = "999.0"
 
 
-@json_command("HELLO", sent_by=CLIENT, since=SINCE)
+@json_command("HELLO", sent_by=CLIENT, right=None, since=SINCE)
 class Hello(Command, frozen=True, kw_only=True, omit_defaults=True):
     """The replica's identity. `address` is its own address, `nonce` is random."""
 
@@ -85,9 +90,11 @@ class Challenge(Command, frozen=True, kw_only=True):
     EXAMPLES = {NATIVE: 'CHALLENGE {"nonce":"n","proof":true,"version":1}'}
 
 
-@json_command("AUTH", sent_by=CLIENT, since=SINCE)
+@json_command("AUTH", sent_by=CLIENT, right="replicate", since=SINCE)
 class Auth(Command, frozen=True):
-    """The replica's proof that it knows the secret, an HMAC-SHA256 (`handshake.proof`); empty without one.
+    """The replica's proof that it knows the secret; empty without one.
+
+    It is an HMAC-SHA256 over the lines HELLO and CHALLENGE (`handshake.proof`).
 
     The secret itself is not sent.
     """
@@ -104,6 +111,7 @@ class Auth(Command, frozen=True):
 class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
     """The upstream's identity and proof, its history and position, and the last trimmed serial.
 
+    The proof covers the lines HELLO, CHALLENGE and WELCOME, this one as if it had an empty proof.
     `address` is the upstream's own address, `primary` that of the primary, as far as the upstream knows it.
     """
 
@@ -133,7 +141,7 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
         check_printable(*(text for text in astuple(self) if isinstance(text, str)))
 
 
-@json_command("JOIN", sent_by=CLIENT, since=SINCE)
+@json_command("JOIN", sent_by=CLIENT, right="replicate", stream=NAMED_STREAMS, since=SINCE)
 class Join(Command, frozen=True, kw_only=True, omit_defaults=True):
     """A request for a snapshot. With `join`, resume that interrupted snapshot after `position`.
 
@@ -179,7 +187,7 @@ class Joined(Command, frozen=True):
     EXAMPLES = {NATIVE: 'JOINED {"position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
 
-@json_command("SUBSCRIBE", sent_by=CLIENT, since=SINCE)
+@json_command("SUBSCRIBE", sent_by=CLIENT, right="replicate", stream=NAMED_STREAMS, since=SINCE)
 class Subscribe(Command, frozen=True, kw_only=True, omit_defaults=True):
     """The replica's position, and the facts that it wants after it.
 
@@ -187,6 +195,7 @@ class Subscribe(Command, frozen=True, kw_only=True, omit_defaults=True):
     promoted to the same epoch at the same serial, even if trimming hides the digests. If the epoch began
     because facts were lost, the lost facts are those of `lost_stream` after token `lost_upto`. `clock` has
     the replica's token of each stream and writer, without ephemeral streams; empty if it would be too large.
+    `check` is the CRC-32 of the other fields; empty from older replicas.
     """
 
     history: str
@@ -197,6 +206,7 @@ class Subscribe(Command, frozen=True, kw_only=True, omit_defaults=True):
     began_ms: Int64 = 0
     lost_stream: str = ""
     lost_upto: Natural64 = 0
+    check: str = ""
 
     EXAMPLES = {NATIVE: 'SUBSCRIBE {"history":"h","position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
@@ -249,7 +259,7 @@ class Heartbeat(Command, frozen=True):
         return LogPosition(self.epoch, self.serial, self.digest)
 
 
-@command("ACK", sent_by=CLIENT, since=SINCE)
+@command("ACK", sent_by=CLIENT, right="replicate", since=SINCE)
 class Ack(Command, frozen=True):
     """The replica has all wanted facts up to `serial` on disk. `at_ms` is of the last HEARTBEAT, or 0."""
 
@@ -260,7 +270,7 @@ class Ack(Command, frozen=True):
     EXAMPLES = {NATIVE: "ACK 1 812 1490197665618"}
 
 
-@command("UP", sent_by=CLIENT, since=SINCE)
+@command("UP", sent_by=CLIENT, right="replicate", since=SINCE)
 class Up(Command, frozen=True):
     """A command of a follower of the replica.
 
@@ -299,7 +309,7 @@ class Down(Command, frozen=True):
     EXAMPLES = {NATIVE: "DOWN REMOTE_SERVER_UP example.org"}
 
 
-@command("DIGESTS", sent_by=CLIENT, since=SINCE)
+@command("DIGESTS", sent_by=CLIENT, right="replicate", since=SINCE)
 class Digests(Command, frozen=True):
     """A request for the digests at these serials, to find where two histories diverge."""
 
@@ -367,3 +377,10 @@ NATIVE_COMMANDS: Final[tuple[type[Command], ...]] = tuple(
 def heartbeat_check(epoch: int, serial: int, digest: str, head: int, at_ms: int) -> str:
     """Return the `check` of a HEARTBEAT. Without it a corrupted position would make a replica skip facts."""
     return f"{crc32(f'{epoch} {serial} {digest} {head} {at_ms}'.encode()):08x}"
+
+
+def subscribe_check(request: Subscribe) -> str:
+    """Return the `check` of a SUBSCRIBE. Without it a corrupted one could stop the replica."""
+    fields = [getattr(request, name) for name in request.__struct_fields__ if name != "check"]
+    encoded = msgspec.json.encode(fields, order="deterministic")
+    return f"{crc32(encoded):08x}"

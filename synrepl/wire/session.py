@@ -19,8 +19,9 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.codec import MAX_LENGTH, Codec, codec_of
 from synrepl.wire.commands import Error, Name, Ping, Replicate, Server
 from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
+from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command, Side
-from synrepl.wire.native import NATIVE_COMMANDS, Hello
+from synrepl.wire.native import NATIVE_COMMANDS, Challenge, Hello, Welcome
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
 
@@ -36,6 +37,8 @@ MAX_TEXT: Final = 1_000
 # The dialects to detect, in order; the first that can parse a command wins
 # (docs/reference/peers.md#tcp-dialect).
 _GUESSES: Final = (LEGACY, CURRENT, NEWEST, NATIVE)
+
+_HANDSHAKE: Final = (Hello, Challenge, Welcome)
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -110,6 +113,8 @@ class Session:
         self.closed = False
         self.is_wrong_server = False
         """Whether the server is not the expected one."""
+        self.handshake_lines: dict[type[Command], bytes] = {}
+        """The first HELLO, CHALLENGE and WELCOME that were received, as lines: the proofs cover them."""
         self._name = name
         self._seconds = seconds
         self._expected_server = expected_server
@@ -245,7 +250,7 @@ class Session:
         position = 0
         while self.dialect is AUTO and position < len(lines):
             if lines[position]:
-                deliver(self._note(self._guess(lines[position])))
+                deliver(self._note(self._guess(lines[position]), lines[position]))
             position += 1
         parse = self._codec.parse
         runs = self._codec.runs
@@ -256,7 +261,7 @@ class Session:
                 position += len(run.rows)
                 continue
             if line:
-                deliver(self._note(parse(line)))
+                deliver(self._note(parse(line), line))
             position += 1
 
     def _guess(self, line: bytes) -> Command:
@@ -285,13 +290,14 @@ class Session:
             self._must_authenticate = _is_for_replicas(codec.dialect)
         return command
 
-    def _note(self, command: Command) -> Command:
+    def _note(self, command: Command, line: bytes) -> Command:
         """Update the session; return the command with printable text. Raises RemoteProtocolError."""
         if isinstance(command, Ping):
             self._peer_pings = True
         elif isinstance(command, Name):
-            self.peer_name = printable(command.name)
-            return Name(name=self.peer_name)
+            given = FollowerName.parse(command.name)
+            self.peer_name = printable(given.name)
+            return Name(name=str(msgspec.structs.replace(given, name=self.peer_name)))
         elif isinstance(command, Error):
             return Error(text=_one_line(command.text))
         elif isinstance(command, Server):
@@ -301,6 +307,8 @@ class Session:
                 raise RemoteProtocolError(
                     f"wrong server_name: the server is {self.peer_name}, expected {self._expected_server}"
                 )
+        elif isinstance(command, _HANDSHAKE):
+            self.handshake_lines.setdefault(type(command), line)
         elif not self._is_introduced and not self._must_authenticate:
             self._is_introduced = True
         return command

@@ -48,3 +48,12 @@ class TasksTests(SynchronousTestCase):
 
         self.assertEqual([None] * 3, [self.successResultOf(task) for task in tasks])
         self.assertEqual(([], 0), (self.told, len(self.tasks)))
+
+    def test_after_the_stop_nothing_runs(self) -> None:
+        """What a request begins while the daemon stops would find its threads and files closed."""
+        waiting = self.tasks.start(self.waits_for(Deferred()), "waiting")
+        self.tasks.stop()
+        late = self.tasks.start(self.waits_for(Deferred()), "late")
+
+        self.assertEqual([None, None], [self.successResultOf(task) for task in (waiting, late)])
+        self.assertEqual(([], 0), (self.told, len(self.tasks)))

@@ -102,14 +102,6 @@ def test_delays_are_used_in_order_and_the_last_one_again_and_again() -> None:
     assert [0.5, 1.0] == [backoff.next() for _ in range(2)]
 
 
-def test_an_exhausted_backoff_gives_its_longest_delay() -> None:
-    """A retry may help in hours, and not in seconds."""
-    backoff = Backoff([0.5, 1.0, 4.0])
-    backoff.exhaust()
-
-    assert [4.0, 4.0] == [backoff.next() for _ in range(2)]
-
-
 def test_each_delay_has_its_own_jitter() -> None:
     """It does not grow from one delay to the next."""
     factors = iter([0.5, 0.25, 1.0])

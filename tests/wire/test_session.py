@@ -253,6 +253,7 @@ class TestKeepalive:
             # A replica has so long for all of its greeting.
             (NATIVE, [], 30, NOT_AUTHENTICATED),
             (NATIVE, [(0, b"NAME x"), (0, HELLO)], 30, NOT_AUTHENTICATED),
+            (NATIVE, [(0, HELLO), (1, b"REMOTE_SERVER_UP far")], 30, NOT_AUTHENTICATED),
             (AUTO, [(0, HELLO)], 30, NOT_AUTHENTICATED),
             (AUTO, [(t, b"PING 1") for t in range(0, 100, 10)] + [(25, HELLO)], 30, NOT_AUTHENTICATED),
             (NATIVE, [(t, b"PING 1") for t in range(0, 100, 10)], 30, NOT_AUTHENTICATED),
