@@ -41,9 +41,9 @@ class FaultyEngine(MemoryEngine):
 
     @property
     def receipts(self) -> dict[str, AppendReceipt]:
-        """All receipts, by key."""
+        """All receipts, by the text of their keys."""
         rows = self.database.connection.execute(f"SELECT {RECEIPT_COLUMNS} FROM receipts")
-        return {receipt.key: receipt for receipt in map(receipt_of, rows)}
+        return {receipt.key.text: receipt for receipt in map(receipt_of, rows)}
 
     @property
     def bounds(self) -> LogBounds:

@@ -6,14 +6,18 @@ from typing import Any, Final, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from synrepl.errors import ReplicationError
+from synrepl.errors import RemoteProtocolError, ReplicationError, StorageError
 from synrepl.files.context import STEP, FilesContext, Wakeup
 from synrepl.files.queue import WantedFile
-from synrepl.files.spool import Spool
+from synrepl.files.spool import ChecksumMismatch, Spool
 from synrepl.ports.time import sleep
 
 UNRECORDED_SECONDS: Final = 10.0
 """The delay before a retry if the database cannot record the failure with its time of retry."""
+
+
+class FileTooLarge(RemoteProtocolError):
+    """The source sent more bytes of a file than its rows state: the received ones are not the file's."""
 
 
 class IFetchFile(Protocol):
@@ -40,6 +44,7 @@ class IFetchFile(Protocol):
 class FileFetcher:
     """Fetches the queued files, at most `workers` at once. Calls `on_arrival` with the checksum of each.
 
+    A file takes at most the bytes that its rows state, and one of more than `max_bytes` is not fetched.
     Without a `source` it fetches nothing. `running` has the fetches in progress by checksum. Opening `wakeup`
     makes `step` check the queue again. `on_failure` is called after each failed fetch.
     """
@@ -50,12 +55,14 @@ class FileFetcher:
         source: IFetchFile | None,
         workers: int,
         *,
+        max_bytes: int,
         on_arrival: Callable[[str], None],
         on_failure: Callable[[], None],
     ) -> None:
         self._context = context
         self._source = source
         self._workers = workers
+        self._max_bytes = max_bytes
         self._on_arrival = on_arrival
         self._on_failure = on_failure
         self.wakeup = Wakeup(context.clock)
@@ -94,7 +101,7 @@ class FileFetcher:
         sha256 = file.sha256
         try:
             if not await context.run(context.store.has, sha256):
-                await self._receive(sha256)
+                await self._receive(file)
             await context.run(context.queue.mark_arrived, sha256, context.now_ms())
         except CancelledError:
             context.run_later(context.queue.release, sha256)
@@ -110,7 +117,7 @@ class FileFetcher:
                     )
             else:
                 context.logger.failure("files: internal error while fetching {sha256}", sha256=sha256)
-            await self._record_failure(sha256, str(error) or type(error).__name__)
+            await self._record_failure(sha256, error)
         else:
             if file.tries:
                 context.logger.info("files: fetched {name} after a retry", name=file.name)
@@ -119,25 +126,44 @@ class FileFetcher:
             self.running.pop(sha256, None)
             self.wakeup.open()
 
-    async def _record_failure(self, sha256: str, why: str) -> None:
+    async def _record_failure(self, sha256: str, failure: Exception) -> None:
         context = self._context
+        why = str(failure) or type(failure).__name__
+        is_wrong = isinstance(failure, ChecksumMismatch | FileTooLarge)
         try:
-            await context.run(context.queue.mark_failed, sha256, why, context.now_ms())
+            await context.run(context.queue.mark_failed, sha256, why, context.now_ms(), is_wrong=is_wrong)
         except ReplicationError as error:
             context.logger.error("files: {why}", why=error)
             # Otherwise the file would be due again at once.
             await sleep(context.clock, UNRECORDED_SECONDS)
         self._on_failure()
 
-    async def _receive(self, sha256: str) -> None:
+    async def _receive(self, file: WantedFile) -> None:
         context = self._context
+        sha256, size = file.sha256, file.size
         assert self._source is not None
-        spool: Spool = await context.acquire(partial(context.store.resume, sha256), Spool.close)
+        if size > self._max_bytes:
+            raise StorageError(
+                op="fetch a file",
+                why=f"its row states {size} bytes, over the limit of {self._max_bytes}",
+                hint="raise --max-file-bytes",
+            )
+        spool: Spool = await context.acquire(partial(context.store.resume, sha256, size), Spool.close)
+
+        async def append(data: bytes) -> None:
+            # The row is the bound: an answer that does not end would fill the disk.
+            if spool.length + len(data) > size:
+                await context.run(spool.abort)
+                raise FileTooLarge(
+                    f"the upstream sent more than the {size} bytes that the row of {file.name} states"
+                )
+            await context.run(spool.append, data)
+
         try:
             while not await context.run(spool.rehash, STEP):
                 pass
-            await self._source.fetch(sha256, spool.length, lambda data: context.run(spool.append, data))
+            await self._source.fetch(sha256, spool.length, append)
             await context.run(spool.commit, sha256)
         finally:
-            # The next fetch resumes after the received bytes; `commit` has removed them if they were wrong.
+            # The next fetch resumes after the received bytes; wrong ones are deleted already.
             context.run_later(spool.close)

@@ -20,6 +20,7 @@ from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.time import Timer, sleep
 from synrepl.storage.log import Log
 
+MAX_BYTES: Final = 16 * 1024**3
 MAX_FAILING_SHOWN: Final = 20
 SUMMARY_SECONDS: Final = 2.0
 """The shortest interval between two summaries of the queue."""
@@ -32,7 +33,8 @@ class Files:
 
     `rule` is ``eager`` (a replica fetches every file) or ``lazy`` (only requested files). `thread` belongs to
     this object, and is stopped with it. Files without a name are deleted after `grace_seconds`. `refusal`
-    returns the error with which uploads are refused now, or None. Timeouts are in seconds.
+    returns the error with which uploads are refused now, or None. A file of more than `max_bytes` is not
+    fetched. Timeouts are in seconds.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Files:
         fetch: IFetchFile | None = None,
         rule: Literal["eager", "lazy"] = "eager",
         workers: int = 4,
+        max_bytes: int = MAX_BYTES,
         grace_seconds: float = 86_400.0,
         refusal: Callable[[], ReplicationError | None] = lambda: None,
         logger: Logger,
@@ -60,7 +63,12 @@ class Files:
         self._names = NameIndex(log, self._context, self._on_new_names)
         self._verified_reads = _VerifiedReads(self._context, self._on_loss)
         self._fetcher = FileFetcher(
-            self._context, fetch, workers, on_arrival=self._on_arrival, on_failure=self._summary_wakeup.open
+            self._context,
+            fetch,
+            workers,
+            max_bytes=max_bytes,
+            on_arrival=self._on_arrival,
+            on_failure=self._summary_wakeup.open,
         )
         self._maintenance = FileMaintenance(
             self._context, self._on_loss, lambda: self._names.is_complete, grace_seconds=grace_seconds

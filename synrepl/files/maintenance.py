@@ -73,11 +73,16 @@ class FileMaintenance:
                 self._on_loss(sha256, "the file is missing from the disk")
 
     async def delete_unreferenced(self) -> int:
-        """If all names are known, delete files that had none for the grace period. Returns their number."""
+        """If all names are known, delete files that had none for the grace period. Returns their number.
+
+        Interrupted downloads of files that are not missing any more are deleted too.
+        """
         context = self._context
         if not self._are_names_known():
             return 0
         before_ms = context.now_ms() - int(self._grace_seconds * 1000)
+        # Interrupted downloads of files whose last name was deleted, or whose bytes came by an upload.
+        await context.run(context.store.sweep_downloads, context.queue.is_missing)
         count = 0
         while deleted := await context.run(self._delete_page, before_ms):
             count += deleted

@@ -53,17 +53,20 @@ class NameIndex:
     @property
     def is_complete(self) -> bool:
         """Whether all names up to the end of the log are known."""
-        return not self._is_stale and self.progress.serial >= self._log.serial
+        return self._knows(self._log.serial)
+
+    def _knows(self, serial: int) -> bool:
+        return not self._is_stale and self.progress.serial >= serial
 
     def rebuild(self) -> None:
         """Read all names again: the log was replaced."""
-        self._is_stale = True
+        self._is_stale, self._is_idle = True, False
         self._wakeup.open()
 
     async def wait_for(self, serial: int) -> None:
         """Return when all names up to this serial, or to the end of the log if lower, are known."""
         serial = min(serial, self._log.serial)
-        if self._is_stale or self.progress.serial < serial:
+        if not self._knows(serial):
             waiter: Deferred[None] = Deferred()
             self._waiters.append((serial, waiter))
             self._wakeup.open()
@@ -119,7 +122,7 @@ class NameIndex:
     def _on_committed(self, facts: Sequence[Fact]) -> None:
         if not facts or not facts[-1].serial:
             return
-        if self._is_idle and not self._is_stale and not any(fact.stream == FILES.name for fact in facts):
+        if self._is_idle and not any(fact.stream == FILES.name for fact in facts):
             self._advance(LogProgress(facts[-1].serial, facts[-1].digest))
             if self.progress.serial - self._saved <= UNSAVED_SERIALS:
                 return

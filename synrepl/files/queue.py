@@ -16,7 +16,8 @@ LONGEST_DELAY_MS: Final = 600_000
 
 _INSERT_WANTED: Final = (
     "INSERT INTO wanted (sha256, size, name, serial, is_queued, since_ms) VALUES (?, ?, ?, ?, ?, ?)"
-    " ON CONFLICT (sha256) DO UPDATE SET is_queued = max(is_queued, excluded.is_queued)"
+    " ON CONFLICT (sha256) DO UPDATE"
+    " SET is_queued = max(is_queued, excluded.is_queued), size = max(size, excluded.size)"
 )
 _SELECT_IS_NAMED: Final = "SELECT 1 FROM names WHERE sha256 = ?"
 _SELECT_NAMED: Final = "SELECT name, sha256, size, serial FROM names"
@@ -50,7 +51,10 @@ class LogProgress(msgspec.Struct, frozen=True):
 
 
 class WantedFile(msgspec.Struct, frozen=True):
-    """A file to be fetched, before others if `demanded`; `tries` is the number of failed downloads."""
+    """A file to be fetched, before others if `demanded`; `tries` is the number of failed downloads.
+
+    `size` is the number of bytes that its row states, the largest of several rows.
+    """
 
     sha256: str
     size: int
@@ -202,16 +206,20 @@ class FileQueue:
                 # With a new time: the uploader has time to give it a name.
                 database.execute("INSERT OR REPLACE INTO unnamed VALUES (?, ?)", (sha256, now_ms))
 
-    def mark_failed(self, sha256: str, why: str, now_ms: int) -> None:
-        """Record a failed download, and schedule a retry with backoff."""
+    def mark_failed(self, sha256: str, why: str, now_ms: int, *, is_wrong: bool = False) -> None:
+        """Record a failed download, and schedule a retry with backoff.
+
+        `is_wrong`: the source sent other bytes. Requests for the file do not hasten the retry then: it would
+        take all bytes again.
+        """
         self._in_flight.discard(sha256)
         with self._tables.writing("schedule a retry") as database:
             # The shift is bounded so that it cannot overflow; 20 doublings exceed the longest delay.
             database.execute(
-                "UPDATE wanted SET tries = tries + 1, why = ?,"
+                "UPDATE wanted SET tries = tries + 1, why = ?, is_wrong = ?,"
                 f" next_at_ms = ? + min({LONGEST_DELAY_MS}, {FIRST_DELAY_MS} << min(tries, 20))"
                 " WHERE sha256 = ?",
-                (why[:1_000], now_ms, sha256),
+                (why[:1_000], is_wrong, now_ms, sha256),
             )
 
     def release(self, sha256: str) -> None:
@@ -227,7 +235,8 @@ class FileQueue:
                 return False
             # However many demand it, a failed file is retried no sooner than after the first delay.
             database.execute(
-                f"UPDATE wanted SET is_demanded = 1, next_at_ms = min(next_at_ms, ? + {FIRST_DELAY_MS})"
+                "UPDATE wanted SET is_demanded = 1, next_at_ms ="
+                f" CASE WHEN is_wrong THEN next_at_ms ELSE min(next_at_ms, ? + {FIRST_DELAY_MS}) END"
                 " WHERE sha256 = ?",
                 (now_ms, sha256),
             )
@@ -244,13 +253,15 @@ class FileQueue:
     @staticmethod
     def _add_wanted(database: sqlite3.Connection, sha256: str, now_ms: int, *, is_queued: bool) -> str | None:
         found = database.execute(
-            f"{_SELECT_NAMED} WHERE sha256 = ? ORDER BY serial LIMIT 1", (sha256,)
+            "SELECT name, serial, (SELECT max(size) FROM names WHERE sha256 = ?1) FROM names"
+            " WHERE sha256 = ?1 ORDER BY serial LIMIT 1",
+            (sha256,),
         ).fetchone()
         if found is None:
             return None
-        row = NamedFile(*found)
-        database.execute(_INSERT_WANTED, (sha256, row.size, row.name, row.serial, is_queued, now_ms))
-        return row.name
+        name, serial, size = found
+        database.execute(_INSERT_WANTED, (sha256, size, name, serial, is_queued, now_ms))
+        return str(name)
 
     def is_named(self, sha256: str) -> bool:
         """Whether the file has a name."""

@@ -61,17 +61,20 @@ class FileStore:
 
     def sweep(self, keep: Callable[[str], bool]) -> int:
         """Delete unfinished uploads, and partial downloads that are not to be kept. Returns how many."""
-        removed = 0
         with map_errors("delete unfinished files"):
-            for path in _list(self._incoming):
+            uploads = _list(self._incoming)
+            for path in uploads:
                 path.unlink()
-                removed += 1
-            for path in _list(self._partial):
-                if not keep(path.name):
-                    path.unlink()
-                    removed += 1
             self.quarantined = len(_list(self._quarantine))
-        return removed
+        return len(uploads) + self.sweep_downloads(keep)
+
+    def sweep_downloads(self, keep: Callable[[str], bool]) -> int:
+        """Delete partial downloads that are not to be kept. Returns how many."""
+        with map_errors("delete unfinished files"):
+            unused = [path for path in _list(self._partial) if not keep(path.name)]
+            for path in unused:
+                path.unlink(missing_ok=True)
+        return len(unused)
 
     def count(self) -> list[str] | None:
         """Count the next part of the files, and give their checksums; None when all are counted."""
@@ -99,12 +102,18 @@ class FileStore:
             make_directory(self._incoming)
         return Spool(self._incoming / token_hex(16), self._store)
 
-    def resume(self, sha256: str) -> Spool:
-        """Start or resume a download of the file with this checksum."""
+    def resume(self, sha256: str, size: int) -> Spool:
+        """Start or resume a download of the file with this checksum.
+
+        Bytes of an earlier download are deleted if they are more than `size`.
+        """
         _check(sha256)
+        path = self._partial / sha256
         with map_errors("receive a file"):
             make_directory(self._partial)
-        return Spool(self._partial / sha256, self._store)
+            if path.exists() and path.stat().st_size > size:
+                path.unlink()
+        return Spool(path, self._store)
 
     def _store(self, path: Path, sha256: str, size: int) -> bool:
         target = self._path(sha256)

@@ -1,7 +1,8 @@
 """The database file of the queue.
 
 Apart from times, requests and failures, its contents can be rebuilt from the log and the disk. So a power cut
-may lose the last commits (``synchronous = NORMAL``); a damaged file is renamed to ``.bad``, and replaced.
+may lose the last commits (``synchronous = NORMAL``); a damaged file, or one of an earlier version, is renamed
+to ``.bad``, and replaced.
 """
 
 import sqlite3
@@ -12,8 +13,9 @@ from typing import Any, Final
 
 from synrepl.errors import StorageError
 from synrepl.storage.lock import DatabaseFile
-from synrepl.storage.private_files import DiskFull, make_directory
-from synrepl.storage.sqlite import HINTS, RETRYABLE, SQLiteConnection
+from synrepl.storage.private_files import DiskFull, make_directory, map_errors
+from synrepl.storage.sqlite import SQLiteConnection
+from synrepl.storage.sqlite_errors import map_sqlite_errors
 
 TABLES: Final = (
     # The file of each name; deleted names are not kept.
@@ -24,7 +26,8 @@ TABLES: Final = (
         serial INTEGER NOT NULL
     ) WITHOUT ROWID""",
     "CREATE INDEX names_by_sha256 ON names (sha256)",
-    # Missing files that have a name; `is_queued` if they are to be fetched.
+    # Missing files that have a name; `is_queued` if they are to be fetched, `is_wrong` if the last download
+    # had other bytes than the name states.
     """CREATE TABLE wanted (
         sha256 TEXT PRIMARY KEY,
         size INTEGER NOT NULL,
@@ -35,6 +38,7 @@ TABLES: Final = (
         tries INTEGER NOT NULL DEFAULT 0,
         next_at_ms INTEGER NOT NULL DEFAULT 0,
         why TEXT NOT NULL DEFAULT '',
+        is_wrong INTEGER NOT NULL DEFAULT 0,
         since_ms INTEGER NOT NULL
     ) WITHOUT ROWID""",
     "CREATE INDEX wanted_in_turn ON wanted (is_queued, is_demanded DESC, serial)",
@@ -43,7 +47,7 @@ TABLES: Final = (
     "CREATE TABLE unnamed (sha256 TEXT PRIMARY KEY, since_ms INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Tables:
@@ -119,10 +123,12 @@ class Tables:
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version > VERSION:
                 raise StorageError(
-                    op="open the queue",
+                    op="opening the queue",
                     why=f"{self._path} has version {version}; this release supports {VERSION}",
                     hint="a newer release wrote it; run that release",
                 )
+            if 0 < version < VERSION:
+                raise sqlite3.DatabaseError(f"version {version} is rebuilt as version {VERSION}")
             if version < VERSION:
                 with database.transaction():
                     for statement in (*TABLES, f"PRAGMA user_version = {VERSION}"):
@@ -134,11 +140,5 @@ class Tables:
 
     @contextmanager
     def _map_errors(self, op: str) -> Iterator[None]:
-        try:
+        with map_errors(op), map_sqlite_errors(op, str(self._path), path=self._path, full=DiskFull):
             yield
-        except (sqlite3.Error, OverflowError, OSError) as error:
-            base = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
-            kind = DiskFull if base == "SQLITE_FULL" else StorageError
-            raise kind(
-                op=op, why=f"{self._path}: {error}", hint=HINTS.get(base, ""), retryable=base in RETRYABLE
-            ) from error

@@ -3,6 +3,7 @@
 from typing import Final
 
 from synrepl.errors import StorageError
+from synrepl.ports.history import AppendKey
 
 FROM_TABLE: Final = "its facts come from the homeserver's table"
 """Why the log takes no appends to a stream whose facts are rows of a table."""
@@ -11,10 +12,10 @@ FROM_TABLE: Final = "its facts come from the homeserver's table"
 class KeyReused(StorageError):
     """The idempotency key was used for a different request before."""
 
-    def __init__(self, *, key: str, stream: str) -> None:
-        why = f"idempotency key {key!r} was used for another request"
-        super().__init__(op="append", why=why, hint="use a new key for each request", stream=stream)
-        self.key = key
+    def __init__(self, key: AppendKey) -> None:
+        why = f"idempotency key {key.text!r} was used for another request to this stream"
+        super().__init__(op="append", why=why, hint="use a new key for each request", stream=key.stream)
+        self.key = key.text
 
 
 class GivenElsewhere(StorageError):

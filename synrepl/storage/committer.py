@@ -1,5 +1,6 @@
 """Committer: writes a log's facts. It commits appends in groups, and runs exclusive writes between groups."""
 
+import errno
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
@@ -11,13 +12,14 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
 from synrepl.ports.gate import Gate
-from synrepl.ports.history import Appended
+from synrepl.ports.history import Appended, AppendKey
 from synrepl.ports.interfaces import Head, IClock, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, KeyReused, LogLost, append_error
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, CommitGroup, LogHead, build_group
+from synrepl.storage.private_files import HINTS
 from synrepl.streams.facts import Fact
 
 T = TypeVar("T")
@@ -71,7 +73,7 @@ class Committer:
         self._logger = logger
         self._tasks = Tasks(logger, "log")
         self._queue: deque[AppendRequest] = deque()
-        self._keyed: dict[str, AppendRequest] = {}
+        self._keyed: dict[AppendKey, AppendRequest] = {}
         # Closed while a group or an exclusive write is under way.
         self._idle = Gate()
         self._uncertain_commit: CommitGroup | None = None
@@ -112,7 +114,7 @@ class Committer:
         if first is None or request.key is None:
             return None
         if first.checksum != request.checksum:
-            return fail(KeyReused(key=request.key, stream=request.stream))
+            return fail(KeyReused(request.key))
         shared: Deferred[Appended] = Deferred()
         first.coalesced.append(shared)
         return shared
@@ -355,7 +357,7 @@ class Committer:
         if request.key is not None:
             del self._keyed[request.key]
             if response is None:
-                response = KeyReused(key=request.key, stream=request.stream)
+                response = KeyReused(request.key)
         for waiter in (request.response, *request.coalesced):
             if isinstance(response, Appended):
                 waiter.callback(response)
@@ -377,6 +379,9 @@ def detached(work: Coroutine[Any, Any, T], result: "Deferred[T]") -> "Deferred[T
 def _as_storage_error(error: Exception) -> StorageError:
     if isinstance(error, StorageError):
         return error
-    unexpected = StorageError(op="append", why=f"unexpected {type(error).__name__}: {error}")
+    if isinstance(error, MemoryError):
+        unexpected = StorageError(op="append", why="out of memory", hint=HINTS[errno.ENOMEM], retryable=True)
+    else:
+        unexpected = StorageError(op="append", why=f"unexpected {type(error).__name__}: {error}")
     unexpected.__cause__ = error
     return unexpected

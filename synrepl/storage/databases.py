@@ -1,7 +1,7 @@
 """Databases by their URLs: the engine of a log, and transactions in any database."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,8 @@ from synrepl.storage.engine import SQLEngine
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.postgres_connection import PostgresAddress
 from synrepl.storage.sql import Flavor
-from synrepl.storage.sqlite import SQLiteDatabase, map_sqlite_errors
+from synrepl.storage.sqlite import SQLiteDatabase
+from synrepl.storage.sqlite_errors import map_sqlite_errors
 
 T = TypeVar("T")
 
@@ -24,26 +25,38 @@ def engine_for(url: str) -> SQLEngine:
         return SQLEngine(SQLiteDatabase(rest))
     if kind in ("postgresql", "postgres"):
         return SQLEngine(PostgresDatabase(url))
-    raise _unknown(kind)
+    raise _unknown(kind, rest)
 
 
 class Database:
-    """A database by URL. `name` can be shown, `flavor` is its dialect; `what` names PostgreSQL sessions."""
+    """A database by URL, or by parameters of libpq.
 
-    def __init__(self, url: str, *, what: str = "synrepl") -> None:
-        kind, _, rest = url.partition(":")
+    `name` can be shown, `flavor` is its dialect; `what` names PostgreSQL sessions. With `statement_seconds`
+    it belongs to others: its session settings stay as they are, and no statement of a transaction takes
+    longer; 0 is no limit.
+    """
+
+    def __init__(
+        self,
+        url: str | Mapping[str, str],
+        *,
+        what: str = "synrepl",
+        statement_seconds: float | None = None,
+    ) -> None:
+        kind, _, rest = url.partition(":") if isinstance(url, str) else ("postgresql", "", "")
         self.flavor: Flavor
         self._address: PostgresAddress | None = None
+        self._statement_seconds = statement_seconds
         if kind == "sqlite" and rest:
             self.flavor = "sqlite"
             self.path = Path(rest)
             self.name = str(self.path)
         elif kind in ("postgresql", "postgres"):
             self.flavor = "postgresql"
-            self._address = PostgresAddress(url, what=what)
+            self._address = PostgresAddress(url, what=what, is_guest=statement_seconds is not None)
             self.name = self._address.name
         else:
-            raise _unknown(kind)
+            raise _unknown(kind, rest)
 
     def connect(self, *, read_only: bool = False) -> Any:
         """A DB-API connection with transactions, usable in any thread, one at a time.
@@ -77,14 +90,19 @@ class Database:
         """Raise the driver's errors as `StorageError`."""
         if self._address is not None:
             return self._address.map_errors(op)
-        return map_sqlite_errors(op, self.name)
+        return map_sqlite_errors(op, self.name, path=self.path)
 
     def read_transaction(self, op: str, work: Callable[[Any], T]) -> T:
         """Run `work` with a cursor, in one read-only transaction of its own connection.
 
         It sees the database as of one moment, whatever other connections write.
         """
-        with closing(self.connect(read_only=True)) as connection, self.map_errors(op):
+        with closing(self.connect(read_only=True)) as connection:
+            return self.read(connection, op, work)
+
+    def read(self, connection: Any, op: str, work: Callable[[Any], T]) -> T:
+        """The same in a transaction of this connection, which `connect` made read only."""
+        with self.map_errors(op):
             cursor = self._begin(connection, postgres="REPEATABLE_READ", sqlite="BEGIN")
             try:
                 return work(cursor)
@@ -120,13 +138,18 @@ class Database:
             from psycopg import IsolationLevel  # an extra
 
             connection.isolation_level = IsolationLevel[postgres]
-            return connection.cursor()
+            cursor = connection.cursor()
+            if self._statement_seconds is not None:
+                cursor.execute(f"SET LOCAL statement_timeout = {int(self._statement_seconds * 1000)}")
+            return cursor
         cursor = connection.cursor()
         # By itself, Python begins a transaction at the first write, and none for reads.
         cursor.execute(sqlite)
         return cursor
 
 
-def _unknown(kind: str) -> ConfigError:
-    # Without the rest of the URL, which may contain a password.
-    return ConfigError(f"the database must be sqlite:PATH or postgresql://..., not {kind}:")
+def _unknown(kind: str, rest: str) -> ConfigError:
+    # Without the rest of a URL, which may contain a password.
+    given = f"{kind}:..." if rest else kind
+    hint = f"; did you mean sqlite:{kind}?" if kind and not rest else ""
+    return ConfigError(f"the database must be sqlite:PATH or postgresql://..., not {given!r}{hint}")

@@ -52,7 +52,7 @@ class DivergedFacts:
                 file.close()
 
     async def _run(self, path: Path, work: Callable[[], T]) -> T:
-        hint = "free some space, or make the directory writable"
+        hint = "make the directory writable"
         with map_path_errors("save the facts that only this copy has", path, hint):
             return await self._thread.run(work)
 

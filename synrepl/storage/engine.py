@@ -11,7 +11,15 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogRange, LogSnapshot
+from synrepl.ports.history import (
+    AppendKey,
+    AppendReceipt,
+    EpochStart,
+    Lease,
+    LogPosition,
+    LogRange,
+    LogSnapshot,
+)
 from synrepl.ports.interfaces import Head, KeysOf
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.continuity import (
@@ -35,6 +43,7 @@ from synrepl.storage.schema import (
     migrations,
     read_bounds,
     receipt_of,
+    row_of_key,
     row_of_receipt,
 )
 from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection
@@ -367,23 +376,26 @@ class SQLEngine:
 
     # -- receipts ------------------------------------------------------------------------------------------
 
-    def receipt(self, key: str) -> AppendReceipt | None:
+    def receipt(self, key: AppendKey) -> AppendReceipt | None:
         """The receipt of the append with this idempotency key; None if there is none."""
         with self._writing("receipt") as connection:
             found = connection.execute(
-                f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE key = ?", (key,)
+                f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE (stream, key, owner, part) = (?, ?, ?, ?)",
+                row_of_key(key),
             ).fetchone()
         return None if found is None else receipt_of(found)
 
-    def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
-        """The receipts with ``after < first serial <= upto``, in order of first serial."""
+    def receipts_between(
+        self, after: int, upto: int, streams: Collection[str] | None = None
+    ) -> list[AppendReceipt]:
+        """The receipts with ``after < first serial <= upto`` of these streams, in order of first serial."""
         with self._reading("receipts_between") as connection:
             found = connection.execute(
                 f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE first_serial > ? AND first_serial <= ?"
                 " ORDER BY first_serial",
                 (after, upto),
             )
-            return [receipt_of(row) for row in found]
+            return [receipt_of(row) for row in found if streams is None or row[0] in streams]
 
     def forget_receipts(self, before_ms: int) -> None:
         """Delete the receipts from before this time, in ms since 1970."""
@@ -397,7 +409,8 @@ class SQLEngine:
             some = receipts[first : first + RECEIPTS_AT_ONCE]
             values = ", ".join([f"({', '.join('?' * columns)})"] * len(some))
             connection.execute(
-                f"INSERT INTO receipts ({RECEIPT_COLUMNS}) VALUES {values} ON CONFLICT (key) DO NOTHING",
+                f"INSERT INTO receipts ({RECEIPT_COLUMNS}) VALUES {values} "
+                " ON CONFLICT (stream, key, owner, part) DO NOTHING",
                 [value for receipt in some for value in row_of_receipt(receipt)],
             )
 

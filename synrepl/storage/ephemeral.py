@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from synrepl.ports.history import Appended
+from synrepl.ports.history import Appended, AppendKey
 from synrepl.storage.append_errors import KeyReused
 from synrepl.streams.facts import NO_ROWS, Fact, take_tokens
 
@@ -32,7 +32,7 @@ class EphemeralStore:
         self._boots = 0
         self._key_of = key_of
         self._max_bytes = max_bytes
-        self._receipts: OrderedDict[str, tuple[str, Appended]] = OrderedDict()
+        self._receipts: OrderedDict[AppendKey, tuple[str, Appended]] = OrderedDict()
 
     def restart(self, boots: int) -> None:
         """Start all streams empty, without receipts; `boots` is their epoch."""
@@ -50,7 +50,14 @@ class EphemeralStore:
         return EphemeralStream(name, epoch=self._boots, key_of=self._key_of, max_bytes=self._max_bytes)
 
     def append(
-        self, stream: str, writer: str, facts: Sequence[bytes], at_ms: int, *, key: str | None, checksum: str
+        self,
+        stream: str,
+        writer: str,
+        facts: Sequence[bytes],
+        at_ms: int,
+        *,
+        key: AppendKey | None,
+        checksum: str,
     ) -> tuple[Appended, list[Fact]]:
         """Append facts. Returns the response, and the new facts: none for a repeated request.
 
@@ -58,7 +65,7 @@ class EphemeralStore:
         """
         if key is not None and (known := self._receipts.get(key)) is not None:
             if known[0] != checksum:
-                raise KeyReused(key=key, stream=stream)
+                raise KeyReused(key)
             return known[1], []
         ephemeral = self.streams[stream]
         added = ephemeral.append(writer, facts, at_ms)
@@ -108,6 +115,8 @@ class EphemeralStream:
         self.name = name
         self.epoch = epoch
         self.token = 0
+        self.resets = 0
+        """How many times a writer was reset."""
         self.stored_bytes = 0
         self.positions: dict[str, int] = {}
         self._key_of = key_of
@@ -143,6 +152,7 @@ class EphemeralStream:
         for number in [number for number, fact in self._facts.items() if fact.writer == writer]:
             self._drop(number)
         self._by_token = [position for position in self._by_token if position[1] in self._facts]
+        self.resets += 1
         self.positions[writer] = 0
         self.token = max(self.positions.values())
         return Fact(0, self.epoch, self.name, writer, 0, 0, NO_ROWS, at_ms, "")

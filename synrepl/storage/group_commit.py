@@ -9,7 +9,7 @@ from hashlib import sha256
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.history import Appended, AppendReceipt
+from synrepl.ports.history import Appended, AppendKey, AppendReceipt
 from synrepl.ports.interfaces import Head
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import NO_ROWS, Fact
@@ -36,7 +36,7 @@ class AppendRequest(msgspec.Struct, eq=False):
     stream: str
     writer: str
     facts: Sequence[bytes]
-    key: str | None
+    key: AppendKey | None
     checksum: str
     assigned: Sequence[tuple[str, int]] | None = None
     response: Deferred[Appended] = msgspec.field(default_factory=Deferred)
@@ -97,7 +97,7 @@ def build_group(
     head: LogHead,
     requests: Sequence[AppendRequest],
     at_ms: int,
-    receipt: Callable[[str], AppendReceipt | None],
+    receipt: Callable[[AppendKey], AppendReceipt | None],
     *,
     rows_at_token: Callable[[str, int], list[tuple[str, bytes]]] = lambda stream, token: [],
     unordered: Collection[str] = (),

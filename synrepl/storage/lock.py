@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Final
 
 from synrepl.errors import StorageError
-from synrepl.storage.private_files import make_private, map_path_errors
+from synrepl.storage.private_files import make_private, map_path_errors, refuse_link
 
 Identity = tuple[int, int]
 """Device and inode: the identity of a file under any name."""
@@ -32,7 +32,7 @@ class FileLock:
         """Take the lock. Raises `StorageError` naming the holder if another process has it."""
         hint = "check that the directory can be written by this user"
         with map_path_errors("open", self._path, hint, retryable=False):
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if not _is_locked(descriptor, self._path):
                 holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
@@ -41,7 +41,7 @@ class FileLock:
                     why=f"process {holder} uses {self._path}",
                     hint="stop it, or choose another path",
                 )
-            with map_path_errors("open", self._path, "the disk may be full"):
+            with map_path_errors("open", self._path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 make_private(self._path)
@@ -84,9 +84,12 @@ class DatabaseFile:
     def acquire(self) -> None:
         """Create the file if it is missing, with mode 0600, and lock it.
 
-        Raises `StorageError` at once if this or another process has it, or if it has several names.
+        Raises `StorageError` at once if this or another process has it, if it has several names, or if a file
+        next to it is a symbolic link.
         """
         path = self.path
+        for ending in (".lock", "-wal", "-shm", "-journal"):
+            refuse_link(path.with_name(path.name + ending))
         if self._has_note:
             note = FileLock(path.with_name(f"{path.name}.lock"))
             note.acquire()

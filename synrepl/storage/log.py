@@ -10,6 +10,7 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.ports.history import (
     Appended,
+    AppendKey,
     AppendReceipt,
     EpochStart,
     Lease,
@@ -27,7 +28,13 @@ from synrepl.storage.committer import Committer, detached
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore, KeyOf
 from synrepl.storage.group_commit import AppendRequest, LogHead, checksum
-from synrepl.storage.staged_copy import HistoryMismatch, StagedCopy, commit_followed, position_after
+from synrepl.storage.staged_copy import (
+    HistoryMismatch,
+    StagedCopy,
+    change_notes,
+    commit_followed,
+    position_after,
+)
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
 
@@ -38,7 +45,9 @@ FORGET_EVERY_SECONDS = 3600.0
 RECEIPT_MS = 24 * 3600 * 1000
 """How long, in ms, the receipt of a durable append with an idempotency key is kept at least."""
 MAX_NAME_BYTES = 1024
-"""Limit for stream names, writer names and idempotency keys: two of them fit in a PostgreSQL index entry."""
+"""Limit for stream names, writer names and idempotency keys."""
+MAX_OWNER_BYTES = 512
+"""Limit for the owner of an idempotency key: with a stream and a key it fits in a PostgreSQL index entry."""
 COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
 """Notes that describe the copied log rather than this daemon. A new copy replaces or deletes them."""
 
@@ -339,11 +348,7 @@ class Log:
 
     async def _note(self, notes: Mapping[str, str | None]) -> None:
         await self._writing.run(partial(self._engine.note, notes))
-        for name, text in notes.items():
-            if text is None:
-                self.notes.pop(name, None)
-            else:
-                self.notes[name] = text
+        change_notes(self.notes, notes)
 
     async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
         """Store these leases, and delete the dropped uuids."""
@@ -355,13 +360,21 @@ class Log:
     # -- appending -----------------------------------------------------------------------------------------
 
     def append(
-        self, stream: str, writer: str, facts: Sequence[bytes], *, key: str | None = None
+        self,
+        stream: str,
+        writer: str,
+        facts: Sequence[bytes],
+        *,
+        key: str | None = None,
+        owner: str = "",
+        part: int = 0,
     ) -> "Deferred[Appended]":
         """Append facts, each the canonical JSON array of its rows. Fires when durable; if ephemeral, at once.
 
         Fails with `StorageError`. Nothing is stored in that case, unless the message says that it may be.
         With an idempotency `key` a retry gets the first response: for `RECEIPT_MS`, in an ephemeral stream
         until the next boot or `ephemeral.RECEIPTS` later keys. The key of another request gives `KeyReused`.
+        The key belongs to the stream, the `owner` and the `part` of a batch (`AppendKey`).
         """
         refusal = self._check_request(stream, writer)
         if refusal is not None:
@@ -377,18 +390,22 @@ class Log:
         if key is not None and not _is_storable(key):
             why = f"idempotency key {key[:100]!r} must be text without NUL, of at most {MAX_NAME_BYTES} bytes"
             return fail(append_error(stream, why))
+        if not _is_storable(owner, MAX_OWNER_BYTES):
+            why = f"the owner of the key, {owner[:100]!r}, must have at most {MAX_OWNER_BYTES} bytes, no NUL"
+            return fail(append_error(stream, why))
+        append_key = None if key is None else AppendKey(stream, key, owner, part)
         fingerprint = "" if key is None else checksum(stream, writer, facts)
         if stream in self.ephemeral.streams:
             try:
                 appended, added = self.ephemeral.append(
-                    stream, writer, facts, self._now_ms(), key=key, checksum=fingerprint
+                    stream, writer, facts, self._now_ms(), key=append_key, checksum=fingerprint
                 )
             except KeyReused as error:
                 return fail(error)
             if added:
                 self._notify(added)
             return succeed(appended)
-        request = AppendRequest(stream, writer, facts, key, fingerprint)
+        request = AppendRequest(stream, writer, facts, append_key, fingerprint)
         return self._committer.coalesce(request) or self._committer.enqueue(request)
 
     def append_assigned(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> "Deferred[Appended]":
@@ -444,6 +461,11 @@ class Log:
         if ephemeral is not None:
             ephemeral.forget(upto)
 
+    def stream_life(self, stream: str) -> int:
+        """A number that rises when an ephemeral stream restarts, or a writer of it; 0 for other streams."""
+        ephemeral = self.ephemeral.streams.get(stream)
+        return 0 if ephemeral is None else self.boots + ephemeral.resets
+
     def _check_request(self, stream: str, writer: str) -> StorageError | None:
         if not self._committer.is_open:
             return append_error(stream, "the log is not open", retryable=True)
@@ -497,13 +519,20 @@ class Log:
         """The digest at this serial; None if it is unknown."""
         return self._reads.run("digest_at", partial(self._engine.digest_at, serial))
 
-    def receipts_between(self, after: int, upto: int) -> Awaitable[list[AppendReceipt]]:
-        """The receipts of appends whose first serial is in ``after < serial <= upto``."""
-        return self._reads.run("receipts_between", partial(self._engine.receipts_between, after, upto))
+    def receipts_between(
+        self, after: int, upto: int, streams: Collection[str] | None = None
+    ) -> Awaitable[list[AppendReceipt]]:
+        """The receipts of appends to these streams whose first serial is in ``after < serial <= upto``."""
+        read = partial(self._engine.receipts_between, after, upto, streams)
+        return self._reads.run("receipts_between", read)
 
     def size(self, after: int) -> Awaitable[int]:
         """The approximate size in bytes of the facts beyond this serial."""
         return self._reads.run("size", partial(self._engine.size, after), thread=self._writing)
+
+    def disk_usage(self) -> dict[str, int] | None:
+        """The bytes of the log's files, and those that are free on its disk; None if unknown."""
+        return self._engine.database.disk_usage()
 
     def snapshot(self) -> "Deferred[LogSnapshot]":
         """The positions, epoch starts and receipts as of the head, once no commit is running or uncertain."""
@@ -645,9 +674,9 @@ class Log:
         await self._committer.exclusive(work)
 
 
-def _is_storable(name: str) -> bool:
+def _is_storable(name: str, limit: int = MAX_NAME_BYTES) -> bool:
     """Whether every database can store this name. A bad name would fail its whole group."""
     try:
-        return len(name.encode()) <= MAX_NAME_BYTES and "\0" not in name
+        return len(name.encode()) <= limit and "\0" not in name
     except UnicodeEncodeError:
         return False

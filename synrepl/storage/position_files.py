@@ -21,13 +21,18 @@ class _SavedPositions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     positions: dict[str, dict[str, int]] | None = None
     serial: int | None = None
     epoch: int | None = None
+    digest: str = ""
 
 
 class ChangelogPlace(msgspec.Struct, frozen=True):
-    """Everything up to this serial of this epoch was received."""
+    """Everything up to this serial of this epoch was received.
+
+    `digest` is the log's there; empty if unknown.
+    """
 
     serial: int
     epoch: int
+    digest: str = ""
 
 
 class FilePositions:
@@ -69,11 +74,11 @@ class FilePositions:
             return None
         if saved.serial is None or saved.epoch is None:
             raise self._invalid("it holds positions of streams, not a position in a changelog")
-        return ChangelogPlace(saved.serial, saved.epoch)
+        return ChangelogPlace(saved.serial, saved.epoch, saved.digest)
 
     def save_place(self, position: ChangelogPlace) -> None:
         """Save this position durably."""
-        self._write(_SavedPositions(version=VERSION, serial=position.serial, epoch=position.epoch))
+        self._write(_SavedPositions(version=VERSION, **msgspec.structs.asdict(position)))
 
     def _read(self) -> _SavedPositions | None:
         try:

@@ -6,7 +6,7 @@ psycopg is an extra; it is imported for the first connection.
 import os
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -67,13 +67,19 @@ MAX_READS: Final = 100
 class PostgresAddress:
     """The address of a database, for making connections. Its text is safe to show.
 
-    The server lists the connections under a name of `what`, the process id and the host.
+    The server lists the connections under a name of `what`, the process id and the host. `url` may also be
+    parameters of libpq, with a further connection string in `dsn`. A guest changes nothing in its session,
+    which a pooler may give to another program afterwards.
     """
 
-    def __init__(self, url: str, *, what: str = "synrepl") -> None:
-        from_url = _parse(url)
+    def __init__(
+        self, url: str | Mapping[str, str], *, what: str = "synrepl", is_guest: bool = False
+    ) -> None:
+        from_url = _parse(url) if isinstance(url, str) else _parse(url.get("dsn", "")) | _without_dsn(url)
         self._password = from_url.get("password", "")
+        self._is_guest = is_guest
         self._parameters = {**PATIENCE, **from_url}
+        self._parameters["client_encoding"] = "utf8"
         self._parameters["application_name"] = f"{what} {os.getpid()} {socket.gethostname()}"
         self.name = _redacted(from_url)
 
@@ -84,7 +90,10 @@ class PostgresAddress:
         """Connect in autocommit mode. Raises `StorageError` with `tried` False if that fails."""
         connect = _psycopg().connect
         with self.map_errors(op, tried=False):
-            database: Connection = connect(autocommit=True, client_encoding="utf8", **self._parameters)
+            database: Connection = connect(autocommit=True, **self._parameters)
+            if self._is_guest:
+                database.prepare_threshold = None
+                return database
             try:
                 # Limits that an operator set for other programs must not interrupt this one.
                 database.execute("SET statement_timeout = 0")
@@ -159,6 +168,10 @@ def _parse(url: str) -> dict[str, Any]:
         raise StorageError(
             op="open", why="the database is not a PostgreSQL URL", hint="use postgresql://user@host/database"
         ) from None
+
+
+def _without_dsn(parameters: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in parameters.items() if name != "dsn"}
 
 
 def _redacted(parameters: dict[str, Any]) -> str:

@@ -6,13 +6,21 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, Lease, LogPosition
+from synrepl.ports.history import (
+    BEGINNING,
+    Appended,
+    AppendKey,
+    AppendReceipt,
+    EpochStart,
+    Lease,
+    LogPosition,
+)
 from synrepl.storage.sql import Flavor, Row, SQLConnection
 from synrepl.streams.digest import EMPTY
 
 COLUMNS: Final = "serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
 
-RECEIPT_COLUMNS: Final = "key, request, epoch, first_serial, tokens, at_ms"
+RECEIPT_COLUMNS: Final = "stream, key, owner, part, request, epoch, first_serial, tokens, at_ms"
 
 EPOCH_START_COLUMNS: Final = ", ".join(EpochStart.__struct_fields__)
 
@@ -118,6 +126,29 @@ _MIGRATIONS: Final = (
         "CREATE INDEX receipts_by_serial ON receipts (first_serial)",
         VOIDS_TO_TURNS,
     ),
+    ("ALTER TABLE leases ADD COLUMN key TEXT",),
+    (
+        "ALTER TABLE receipts RENAME TO unscoped_receipts",
+        """CREATE TABLE receipts (
+            stream TEXT NOT NULL,
+            key TEXT NOT NULL,
+            owner TEXT NOT NULL,
+            part {int} NOT NULL,
+            request TEXT NOT NULL,
+            epoch {int} NOT NULL,
+            first_serial {int},
+            tokens TEXT NOT NULL,
+            at_ms {int} NOT NULL,
+            PRIMARY KEY (stream, key, owner, part)
+        ){by_key}""",
+        # A receipt of trimmed facts is lost: nothing tells its stream.
+        """INSERT INTO receipts
+            SELECT stream, key, '', 0, request, receipt.epoch, first_serial, tokens, at_ms
+            FROM unscoped_receipts AS receipt JOIN facts ON serial = first_serial""",
+        "DROP TABLE unscoped_receipts",
+        "CREATE INDEX receipts_by_time ON receipts (at_ms)",
+        "CREATE INDEX receipts_by_serial ON receipts (first_serial)",
+    ),
 )
 """The statements from each schema version to the next, from 0 on. Append-only."""
 
@@ -204,18 +235,24 @@ def load_bounds(rows: Iterable[tuple[str, int, int, str]]) -> LogBounds:
     )
 
 
+def row_of_key(key: AppendKey) -> Row:
+    """Convert an idempotency key to a row of its columns: the first ones of `RECEIPT_COLUMNS`."""
+    return (key.stream, key.text, key.owner, key.part)
+
+
 def row_of_receipt(receipt: AppendReceipt) -> Row:
     """Convert a receipt to a row of `RECEIPT_COLUMNS`."""
     appended = receipt.appended
     tokens = msgspec.json.encode(appended.tokens).decode()
-    return (receipt.key, receipt.request, appended.epoch, appended.first_serial, tokens, receipt.at_ms)
+    result = (receipt.request, appended.epoch, appended.first_serial, tokens, receipt.at_ms)
+    return (*row_of_key(receipt.key), *result)
 
 
 def receipt_of(row: Row) -> AppendReceipt:
     """Convert a row of `RECEIPT_COLUMNS` to a receipt."""
-    key, request, epoch, first_serial, tokens, at_ms = row
+    *key, request, epoch, first_serial, tokens, at_ms = row
     appended = Appended(epoch, first_serial, msgspec.json.decode(tokens, type=list[int]))
-    return AppendReceipt(key, request, appended, at_ms)
+    return AppendReceipt(AppendKey(*key), request, appended, at_ms)
 
 
 def end_of_log(connection: SQLConnection, bounds: LogBounds) -> tuple[int, str, int]:

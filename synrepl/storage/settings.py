@@ -19,9 +19,10 @@ def parse_database(value: Any) -> str:
         path = "/" + url.removeprefix("sqlite:").lstrip("/")
         raise ConfigError(f"must be sqlite:PATH without //; did you mean sqlite:{path} or sqlite:{path[1:]}?")
     if kind != "sqlite":
+        hint = "" if rest else f"; did you mean sqlite:{kind}?"
         raise ConfigError(
             "must be sqlite:PATH, such as sqlite:synrepl.db or sqlite:/var/lib/synrepl.db, or postgresql://...,"
-            f" not {kind + '://...' if rest.startswith('//') else repr(url)}"
+            f" not {kind + '://...' if rest.startswith('//') else repr(url)}{hint}"
         )
     if url == "sqlite:" or url.endswith("/"):
         raise ConfigError(f"needs the path of a file after sqlite:, not {url!r}")

@@ -183,6 +183,10 @@ class LogDatabase(ABC):
 
     # Staging a copy
 
+    def disk_usage(self) -> dict[str, int] | None:
+        """The ``log_bytes`` of its files, and the ``free_bytes`` of their disk; None if unknown."""
+        return None
+
     @abstractmethod
     def staging(self) -> "LogDatabase":
         """The database of a second log of the same kind, stored next to this one, for building a copy."""

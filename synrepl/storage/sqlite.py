@@ -11,6 +11,7 @@ be turned on for a file that has tables. Older files reuse the space, and shrink
 """
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -23,27 +24,14 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.storage import file_swap
-from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.lock import DatabaseFile
-from synrepl.storage.private_files import map_path_errors
+from synrepl.storage.private_files import map_path_errors, refuse_link
 from synrepl.storage.schema import COLUMNS, digest_of, end_of_log, read_bounds
-from synrepl.storage.sql import DAMAGED, LogDatabase, Row, SQLDialect
+from synrepl.storage.sql import LogDatabase, Row, SQLDialect
+from synrepl.storage.sqlite_errors import map_sqlite_errors
 from synrepl.storage.state_file import StateFile, Summary
 
 _log = Logger(namespace="synrepl.storage")
-
-HINTS = {
-    "SQLITE_BUSY": "another program holds the database; stop it",
-    "SQLITE_CANTOPEN": "check that the file and its directory can be written by this user",
-    "SQLITE_CORRUPT": DAMAGED.format(database="file"),
-    "SQLITE_FULL": "the disk is full; free some space",
-    "SQLITE_IOERR": "the disk failed; check the system's log",
-    "SQLITE_NOTADB": "this file is no SQLite database; choose another one",
-    "SQLITE_READONLY": "check that the file and its directory can be written by this user",
-}
-"""What the operator can do, by the name of SQLite's error."""
-
-RETRYABLE = {"SQLITE_BUSY", "SQLITE_FULL", "SQLITE_IOERR"}
 
 STATE: Final = ".state"
 """The suffix of the state file, which records how far the log has come."""
@@ -53,27 +41,6 @@ STAGED: Final = ".joining"
 
 RELEASED_PAGES: Final = 2048
 """The number of free pages returned to the disk after a slice of trimming, at most."""
-
-
-@contextmanager
-def map_sqlite_errors(op: str, name: str, stream: str = "") -> Iterator[None]:
-    """Raise SQLite's errors as `StorageError`, with a hint where one is known; `name` is the database's."""
-    try:
-        yield
-    except OverflowError as error:
-        # Python's integers are unbounded, and peers may send any.
-        raise InvalidValue(op=op, why="a number has more than 64 bits", stream=stream) from error
-    except UnicodeEncodeError as error:
-        raise InvalidValue(op=op, why="a text has a lone surrogate", stream=stream) from error
-    except sqlite3.Error as error:
-        base = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
-        raise StorageError(
-            op=op,
-            why=f"{name}: {error}",
-            hint=HINTS.get(base, ""),
-            stream=stream,
-            retryable=base in RETRYABLE,
-        ) from error
 
 
 class SQLiteConnection(sqlite3.Connection):
@@ -137,6 +104,8 @@ class SQLiteDatabase(LogDatabase):
 
     def acquire(self) -> None:
         """Lock the file; it is opened by the first use. Raises `StorageError` if it cannot be used."""
+        if self._is_staging:
+            refuse_link(self._path)
         self._path = self._file.path
         if not self._path.parent.is_dir():
             raise StorageError(
@@ -188,7 +157,7 @@ class SQLiteDatabase(LogDatabase):
         return self._reads
 
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
-        return map_sqlite_errors(op, self.name, stream)
+        return map_sqlite_errors(op, self.name, stream, self._path)
 
     def create_meta(self, connection: SQLiteConnection) -> None:
         connection.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
@@ -243,6 +212,14 @@ class SQLiteDatabase(LogDatabase):
         self._summary = _summarize(connection)
         if self._state is not None:
             self._state.write(self._summary)
+
+    def disk_usage(self) -> dict[str, int] | None:
+        files = (self._path, self._path.with_name(f"{self._path.name}-wal"))
+        try:
+            used = sum(file.stat().st_size for file in files if file.exists())
+            return {"log_bytes": used, "free_bytes": shutil.disk_usage(self._path.parent).free}
+        except OSError:
+            return None
 
     # Staging a copy
 

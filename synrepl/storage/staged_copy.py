@@ -46,8 +46,7 @@ class StagedCopy:
     async def note(self, **notes: str | None) -> None:
         """Store these notes with the copy; None deletes a note."""
         await self._thread.run(partial(self._engine.note, notes))
-        given = {**self.notes, **notes}
-        self.notes = {name: text for name, text in given.items() if text is not None}
+        change_notes(self.notes, notes)
 
     async def add(
         self, facts: Sequence[Fact], upto: LogPosition, *, trimmed_upto: LogPosition | None
@@ -84,6 +83,15 @@ class StagedCopy:
     async def close(self) -> None:
         """Close the engine; the staged copy stays."""
         await self._thread.run(self._engine.close)
+
+
+def change_notes(notes: dict[str, str], changes: Mapping[str, str | None]) -> None:
+    """Apply changes to notes in memory, once they are stored: None deletes a note."""
+    for name, text in changes.items():
+        if text is None:
+            notes.pop(name, None)
+        else:
+            notes[name] = text
 
 
 def _add(

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.private_files import map_path_errors, replace_private
+from synrepl.storage.private_files import map_path_errors, refuse_link, replace_private
 
 VERSION: Final = 1
 
@@ -61,7 +61,8 @@ class StateFile:
         self._written: DatabaseState | None = None
 
     def read(self) -> list[Summary]:
-        """The logs of which one must be present; empty if nothing is recorded."""
+        """The logs of which one must be present; empty if nothing is recorded. Raises `StorageError`."""
+        refuse_link(self.path)
         with self._map_errors("read the state file"):
             try:
                 data = self.path.read_bytes()
@@ -106,9 +107,7 @@ class StateFile:
         )
 
     def _map_errors(self, op: str) -> AbstractContextManager[None]:
-        return map_path_errors(
-            op, self.path, "make the file readable and writable for this user, and free some space"
-        )
+        return map_path_errors(op, self.path, "make the file readable and writable for this user")
 
     def _invalid(self, why: str) -> StorageError:
         return StorageError(

@@ -10,6 +10,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
 from synrepl.errors import StorageError
+from synrepl.ports.turn_queue import TurnQueue
 
 T = TypeVar("T")
 
@@ -20,10 +21,11 @@ def stopped_error() -> StorageError:
 
 
 class ReactorThread:
-    """One real thread next to the reactor's; results arrive in the reactor's thread.
+    """One real thread next to the reactor's, where results arrive, in each turn for a slice of time.
 
-    The thread starts with the first work and ends with `stop`. A process that ends without `stop` does not
-    wait for the thread.
+    What waits for a result may work for some milliseconds, such as to encode a page for a follower, and many
+    results may arrive at once. The thread starts with the first work and ends with `stop`. A process that
+    ends without `stop` does not wait for the thread.
     """
 
     def __init__(self, reactor: Any, name: str) -> None:
@@ -32,6 +34,7 @@ class ReactorThread:
         # A daemon thread: the interpreter would wait for ever for an idle thread of another kind.
         self._pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
         self._is_stopped = False
+        self._results = TurnQueue(reactor)
 
     def run(self, work: Callable[[], T]) -> "Deferred[T]":
         """Run `work` after all earlier work."""
@@ -39,7 +42,16 @@ class ReactorThread:
             return fail(stopped_error())
         if not self._pool.started:
             self._pool.start()
-        return deferToThreadPool(self._reactor, self._pool, work)
+        result: Deferred[T] = Deferred()
+        deferToThreadPool(self._reactor, self._pool, work).addBoth(self._deliver, result)
+        return result
+
+    def _deliver(self, outcome: Any, result: "Deferred[Any]") -> None:
+        deliver = partial(result.callback, outcome)
+        if self._results.has_time:
+            self._results.run(deliver)
+        else:
+            self._results.run_later(deliver)
 
     async def stop(self) -> None:
         """Finish all queued work, then end the thread. Idempotent."""

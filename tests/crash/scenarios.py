@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 
 from synrepl.files.queue import FileQueue, LogProgress, NamedFile
 from synrepl.files.store import FileStore
-from synrepl.ports.history import Lease
+from synrepl.ports.history import AppendKey, Lease
 from synrepl.replication.retention import keys_of
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ids.database import IdDatabase
@@ -169,7 +169,7 @@ class LogScenario(Scenario):
         for what, told in acknowledged:
             if what == "append":
                 key, appended = told
-                receipt = engine.receipt(key)
+                receipt = engine.receipt(AppendKey(self.APPENDS[key][0], key))
                 assert receipt is not None, f"the receipt of {key} is gone"
                 assert msgspec.to_builtins(receipt.appended) == appended
                 assert head.serial >= appended["first_serial"] + len(appended["tokens"]) - 1
@@ -181,7 +181,7 @@ class LogScenario(Scenario):
                 assert trimmed_upto.serial >= told
         # Whoever was not answered must not find half of what it asked for.
         for key, (_, _, rows) in self.APPENDS.items():
-            receipt = engine.receipt(key)
+            receipt = engine.receipt(AppendKey(self.APPENDS[key][0], key))
             if receipt is not None:
                 assert len(receipt.appended.tokens) == len(rows)
         engine.close()
@@ -201,7 +201,10 @@ class LogScenario(Scenario):
                 (epoch_start.epoch, epoch_start.serial, epoch_start.why) for epoch_start in head.epoch_starts
             ],
             "positions": sorted((*pair, token) for pair, token in head.positions.items()),
-            "receipts": {key: msgspec.to_builtins(engine.receipt(key)) for key in self.APPENDS},
+            "receipts": {
+                key: msgspec.to_builtins(engine.receipt(AppendKey(stream, key)))
+                for key, (stream, _, _) in self.APPENDS.items()
+            },
             "leases": [lease.uuid for lease in engine.leases()],
             "notes": sorted(engine.notes()),
         }
@@ -396,7 +399,7 @@ class FilesScenario(Scenario):
     def _fetch(self, store: FileStore, *, until: int) -> None:
         if store.has(_sha256(self.FETCHED)):
             return
-        spool = store.resume(_sha256(self.FETCHED))
+        spool = store.resume(_sha256(self.FETCHED), len(self.FETCHED))
         while not spool.rehash(100):
             pass
         spool.append(self.FETCHED[spool.length : until])

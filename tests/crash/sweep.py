@@ -17,10 +17,17 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Sweep:
-    """All deaths of one scenario, in folders under `home`. A long one also has those that should be alike."""
+    """All deaths of one scenario, in folders under `home`. A long one also has those that should be alike.
 
-    def __init__(self, scenario: str, home: Path, *, is_long: bool = False) -> None:
+    With `step`, only each `step`-th effect, from the effect `first` on.
+    """
+
+    def __init__(
+        self, scenario: str, home: Path, *, is_long: bool = False, step: int = 1, first: int = 0
+    ) -> None:
         self._is_long = is_long
+        self._step = step
+        self._first = first % step
         self.points = 0
         self.names: list[str] = []
         self._scenario = scenario
@@ -48,7 +55,7 @@ class Sweep:
         assert not whole.why, whole.why
         self.names = whole.effects
         wrong = []
-        for at in range(1, len(self.names) + 1):
+        for at in range(1 + self._first, len(self.names) + 1, self._step):
             for side in self._sides(at):
                 self.points += 1
                 found = self._order(at, side)

@@ -66,6 +66,7 @@ class FakeUpstream:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.asked: list[tuple[str, int]] = []
+        self.sent = 0
         self.running: Counter[str] = Counter()
         self.most = 0
         self.piece = 4
@@ -98,6 +99,7 @@ class FakeUpstream:
             for at in range(0, len(data), self.piece):
                 if self.cut_after is not None and at >= self.cut_after:
                     raise NotConnected("the connection broke off")
+                self.sent += self.piece
                 await on_chunk(data[at : at + self.piece])
         finally:
             self.running[sha256] -= 1
@@ -141,7 +143,7 @@ class FilesCase(DiskCase):
     @staticmethod
     def row(name: str, sha256: str | None) -> list[Any]:
         """A row that says what a name stands for."""
-        return ["delete", name, None, None] if sha256 is None else ["create", name, sha256, 5]
+        return ["delete", name, None, None] if sha256 is None else ["create", name, sha256, 99]
 
     def wait(self, awaitable: Any) -> Any:
         """The result of what is done already."""

@@ -85,6 +85,73 @@ class EagerTests(FilesCase):
         self.assertEqual(([], []), (missing(files), files.problems()))
         self.assertEqual(b"a", self.served(files, A))
 
+    def test_a_file_takes_no_more_than_its_row_states(self) -> None:
+        """An answer that does not end filled the disk: 1,046 MB for a row of 4 bytes."""
+        self.upstream.files[A] = b"x" * 1_000
+        files = self.started()
+
+        self.log.commit(("files", [["create", "endless", A, 10]]))
+
+        self.assertEqual(3 * self.upstream.piece, self.upstream.sent)
+        self.assertEqual([], [path for path in self.everything() if path.startswith("partial")])
+        self.clock.advance(2)
+        (failing,) = files.status()["failing"]
+        self.assertEqual(
+            "the upstream sent more than the 10 bytes that the row of endless states", failing["why"]
+        )
+
+    def test_the_largest_row_of_a_file_counts(self) -> None:
+        """One of several names may be wrong about the size."""
+        sha256 = self.upstream_has(DATA)
+        self.upstream.hold(sha256)
+        files = self.started(rule="lazy")
+
+        self.log.commit(("files", [["create", "one", sha256, 1], ["create", "two", sha256, len(DATA)]]))
+        self.upstream.let_go(sha256)
+        self.assertTrue(self.wait(files.wait_for(sha256, 10)))
+
+        self.assertEqual(DATA, self.served(files, sha256))
+
+    def test_wrong_bytes_are_not_fetched_sooner_when_a_reader_asks(self) -> None:
+        """Each request would take all of the bytes again; the retries are 10 minutes apart in the end."""
+        self.upstream.files[A] = b"wrong"
+        files = self.started()
+        self.say(("bad", A))
+
+        for _ in range(3_600):
+            ensureDeferred(files.wait_for(A, 0))
+            self.clock.advance(1)
+
+        # After 1, 2, 4 ... 512 seconds, then after 600 each.
+        self.assertEqual(15, len(self.upstream.asked))
+
+    def test_a_row_over_the_limit_is_not_fetched(self) -> None:
+        """The setting bounds it, as it bounds uploads."""
+        self.upstream.files[A] = b"x" * 100
+        files = self.started(max_bytes=50)
+
+        self.say(("large", A))
+
+        self.assertEqual([], self.upstream.asked)
+        self.clock.advance(2)
+        (failing,) = files.status()["failing"]
+        self.assertIn(
+            "its row states 99 bytes, over the limit of 50 (raise --max-file-bytes)", failing["why"]
+        )
+
+    def test_partial_bytes_of_a_deleted_name_are_removed(self) -> None:
+        """Not only by the next start."""
+        sha256 = self.upstream_has(DATA)
+        self.upstream.cut_after = 8
+        files = self.started()
+        self.say(("one", sha256))
+        self.assertIn(f"partial/{sha256}", self.everything())
+        self.say(("one", None))
+
+        self.wait(files._maintenance.delete_unreferenced())
+
+        self.assertNotIn(f"partial/{sha256}", self.everything())
+
     def test_a_download_that_broke_off_is_gone_on_with(self) -> None:
         """Also by the next life, and after a kill."""
         sha256 = self.upstream_has(DATA)

@@ -1,5 +1,7 @@
 """Which files are missing, and which is next."""
 
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 from hypothesis import settings
@@ -43,6 +45,23 @@ class QueueCase(DiskCase):
     def taken(self, at: int = MS, limit: int = 10) -> list[str]:
         """What is taken now."""
         return [one.sha256 for one in self.queue.take(at, limit)]
+
+
+class VersionTests(QueueCase):
+    """A queue of another release."""
+
+    def test_a_queue_of_an_earlier_version_is_built_again(self) -> None:
+        """The log and the disk have everything that is in it."""
+        self.note(("a", A))
+        self.queue.close()
+        with closing(sqlite3.connect(self.directory / "queue.db")) as database:
+            database.execute("PRAGMA user_version = 1")
+
+        self.assertEqual(LogProgress(), self.restarted().open())
+        self.note(("a", A))
+
+        self.assertEqual([A], self.taken())
+        self.assertTrue((self.directory / "queue.db.bad").exists())
 
 
 class NoteTests(QueueCase):

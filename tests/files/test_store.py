@@ -80,8 +80,8 @@ class ReceivingTests(DiskCase):
     def test_a_restart_sweeps_what_a_kill_left(self) -> None:
         """Downloads that are still wanted can be gone on with."""
         self.store.receive().append(DATA)
-        self.store.resume(checksum(DATA)).append(DATA[:5])
-        self.store.resume(checksum(OTHER)).append(OTHER[:5])
+        self.store.resume(checksum(DATA), len(DATA)).append(DATA[:5])
+        self.store.resume(checksum(OTHER), len(OTHER)).append(OTHER[:5])
 
         swept = self.make_store().sweep(lambda sha256: sha256 == checksum(DATA))
 
@@ -90,11 +90,11 @@ class ReceivingTests(DiskCase):
 
     def test_a_download_is_gone_on_with(self) -> None:
         """What is there is hashed first, in slices."""
-        spool = self.store.resume(checksum(DATA))
+        spool = self.store.resume(checksum(DATA), len(DATA))
         self.assertTrue(spool.rehash(100))
         spool.append(DATA[:5_000])
         spool.close()
-        again = self.make_store().resume(checksum(DATA))
+        again = self.make_store().resume(checksum(DATA), len(DATA))
 
         done = [again.rehash(2_000) for _ in range(3)]
 
@@ -105,15 +105,15 @@ class ReceivingTests(DiskCase):
 
     def test_a_wrong_download_begins_anew(self) -> None:
         """Or it would be wrong for ever."""
-        spool = self.store.resume(checksum(DATA))
+        spool = self.store.resume(checksum(DATA), len(DATA))
         spool.append(OTHER)
         self.assertRaises(ChecksumMismatch, spool.commit, checksum(DATA))
 
-        self.assertEqual(0, self.store.resume(checksum(DATA)).length)
+        self.assertEqual(0, self.store.resume(checksum(DATA), len(DATA)).length)
 
     def test_a_full_disk_is_told_as_such(self) -> None:
         """And what was written of it before can still be used."""
-        spool = self.store.resume(checksum(DATA))
+        spool = self.store.resume(checksum(DATA), len(DATA))
         spool.append(DATA[:10])
         with mock.patch("os.pwrite", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
             self.assertRaises(DiskFull, spool.append, DATA[10:])
@@ -180,7 +180,7 @@ class ReceivingTests(DiskCase):
         """Whoever may upload may not choose where."""
         for name in ("../../etc/passwd", "", "A" * 64, "a" * 63, "a" * 64 + "\n"):
             self.assertRaises(ValueError, self.store.has, name)
-            self.assertRaises(ValueError, self.store.resume, name)
+            self.assertRaises(ValueError, self.store.resume, name, 1)
 
 
 class ServingTests(DiskCase):

@@ -490,6 +490,29 @@ class StateTests(FileCase):
 class PrivacyTests(FileCase):
     """A secret at the doors is of no use where anybody can read the file."""
 
+    def test_a_link_next_to_the_database_is_refused_and_its_target_untouched(self) -> None:
+        """It got the process id, or mode 0600: whoever may write to the directory chose which file."""
+        for ending in (".lock", "-wal", "-shm", "-journal", ".state", ".joining"):
+            target = self.path.with_name("target")
+            target.write_text("of another program")
+            target.chmod(0o644)
+            self.beside(ending).symlink_to(target)
+
+            path = self.beside(ending)
+            with self.assertRaisesRegex(StorageError, f"{path} is a symbolic link"):
+                self.acquire_staged() if ending == ".joining" else self.opened()
+
+            self.assertEqual("of another program", target.read_text())
+            self.assertEqual(0o644, stat.S_IMODE(target.stat().st_mode))
+            self.beside(ending).unlink()
+        # The database itself may be on another disk.
+        other = self.path.with_name("link.db")
+        other.symlink_to(self.path)
+        self.opened(other)
+
+    def acquire_staged(self) -> None:
+        SQLiteDatabase(self.beside(".joining"), staged=True).acquire()
+
     def setUp(self) -> None:
         super().setUp()
         before = os.umask(0)

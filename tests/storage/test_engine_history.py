@@ -7,6 +7,7 @@ from synrepl.ports.history import (
     BEGINNING,
     EMPTY,
     Appended,
+    AppendKey,
     AppendReceipt,
     EpochStart,
     Lease,
@@ -137,12 +138,14 @@ class Contract(Case):
     def test_receipts_by_where_their_facts_begin(self) -> None:
         """They are shown to copies with the facts they are for."""
         engine = self.opened()
-        receipts = [AppendReceipt(f"k{n}", "r", Appended(1, n, [n]), 1000 - n) for n in (3, 1, 2)]
-        receipts.append(AppendReceipt("none", "r", Appended(1, None, []), 1))
+        receipts = [
+            AppendReceipt(AppendKey("s", f"k{n}"), "r", Appended(1, n, [n]), 1000 - n) for n in (3, 1, 2)
+        ]
+        receipts.append(AppendReceipt(AppendKey("s", "none"), "r", Appended(1, None, []), 1))
         engine.commit(run(3), receipts)
 
         def between(after: int, upto: int) -> list[str]:
-            return [receipt.key for receipt in engine.receipts_between(after, upto)]
+            return [receipt.key.text for receipt in engine.receipts_between(after, upto)]
 
         self.assertEqual(["k1", "k2", "k3"], between(0, 9))
         self.assertEqual(["k2"], between(1, 2))
@@ -153,18 +156,21 @@ class Contract(Case):
         """A copy may be told of it twice."""
         engine = self.opened()
         facts = run(3)
-        first, other = (AppendReceipt("k", "r", Appended(1, n, [n]), 1000) for n in (1, 2))
+        first, other = (AppendReceipt(AppendKey("s", "k"), "r", Appended(1, n, [n]), 1000) for n in (1, 2))
         engine.commit(facts[:1], [first])
 
-        engine.commit(facts[1:2], [other, AppendReceipt("new", "r", Appended(1, 2, [2]), 1)])
+        engine.commit(facts[1:2], [other, AppendReceipt(AppendKey("s", "new"), "r", Appended(1, 2, [2]), 1)])
         engine.commit(
             facts[2:],
-            [other, *(AppendReceipt(f"{n}", "r", Appended(1, 3, [3]), 1) for n in range(300))],
+            [
+                other,
+                *(AppendReceipt(AppendKey("s", f"{n}"), "r", Appended(1, 3, [3]), 1) for n in range(300)),
+            ],
             upto=place(facts[2]),
         )
 
-        self.assertEqual(first, engine.receipt("k"))
-        self.assertIsNotNone(engine.receipt("new"))
+        self.assertEqual(first, engine.receipt(AppendKey("s", "k")))
+        self.assertIsNotNone(engine.receipt(AppendKey("s", "new")))
         self.assertEqual(300, len(engine.receipts_between(2, 3)))
 
     # Another log's facts
@@ -274,7 +280,7 @@ class Contract(Case):
         """What a log with a past gives."""
         engine = self.opened()
         facts = run(8)
-        engine.commit(facts, [AppendReceipt("k", "r", Appended(1, 2, [2]), 5)])
+        engine.commit(facts, [AppendReceipt(AppendKey("s", "k"), "r", Appended(1, 2, [2]), 5)])
         lose(engine, "events", 6)
         snapshot = engine.snapshot()
         engine.close()
@@ -290,13 +296,17 @@ class Contract(Case):
             [(2, 8, "events", 6)], [(t.epoch, t.serial, t.stream, t.token) for t in snapshot.epoch_starts]
         )
         self.assertEqual({("events", "w0"): 6, ("events", "w1"): 6}, snapshot.positions)
-        self.assertEqual(["k"], [receipt.key for receipt in snapshot.receipts])
+        self.assertEqual(["k"], [receipt.key.text for receipt in snapshot.receipts])
 
     def test_what_is_restored_is_what_the_snapshot_told(self) -> None:
         """Of what the copy thought before, nothing is left."""
         facts, snapshot = self.snapshot_of()
         copy = self.opened_copy()
-        copy.commit(facts[:1], [AppendReceipt("old", "r", Appended(1, 1, [1]), 5)], upto=place(facts[0]))
+        copy.commit(
+            facts[:1],
+            [AppendReceipt(AppendKey("s", "old"), "r", Appended(1, 1, [1]), 5)],
+            upto=place(facts[0]),
+        )
         copy.commit(facts[4:], [], upto=snapshot.position)
         copy.note({"keep": "me"})
 
@@ -309,7 +319,9 @@ class Contract(Case):
                 (head.trimmed_upto, list(head.epoch_starts), head.positions),
             )
             self.assertEqual({"events": 6}, head.allocated)
-            self.assertEqual([None, snapshot.receipts[0]], [copy.receipt(key) for key in ("old", "k")])
+            self.assertEqual(
+                [None, snapshot.receipts[0]], [copy.receipt(AppendKey("s", key)) for key in ("old", "k")]
+            )
             self.assertEqual("me", copy.notes()["keep"])
             tokens, _ = copy.read_tokens(stream="events", writer=None, after=4, upto=9, serial=99, limit=99)
             self.assertEqual([5, 6], [fact.token for fact in tokens])
@@ -461,7 +473,9 @@ class SQLContract(Contract):
 
         engine._add_receipts = fail  # type: ignore[method-assign, assignment]
         with self.assertRaises(StorageError):
-            engine.commit([], [AppendReceipt("k", "r", Appended(1, 1, [1]), 1)], upto=place(facts[4]))
+            engine.commit(
+                [], [AppendReceipt(AppendKey("s", "k"), "r", Appended(1, 1, [1]), 1)], upto=place(facts[4])
+            )
         engine._add_receipts = real  # type: ignore[method-assign]
 
         engine.commit(facts[:2], [])

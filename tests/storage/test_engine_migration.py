@@ -1,13 +1,14 @@
 """A log that an older release wrote is taken up as it is."""
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psycopg
 
-from synrepl.ports.history import BEGINNING, EMPTY, EpochStart
+from synrepl.ports.history import BEGINNING, EMPTY, Appended, AppendKey, AppendReceipt, EpochStart
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import COLUMNS, migrate, migrations
 from synrepl.streams.facts import Fact
@@ -24,6 +25,9 @@ FIRST = facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, 6)))
 SECOND = facts_after(FIRST[-1], *(("events", "w1", n - 1, n) for n in range(4, 7)), epoch=2)
 VOIDS = [("events", 2, 3), ("events", 3, 5)]
 
+Receipts = Sequence[tuple[str, str, int, int, str, int]]
+"""Rows of receipts: key, request, epoch, first serial, tokens, time."""
+
 
 class Contract(Case):
     """What both databases keep to."""
@@ -31,7 +35,15 @@ class Contract(Case):
     def again(self) -> SQLEngine:
         raise NotImplementedError
 
-    def old(self, facts: list[Fact], voids: list[tuple[str, int, int]], *, epoch: int, token: int) -> None:
+    def old(
+        self,
+        facts: list[Fact],
+        voids: list[tuple[str, int, int]],
+        *,
+        epoch: int,
+        token: int,
+        receipts: Receipts = (),
+    ) -> None:
         """Leave what the last release would have left."""
         raise NotImplementedError
 
@@ -71,6 +83,16 @@ class Contract(Case):
         found, _ = engine.read_tokens(stream="events", writer=None, after=0, upto=9, serial=9, limit=99)
         self.assertEqual([*FIRST[:3], *SECOND[:2]], found)
 
+    def test_a_receipt_belongs_to_the_stream_of_its_facts(self) -> None:
+        """Before, it named none. One whose facts are gone is gone, too."""
+        receipts = [("k", "r", 1, 2, "[2]", 5), ("gone", "r", 1, 99, "[9]", 5)]
+        self.old(FIRST, [], epoch=1, token=5, receipts=receipts)
+        engine = self.again()
+        engine.open()
+
+        kept = AppendReceipt(AppendKey("events", "k"), "r", Appended(1, 2, [2]), 5)
+        self.assertEqual([kept], list(engine.snapshot().receipts))
+
     def test_history_that_was_lost_before_there_was_any(self) -> None:
         """The epoch began with nothing before it."""
         self.old([], [("events", 2, 0)], epoch=2, token=0)
@@ -83,18 +105,34 @@ class Contract(Case):
 class SQLiteTests(OverSQLite, Contract):
     """The embedded default."""
 
-    def old(self, facts: list[Fact], voids: list[tuple[str, int, int]], *, epoch: int, token: int) -> None:
+    def old(
+        self,
+        facts: list[Fact],
+        voids: list[tuple[str, int, int]],
+        *,
+        epoch: int,
+        token: int,
+        receipts: Receipts = (),
+    ) -> None:
         """As it was in the second version."""
         with closing(sqlite3.connect(self.path)) as database, database:
             database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
             migrate(database.execute, migrations("sqlite")[:2], "")
-            fill(database, "?", facts, voids, epoch=epoch, token=token)
+            fill(database, "?", facts, voids, epoch=epoch, token=token, receipts=receipts)
 
 
 class PostgresTests(OverPostgres, Contract):
     """For who has one already."""
 
-    def old(self, facts: list[Fact], voids: list[tuple[str, int, int]], *, epoch: int, token: int) -> None:
+    def old(
+        self,
+        facts: list[Fact],
+        voids: list[tuple[str, int, int]],
+        *,
+        epoch: int,
+        token: int,
+        receipts: Receipts = (),
+    ) -> None:
         """As it was in the second version."""
         with psycopg.connect(self.url) as database:
             database.execute("CREATE SCHEMA synrepl")
@@ -105,16 +143,24 @@ class PostgresTests(OverPostgres, Contract):
                 return database.execute(statement.encode())
 
             migrate(execute, migrations("postgresql")[:2], "")
-            fill(database, "%s", facts, voids, epoch=epoch, token=token)
+            fill(database, "%s", facts, voids, epoch=epoch, token=token, receipts=receipts)
 
 
 def fill(
-    database: Any, mark: str, facts: list[Fact], voids: list[tuple[str, int, int]], *, epoch: int, token: int
+    database: Any,
+    mark: str,
+    facts: list[Fact],
+    voids: list[tuple[str, int, int]],
+    *,
+    epoch: int,
+    token: int,
+    receipts: Receipts,
 ) -> None:
     """Put these into the tables of the second version."""
     rows = [
         *(("facts", COLUMNS, msgspec.structs.astuple(fact)) for fact in facts),
         *(("voids", "stream, epoch, token", void) for void in voids),
+        *(("receipts", "key, request, epoch, first_serial, tokens, at_ms", one) for one in receipts),
     ]
     if facts:
         rows.append(("positions", "stream, writer, token", ("events", "w1", token)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, AppendReceipt, EpochStart, Lease, LogSnapshot
+from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart, Lease, LogSnapshot
 from synrepl.storage import file_swap
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.postgres import PostgresDatabase
@@ -46,7 +46,7 @@ class Contract(Case):
     def filled(self) -> SQLEngine:
         """A log with a history that nobody wants any more."""
         engine = self.opened()
-        engine.commit(OLD, [AppendReceipt("old", "r", Appended(1, 1, [1]), 1)])
+        engine.commit(OLD, [AppendReceipt(AppendKey("s", "old"), "r", Appended(1, 1, [1]), 1)])
         engine.begin_epoch(EpochStart(2, 30, OLD[-1].digest, 1, "lost", "events", 20))
         engine.note({"which": "old"})
         engine.keep_leases([Lease(uuid="old", name="", registered=False, serial=1, made_ms=1)])
@@ -56,7 +56,7 @@ class Contract(Case):
         """Make the copy beside it, closed; gives the history it is of."""
         copy = engine.staging()
         copy.open()
-        copy.commit(NEW[:5], [AppendReceipt("new", "r", Appended(1, 1, [1]), 1)])
+        copy.commit(NEW[:5], [AppendReceipt(AppendKey("s", "new"), "r", Appended(1, 1, [1]), 1)])
         copy.commit(NEW[5:], [])
         copy.note({"which": "new"})
         history = copy.notes()["history"]
@@ -72,7 +72,9 @@ class Contract(Case):
         self.assertEqual(OLD, self.serials(engine))
         self.assertEqual(("old", 1), (engine.notes()["which"], len(engine.leases())))
         self.assertEqual({("events", "old"): 20}, engine.head().positions)
-        self.assertEqual([True, False], [engine.receipt(key) is not None for key in ("old", "new")])
+        self.assertEqual(
+            [True, False], [engine.receipt(AppendKey("s", key)) is not None for key in ("old", "new")]
+        )
 
     def check_new(self, engine: SQLEngine) -> None:
         """It is the log of `stage`, whole."""
@@ -83,7 +85,9 @@ class Contract(Case):
         self.assertEqual(NEW, self.serials(engine))
         self.assertEqual(("new", 0), (engine.notes()["which"], len(engine.leases())))
         self.assertEqual({("caches", "new"): 7}, head.positions)
-        self.assertEqual([False, True], [engine.receipt(key) is not None for key in ("old", "new")])
+        self.assertEqual(
+            [False, True], [engine.receipt(AppendKey("s", key)) is not None for key in ("old", "new")]
+        )
         found, _ = engine.read_tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=99)
         self.assertEqual([], found)
 

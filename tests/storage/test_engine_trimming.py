@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, LogPosition
+from synrepl.ports.history import BEGINNING, Appended, AppendKey, AppendReceipt, LogPosition
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import VERSION, migrations
 from synrepl.streams.facts import NO_ROWS, Fact
@@ -136,7 +136,7 @@ class Contract(Case):
     def test_a_log_that_was_trimmed_whole_goes_on(self) -> None:
         """It still stands where it stood, also after a restart."""
         engine, facts = self.filled(*[("events", [n]) for n in range(5)])
-        receipt = AppendReceipt("k", "r", Appended(1, 4, [4]), 1)
+        receipt = AppendReceipt(AppendKey("s", "k"), "r", Appended(1, 4, [4]), 1)
         engine.commit([], [receipt])
         before = engine.head()
 

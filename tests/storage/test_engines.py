@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import astuple
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, AppendReceipt, Lease, LogRange
+from synrepl.ports.history import Appended, AppendKey, AppendReceipt, Lease, LogRange
 from synrepl.storage import engine as sql_engine
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.engine import SQLEngine
@@ -237,7 +237,7 @@ class Contract(Case):
         engine = self.again()
         engine.open()
         facts = facts_after(None, ("x';--", "w%1?", 0, 1), ("s\\N\u20ac", "\\.", 0, 2**53))
-        key = AppendReceipt("k\\'%s\u00e4", "r", Appended(1, 1, [1]), 1)
+        key = AppendReceipt(AppendKey("s", "k\\'%s\u00e4"), "r", Appended(1, 1, [1]), 1)
         engine.commit(facts, [key])
 
         self.assertEqual((facts, 2), engine.read(after=0, upto=9, limit=9))
@@ -454,17 +454,17 @@ class Contract(Case):
         """A client that repeats an append after a restart must get its first answer."""
         engine = self.again()
         engine.open()
-        old = AppendReceipt("a", "r1", Appended(1, 1, [1, 2]), 1000)
-        young = AppendReceipt("b", "r2", Appended(1, None, []), 2000)
+        old = AppendReceipt(AppendKey("s", "a"), "r1", Appended(1, 1, [1, 2]), 1000)
+        young = AppendReceipt(AppendKey("s", "b"), "r2", Appended(1, None, []), 2000)
         engine.commit(facts_after(None, ("events", "w1", 0, 1)), [old, young])
         engine.close()
         engine = self.again()
         engine.open()
 
-        self.assertEqual([old, young, None], [engine.receipt(key) for key in "abc"])
+        self.assertEqual([old, young, None], [engine.receipt(AppendKey("s", key)) for key in "abc"])
         engine.forget_receipts(2000)
 
-        self.assertEqual([None, young], [engine.receipt(key) for key in "ab"])
+        self.assertEqual([None, young], [engine.receipt(AppendKey("s", key)) for key in "ab"])
 
     def test_a_log_is_open_once(self) -> None:
         """Two that write would give the same serials twice."""
@@ -483,7 +483,7 @@ class Contract(Case):
             lambda: engine.commit([], []),
             lambda: engine.read(after=0, upto=1, limit=1),
             lambda: engine.rows_at_token("events", 1),
-            lambda: engine.receipt("a"),
+            lambda: engine.receipt(AppendKey("s", "a")),
             lambda: engine.forget_receipts(1),
         ):
             with self.assertRaises(StorageError):

@@ -2,6 +2,7 @@
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synrepl.ports.history import AppendKey
 from synrepl.storage.ephemeral import FACT_BYTES, EphemeralStore, EphemeralStream
 from tests.storage.builders import rows
 
@@ -191,9 +192,11 @@ class RestartTests(SynchronousTestCase):
         """Its receipt named facts that nobody has any more."""
         store = EphemeralStore(["typing"], key_of=first_letter, max_bytes=1_000)
         store.restart(1)
-        store.append("typing", "w", [rows("a")], 5, key="k", checksum="c")
+        store.append("typing", "w", [rows("a")], 5, key=AppendKey("typing", "k"), checksum="c")
         store.restart(2)
 
-        appended, added = store.append("typing", "w", [rows("a")], 6, key="k", checksum="c")
+        appended, added = store.append(
+            "typing", "w", [rows("a")], 6, key=AppendKey("typing", "k"), checksum="c"
+        )
 
         self.assertEqual((2, [1]), (appended.epoch, [fact.token for fact in added]))

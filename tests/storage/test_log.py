@@ -240,7 +240,6 @@ class IdempotencyTests(LogCase):
         self.append(log, "events", "w1", A, B, key="k")
 
         for stream, writer, facts in (
-            ("caches", "w1", [A, B]),
             ("events", "w2", [A, B]),
             ("events", "w1", [A]),
             ("events", "w1", [A[:-1] + b"," + B[1:]]),
@@ -248,6 +247,32 @@ class IdempotencyTests(LogCase):
             refused = self.failureResultOf(log.append(stream, writer, facts, key="k"), KeyReused)
             self.assertEqual("k", refused.value.key)
         self.assertEqual(2, log.serial)
+
+    def test_a_key_belongs_to_a_stream_an_owner_and_a_part(self) -> None:
+        """What one peer writes cannot make the request of another fail."""
+        log = self.started(FaultyEngine())
+        scopes: list[tuple[str, str, int]] = [
+            *(("events", "", 0), ("caches", "", 0), ("events", "paris", 0)),
+            *(("events", "paris", 1), ("events", "paris", 2)),
+        ]
+        for number, (stream, owner, part) in enumerate(scopes, 1):
+            fact = b'["%d"]' % number
+            for _ in range(2):
+                appended = self.successResultOf(
+                    log.append(stream, "w1", [fact], key="k", owner=owner, part=part)
+                )
+                self.assertEqual(number, appended.first_serial)
+        self.assertEqual(len(scopes), log.serial)
+
+    def test_the_owner_of_a_key_is_limited(self) -> None:
+        """Stream, key and owner fit together in an entry of an index, which would fail its whole group."""
+        log = self.started(FaultyEngine())
+        stream, key, owner = "s" * 1024, "k" * 1024, "o" * 512
+
+        self.successResultOf(log.append(stream, "w1", [A], key=key, owner=owner))
+        refused = log.append(stream, "w1", [A], key=key, owner=owner + "o")
+
+        self.assertIn("512 bytes", self.failureResultOf(refused, StorageError).value.why)
 
     def test_where_a_fact_ends_makes_another_request(self) -> None:
         """Two of one row are not one of two, whatever the bytes between them."""
@@ -618,6 +643,28 @@ class LifeTests(LogCase):
         self.assertEqual(3, len(engine.facts))
         self.assertEqual([], self.clock.getDelayedCalls())
         self.wait(log.stop())
+
+    def test_flush_waits_for_every_append_before_it(self) -> None:
+        """Whoever hands over or looks for leftovers must find all that will be acknowledged."""
+        engine = FaultyEngine()
+        log = self.started(engine, delay=lambda: 0.1, max_batch_bytes=1)
+        answers = [log.append("events", "w1", [A]) for _ in range(3)]
+        flushed = Deferred.fromCoroutine(log.flush())
+
+        self.clock.pump([0.1] * 2)
+        self.assertNoResult(flushed)
+        self.clock.pump([0.1] * 2)
+
+        self.assertIsNone(self.successResultOf(flushed))
+        self.assertEqual([1, 2, 3], [self.successResultOf(answer).first_serial for answer in answers])
+        self.assertEqual(3, log.serial)
+
+    def test_flush_of_a_stopped_log_fails(self) -> None:
+        """Nobody may take silence for safety."""
+        log = self.started(FaultyEngine())
+        self.wait(log.stop())
+
+        self.failureResultOf(Deferred.fromCoroutine(log.flush()), StorageError)
 
     def test_stop_ends_even_when_nobody_knows_where_the_log_stands(self) -> None:
         """A dead database must not keep a daemon from ending."""

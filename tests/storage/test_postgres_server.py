@@ -33,6 +33,23 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def test_a_standby_takes_over_and_the_old_primary_follows() -> None:
+    """And back again."""
+    with PostgresServer() as first, PostgresServer(primary=first) as second:
+        first.execute("CREATE TABLE things (id INTEGER)")
+        second.wait_for(first)
+        first.stop()
+        second.promote()
+        second.execute("INSERT INTO things VALUES (1)")
+        first.follow(second)
+        first.start()
+        first.wait_for(second)
+        second.stop()
+        first.promote()
+
+        assert [(1,)] == first.execute("INSERT INTO things SELECT * FROM things RETURNING id")
+
+
 @pytest.mark.parametrize("binaries", find_binaries(), ids=lambda path: path.parent.name)
 def test_each_postgresql_that_is_there_can_be_used(binaries: Path) -> None:
     """Which one a machine has must not decide which tests run."""

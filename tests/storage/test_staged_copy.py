@@ -5,7 +5,7 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, LogPosition
+from synrepl.ports.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, LogPosition
 from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import HistoryMismatch
 from synrepl.streams.facts import Fact
@@ -13,7 +13,7 @@ from tests.memory_engine import FaultyEngine
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
 
 FACTS = facts_after(None, *(("events", "w", token - 1, token) for token in range(1, 7)))
-RECEIPT = AppendReceipt("key", "asked", Appended(1, 1, [1, 2, 3]), 5)
+RECEIPT = AppendReceipt(AppendKey("s", "key"), "asked", Appended(1, 1, [1, 2, 3]), 5)
 
 
 def place(fact: Fact) -> LogPosition:
@@ -51,7 +51,7 @@ class FollowingTests(LogCase):
         self.successResultOf(following)
         self.assertEqual((place(FACTS[2]), FACTS[:3]), (self.copy.position, shown))
         self.assertEqual({"w": 3}, self.copy.positions("events"))
-        self.assertEqual(RECEIPT, self.engine.receipt("key"))
+        self.assertEqual(RECEIPT, self.engine.receipt(AppendKey("s", "key")))
 
     def test_facts_that_are_followed_make_the_head_young(self) -> None:
         """A replica of a replica that is at a busy head is live, not idle."""

@@ -252,6 +252,20 @@ class Sources(IdCase):
         self.assertEqual("", source.states()[0].trouble)
         self.assertEqual([("A", 2)], self.places())
 
+    def test_a_problem_that_stays_is_logged_once(self) -> None:
+        """The source polls once a second."""
+        source = self.source(start="earliest")
+        source._connect = self.refuse
+        self.wait(source._thread.run(source._close))
+
+        for _ in range(3):
+            self.clock.advance(1)
+
+        self.assertEqual(
+            ["cannot read receipts from its table, retrying: OperationalError: connection refused"],
+            self.errors,
+        )
+
     def refuse(self) -> Any:
         raise sqlite3.OperationalError("connection refused")
 
