@@ -59,10 +59,14 @@ class Cache:
         return entries
 
     def invalidate(self, key: tuple[str, ...] | None) -> None:
-        """Drop `key` from every set of entries, or all entries if it may mean any (`Entries.invalidate`)."""
+        """Count an invalidation, and drop what it means."""
         self.counters.invalidations += 1
         if key is not None and not self.shape.fits(key):
             self.counters.misshapen += 1
+        self.drop(key)
+
+    def drop(self, key: tuple[str, ...] | None) -> None:
+        """Drop `key` from every set of entries, or all entries if it may mean any (`Entries.invalidate`)."""
         for entries in self._live():
             entries.invalidate(key)
 

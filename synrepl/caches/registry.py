@@ -1,7 +1,7 @@
 """The cache registry: a worker's caches by name, and the invalidations that reach them."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -40,7 +40,8 @@ class CacheRegistry:
     for a shared computation (Twisted: ``Deferred``). An exception of type `abandoned` means that the
     computing caller went away, not that the computation failed.
 
-    * `on_invalidation`: listeners, called with every invalidation after it was applied
+    * `on_invalidation`: listeners, called with every invalidation after it was applied: twice for that of a
+      fact with subscribers, which is applied before and after them
     * `seen`: counts of the names on the ``caches`` stream
     * `unknown`: counts of those names that are neither a cache nor an alias of this worker
     * `misshapen`: counts, by alias, of rows with unsupported keys
@@ -122,23 +123,35 @@ class CacheRegistry:
         declared = frozenset().union(*(cache.streams for cache in self._caches.values()))
         return declared | {"caches"} | frozenset(self.vintage.implications)
 
-    def apply(self, stream: str, rows: Sequence[Any], *, token: int = 0) -> None:
-        """Drop the entries that the typed rows of one fact invalidate. `token` is that of the fact; unused.
+    def apply(self, stream: str, rows: Sequence[Any]) -> list[Invalidation]:
+        """Drop the entries that the typed rows of one fact invalidate.
 
-        If the vintage's code raises, every cache that the stream can reach is emptied; the error passes on.
+        Returns what it invalidated, for `repeat`. If the vintage's code raises, every cache that the stream
+        can reach is emptied; the error passes on.
         """
         expand = self._expand_row if stream == "caches" else partial(self.vintage.implied_by, stream)
         try:
-            applied = self._drop(chain.from_iterable(map(expand, rows)))
+            invalidations = list(chain.from_iterable(map(expand, rows)))
         except Exception:
             self.invalidate_stream(stream)
             raise
-        self._notify(applied)
+        self._apply(invalidations)
+        return invalidations
+
+    def repeat(self, invalidations: Sequence[Invalidation]) -> None:
+        """Drop once more what `apply` returned, as subscribers may have filled caches since.
+
+        The counters do not count it again.
+        """
+        for invalidation in invalidations:
+            if (cache := self._caches.get(invalidation.cache)) is not None:
+                cache.drop(invalidation.key)
+        self._notify(invalidations)
 
     def invalidate_stream(self, stream: str) -> None:
         """Drop all entries of every cache that the stream can reach, as facts of the stream may be lost."""
         reached = [name for name in self._caches if stream in self.routes(name)]
-        self._notify(self._drop(Invalidation(name, None) for name in reached))
+        self._apply([Invalidation(name, None) for name in reached])
 
     def invalidate(self, cache: str, key: tuple[str, ...] | None) -> None:
         """Drop an entry of a cache of this worker; all entries if `key` is None.
@@ -147,7 +160,7 @@ class CacheRegistry:
         """
         if cache not in self._caches:
             raise ConfigError(f"there is no cache named {cache}")
-        self._notify(self._drop([Invalidation(cache, key)]))
+        self._apply([Invalidation(cache, key)])
 
     def _expand_row(self, row: Any) -> Iterator[Invalidation]:
         name = row.cache_func
@@ -162,21 +175,18 @@ class CacheRegistry:
             for cache in sorted(self.vintage.reaches(name)):
                 yield Invalidation(cache, None)
 
-    def _drop(self, invalidations: Iterable[Invalidation]) -> list[Invalidation]:
-        """Apply invalidations in turn; return them if there are listeners."""
-        applied = []
+    def _apply(self, invalidations: Sequence[Invalidation]) -> None:
+        """Drop and count all of these, then tell the listeners of each."""
         for invalidation in invalidations:
-            cache = self._caches.get(invalidation.cache)
-            if cache is not None:
+            if (cache := self._caches.get(invalidation.cache)) is not None:
                 cache.invalidate(invalidation.key)
-            if self.on_invalidation:
-                applied.append(invalidation)
-        return applied
+        self._notify(invalidations)
 
-    def _notify(self, applied: list[Invalidation]) -> None:
-        for invalidation in applied:
-            for listener in self.on_invalidation:
-                listener(invalidation)
+    def _notify(self, invalidations: Sequence[Invalidation]) -> None:
+        if self.on_invalidation:
+            for invalidation in invalidations:
+                for listener in self.on_invalidation:
+                    listener(invalidation)
 
     def routes(self, cache: str) -> frozenset[str]:
         """The streams of `cached` and of the vintage that can invalidate a cache. Raises KeyError."""

@@ -30,10 +30,15 @@ class RedisSource(Source):
         super().__post_init__()
         assert self.settings.redis is not None
         self.peer = BrokerPeer(
-            clock=self.clock, follower=self.follower, publisher=self.publisher, writes=self.write_policy.own
+            clock=self.clock,
+            follower=self.follower,
+            publisher=self.publisher,
+            writes=self.write_policy.own,
+            exclusive=self.write_policy.exclusive,
+            # The name of a process that writes nothing may be that of another one.
+            instance=self.settings.instance_name if self.write_policy.own else "",
         )
-        # USER_IP carries access tokens, so its channel is not subscribed to
-        # (docs/reference/peers.md#redis-channels).
+        # USER_IP carries access tokens, so its channel is not subscribed to.
         self.link = RedisLink(
             self.clock,
             self.settings.redis,
@@ -54,7 +59,8 @@ class RedisSource(Source):
             self._has_warned = True
             self._logger.warn(
                 "{writer} and this daemon write the stream caches: if {writer} is a process of Synapse, take"
-                " the ids of caches from Synapse's sequence, or invalidations are lost (docs/howto/redis.md)",
+                " the ids of caches from Synapse's sequence, or invalidations are lost (in the manual: How to"
+                " join the processes of a Synapse on Redis)",
                 writer=event.writer,
             )
 
@@ -80,8 +86,9 @@ class RedisSource(Source):
         return None
 
     def problems(self) -> list[Problem]:
-        conflict = self.peer.name_conflict
-        return ([(str(conflict), self.clock.seconds())] if conflict is not None else []) + super().problems()
+        conflicts = [self.peer.name_conflict, self.peer.stream_conflict]
+        now = self.clock.seconds()
+        return [(conflict, now) for conflict in conflicts if conflict is not None] + super().problems()
 
     def lag_seconds(self) -> float:
         """Seconds since this source was last caught up. A quiet channel that works counts as caught up."""

@@ -15,6 +15,7 @@ from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.presence import SyncingUser
 from synrepl.replication.publisher import Publisher
+from synrepl.transports.connection_monitor import ConnectionMonitor, http_probe
 from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.commands import FROM_ALL_PROCESSES, ClearUserSync, UserSync
@@ -110,6 +111,12 @@ class ServerSource(Source):
             metrics=self.metrics,
             keepalive=self.settings.keepalive,
         )
+        self._monitor = ConnectionMonitor(
+            self.follower,
+            lambda: self.endpoint,
+            clock=self.clock,
+            speaks_http=http_probe(self.clock, self._target),
+        )
         self.follower.on_event(self._on_event)
         self._commands: ServerCommands | None = None
         if self.publisher is not None:
@@ -123,6 +130,7 @@ class ServerSource(Source):
     async def stop(self) -> None:
         if self._commands is not None:
             self._commands.stop()
+        self._monitor.stop()
         self._factory.stop()
         self.follower.stop()
 

@@ -123,12 +123,6 @@ class SourceManager:
             found.append((f"cannot store received facts: {self.ingester.error}", self.clock.seconds()))
         return found
 
-    def refusal(self, stream: str, writer: str) -> str:
-        """Why this process must not write a stream under this writer name now; empty if it may."""
-        conflict = self.redis.peer.name_conflict if self.redis is not None else None
-        is_ours = conflict is not None and (conflict.stream, conflict.writer) == (stream, writer)
-        return str(conflict) if is_ours else ""
-
     def lag_seconds(self) -> float:
         """Seconds since the source that is furthest behind was last caught up."""
         return max(source.lag_seconds() for source in self._all)

@@ -21,6 +21,11 @@ class Address(msgspec.Struct, frozen=True, omit_defaults=True):
         native, _, http = text.partition(" ")
         return cls(native="" if native == "-" else native, http="" if http in ("", "-") else http)
 
+    @property
+    def words(self) -> str:
+        """The addresses that are known, for messages."""
+        return ", ".join(filter(None, (self.native, self.http)))
+
     def is_same(self, other: "Address") -> bool:
         """Whether both are of the same daemon: their `native` or their `http` is equal and not empty."""
         pairs = ((self.native, other.native), (self.http, other.http))

@@ -18,7 +18,8 @@ class ReaderPosition(msgspec.Struct, frozen=True, kw_only=True):
     """A reader's position in its own log, as far as the reader states it.
 
     `epoch_start`, `began_ms`, `lost_stream` and `lost_upto` describe the start of the reader's epoch, `clock`
-    the tokens of its writers (`wire.native.Subscribe`). `compacted`: the reader accepts a trimmed log.
+    the tokens of its writers (`wire.native.Subscribe`). It was told of the streams `seen` (None: all), and
+    of no facts of other streams that an epoch has lost. `compacted`: the reader accepts a trimmed log.
     `digest_decides`: a right digest makes up for an epoch that is too low.
     """
 
@@ -31,6 +32,7 @@ class ReaderPosition(msgspec.Struct, frozen=True, kw_only=True):
     began_ms: int = 0
     lost_stream: str = ""
     lost_upto: int = 0
+    seen: frozenset[str] | None = None
     clock: Mapping[str, Mapping[str, int]] = {}
     compacted: bool = False
     digest_decides: bool = False
@@ -63,8 +65,9 @@ async def position_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None
         known = head.digest if serial == head.serial else await log.digest_at(serial)
     starts = log.epoch_starts
     same = [start for start in starts if reader.epoch_start == start.position]
+    told = [one for start in same for one in (start, start.seen_by(reader.seen))]
     if reader.epoch_start is not None and not any(
-        (start.stream, start.token) == (reader.lost_stream, reader.lost_upto) for start in same
+        (start.stream, start.token) == (reader.lost_stream, reader.lost_upto) for start in told
     ):
         began = reader.epoch_start
         why = f"this log lacks the epoch start of {name}: epoch {began.epoch}, serial {began.serial}"

@@ -1,14 +1,17 @@
 """BrokerPeer: this process as a peer on a shared Redis channel, like every process of current Synapse.
 
 There is no server: each process receives all commands of the others, publishes the streams that it writes,
-and answers REPLICATE with their positions (docs/reference/peers.md#redis-channels, #redis-position)."""
+and answers REPLICATE with their positions (docs/reference/peers.md#redis-channels, #redis-position).
+
+What this process writes is never taken from the channel: its own log is the truth. A message under its name
+that is no echo, or in an ordered stream that gets its ids from this log, is a conflict: it is reported,
+counted and ignored, and appends go on."""
 
 import random
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-import msgspec
 from twisted.logger import Logger
 
 from synrepl.errors import LocalProtocolError, NotConnected
@@ -37,21 +40,10 @@ lost if its sender loses its connection; a removed writer never responds.
 """
 
 MAX_NAME: Final = 255
-MAX_WRITERS: Final = 10_000
-"""The most names of writers that are remembered: any process on the channel can choose one."""
-
-
-class NameConflict(msgspec.Struct, frozen=True):
-    """Another process writes `stream` under our name, `writer`."""
-
-    stream: str
-    writer: str
-
-    def __str__(self) -> str:
-        return (
-            f"another process on the channel writes {self.stream} as {self.writer}: give this process another"
-            " --instance-name, or another `writer` in redis_writes"
-        )
+MAX_WRITERS: Final = 1_000
+"""The most names of writers, those in the log included: any process on the channel can choose one."""
+MAX_TOKEN: Final = 2**53
+"""The highest token that is believed. No sequence comes this far, and appends after it still find tokens."""
 
 
 class BrokerPeer:
@@ -59,7 +51,8 @@ class BrokerPeer:
 
     `follower` receives the messages of other processes, except REPLICATE. `writes` are streams and writers
     published from the `publisher`'s log; others never are, so no received fact is published again. The
-    publisher's followers send and receive the commands for all processes through the channel.
+    publisher's followers send and receive the commands for all processes through the channel. No other
+    process may write the streams `exclusive`, or have the name `instance` (empty: none) in any stream.
 
     The broker's link calls the peer (its `member`) in the reactor's thread, and not after the link's `stop`.
     The follower and the reader use the peer as their connection. Set `broker` before the first callback.
@@ -77,17 +70,31 @@ class BrokerPeer:
         follower: Follower | None = None,
         publisher: Publisher | None = None,
         writes: Collection[tuple[str, str]] = (),
+        exclusive: Collection[str] = (),
+        instance: str = "",
         probe_seconds: float = PROBE_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
         self.is_subscriber_up = False
         self.is_publisher_up = False
-        self.name_conflict: NameConflict | None = None
+        self.name_conflict: str | None = None
+        """Which stream another process writes under a name of ours, and what to do."""
+        self.stream_conflict: str | None = None
+        """Which other process writes a stream of `exclusive`, and what to do.
+
+        Both are None once there was no conflict of the kind for `CONFLICT_SECONDS`.
+        """
         self.writers: set[str] = set()
         self._clock = clock
         self._follower = follower
         self._publisher = publisher
         self._writes = frozenset(writes)
+        self._exclusive = frozenset(exclusive)
+        self._instance = instance
+        self._names: set[str] = set()
+        """Names of writers in the log and on the channel."""
+        if publisher is not None:
+            self._names.update(*publisher.log.positions_by_stream().values())
         self._probe_seconds = probe_seconds
         self._rng = rng or random.Random()
         self._has_probed = False
@@ -102,6 +109,7 @@ class BrokerPeer:
         self._last_error = ""
         self._probe_timer = Timer(clock, self._probe_finished)
         self._conflict_timer = Timer(clock, self._probe_again)
+        self._stream_conflict_timer = Timer(clock, self._end_stream_conflict)
         self._unanswered: set[tuple[str, str]] = set()
         """The streams and writers that have not announced a position since we joined."""
         self._query_timer = Timer(clock, self._query)
@@ -195,9 +203,10 @@ class BrokerPeer:
     def stop(self) -> None:
         """Leave the channel and stop all timers."""
         self._stop_publishing()
-        self._leave("stopped here")
+        self._leave("closed by this process")
         self._probe_timer.stop()
         self._conflict_timer.stop()
+        self._stream_conflict_timer.stop()
 
     # -- the follower's and the reader's connection --------------------------------------------------------
 
@@ -333,15 +342,18 @@ class BrokerPeer:
     def _accepts(self, command: Rdata | RdataRun | Position) -> bool:
         """Whether this message is from another process, and its writer's name can be stored."""
         writer = command.instance
-        if (command.stream, writer) in self._writes:
+        if (command.stream, writer) in self._writes or writer == self._instance != "":
             if self._is_conflict(command):
-                self._on_name_conflict(NameConflict(stream=command.stream, writer=writer))
+                self._on_name_conflict(command.stream, writer)
             return False
-        if writer in self.writers:
-            return True
-        if len(writer) > MAX_NAME or not writer.isprintable():
+        if len(writer) > MAX_NAME or not writer.isprintable() or _highest_token(command) > MAX_TOKEN:
             return False
-        if len(self.writers) >= MAX_WRITERS:
+        if command.stream in self._exclusive:
+            # A process that wrote nothing announces token 0 or, as Synapse's do, 1.
+            if _highest_token(command) > 1:
+                self._on_stream_conflict(command.stream, writer)
+            return False
+        if writer not in self._names and len(self._names) >= MAX_WRITERS:
             if not self._is_full:
                 self._is_full = True
                 self._logger.error(
@@ -349,6 +361,7 @@ class BrokerPeer:
                     count=MAX_WRITERS,
                 )
             return False
+        self._names.add(writer)
         self.writers.add(writer)
         return True
 
@@ -364,16 +377,40 @@ class BrokerPeer:
         tokens = command.tokens if isinstance(command, RdataRun) else [command.token]
         return any(token is not None and token > published for token in tokens)
 
-    def _on_name_conflict(self, name_conflict: NameConflict) -> None:
+    def _on_name_conflict(self, stream: str, writer: str) -> None:
         """Stop publishing: with two processes under one name, others would drop facts of both."""
+        self._count_conflict()
+        conflict = (
+            f"another process on the channel writes {stream} as {writer}: give this process another"
+            " --instance-name, or another `writer` in redis_writes"
+        )
         if self.name_conflict is None:
-            self._logger.critical("{conflict}; publishing on Redis is stopped", conflict=name_conflict)
-        self.name_conflict = name_conflict
+            self._logger.critical("{conflict}; publishing on Redis is stopped", conflict=conflict)
+        self.name_conflict = conflict
         self._has_probed = False
         self._stop_publishing()
         # Delays are random, since the other process may be doing the same.
         self._probe_timer.stop()
         self._conflict_timer.restart(CONFLICT_SECONDS * self._rng.uniform(1.0, 1.1))
+
+    def _on_stream_conflict(self, stream: str, writer: str) -> None:
+        self._count_conflict()
+        conflict = (
+            f"another process on the channel writes {stream} as {writer}, and its facts are ignored: this"
+            f" process gives the ids of {stream}. Stop the other one, or take {stream} out of redis_writes,"
+            " or describe its table in table_streams"
+        )
+        if self.stream_conflict is None:
+            self._logger.critical("{conflict}", conflict=conflict)
+        self.stream_conflict = conflict
+        self._stream_conflict_timer.restart(CONFLICT_SECONDS)
+
+    def _end_stream_conflict(self) -> None:
+        self.stream_conflict = None
+
+    def _count_conflict(self) -> None:
+        if self._publisher is not None:
+            self._publisher.metrics.channel_conflicts.inc()
 
     def _probe_again(self) -> None:
         """Probe whether the other process is gone or only silent."""
@@ -382,6 +419,11 @@ class BrokerPeer:
             self._probe_timer.restart(self._probe_seconds)
         else:
             self._conflict_timer.restart(CONFLICT_SECONDS)
+
+
+def _highest_token(command: Rdata | RdataRun | Position) -> int:
+    tokens = command.tokens if isinstance(command, RdataRun) else [command.token]
+    return max((token for token in tokens if token is not None), default=0)
 
 
 EXPIRY_SECONDS: Final = 600.0

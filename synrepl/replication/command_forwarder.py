@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 from twisted.logger import Logger
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.ports.access import LOCAL, Access, Right
+from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.ports.rights import command_refusals
 from synrepl.ports.time import Timer
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import FORWARDED, FederationAck, InvalidateCache, Ping, RemoteServerUp
+from synrepl.wire.commands import FORWARDED, FederationAck, Ping, RemoteServerUp
 from synrepl.wire.dialect import LEGACY, NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.text import is_name
@@ -191,11 +192,15 @@ class CommandForwarder:
 
 
 class CommandOrigin:
-    """A replica that forwards commands. `number` is that of the last command received from it."""
+    """A replica that forwards commands, with the key named `owner`.
 
-    __slots__ = ("last_active_at", "name", "number", "since")
+    `number` is that of the last command received from it.
+    """
 
-    def __init__(self, name: str, since: int) -> None:
+    __slots__ = ("last_active_at", "name", "number", "owner", "since")
+
+    def __init__(self, owner: str, name: str, since: int) -> None:
+        self.owner = owner
         self.name = name
         self.since = since
         self.number = since - 1
@@ -211,8 +216,10 @@ class CommandReceiver:
         self._publisher = publisher
         self._clock = clock
         self._limited = LimitedLogger(self._logger, clock)
-        self._origins: OrderedDict[str, CommandOrigin] = OrderedDict()
-        """In order of last activity, the longest silent first."""
+        self._origins: OrderedDict[tuple[str, str], CommandOrigin] = OrderedDict()
+        """By the name of the peer's key and the origin's own, in order of last activity, the longest silent
+        first. Else a peer could use up the numbers of another one's origin.
+        """
         self._timer = Timer(clock, self._expire)
 
     def receive(
@@ -226,11 +233,12 @@ class CommandReceiver:
         """
         if not is_name(origin):
             raise RemoteProtocolError("the origin of forwarded commands must be one printable word")
-        known = self._origins.get(origin)
+        key = (access.name, origin)
+        known = self._origins.get(key)
         for number, line in commands:
             if known is None:
                 # A reminder repeats the number of a command that was sent to another upstream.
-                known = self._add_origin(origin, number + 1 if line == PING else number)
+                known = self._add_origin(key, number + 1 if line == PING else number)
             if number > known.number:
                 known.number = number
                 self._receive(known, line, source, access)
@@ -239,7 +247,7 @@ class CommandReceiver:
         if known is None:
             return 0, 1
         known.last_active_at = self._clock.seconds()
-        self._origins.move_to_end(origin)
+        self._origins.move_to_end(key)
         self._publisher.follower_commands.syncing.mark_active(known)
         return known.number, known.since
 
@@ -248,15 +256,15 @@ class CommandReceiver:
         self._limited.stop()
         self._timer.stop()
 
-    def _add_origin(self, name: str, since: int) -> CommandOrigin:
+    def _add_origin(self, key: tuple[str, str], since: int) -> CommandOrigin:
         if len(self._origins) >= MAX_ORIGINS:
             self._remove_origin(next(iter(self._origins.values())))
-        origin = self._origins[name] = CommandOrigin(name, since)
+        origin = self._origins[key] = CommandOrigin(*key, since)
         self._timer.start(EXPIRY_SECONDS / 10)
         return origin
 
     def _remove_origin(self, origin: CommandOrigin) -> None:
-        del self._origins[origin.name]
+        del self._origins[origin.owner, origin.name]
         self._publisher.follower_commands.connection_lost(origin)
 
     def _expire(self) -> None:
@@ -281,9 +289,7 @@ class CommandReceiver:
             name = command.NAME
             if isinstance(command, Ping):
                 return
-            if isinstance(command, InvalidateCache) and (
-                why := access.lacks(Right.WRITE) or access.hides(["caches"])
-            ):
+            if why := command_refusals(access).get(type(command)):
                 raise RemoteProtocolError(why)
             publisher.metrics.count_commands([command])
             if isinstance(command, RemoteServerUp):

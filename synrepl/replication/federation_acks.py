@@ -92,6 +92,16 @@ class FederationAcks:
             self._heap = [(ack.token, ack.name) for ack in self._acks.values()]
             heapify(self._heap)
 
+    def token_of(self, name: str) -> int:
+        """The last ack of this sender; 0 without one."""
+        ack = self._acks.get(name)
+        return 0 if ack is None else ack.token
+
+    def restart(self) -> None:
+        """Drop all acks: the stream has restarted, and its tokens mean other facts."""
+        for name in list(self._acks):
+            self._drop(name)
+
     def lowest(self) -> int | None:
         """The token up to which every sender has the stream; None without senders."""
         self._expire()

@@ -95,10 +95,11 @@ class Feed:
 
     Facts that pass `filter` are selected, up to the serial `upto` and at most `limit` facts (None: no limit).
     Without a `ring` every fact is read from the log. With `epochs` the starts of epochs are handed out, with
-    `receipts` the receipts of appends. `compacted`: the reader accepts a trimmed log, in which facts that
-    were replaced are missing. Unless `whole_groups`, a group larger than one write is read from the log by
-    pages. A feed that `is_live` from the start gets only new ephemeral facts. `tokens` are the last
-    tokens of ephemeral streams that its reader has (None: the ring's), for `EphemeralMode.MISSED`.
+    `receipts` the receipts of appends; both name only the streams `seen` (None: all). `compacted`: the reader
+    accepts a trimmed log, in which facts that were replaced are missing. Unless `whole_groups`, a group
+    larger than one write is read from the log by pages. A feed that `is_live` from the start gets only new
+    ephemeral facts. `tokens` are the last tokens of ephemeral streams that its reader has (None: the
+    ring's), for `EphemeralMode.MISSED`.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Feed:
         limit: int | None = None,
         epochs: bool = False,
         receipts: bool = False,
+        seen: frozenset[str] | None = None,
         ephemeral: EphemeralMode = EphemeralMode.NONE,
         tokens: Mapping[str, int] | None = None,
         compacted: bool = False,
@@ -123,6 +125,7 @@ class Feed:
         earlier = [start.epoch for start in log.epoch_starts if start.serial < after]
         self.epoch = max([BEGINNING.epoch if epoch is None else epoch, *earlier])
         self.filter = filter
+        self.seen = seen
         self.upto = upto
         self.left = limit
         self.is_live = is_live
@@ -189,7 +192,7 @@ class Feed:
             self.epoch = start.epoch
             self._digest = start.serial, start.digest
             if self._epochs:
-                return start
+                return start.seen_by(self.seen)
         if serial >= upto or self.left == 0:
             return Stop.DONE
         self._bound = upto
@@ -320,6 +323,6 @@ class LogPage(msgspec.Struct, frozen=True):
 async def read_page(log: "Log", feed: Feed, step: PageStep) -> LogPage | None:
     """Read this page and advance the feed. None if the log was trimmed or replaced meanwhile."""
     facts, upto = await log.read(after=step.after, upto=step.upto, limit=step.limit, filter=step.filter)
-    receipts = await log.receipts_between(step.after, upto) if step.receipts else ()
+    receipts = await log.receipts_between(step.after, upto, feed.seen) if step.receipts else ()
     digest = facts[-1].digest if facts and facts[-1].serial == upto else None
     return LogPage(facts, receipts) if feed.advance(upto, len(facts), digest) else None

@@ -68,6 +68,7 @@ class FollowerCommands:
         self._limited = LimitedLogger(self._logger, self.clock)
         self.acks = FederationAcks(self.clock)
         self._trimmed_upto: int | None = None
+        self._federation_life = 0
         self.process_listeners: list[Callable[[Command], None]] = []
         """Functions called with each command for all processes, in the newest release's form. USER_SYNC of a
         release without instance ids is given one, which ends with the connection.
@@ -114,8 +115,8 @@ class FollowerCommands:
             self._send_to_processes(commands.ClearUserSync(instance_id=instance_id))
             self.forward(commands.ClearUserSync(instance_id=instance_id))
 
-    def received(self, connection: object, command: Command) -> None:
-        """Handle a follower's command.
+    def received(self, connection: object, command: Command, name: str = "") -> None:
+        """Handle a command of the follower `name`.
 
         Raises RemoteProtocolError if it is not valid or exceeds what one connection may claim.
         """
@@ -130,9 +131,12 @@ class FollowerCommands:
             case commands.InvalidateCache():
                 self._invalidate(command)
             case commands.FederationAck():
-                self._acknowledge(connection, command)
+                if not self._acknowledge(connection, command):
+                    return
             case commands.Error():
-                self._limited.warn("a follower sent ERROR: {text}", text=command.text)
+                self._limited.warn(
+                    "{who} sent ERROR: {text}", who=name or "a follower without a name", text=command.text
+                )
             case (
                 commands.Name()
                 | commands.Ping()
@@ -216,13 +220,32 @@ class FollowerCommands:
                 return  # the upstream appends it
             self._limited.warn("cannot store a follower's INVALIDATE_CACHE, dropped: {why}", why=str(error))
 
-    def _acknowledge(self, connection: object, command: commands.FederationAck) -> None:
-        """Trim the federation stream up to the lowest of the senders' last acks."""
+    def _acknowledge(self, connection: object, command: commands.FederationAck) -> bool:
+        """Trim the federation stream up to the lowest of the senders' last acks.
+
+        Returns False, and counts the command as dropped, if it acknowledges what the stream does not have
+        (as a sender may after a restart of this daemon), or less than the sender's last ack.
+        """
+        life = self.log.stream_life("federation")
+        if life != self._federation_life:
+            self._federation_life, self._trimmed_upto = life, None
+            self.acks.restart()
+        head = self.log.linear_position("federation")
+        if head == 0:
+            # Nothing of the stream is here: the homeserver judges the ack.
+            return True
+        known = self.acks.token_of(command.instance)
+        if not known <= command.token <= head:
+            why = f"acknowledges {command.token}; valid are {known} (its last ack) to {head} (the last token)"
+            self._limited.warn("ignored a FEDERATION_ACK of {name}: {why}", name=command.instance, why=why)
+            self.dropped(command.NAME)
+            return False
         self.acks.acknowledge(connection, command.instance, command.token)
         lowest = self.acks.lowest()
-        if lowest is not None and lowest != self._trimmed_upto and "federation" in self.table:
+        if lowest is not None and lowest != self._trimmed_upto:
             self._trimmed_upto = lowest
             self.log.forget("federation", lowest)
+        return True
 
 
 MAX_COMMANDS: Final = 10_000
@@ -279,10 +302,15 @@ class CommandFeed:
             if not waiter.called:
                 waiter.callback(None)
 
-    def after(self, number: int, limit: int) -> list[FeedEntry]:
-        """The first commands after this number, at most `limit`."""
+    def after(
+        self, number: int, limit: int, is_told: Callable[[type[Command]], bool] = lambda command: True
+    ) -> list[FeedEntry]:
+        """The first commands after this number, at most `limit`, of the types that `is_told` accepts."""
         start = max(0, number - self.trimmed_upto)
-        return list(islice(self._entries, start, start + limit))
+        if start >= len(self._entries):
+            return []
+        told = {made.NAME for made in commands.FORWARDED if is_told(made)}
+        return list(islice((one for one in islice(self._entries, start, None) if one.command in told), limit))
 
     def acknowledge(self, number: int) -> None:
         """Remove every command up to this number: the reader has handled them."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -19,18 +19,46 @@ def held(notes: Mapping[str, str]) -> Filter:
     return ALL if noted is None else msgspec.json.decode(noted, type=Filter)
 
 
+class ReadRefusal(NamedTuple):
+    """Why a reader is not served: a code for programs, empty if no other daemon can help, and a message."""
+
+    code: str
+    message: str
+
+
 @dataclass(eq=False, repr=False)
 class Holdings:
     """The streams and writers that this daemon can serve. Every transport checks it before serving a reader.
 
-    `notes` returns the log's notes. `joining` says whether this daemon has no complete copy yet. `primary`
-    returns the primary's address, as far as it is known.
+    `notes` returns the log's notes. `joining` says whether this daemon has no complete copy yet, `retired`
+    why its copy must not be read any more (None: it may be). `primary` returns the primary's address, as far
+    as it is known.
     """
 
     notes: Callable[[], Mapping[str, str]] = dict
     _: KW_ONLY
     joining: Callable[[], bool] = lambda: False
+    retired: Callable[[], ReadRefusal | None] = lambda: None
     primary: Callable[[], Address] = Address
+
+    def __post_init__(self) -> None:
+        self.watchers: list[Callable[[ReadRefusal], object]] = []
+        """Functions that are called when readers that were served must leave."""
+        self._is_stopping = False
+        self._told = ""
+
+    def stop(self) -> None:
+        """Let all readers leave: the daemon is stopping."""
+        self._is_stopping = True
+        self.changed()
+
+    def changed(self) -> None:
+        """The role or the state of the daemon may have changed: let readers leave if they must."""
+        refusal = self.unreadable()
+        told, self._told = self._told, "" if refusal is None else refusal.code
+        if refusal is not None and refusal.code not in (told, "not_ready"):
+            for watcher in self.watchers:
+                watcher(refusal)
 
     @property
     def filter(self) -> Filter:
@@ -43,11 +71,14 @@ class Holdings:
         where = self.primary()
         return str(where) if where else ""
 
-    def unreadable(self) -> str:
-        """Why no reader is served, with the address to use instead if known; empty if readers are served."""
+    def unreadable(self) -> ReadRefusal | None:
+        """Why no reader is served, with the address to use instead if known; None if readers are served."""
+        if self._is_stopping:
+            return ReadRefusal("stopping", "server shutting down")
         if not self.joining():
-            return ""
-        return f"this replica has no whole copy yet (joining): {self._ask_instead() or 'try again later'}"
+            return self.retired()
+        why = f"this replica has no whole copy yet (joining): {self._ask_instead() or 'try again later'}"
+        return ReadRefusal("not_ready", why)
 
     def lacks(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> str:
         """The first of these streams and writers that is not held, as a message; empty if all are held.
@@ -77,7 +108,7 @@ class Holdings:
         return f"this copy holds only {what}{by}{_listed(has.writers or ())}"
 
     def _ask_instead(self) -> str:
-        where = ", ".join(part for part in self.primary_address.split() if part != "-")
+        where = self.primary().words
         return f"ask {where}" if where else ""
 
 

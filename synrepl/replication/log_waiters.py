@@ -110,6 +110,11 @@ class LogWaiters:
             for waiter in list(self._listeners):
                 self._wake(waiter, None)
 
+    def wake_readers(self) -> None:
+        """Wake all readers, although the log has not moved."""
+        for waiter in list(self._listeners):
+            self._wake(waiter, None)
+
     def committed(self, group: RingGroup) -> None:
         """Wake the waiters for this group."""
         if not self._waiters and not self._listeners:

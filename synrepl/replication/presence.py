@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.time import Timer
 from synrepl.wire.commands import ClearUserSync, UserSync
 
@@ -21,6 +23,12 @@ behind it, and the largest deployments have some hundreds.
 
 MAX_USERS: Final = 200_000
 """Users (with devices) that one connection may hold: twice as many as a large sync worker has."""
+
+MAX_ALL_INSTANCES: Final = 20_000
+MAX_ALL_USERS: Final = 1_000_000
+"""The same for all connections together: some 200 MiB. Beyond either limit the longest waiting instance
+without a connection is dropped, and else the connection that holds the most: others are not affected.
+"""
 
 MAX_DETACHED_USERS: Final = 500_000
 """Users of all instances that wait for their connection to come back. Beyond this the longest waiting
@@ -73,6 +81,8 @@ class SyncingUsers:
     USER_SYNC does not depend on the number of users, workers or connections.
     """
 
+    _logger = Logger()
+
     def __init__(self, clock: IClock) -> None:
         self._clock = clock
         self._workers: dict[str, _Worker] = {}
@@ -82,9 +92,12 @@ class SyncingUsers:
         self._detached: dict[str, _Worker] = {}
         """Workers whose connection is closed, in the order in which they lost it."""
         self._detached_users = 0
+        self._user_count = 0
+        """Users of all workers."""
         self.watchers: list[Callable[[SyncingUser], None]] = []
         """Functions that are called for each user that starts or stops."""
         self._timer = Timer(clock, self._expire)
+        self._limited = LimitedLogger(self._logger, clock)
 
     def users(self) -> set[str]:
         """The ids of all users that are syncing now."""
@@ -104,8 +117,9 @@ class SyncingUsers:
         """Handle USER_SYNC from this connection; None is the shared channel, on which all processes speak.
 
         Raises RemoteProtocolError, and drops all users of the connection, if it names too many instances or
-        users, or too long a name. The channel has no such limits: every process of the deployment speaks
-        there and has authenticated to the broker.
+        users, or too long a name, or holds the most of them when all connections together hold too many. The
+        channel has no such limits: every process of the deployment speaks there and has authenticated to the
+        broker.
         """
         name = command.instance_id or f"connection {id(connection)}"
         user = (command.user_id, command.device_id)
@@ -117,9 +131,7 @@ class SyncingUsers:
         if owner is None:
             owner = self._connections[connection] = _Connection(now)
         if connection is not None and (why := _limit_exceeded(owner, worker, command)):
-            del self._connections[connection]
-            for each in list(owner.workers):
-                self._drop(each)
+            self._drop_connection(connection)
             raise RemoteProtocolError(why)
         if worker is None:
             worker = self._workers[name] = _Worker(name, owner)
@@ -136,6 +148,31 @@ class SyncingUsers:
         else:
             self._stop_user(worker, owner, user, command.last_sync_ms)
         self._arm()
+        self._make_room(connection)
+
+    def _make_room(self, connection: object) -> None:
+        """Drop what is beyond the limits of all connections together.
+
+        Raises RemoteProtocolError if it is what this connection holds.
+        """
+        while (is_named := len(self._workers) > MAX_ALL_INSTANCES) or self._user_count > MAX_ALL_USERS:
+            if self._detached:
+                self._drop(next(iter(self._detached)))
+                continue
+            held = {each: owner for each, owner in self._connections.items() if each is not None}
+            if not held:
+                return
+            most = max(held, key=lambda each: len(held[each].workers) if is_named else held[each].user_count)
+            self._drop_connection(most)
+            what = f"{MAX_ALL_INSTANCES} instances" if is_named else f"{MAX_ALL_USERS} users"
+            why = f"all connections together name more than {what} in USER_SYNC"
+            if most is connection:
+                raise RemoteProtocolError(f"{why}, and this one the most")
+            self._limited.warn("{why}: dropped the users of the one that names the most", why=why)
+
+    def _drop_connection(self, connection: object) -> None:
+        for name in list(self._connections.pop(connection).workers):
+            self._drop(name)
 
     def clear(self, command: ClearUserSync, connection: object = None) -> bool:
         """Handle CLEAR_USER_SYNC: all users of this worker have stopped.
@@ -196,7 +233,8 @@ class SyncingUsers:
             self._drop(next(iter(self._detached)))
 
     def stop(self) -> None:
-        """Stop the expiry timer."""
+        """Stop all timers."""
+        self._limited.stop()
         self._timer.stop()
 
     def _start_user(self, worker: _Worker, owner: _Connection, user: _User, last_sync_ms: int) -> None:
@@ -204,6 +242,7 @@ class SyncingUsers:
         worker.users[user] = last_sync_ms
         if is_new:
             owner.user_count += 1
+            self._user_count += 1
             count = self._counts[user] = self._counts.get(user, 0) + 1
             if count == 1:
                 self._notify(user, last_sync_ms, is_syncing=True)
@@ -212,6 +251,7 @@ class SyncingUsers:
         if worker.users.pop(user, None) is None:
             return
         owner.user_count -= 1
+        self._user_count -= 1
         if not worker.users:
             del self._workers[worker.name]
             del owner.workers[worker.name]
@@ -237,10 +277,13 @@ class SyncingUsers:
         if worker is None:
             return
         self._detach(worker)
+        self._user_count -= len(worker.users)
         for user, last_sync_ms in worker.users.items():
             self._release(user, last_sync_ms)
 
     def _notify(self, user: _User, last_sync_ms: int, *, is_syncing: bool) -> None:
+        if not self.watchers:
+            return
         change = SyncingUser(
             user_id=user[0], device_id=user[1], is_syncing=is_syncing, last_sync_ms=last_sync_ms
         )

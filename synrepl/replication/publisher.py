@@ -2,22 +2,27 @@
 
 import bisect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.errors import RemoteProtocolError
-from synrepl.ports.access import LOCAL, Access, Right
+from synrepl.errors import RemoteProtocolError, StorageError
+from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.history import Appended
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.rights import command_refusals, is_told
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
+from synrepl.replication.broadcasts import Broadcasts
 from synrepl.replication.command_forwarder import CommandReceiver
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
+from synrepl.replication.epoch_comparisons import EpochComparisons
 from synrepl.replication.follower_commands import FollowerCommands
+from synrepl.replication.forks import epoch_mark, is_behind
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.reader import Reader
@@ -28,8 +33,9 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import Error, InvalidateCache, Name, RemoteServerUp, Replicate
+from synrepl.wire.commands import EpochNotice, Error, Name, RemoteServerUp, Replicate, Rewind
 from synrepl.wire.dialect import NEWEST, Dialect
+from synrepl.wire.extension import EpochMark, FollowerName
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -37,8 +43,6 @@ from synrepl.wire.text import MAX_NAME
 
 if TYPE_CHECKING:
     from synrepl.storage.log import Log
-
-CACHES: Final = "caches"
 
 MAX_NAMED: Final = 200
 """The most stream names remembered of a follower. A REPLICATE that would exceed this adds none."""
@@ -61,10 +65,14 @@ class FollowerSession:
     The session answers a repeated REPLICATE for the same stream once per reactor turn, and only while the
     transport has room: an answer can be ten thousand times longer than the request. While a request waits for
     room, the session stops reading the connection.
+
+    A follower of synrepl (`wire.extension`) is sent the epoch of the log, and before its first POSITION where
+    its log and this one diverged. `is_synrepl`: the follower has the mark.
     """
 
     def __init__(self, publisher: "Publisher", connection: Connection, access: Access) -> None:
         self.access = access
+        self._refusals: Mapping[type, str] = command_refusals(access)
         self.name = ""
         self.dialect: Dialect | None = None
         self.connected_at = publisher.clock.seconds()
@@ -79,6 +87,10 @@ class FollowerSession:
         self._next_turn_timer = Timer(publisher.clock, self._next_turn)
         self._has_stopped_reading = False
         self._named: set[str] = set()
+        self.is_synrepl = False
+        self._is_comparing = False
+        """Whether the epochs of the follower and of the log are being compared: POSITIONs wait."""
+        self._comparison: Deferred[None] | None = None
 
     def dialect_known(self, dialect: Dialect) -> None:
         """Start serving: the dialect decides what the follower can be sent."""
@@ -95,28 +107,77 @@ class FollowerSession:
         follower_commands = self._publisher.follower_commands
         follower_commands.syncing.mark_active(self._connection)
         for command in commands:
+            if why := self._refusals.get(type(command)):
+                raise RemoteProtocolError(why)
             match command:
                 case Name():
-                    self.name = command.name
+                    self._introduce(FollowerName.parse(command.name))
                     follower_commands.received(self._connection, command)
                 case Replicate():
                     self._name(command)
-                    if self._paused or command.stream in self._answered_streams:
+                    if self._paused or self._is_comparing or command.stream in self._answered_streams:
                         self._pending[command.stream] = command
                     else:
                         self._answer(command)
                 case RemoteServerUp():
                     self._publisher.broadcast(command, but=self)
                     follower_commands.received(self._connection, command)
-                case InvalidateCache():
-                    if why := self.access.lacks(Right.WRITE) or self.access.hides([CACHES]):
-                        raise RemoteProtocolError(why)
-                    follower_commands.received(self._connection, command)
                 case RdataRun():
                     raise AssertionError("a follower cannot send RDATA")
                 case _:
-                    follower_commands.received(self._connection, command)
+                    follower_commands.received(self._connection, command, self.name)
         self._update_reading()
+
+    def _introduce(self, given: FollowerName) -> None:
+        """Note the name. Compare the epoch of a follower of synrepl with that of the log."""
+        self.name = given.name
+        if self.is_synrepl or not given.is_synrepl:
+            return
+        self.is_synrepl = True
+        log = self._publisher.log
+        if given.epoch is None or not is_behind(log, given.epoch):
+            self.send_epoch()
+            return
+        self._is_comparing = True
+        self._comparison = self._publisher.tasks.start(self._send_rewinds(given.epoch), "comparing epochs")
+        self._comparison.addBoth(lambda _: self._compared())
+
+    async def _send_rewinds(self, theirs: EpochMark) -> None:
+        try:
+            found = await self._publisher.comparisons.fork_tokens(theirs)
+        except StorageError as error:
+            self._connection.fail(f"cannot compare your epoch with this log: {error}")
+            return
+        self._rewind(found)
+
+    def _rewind(self, found: Iterable[tuple[str, str, int]]) -> None:
+        """Send the tokens up to which the follower may have the facts of this log, and the epoch."""
+        held = self._publisher.holdings.filter
+        for stream, writer, token in found:
+            if held.passes(stream, writer) and self.access.sees(stream):
+                self._connection.send(Rewind(stream=stream, instance=writer, token=token))
+        self.send_epoch()
+
+    def epoch_started(self, positions: Sequence[tuple[str, str, int]] | None) -> None:
+        """An epoch has begun, with these positions: a follower may have come with facts beyond them.
+
+        If they are unknown (None), it must connect again.
+        """
+        if not self.is_synrepl:
+            return
+        if positions is None or self._is_comparing:
+            self._connection.fail("a new epoch has begun: connect again")
+        else:
+            self._rewind(positions)
+
+    def _compared(self) -> None:
+        self._is_comparing = False
+        self._answer_waiting()
+
+    def send_epoch(self) -> None:
+        """Tell a follower of synrepl the epoch of the log."""
+        if self.is_synrepl:
+            self._connection.send(EpochNotice(mark=str(epoch_mark(self._publisher.log))))
 
     def _name(self, command: Replicate) -> None:
         """Note the streams that a request names, and serve those that are sent on request."""
@@ -152,7 +213,7 @@ class FollowerSession:
         self._answer_waiting()
 
     def _answer_waiting(self) -> None:
-        while self._pending and not self._paused:
+        while self._pending and not self._paused and not self._is_comparing:
             stream = next(iter(self._pending))
             if stream in self._answered_streams:
                 break  # the next turn will come
@@ -188,6 +249,8 @@ class FollowerSession:
         self._publisher.detach(self)
         self._publisher.follower_commands.connection_lost(self._connection)
         self._pending.clear()
+        if self._comparison is not None:
+            self._comparison.cancel()
         self._next_turn_timer.stop()
         if self.reader is not None:
             self.reader.stop()
@@ -245,18 +308,24 @@ class Publisher:
             unread=lambda name: metrics.commands_unread.labels(name).inc(),
         )
         self.command_receiver = CommandReceiver(self, clock)
-        self.broadcast_watchers: list[Callable[[Command, object], None]] = []
-        """Functions that `broadcast` calls with each command and where it came from (`but`)."""
+        self.broadcast_watchers: list[Callable[[Command, object], Iterable[None]]] = []
+        """Functions that are called with each command of `broadcast` and where it came from (`but`).
+
+        They send one message in each step.
+        """
+        self._broadcasts = Broadcasts(clock)
         self.followers: list[FollowerSession] = []
         self.broker_readers: list[Reader] = []
         self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
         self.tasks = Tasks(self._logger)
+        self.comparisons = EpochComparisons(log, self.tasks)
         self._head_samples: list[tuple[int, float]] = [(log.serial, clock.seconds())]
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer = Timer(clock, self._pump)
         self._sample_timer = Timer(clock, self._sample_head)
         self._sample_timer.start(HEAD_SAMPLE_SECONDS)
         log.subscribe(self._committed)
+        log.on_epoch_started(self._on_epoch_started)
 
     # -- followers -----------------------------------------------------------------------------------------
 
@@ -270,6 +339,24 @@ class Publisher:
         """Remove a follower whose connection was lost."""
         if follower in self.followers:
             self.followers.remove(follower)
+
+    def _on_epoch_started(self) -> None:
+        """Tell the followers, unless the epoch began with lost facts: then they are disconnected."""
+        log = self.log
+        self.comparisons.forget()
+        start = log.epoch_starts[-1]
+        if start.stream:
+            return
+        positions = None
+        if log.serial == start.serial:
+            positions = [
+                (stream, writer, token)
+                for stream, writers in log.positions_by_stream().items()
+                if stream not in log.ephemeral.names
+                for writer, token in writers.items()
+            ]
+        for follower in list(self.followers):
+            follower.epoch_started(positions)
 
     def encoder_for(
         self, dialect: Dialect, streams: frozenset[str] | None, named: frozenset[str] = frozenset()
@@ -332,16 +419,25 @@ class Publisher:
     def broadcast(self, command: Command, *, but: object = None) -> None:
         """Send a command to all followers whose release knows it, and to replicas for their followers.
 
+        A peer that may not see the stream which the command concerns is skipped. A command is dropped, and
+        counted, if too many of the same peer wait.
+
         `but` is the `FollowerSession` or the relay that the command came from: it is skipped.
         """
+        if not self._broadcasts.add(self._messages(command, but), sender=but):
+            self.metrics.commands_dropped.labels(command.NAME).inc()
+
+    def _messages(self, command: Command, but: object) -> Iterator[None]:
+        """Send a command to all, one message in each step."""
         for watcher in self.broadcast_watchers:
-            watcher(command, but)
+            yield from watcher(command, but)
         for follower in list(self.followers):
             dialect = follower.dialect
             if follower is but or follower.reader is None or dialect is None:
                 continue
-            if dialect.release in command.SPAN:
+            if dialect.release in command.SPAN and is_told(follower.access.streams, type(command)):
                 follower.reader.send_command(command)
+                yield
 
     # -- facts ---------------------------------------------------------------------------------------------
 
@@ -373,6 +469,7 @@ class Publisher:
         The caller closes all followers, since their facts may be invalid.
         """
         self._encoders.clear()
+        self.comparisons.forget()
         self.ring = self._make_ring()
         self._head_samples = [(self.log.serial, self.clock.seconds())]
 
@@ -385,12 +482,13 @@ class Publisher:
     def _committed(self, facts: Sequence[Fact]) -> None:
         group = self.ring.add(facts, upto=None if self.holdings.filter.is_open else self.log.serial)
         for name, rows in _rows_by_stream(facts).items():
-            self.metrics.rows.labels(name, "in").inc(rows)
+            self.metrics.rows.labels(name).inc(rows)
         self.metrics.facts_appended.inc(len(facts))
         self.waiters.committed(group)
         if self._pump_timer.is_active:
             return
-        wait = self._pumped_at + PUMP_SECONDS - self.clock.seconds()
+        # At most: the clock may have been set back since.
+        wait = min(PUMP_SECONDS, self._pumped_at + PUMP_SECONDS - self.clock.seconds())
         if wait <= 0:
             self._pump()
         else:
@@ -438,6 +536,7 @@ class Publisher:
         """Stop all timers and tasks. Connections are closed by the services that opened them."""
         self._sample_timer.stop()
         self._pump_timer.stop()
+        self._broadcasts.stop()
         self.tasks.cancel_all()
         self.command_receiver.stop()
         self.follower_commands.stop()

@@ -9,7 +9,7 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock, KeysOf
 from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import sleep
+from synrepl.ports.time import ExpiryClock, sleep
 from synrepl.replication.settings import RetentionSettings
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
@@ -24,7 +24,7 @@ PAUSE_SECONDS: Final = 0.02
 
 @dataclass(eq=False, repr=False)
 class Retention:
-    """Trims facts that are older than `retain_seconds` and not held by a lease.
+    """Trims facts that are older than `retain_seconds`, by `expiry`, and not held by a lease.
 
     In streams with keys, the last old fact of each key stays (`SQLEngine.trim`). `lowest` returns the serial
     after which a reader still needs all facts; None without readers.
@@ -37,6 +37,7 @@ class Retention:
     _: KW_ONLY
     keys: KeysOf
     lowest: Callable[[], int | None]
+    expiry: ExpiryClock
 
     def __post_init__(self) -> None:
         self._check_seconds = min(CHECK_SECONDS, self.settings.retain_seconds)
@@ -51,6 +52,7 @@ class Retention:
         self._tasks.cancel_all()
 
     async def _run(self) -> None:
+        await self._resume()
         while True:
             started_at, first = self.clock.seconds(), self.log.trimmed_upto.serial
             try:
@@ -68,6 +70,17 @@ class Retention:
                 )
             await sleep(self.clock, self._check_seconds)
 
+    async def _resume(self) -> None:
+        """Let the time go on from the last commit before the start."""
+        serial = self.log.serial
+        try:
+            facts, _ = await self.log.read(after=max(0, serial - 1), upto=serial, limit=1)
+        except ReplicationError as error:
+            self._logger.warn("cannot read the last fact: {why}", why=str(error))
+        else:
+            for fact in facts:
+                self.expiry.resume(fact.committed_at_ms / 1000)
+
     async def trim_some(self) -> bool:
         """Trim one slice. Returns False if there is nothing to trim. Raises `StorageError`."""
         log = self.log
@@ -77,7 +90,7 @@ class Retention:
         if upto <= trimmed_upto:
             return False
         facts, _ = await log.read(after=trimmed_upto, upto=upto, limit=SLICE_FACTS)
-        before_ms = (self.clock.seconds() - self.settings.retain_seconds) * 1000
+        before_ms = (self.expiry.seconds() - self.settings.retain_seconds) * 1000
         old = 0
         for fact in facts:
             if fact.committed_at_ms >= before_ms:

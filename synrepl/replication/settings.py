@@ -1,9 +1,11 @@
 """The settings of relays, of retention and of a replica's copy."""
 
 import dataclasses
+import socket
 
 from synrepl.ports.settings import NameSettings, duration, names, setting, size, switch, word
 from synrepl.wire.filter import Filter
+from synrepl.wire.text import is_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,8 +28,8 @@ class CopySettings(NameSettings):
     )
     replica_name: str | None = setting(
         None,
-        "The name under which a replica registers at its upstream. None: its instance name and the start of"
-        " its uuid.",
+        "The name under which a replica registers at its upstream. None: the name of its host and the start"
+        " of its uuid.",
         parse=word,
         example="paris",
     )
@@ -45,7 +47,11 @@ class CopySettings(NameSettings):
 
     def name_of(self, uuid: str) -> str:
         """Return the name of the replica with this uuid on its upstream's list of replicas."""
-        return self.replica_name or f"{self.instance_name}-{uuid[:8]}"
+        if self.replica_name is not None:
+            return self.replica_name
+        # Not the instance: that of most daemons is master, which reads as a role.
+        host = socket.gethostname().partition(".")[0]
+        return f"{host if is_name(host) else self.instance_name}-{uuid[:8]}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,14 @@
 """Status: this daemon's own report, problems first. It can be built even while errors persist."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from synrepl.html.humanize import counted
+from synrepl.ports.access import LOCAL, Access
+from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import WARN_AT
@@ -28,11 +32,40 @@ STATES: Final = {
 }
 """The values of `state`, the most severe first."""
 
+WHAT_TO_DO: Final = {
+    "failing": "read the error: mostly the disk is full, or the database cannot be reached; facts are"
+    " accepted again by themselves (manual: howto/operate)",
+    "stopped": "synrepl resync saves the facts that only this copy has to a file, and joins again"
+    " (manual: howto/replicas)",
+    "fenced": "run synrepl resync to become a replica of the other daemon; or, if the other daemon is not"
+    " primary after all, synrepl promote --force (manual: howto/replicas)",
+    "stale": "start the primary again, or the network to it; if it is lost for good, make this replica the"
+    " primary: synrepl promote --force (manual: howto/replicas)",
+    "behind": "read the errors; most end by themselves when the source is back (manual: howto/operate)",
+}
+"""What an operator should do in a state; nothing in the others. The manual is docs/ of the source."""
+
+LOST_REPLICA: Final = (
+    "start the lost replica again, or, if it is gone for good, end its lease, which retains facts for it:"
+    " synrepl leases drop NAME (manual: howto/replicas)"
+)
+ENDED_REPLICA: Final = (
+    "a replica whose lease has ended must join again when it is back: synrepl leases add NAME admits one that"
+    " was dropped (manual: howto/replicas)"
+)
+
+RATE_FACTS: Final = 1_000
+RATE_SECONDS: Final = 60.0
+"""The rate is that of the facts of the last minute, as far as the newest `RATE_FACTS` show it."""
+
 SHOWN: Final = 200
 """Replicas and leases listed, those in the worst state first; the rest are counted."""
 
 REPLICA_TROUBLES: Final = ("ended", "lost", "behind")
 """The states of replicas that need attention, the worst first. A ``never seen`` replica may still connect."""
+
+STATE_WORDS: Final = {"ended": "whose lease has ended"}
+"""How a sentence says a state of a replica, where the word alone is not clear."""
 
 BEHIND_SECONDS: Final = 1.0
 """A replica that is fewer seconds behind than this needs no attention."""
@@ -41,11 +74,15 @@ RECENT: Final = 20
 """The number of newest facts listed."""
 
 
-class StatusPart(Protocol):
-    """A part of the daemon that has a section in the status, such as the files."""
+class StatusSection(Protocol):
+    """A part of the daemon that has a section in the status, such as the watch of a homeserver."""
 
     def status(self) -> dict[str, Any]:
         """The section."""
+
+
+class StatusPart(StatusSection, Protocol):
+    """A part whose problems are the daemon's own, such as the files."""
 
     def problems(self) -> list[tuple[str, float]]:
         """Problems, each with its start in Unix seconds."""
@@ -85,20 +122,24 @@ def build_status(
     ingest: StatusSource | None,
     replication: StatusSource | None,
     files: StatusPart | None = None,
+    watch: StatusSection | None = None,
     clock: IClock,
     instance: str,
     server_name: str,
     started_at: float,
     version: str,
+    access: Access = LOCAL,
 ) -> dict[str, Any]:
     """The status as a JSON object. Times are in Unix seconds, durations in seconds.
 
     A lag is the worst of this daemon's own lag, behind its sources or its upstream, and its followers' lags.
+    A peer whose key is limited to some streams (`access`) is told nothing that names other streams or other
+    readers: neither sources nor followers, and only its own leases.
     """
     now = clock.seconds()
     is_healthy, why = log.healthy
     errors = [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
-    replicated = dict(NO_REPLICATION if replication is None else replication.status())
+    replicated = _seen(dict(NO_REPLICATION if replication is None else replication.status()), access)
     state = replicated.pop("state")
     if errors:
         state = "failing"
@@ -108,7 +149,7 @@ def build_status(
     errors += [{"what": what, "since": round(since, 3)} for what, since in troubles]
     followers = _followers(publisher, now)
     lagging = [part for part in (ingest, replication) if part is not None]
-    section = files.status() if files is not None else None
+    section = files.status() if files is not None and access.sees("files") else None
     rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
     seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
     return {
@@ -116,6 +157,7 @@ def build_status(
         "state": state or ("behind" if errors else "serving"),
         "errors": errors,
         "warnings": list(_warnings(replicated, followers, section)),
+        "what_to_do": list(_what_to_do(state or ("behind" if errors else "serving"), replicated)),
         "server_name": server_name,
         "instance": instance,
         "epoch": log.epoch,
@@ -128,13 +170,54 @@ def build_status(
         "lag_seconds": round(max(seconds, default=0.0), 3),
         **_bounded(replicated),
         "files": section,
-        "followers": followers,
-        "streams": _streams(log, table, publisher.holdings.filter),
-        "recent": _recent(publisher),
-        **(ingest.status() if ingest is not None else NO_INGEST),
+        "homeserver": None if watch is None or access.streams is not None else watch.status(),
+        "followers": followers if access.streams is None else [],
+        "streams": _streams(log, table, publisher.holdings.filter, access),
+        "recent": [fact for fact in _recent(publisher) if access.sees(fact["stream"])],
+        **(ingest.status() if ingest is not None and access.streams is None else NO_INGEST),
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
+        "facts_per_second": _rate(publisher, now, started_at),
+        "last_fact_at": next((fact.committed_at_ms / 1000 for fact in publisher.ring.recent(1)), None),
+        "disk": log.disk_usage(),
     }
+
+
+def own_readers(described: Iterable[dict[str, Any]], access: Access) -> list[dict[str, Any]]:
+    """Return the replicas or leases that the peer may see: all, or those of its key if that is limited."""
+    return [one for one in described if access.streams is None or one["key"] == access.key]
+
+
+def _seen(status: dict[str, Any], access: Access) -> dict[str, Any]:
+    """The part of the replication's status that the peer may see."""
+    if access.streams is None:
+        return status
+    starts = msgspec.convert(status["epoch_starts"], list[EpochStart])
+    return {
+        **status,
+        "replicas": own_readers(status["replicas"], access),
+        "leases": own_readers(status["leases"], access),
+        "epoch_starts": [msgspec.to_builtins(start.seen_by(access.streams)) for start in starts],
+    }
+
+
+def _what_to_do(state: str, replicated: Mapping[str, Any]) -> Iterator[str]:
+    if state in WHAT_TO_DO:
+        yield WHAT_TO_DO[state]
+    states = {replica["state"] for replica in replicated["replicas"]}
+    if "lost" in states:
+        yield LOST_REPLICA
+    if "ended" in states:
+        yield ENDED_REPLICA
+
+
+def _rate(publisher: Publisher, now: float, started_at: float) -> float:
+    """The facts per second that were committed lately."""
+    began = max(now - RATE_SECONDS, started_at)
+    times = [fact.committed_at_ms / 1000 for fact in publisher.ring.recent(RATE_FACTS)]
+    if len(times) == RATE_FACTS:
+        began = max(began, times[-1])
+    return round(sum(at >= began for at in times) / max(now - began, 1.0), 3)
 
 
 def _bounded(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +241,7 @@ def _warnings(
     )
     counts = [(states[state], state) for state in REPLICA_TROUBLES if states[state]]
     if counts:
-        (first, state), *others = counts
+        (first, state), *others = ((count, STATE_WORDS.get(state, state)) for count, state in counts)
         others_text = (f", {count:,} {other}" for count, other in others)
         yield f"{counted(first, 'replica')} {state}{''.join(others_text)}"
     if used := sum(lease["ended"] is None and lease["used"] >= WARN_AT for lease in replicated["leases"]):
@@ -202,8 +285,8 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
     return described
 
 
-def _streams(log: Log, table: StreamTable, held: Filter) -> dict[str, Any]:
-    """Every known stream, and every stream of the log, limited to those that a filtered copy holds."""
+def _streams(log: Log, table: StreamTable, held: Filter, access: Access) -> dict[str, Any]:
+    """Every known stream and every stream of the log that a filtered copy holds and the peer may see."""
     positions = {
         name: {writer: token for writer, token in writers.items() if held.passes(name, writer)}
         for name, writers in log.positions_by_stream().items()
@@ -215,4 +298,4 @@ def _streams(log: Log, table: StreamTable, held: Filter) -> dict[str, Any]:
         if held.streams is None or stream.name in held.streams
     }
     streams |= {name: {"writers": writers, "kept": True} for name, writers in positions.items()}
-    return streams
+    return {name: known for name, known in streams.items() if access.sees(name)}

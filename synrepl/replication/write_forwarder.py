@@ -38,13 +38,15 @@ class PostedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Valid facts of a stream, as a client posted them: each the text of a JSON array of rows.
 
     `files` are checksums of files to wait for, `hops` the daemons that have forwarded the facts. `query` is
-    sent on to the primary. `timeout` is in seconds.
+    sent on to the primary. `timeout` is in seconds. `owner` is the owner of the idempotency key, None if the
+    client has proved no key: then this daemon's own key at the primary is the owner.
     """
 
     stream: str
     facts: Sequence[bytes]
     writer: str | None = None
     key: str | None = None
+    owner: str | None = None
     files: Collection[str] = ()
     hops: Sequence[str] = ()
     query: Query = ()
@@ -145,6 +147,8 @@ class WriteForwarder:
             why = "forwarding loop: none of the daemons on the way is the primary"
             raise NotForwarded("upstream_away", why)
         query = [*posted.query, (b"via", ",".join([*hops, self.log.uuid]).encode())]
+        if posted.owner is not None:
+            query.append((b"owner", posted.owner.encode()))
         key = str(uuid4()) if posted.key is None else posted.key
         return _Write(posted.stream, posted.body(key), key, query, self.clock.seconds() + posted.timeout)
 
@@ -228,7 +232,7 @@ class WriteForwarder:
         """Whether the facts at these serials are the forwarded ones, not facts of a later epoch."""
         first = serial - len(appended.tokens) + 1
         receipts = await self.log.receipts_between(first - 1, first)
-        return any(receipt.key == key for receipt in receipts)
+        return any(receipt.key.text == key for receipt in receipts)
 
     async def _has_files(self, files: Collection[str], until: float) -> bool:
         assert self.has_file is not None

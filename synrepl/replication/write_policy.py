@@ -90,6 +90,10 @@ class WritePolicy:
                     )
                 own.add((name, write.writer or instance))
         self.own = frozenset(own)
+        self.exclusive = frozenset(
+            name for name, _ in own if name not in self._tables and table[name].ordered
+        )
+        """The streams that no other process may write: they are ordered, and their ids come from the log."""
 
     def gives_ids(self, stream: str) -> bool:
         """Whether this daemon publishes the stream to other processes with ids from its own log."""

@@ -13,8 +13,14 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     # Modules have lower case names: importing one of them must not import the catalog.
+    hint = ""
     if name[:1].isupper():
         catalog = import_module("synrepl.streams.catalog")
         if name in catalog.PUBLIC:
             return getattr(catalog, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = import_module("synrepl.errors").suggest(name, sorted(catalog.PUBLIC))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("synrepl.streams.catalog").PUBLIC})

@@ -45,7 +45,7 @@ class StreamTable:
         try:
             return self._by_name[name]
         except KeyError:
-            raise UnknownStream(name) from None
+            raise UnknownStream(name, list(self._by_name)) from None
 
     def get(self, name: str) -> Stream[Any] | None:
         """The stream of this name, or None."""

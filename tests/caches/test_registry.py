@@ -45,7 +45,7 @@ def test_a_fact_drops_the_entries_of_all_its_rows() -> None:
     """Aliases and plain names alike."""
     registry = with_caches(new_registry(), "get_room_type", "get_users_in_room", "get_profile")
 
-    registry.apply("caches", [row("cs_cache_fake", "!r"), row("get_profile", "!s")], token=7)
+    registry.apply("caches", [row("cs_cache_fake", "!r"), row("get_profile", "!s")])
 
     assert {"get_room_type": 1, "get_users_in_room": 2, "get_profile": 1} == entries(registry)
     assert (1, 0) == (

@@ -159,6 +159,7 @@ class OnFakeRedis:
             follower=self.follower,
             publisher=daemon.publisher,
             writes=self.writing.own,
+            exclusive=self.writing.exclusive,
             rng=daemon.chance,
         )
         self.link = link_to(
@@ -181,9 +182,6 @@ class OnFakeRedis:
 
     def refusal(self, stream: str, writer: str) -> str:
         """Why an append would be refused now; empty if it would not."""
-        conflict = self.peer.name_conflict
-        if conflict is not None and (conflict.stream, conflict.writer) == (stream, writer):
-            return str(conflict)
         return self.writing.refusal(self.daemon.log, stream, writer)
 
     def _lost(self, stream: str) -> None:

@@ -12,7 +12,7 @@ from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
-from synrepl.ports.access import Keyring
+from synrepl.ports.access import LOCAL, Keyring
 from synrepl.ports.history import Appended, LogPosition
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
@@ -72,7 +72,7 @@ class FakeNode:
         nodes: dict[str, "FakeNode"],
         *,
         name: str,
-        upstream: str | None = None,
+        upstream: str | Sequence[str] | None = None,
         secret: str | None = None,
         table: StreamTable | None = None,
         disk_delay: Callable[[], float] = lambda: 0.0005,
@@ -158,6 +158,7 @@ class FakeNode:
         self.publisher.holdings = Holdings(
             lambda: self.log.notes,
             joining=lambda: not self.roles.is_whole,
+            retired=lambda: self.roles.reading_refusal(),  # noqa: PLW0108  # roles are made later
             primary=lambda: self.roles.primary,
         )
         self.declared.watchers.append(self.publisher.stream_added)
@@ -210,9 +211,16 @@ class FakeNode:
     def _read_declared(self) -> None:
         self._tasks.start(self.declared.load(), "reading the declared streams")
 
-    def make_upstream(self, where: Address | None) -> IUpstream:
-        """Make the upstream at this address (None: the configured one) for a replica."""
-        address = where.native if where is not None else (self.upstream or "")
+    def make_upstreams(self, where: Address | None) -> list[IUpstream]:
+        """Make the upstream at this address (None: the configured ones) for a replica."""
+        configured = [self.upstream] if isinstance(self.upstream, str) else list(self.upstream or [""])
+        if where is None:
+            return list(map(self.make_upstream, configured))
+        others = [one for one in configured if one != where.native] if len(configured) > 1 else []
+        return list(map(self.make_upstream, [where.native, *others]))
+
+    def make_upstream(self, address: str) -> IUpstream:
+        """Make the upstream at this address."""
         return NativeUpstream(
             MemoryEndpoint(self._network, self.name, address),
             self.clock,
@@ -226,7 +234,7 @@ class FakeNode:
     def _follow(self, where: Address | None) -> Replica:
         return Replica(
             self.log,
-            self.make_upstream(where),
+            self.make_upstreams(where),
             self.clock,
             self.settings,
             ephemeral=self.log.ephemeral.names,
@@ -239,6 +247,7 @@ class FakeNode:
         )
 
     def _replica_changed(self) -> None:
+        self.publisher.holdings.changed()
         replica = self.replica
         if replica is not None and replica.state in ("ready", "live"):
             self._tasks.start(self._save_primary(replica), "saving the primary's address")
@@ -252,6 +261,7 @@ class FakeNode:
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
         self._role_changed(self)
+        self.publisher.holdings.changed()
 
     async def _keep_leftovers(self, pages: Any) -> Path | None:
         kept: list[Fact] = []
@@ -348,17 +358,17 @@ class _PeerClient:
         other = await self._reach(address)
         await self._wait_for_response(Deferred.fromCoroutine(other.roles.on_claim(claim)))
 
-    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
+    async def describe(self, address: Address, *, must_administer: bool) -> PeerStatus:
         stranger = self._node._strangers.get(address.native)
         if stranger is not None:
             await self._wait_for_transfer()
             return stranger
         other = await self._reach(address)
-        said = describe_log(other.relays)
+        said = describe_log(other.relays, LOCAL)
         await self._reach(address)
         return msgspec.json.decode(said, type=PeerStatus)
 
-    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
+    async def digest(self, address: Address, serial: int) -> str | None:
         other = await self._reach(address)
         found = await self._wait_for_response(Deferred.fromCoroutine(_awaited(other.log.digest_at(serial))))
         await self._reach(address)

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import CONFLICT_SECONDS, PROBE_SECONDS, BrokerPeer
+from synrepl.replication.broker import CONFLICT_SECONDS, MAX_WRITERS, PROBE_SECONDS, BrokerPeer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts, Updates
 from synrepl.replication.publisher import Publisher
@@ -98,7 +98,12 @@ class Story:
     """A daemon called ``us`` that writes to_device, and others spoken by hand."""
 
     def __init__(
-        self, *, writes: Iterable[tuple[str, str]] = (("to_device", "us"),), up: bool = True
+        self,
+        *,
+        writes: Iterable[tuple[str, str]] = (("to_device", "us"),),
+        exclusive: Iterable[str] = ("to_device",),
+        instance: str = "",
+        up: bool = True,
     ) -> None:
         self.clock = Clock()
         self.network = Network(self.clock)
@@ -111,7 +116,7 @@ class Story:
             logger=Logger(),
         )
         Deferred.fromCoroutine(self.log.start())
-        metrics = Metrics(CollectorRegistry())
+        metrics = self.metrics = Metrics(CollectorRegistry())
         self.publisher = Publisher(self.log, TABLE, self.clock, metrics, instance="us")
         factory = PublisherFactory(
             self.publisher, server_name="hs", dialect=AUTO, clock=self.clock, metrics=metrics
@@ -125,7 +130,12 @@ class Story:
         self.follower.on_everything(self.apply)
         self.channel = Channel()
         self.peer = BrokerPeer(
-            clock=self.clock, follower=self.follower, publisher=self.publisher, writes=list(writes)
+            clock=self.clock,
+            follower=self.follower,
+            publisher=self.publisher,
+            writes=list(writes),
+            exclusive=list(exclusive),
+            instance=instance,
         )
         self.peer.broker = self.channel
         self._seen = 0
@@ -139,6 +149,10 @@ class Story:
 
     def apply(self, updates: Updates[Any]) -> None:
         self.applied.append((updates.stream, updates.writer, updates.token))
+
+    def conflicts(self) -> float | None:
+        """The messages that were counted."""
+        return self.metrics.registry.get_sample_value("synrepl_channel_conflicts_total")
 
     def wait(self, seconds: float) -> None:
         self.clock.pump([0.05] * round(seconds / 0.05))
@@ -543,12 +557,85 @@ class TestClash:
         assert story.peer.name_conflict is not None
 
     def test_our_name_in_a_stream_that_we_do_not_write_is_another_writer(self) -> None:
-        """Its facts are heard as anybody's."""
+        """Of a process that has a name of its own for each stream that it writes."""
         story = Story()
         story.says("POSITION events us 1 1", 'RDATA events us 2 ["state-all",["!r"]]')
 
         assert story.peer.name_conflict is None
         assert [("events", "us", 2)] == story.applied
+
+    def test_our_facts_are_right_after_it(self) -> None:
+        """One made-up line stopped appends; now they go on, and are told when the other one is silent."""
+        story = Story()
+        story.says('RDATA to_device us 999999 ["@x:hs"]')
+        story.append("@a:hs", "@b:hs")
+        assert {"us": 2} == story.log.positions("to_device")
+        assert [] == story.told()
+
+        story.wait(CONFLICT_SECONDS * 1.1 + PROBE_SECONDS + 1)
+        told = story.told()
+        story.append("@c:hs")
+
+        assert [REPLICATE, "POSITION to_device us 2 2"] == told[:2]
+        assert ['RDATA to_device us 3 ["@c:hs"]'] == story.told()
+        assert 1 == story.conflicts()
+
+    @pytest.mark.parametrize("line", ['RDATA to_device evil 999999 ["@x:hs"]', "POSITION to_device evil 7 7"])
+    def test_another_writer_of_our_stream_is_told_and_not_taken_in(self, line: str) -> None:
+        """Its facts in the log stopped appends for ever, as two would give the ids of one stream."""
+        story = Story()
+        story.says(line)
+        story.append("@a:hs")
+
+        assert "another process on the channel writes to_device as evil" in str(story.peer.stream_conflict)
+        assert [] == story.applied
+        assert {"us": 1} == story.log.positions("to_device")
+        assert ['RDATA to_device us 1 ["@a:hs"]'] == story.told()
+        story.wait(CONFLICT_SECONDS + 1)
+        assert story.peer.stream_conflict is None
+        assert 1 == story.conflicts()
+
+    @pytest.mark.parametrize("token", [0, 1])
+    def test_another_that_wrote_nothing_is_no_clash(self, token: int) -> None:
+        """A process of Synapse announces token 1 before its first fact."""
+        story = Story()
+        story.says(f"POSITION to_device w1 {token} {token}")
+
+        assert story.peer.stream_conflict is None
+        assert 0 == story.conflicts()
+
+    def test_a_token_that_no_sequence_reaches_is_not_believed(self) -> None:
+        """It stayed as the highest of its stream for ever; after 2**63 - 1 no append finds a token."""
+        story = Story()
+        story.says(
+            f'RDATA caches w1 {2**63 - 1} ["a",null,1]',
+            f"POSITION caches w1 1 {2**53 + 1}",
+            f"POSITION events w1 {2**53} {2**53}",
+        )
+
+        assert {"w1"} == story.peer.writers
+        assert [] == story.applied
+
+    def test_writers_beyond_the_limit_are_not_taken_in(self) -> None:
+        """10,000 of 20,000 invented ones were, and a scrape had 669 kB; those in the log are known."""
+        story = Story(exclusive=())
+        story.append("@a:hs")
+        story.peer = BrokerPeer(clock=story.clock, publisher=story.publisher)
+        for number in range(MAX_WRITERS + 50):
+            story.says(f"POSITION events invented{number} 1 1")
+        assert MAX_WRITERS - 1 == len(story.peer.writers)
+
+        story.says("POSITION to_device us 1 1")
+
+        assert "us" in story.peer.writers
+
+    def test_the_name_of_a_process_that_publishes_is_its_own_in_every_stream(self) -> None:
+        """Nobody else may have it, so that nobody else's facts are stored under it."""
+        story = Story(instance="us")
+        story.says('RDATA events us 2 ["state-all",["!r"]]')
+
+        assert "writes events as us" in str(story.peer.name_conflict)
+        assert [] == story.applied
 
     def test_a_new_connection_does_not_end_it(self) -> None:
         """The other is still there."""

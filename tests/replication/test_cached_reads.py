@@ -1,6 +1,7 @@
 """What is read from a worker's caches is never older than the positions that it tells, whatever happens."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from twisted.internet.defer import CancelledError, Deferred
 from synrepl.errors import NotConnected
 from synrepl.ports.caches import Caches
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
-from synrepl.testing import MemoryPositions
+from synrepl.streams.catalog import RECEIPTS, Receipt
+from synrepl.testing import Cluster, MemoryPositions
 from synrepl.wire.dialect import CURRENT
 from tests.replication.follower.test_strategy import TABLE, Story
 
@@ -201,6 +204,63 @@ class TestNeverOlder:
 
         assert story.stale == []
         assert story.caches.caches["get_topic"].hits > 3
+
+
+class TestSubscribersThatRead:
+    """A subscriber computes from the fact that it is called with, as handlers of Synapse do."""
+
+    def test_a_subscriber_reads_the_value_that_its_fact_brought(self) -> None:
+        """Also one that is called again after a failure, and whoever reads after all of them."""
+        vintage = Caches().vintage.extended("push worker")
+
+        @vintage.implied("receipts", samples=[])
+        def dropped_by(row: Receipt) -> Iterator[tuple[str, tuple[str, ...]]]:
+            yield "get_last_read", (row.user_id,)
+
+        caches = Caches(vintage=vintage)
+        database = {"@a:hs": "$old"}
+        get_last_read = caches.cached(name="get_last_read")(lambda user_id: database[user_id])
+        failures = [OSError("the push gateway is away")]
+        seen: list[str] = []
+        follower = Follower(instance="pusher1", caches=caches)
+
+        @follower.on(RECEIPTS)
+        def push(updates: Updates[Receipt]) -> None:
+            seen.append(get_last_read("@a:hs"))
+            if failures:
+                database["@a:hs"] = "$newest"
+                raise failures.pop()
+
+        cluster = Cluster()
+        cluster.follower(follower)
+        get_last_read("@a:hs")
+        database["@a:hs"] = "$new"
+        cluster.append("receipts", ["!r:hs", "m.read", "@a:hs", "$new", None, {}])
+        cluster.settle()
+
+        assert seen == ["$new", "$newest"]
+        database["@a:hs"] = "$unannounced"
+        assert get_last_read("@a:hs") == "$unannounced"
+
+    def test_a_fact_counts_once_though_its_entries_are_dropped_twice(self) -> None:
+        """In every counter of the caches."""
+        caches = Caches()
+        get_topic = caches.cached(name="get_topic")(lambda room: room)
+        get_topic("!a")
+        follower = Follower(instance="worker", caches=caches)
+        follower.on(TABLE["caches"])(lambda updates: None)
+        cluster = Cluster()
+        cluster.follower(follower)
+        before = caches.caches["get_topic"].invalidations
+
+        cluster.append("caches", ["get_topic", ["!a"], 1])
+        cluster.append("caches", ["get_nothing", ["!a", "!b"], 1])
+        cluster.append("caches", ["get_topic", ["!a", "too", "many"], 1])
+
+        assert caches.seen == {"get_topic": 2, "get_nothing": 1}
+        assert caches.unknown == {"get_nothing": 1}
+        counted = caches.caches["get_topic"]
+        assert (counted.invalidations - before, counted.misshapen) == (2, 1)
 
 
 class TestNumbers:

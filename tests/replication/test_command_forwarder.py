@@ -62,6 +62,9 @@ def test_what_a_worker_of_a_replica_sends_up_reaches_the_primary_once(position: 
     worker(world, nodes[position], *SAID)
     world.pass_(130, step=0.1)
 
+    received = nodes["a"].metrics.commands
+    assert 3 == received.labels("USER_SYNC")._value.get()
+    assert 1 == received.labels("FEDERATION_ACK")._value.get()
     assert [
         UserSync(instance_id="xyzzy", user_id="@ada:hs", is_syncing=True, last_sync_ms=17),
         UserSync(instance_id="xyzzy", user_id="@bob:hs", is_syncing=True, last_sync_ms=18),

@@ -169,6 +169,17 @@ def test_the_ring_knows_what_has_left_it() -> None:
     assert [None, None, 3, 4] == [log.ring.first_after(serial) for serial in range(4)]
 
 
+def test_the_ring_holds_as_much_after_a_jump_of_the_log_as_before() -> None:
+    """What left it at a jump does not count any more: readers would go to the disk."""
+    log = FakeLog(ring_bytes=1_000)
+    log.commit(size=600)
+    log.move(10)
+    for _ in range(4):
+        log.commit()
+
+    assert 2 == log.ring.first_after(11)
+
+
 def test_a_slow_reader_goes_on_from_the_log_and_then_from_the_ring() -> None:
     log = FakeLog(ring_bytes=1)
     feed = log.feed()

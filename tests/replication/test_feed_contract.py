@@ -114,6 +114,7 @@ class RelayPeer(Peer):
     """A replica on the native wire."""
 
     certified_name = None
+    is_encrypted = False
     is_local = True
 
     def __init__(self, case: "RelayTests", at: LogPosition, *, is_slow: bool) -> None:
@@ -146,6 +147,9 @@ class RelayPeer(Peer):
 
     def send(self, command: Command) -> None:
         self.is_refused |= isinstance(command, Refused)
+
+    def received_line(self, command: type[Command]) -> bytes:
+        return b""
 
     def authenticated(self) -> None: ...
 

@@ -123,7 +123,8 @@ def test_a_replica_without_the_right_to_write_invalidates_nothing() -> None:
     line = b'INVALIDATE_CACHE get_user_by_id ["@a:hs"]'
     for access, count in (
         (Access(rights=frozenset({Right.READ, Right.REPLICATE}), is_proven=True), 1),
-        (Access(streams=frozenset({"events"}), is_proven=True), 1),
+        (Access(streams=frozenset({"pushers"}), is_proven=True), 1),
+        (Access(streams=frozenset({"events"}), is_proven=True), 0),
         (Access(is_proven=True), 2),
     ):
         primary = Primary()

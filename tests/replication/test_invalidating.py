@@ -1,4 +1,4 @@
-"""Rows, then caches, then the position, then whoever waits: on every way that a fact, or none, can take."""
+"""Caches, subscribers, caches, the position, then whoever waits: on every way that a fact can take."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -27,13 +27,22 @@ class RecordedCaches:
         self.streams: Collection[str] = streams
         self.cleared: list[str] = []
         self.apply_failures: list[Exception] = []
+        self.repeat_failures: list[Exception] = []
         self.skip_failures: list[Exception] = []
+        self.token = 0
+        """The token of the fact that is being applied."""
         self._transcript = transcript
 
-    def apply(self, stream: str, rows: Sequence[Any], *, token: int = 0) -> None:
+    def apply(self, stream: str, rows: Sequence[Any]) -> list[int]:
         if self.apply_failures:
             raise self.apply_failures.pop(0)
-        self._transcript.append(("caches", token))
+        self._transcript.append(("caches", self.token))
+        return [self.token]
+
+    def repeat(self, invalidations: list[int]) -> None:
+        if self.repeat_failures:
+            raise self.repeat_failures.pop(0)
+        self._transcript += [("again", token) for token in invalidations]
 
     def invalidate_stream(self, stream: str) -> None:
         if self.skip_failures:
@@ -80,6 +89,9 @@ class Told(Story):
         super().__init__(dialect, "push_rules", positions=positions, caches=self.caches, **options)
         if has_subscriber:
             self.follower.on(TABLE[stream])(self.subscribe)
+        for executor in self.follower.engine.executors.values():
+            executor._invalidate_rows = partial(self.invalidate, executor._invalidate_rows)  # type: ignore[method-assign]
+            executor._order_steps()
         followed = self.follower.engine.executors[stream]
         applied = followed.machine.positions
         recorded = RecordedTokens(self.transcript, applied.tokens)
@@ -88,6 +100,11 @@ class Told(Story):
         for token in waits:
             waiter = self.follower.wait_for(stream, {"master": token}, 1000)
             waiter.addCallback(partial(self.woken, token))
+
+    def invalidate(self, step: Callable[[Updates[object]], None], updates: Updates[object]) -> None:
+        """Caches are given the rows of a fact without its token."""
+        self.caches.token = updates.token
+        step(updates)
 
     def subscribe(self, updates: Updates[Any]) -> Any:
         """Nothing of this fact may count yet."""
@@ -108,7 +125,7 @@ class Told(Story):
 
 def fact(token: int) -> list[Step]:
     """What a fact is to look like."""
-    return [("subscriber", token), ("caches", token), ("position", token)]
+    return [("caches", token), ("subscriber", token), ("again", token), ("position", token)]
 
 
 CLEARED = ("cleared", 0)
@@ -145,8 +162,8 @@ class TestFacts:
         before = told.since()
         busy.callback(None)
 
-        assert before == [("subscriber", 2)]
-        assert told.since()[:3] == [("caches", 2), ("position", 2), ("waiter", 2)]
+        assert before == [("caches", 2), ("subscriber", 2)]
+        assert told.since()[:3] == [("again", 2), ("position", 2), ("waiter", 2)]
 
     def test_a_coroutine_that_takes_its_time(self) -> None:
         """The same."""
@@ -162,11 +179,11 @@ class TestFacts:
         before = told.since()
         busy.callback(None)
 
-        assert before == [*fact(2), ("subscriber", 3)]
-        assert told.since() == [("caches", 3), ("position", 3), ("waiter", 3)]
+        assert before == [*fact(2), ("caches", 3), ("subscriber", 3)]
+        assert told.since() == [("again", 3), ("position", 3), ("waiter", 3)]
 
     def test_a_subscriber_that_fails_and_one_behind_it(self) -> None:
-        """The one that fails is asked again; the caches come when all are done."""
+        """The one that fails is called again, after the caches; they come last, when all are done."""
         failures = [OSError("away")]
 
         def fails(updates: Updates[Any]) -> None:
@@ -178,8 +195,8 @@ class TestFacts:
 
         told.hears(*rows(2, 2)).wait(1)
 
-        again = ("subscriber", 2)
-        assert told.since() == [again, again, ("second", 2), ("caches", 2), ("position", 2)]
+        failed, called_again = [("caches", 2), ("subscriber", 2)], [("again", 2), ("subscriber", 2)]
+        assert told.since() == [*failed, *called_again, ("second", 2), ("again", 2), ("position", 2)]
 
     def test_fetched_facts(self) -> None:
         """What was missed goes the same way, one by one."""
@@ -197,7 +214,7 @@ class TestFacts:
 
         told.hears("POSITION caches master 5 5")
 
-        steps = [(who, token) for token in (5, 4) for who in ("subscriber", "caches")]
+        steps = [(who, token) for token in (5, 4) for who in ("caches", "subscriber", "again")]
         assert told.since() == [*steps, ("position", 5), ("waiter", 5)]
 
     def test_the_stream_of_caches(self) -> None:
@@ -278,7 +295,7 @@ class TestFacts:
 
         busy.callback(None)
 
-        assert told.since() == [("subscriber", 2), ("caches", 2)]
+        assert told.since() == [("caches", 2), ("subscriber", 2), ("again", 2)]
         assert told.follower.positions()["caches"] == {"master": 1}
 
 
@@ -293,13 +310,13 @@ class TestTroubleWithCaches:
 
         told.hears(*rows(2, 1 + count))
 
-        first = [("subscriber", 2), CLEARED, ("position", 2)]
+        first = [CLEARED, ("subscriber", 2), CLEARED, ("position", 2)]
         others = [step for token in range(3, 2 + count) for step in fact(token)]
         assert told.since() == [*first, *others, ("waiter", 2)]
         assert told.errors() == ["cache invalidation of to_device failed: KeyError('room')"]
 
     def test_what_cannot_even_be_cleared_is_tried_again(self) -> None:
-        """With patience, as for subscribers, which are not asked again."""
+        """With patience, as subscribers are, which are not called before."""
         told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
         told.caches.apply_failures = [KeyError("room")] * 2
         told.caches.skip_failures = [KeyError("all")]
@@ -308,10 +325,23 @@ class TestTroubleWithCaches:
         before = told.since()
         told.wait(1)
 
-        assert before == [("subscriber", 2)]
-        assert told.since() == [CLEARED, ("position", 2), ("waiter", 2)]
+        assert before == []
+        assert told.since() == [CLEARED, ("subscriber", 2), CLEARED, ("position", 2), ("waiter", 2)]
         failed = "cache invalidation of to_device failed"
         assert told.errors() == [f"{failed}: KeyError('{one}')" for one in ("room", "all", "room")]
+
+    def test_what_cannot_be_dropped_again_is_cleared(self) -> None:
+        """Also if that is possible at the second attempt only; the subscriber is not called again."""
+        told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
+        told.caches.repeat_failures = [KeyError("room")]
+        told.caches.skip_failures = [KeyError("all"), KeyError("everything")]
+
+        told.hears(*rows(2, 2)).wait(2)
+
+        steps = [("caches", 2), ("subscriber", 2), CLEARED, ("position", 2), ("waiter", 2)]
+        assert told.since() == steps
+        failed = "cache invalidation of to_device failed"
+        assert told.errors() == [f"{failed}: KeyError('{one}')" for one in ("room", "all", "everything")]
 
     @pytest.mark.parametrize(("dialect", "at"), [(CURRENT, "master 5 5"), (LEGACY, "5")])
     def test_a_position_that_cannot_be_adopted_waits(self, dialect: Dialect, at: str) -> None:
@@ -352,6 +382,17 @@ class TestTroubleWithCaches:
 
         assert before == []
         assert told.since() == [CLEARED, ("position", 3), *fact(4)]
+
+    def test_each_failure_to_clear_is_told(self) -> None:
+        """The reason may have changed since the first."""
+        told = Told()
+        told.caches.skip_failures = [KeyError("first"), KeyError("second")]
+
+        told.hears("POSITION to_device master 5 5").wait(2)
+
+        failed = "cache invalidation of to_device failed"
+        assert told.errors() == [f"{failed}: KeyError('{one}')" for one in ("first", "second")]
+        assert told.since() == [CLEARED, ("position", 5)]
 
 
 class TestJumps:
@@ -409,8 +450,7 @@ class TestJumps:
 
         told.hears(*[f'RDATA typing {n} ["!r", []]' for n in (3, 4)], "POSITION typing 4")
 
-        steps = [("subscriber", 3), ("caches", 3), ("position", 3)]
-        assert told.since() == [*steps, ("subscriber", 4), ("caches", 4), ("position", 4), CLEARED]
+        assert told.since() == [*fact(3), *fact(4), CLEARED]
 
     def test_a_position_that_lags_behind_its_rows(self) -> None:
         """It tells nothing new."""
@@ -456,7 +496,7 @@ class TestJumps:
 
         told.hears("POSITION caches master 4 4")
 
-        assert told.since() == [CLEARED, ("subscriber", 4), ("caches", 4), ("position", 4)]
+        assert told.since() == [CLEARED, *fact(4)]
 
     def test_the_first_row_of_a_writer_never_heard_of(self) -> None:
         """It may have written others before we were connected."""
@@ -464,8 +504,7 @@ class TestJumps:
 
         told.hears(*rows(6, 7, writer="w2"))
 
-        first = [("subscriber", 6), CLEARED, ("caches", 6), ("position", 6)]
-        assert told.since() == [*first, *fact(7)]
+        assert told.since() == [CLEARED, *fact(6), *fact(7)]
 
     def test_a_cut_in_what_comes_out_of_order(self) -> None:
         """Of 211, 206, 207 the rest may have been lost, and no position would tell."""
@@ -533,4 +572,4 @@ class TestSettingUp:
         told.hears("POSITION push_rules master 1 1", 'RDATA push_rules master 2 ["@a:hs"]')
 
         assert told.caches.cleared == ["push_rules"]
-        assert told.since() == [CLEARED, ("caches", 2)]
+        assert told.since() == [CLEARED, ("caches", 2), ("again", 2)]

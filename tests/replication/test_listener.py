@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.ports.access import Key, Keyring, Right
+from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
 from synrepl.ports.limited_logger import MAX_LINES, WINDOW_SECONDS
 from synrepl.testing import Cluster
 from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.tcp import PublisherFactory
+from synrepl.wire.commands import FORWARDED
+from synrepl.wire.dialect import CURRENT, LEGACY
+from synrepl.wire.grammar import Command
 from synrepl.wire.session import AUTO
 from tests.raw_peer import RawPeer, raw_client
 
@@ -97,7 +100,7 @@ def test_bad_lines_of_many_connections_are_few_lines_of_the_log() -> None:
         one.clock.pump([1] * int(WINDOW_SECONDS))
 
     assert len(lines) <= 2 * (MAX_LINES + 1)
-    assert "; the last one: closing UNIXAddress" in lines[-1]
+    assert "; the last one: closing raw" in lines[-1]
 
 
 def test_the_farewell_says_how_many_were_closed() -> None:
@@ -237,3 +240,27 @@ def test_who_may_not_read_is_told_nothing_and_not_heard(line: str, name: str, wh
     assert (["SERVER hs", f"ERROR {why}"], False) == (peer.hears(), peer.is_connected)
     assert [] == follower.hears()
     assert 0 == one.daemon.log.serial
+
+
+LIMITED = Key(name="limited", secret=None, rights=ALL_RIGHTS, streams=frozenset({"push_rules"}))
+
+
+@pytest.mark.parametrize("command", FORWARDED)
+def test_a_command_that_concerns_other_streams_is_refused(command: type[Command]) -> None:
+    """Before it changes anything. A key without a limit may send it."""
+    examples = command.EXAMPLES
+    dialect = CURRENT if CURRENT in examples else next(reversed(examples))
+    for name in ("limited", "whole"):
+        one = Cluster()
+        whole = Key(name="whole", secret=None, rights=ALL_RIGHTS)
+        listener(one, "certified", CertifiedFactory, keys=Keyring(None, [LIMITED, whole]))
+        peer = connect(one, "certified", name)
+
+        peer.says("REPLICATE push_rules NOW" if dialect is LEGACY else "REPLICATE", examples[dialect])
+        one.settle(0.05)
+
+        refused = [text for text in peer.hears() if text.startswith("ERROR the key limited may not see")]
+        assert (name == "limited") == bool(refused) != peer.is_connected
+        if refused:
+            feed = one.daemon.publisher.follower_commands.feed
+            assert (0, 0) == (feed.head, one.daemon.publisher.log.serial)

@@ -7,10 +7,12 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.ports.history import LogPosition
+from synrepl.ports.time import ExpiryClock
 from synrepl.replication import retention as retention_module
-from synrepl.replication.retention import Retention
+from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.settings import RetentionSettings
 from synrepl.streams.facts import Fact
+from synrepl.streams.table import StreamTable
 
 
 class FakeLog:
@@ -44,12 +46,28 @@ class Story:
             self.clock,
             RetentionSettings(retain_seconds=10),
             keys=lambda stream, rows: None,
+            expiry=ExpiryClock(self.clock, self.clock.seconds),
             lowest=lambda: self.held.pop(0) if len(self.held) > 1 else self.held[0],
         )
         self.retention.start()
 
     def wait(self, seconds: float) -> None:
         self.clock.pump([0.01] * round(seconds * 100))
+
+
+def test_rows_have_the_keys_that_their_stream_declares() -> None:
+    """Two receipts of a user in a room have one key, and the later one replaces the other."""
+    keys = keys_of(StreamTable.default())
+    first = b'["!r:hs","m.read","@ada:hs","$1",null,{"ts":1}]'
+    second = b'["!r:hs","m.read","@ada:hs","$2",null,{"ts":2}]'
+    other = b'["!r:hs","m.read","@bob:hs","$1",null,{"ts":1}]'
+
+    found = keys("receipts", b"[" + b",".join([first, second, other]) + b"]")
+
+    assert found is not None
+    assert 3 == len(found)
+    assert found[0] == found[1] != found[2]
+    assert keys("unknown", b"[]") is None
 
 
 def test_what_is_old_goes_and_nothing_else() -> None:
@@ -89,3 +107,23 @@ def test_trimming_goes_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     story.wait(0.1)
 
     assert [3, 4] == story.log.asked
+
+
+def test_a_jump_of_the_clock_trims_nothing() -> None:
+    """The clock was 8 days ahead for 8 seconds, and 23 of 23 facts were gone."""
+    story = Story()
+    lived = Clock()
+    lived.advance(14.5)
+    story.retention.expiry = ExpiryClock(story.clock, lived.seconds)
+
+    def live(seconds: int) -> None:
+        for _ in range(seconds):
+            lived.advance(1)
+            story.clock.advance(1)
+
+    story.clock.rightNow += 8 * 86_400
+    live(8)
+    story.clock.rightNow -= 8 * 86_400
+    story.clock.advance(0)
+
+    assert 12 >= story.log.trimmed_upto.serial

@@ -788,6 +788,21 @@ def test_a_replica_of_a_later_epoch_leads_to_the_primary() -> None:
     assert "b -" == str(a.roles.primary)
 
 
+def test_replicas_of_a_later_epoch_do_not_fill_the_queue_of_claims() -> None:
+    """Anybody may name many addresses; one unknown address is asked at a time."""
+    world = World()
+    a = world.node("a")
+    for number in range(12):
+        a.roles.on_higher_epoch(2, f"r{number}", f"s{number} -")
+    refused: list[Any] = []
+    made = Claim(epoch=2, uuid="stranger", address="s -", history=a.log.history)
+    Deferred.fromCoroutine(a.roles.on_claim(made)).addErrback(lambda failure: refused.append(failure.value))
+
+    assert [] == refused
+    world.pass_(5)
+    assert ["not_verified"] == [error.code for error in refused]
+
+
 # -- the way out -------------------------------------------------------------------------------------------
 
 
@@ -864,6 +879,24 @@ def hand_over(world: World, node: FakeNode, to: FakeNode, seconds: float) -> Log
     return world.done(node.roles.hand_over(asked))
 
 
+def test_a_hand_over_tells_the_position_after_all_queued_appends() -> None:
+    """A lower one would leave acknowledged facts out of the next epoch."""
+    world = World()
+    delay = [0.0005]
+    a = world.node("a", disk_delay=lambda: delay[0])
+    b = world.node("b", "a")
+    world.pass_(1)
+    b.roles.candidate.is_requesting = True
+    delay[0] = 0.05
+    appends = [a.append("to_device", [[[f"@u{n}:hs"]]]) for n in range(3)]
+
+    position = hand_over(world, a, b, 15)
+    world.pass_(1)
+
+    assert [True] * 3 == [append.called for append in appends]
+    assert (3, a.log.position) == (position.serial, position)
+
+
 def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
     """The primary asks it."""
     world = World()
@@ -894,6 +927,7 @@ def test_nobody_hands_over_to_a_stranger() -> None:
         with pytest.raises(ClaimRefused) as caught:
             world.done(a.roles.hand_over(HandOver(seconds=5, uuid="x", address="s -")))
         assert "unknown_replica" == caught.value.code
+        assert "is not a replica of this daemon: it has no lease here" in str(caught.value)
         world.pass_(1)
     world.wrote(a)
 
@@ -999,7 +1033,7 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
     b.log.next_epoch = next_epoch  # type: ignore[method-assign]
     world.promote(b)
 
-    assert ["hand-over request not confirmed: b - is still being promoted"] == seen
+    assert ["the replica does not confirm the hand-over: b - is still being promoted"] == seen
     assert not b.roles.candidate.is_requesting
 
 
@@ -1218,9 +1252,9 @@ class TestStart:
         assert any("knows epoch 2" in text for text, _ in a.roles.problems)
         assert 2 == c.log.epoch
 
-    def test_an_address_that_a_replica_names_is_not_shown_our_secret(self) -> None:
-        """It may hold no key that may administer, and name any address."""
-        shown: list[tuple[str, bool]] = []
+    def test_a_daemon_that_a_replica_names_must_prove_that_it_may_be_primary(self) -> None:
+        """The replica may hold no key that may administer, and name any address."""
+        asked: list[tuple[str, bool]] = []
         world = World()
         a = world.node("a")
         world.wrote(a)
@@ -1232,16 +1266,16 @@ class TestStart:
         a._strangers = {"x": told}
         a._known_daemons = lambda: [Address("x")]  # type: ignore[method-assign]
         world.start(a)
-        asked = a.roles._verifier.peers.describe
+        describe = a.roles._verifier.peers.describe
 
-        async def describe(address: Address, *, trusted: bool) -> PeerStatus:
-            shown.append((address.native, trusted))
-            return await asked(address, trusted=trusted)
+        async def recorded(address: Address, *, must_administer: bool) -> PeerStatus:
+            asked.append((address.native, must_administer))
+            return await describe(address, must_administer=must_administer)
 
-        a.roles._verifier.peers.describe = describe  # type: ignore[method-assign]
+        a.roles._verifier.peers.describe = recorded  # type: ignore[method-assign]
         world.done(Deferred.fromCoroutine(a.roles._on_inquiry_response(Address("x"), told)))
 
-        assert {("stranger", False)} == set(shown)
+        assert {("stranger", True)} == set(asked)
         assert "primary" == a.roles.role
 
 

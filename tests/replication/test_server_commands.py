@@ -105,6 +105,7 @@ def test_a_server_that_comes_back_is_told_who_is_syncing(dialect: Dialect) -> No
     pair.server.kill()
     worker(pair.world, pair.daemon, "USER_SYNC two @bob:hs start 18", "FEDERATION_ACK sender1 3")
     pair.world.start(pair.server)
+    pair.world.done(pair.server.append("federation", [[["p", {"n": number}]] for number in range(4)]))
     pair.world.pass_(15)
 
     # The follower may be back before a subscriber could be: so what the server knows is looked at.

@@ -43,7 +43,7 @@ class Others:
         self.digests = "d"
         self.waits: Deferred[None] | None = None
 
-    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
+    async def describe(self, address: Address, *, must_administer: bool) -> PeerStatus:
         self.asked.append(str(address))
         if self.waits is not None:
             await self.waits
@@ -51,7 +51,7 @@ class Others:
             raise self.failure
         return PeerStatus(**self.told)
 
-    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str:
+    async def digest(self, address: Address, serial: int) -> str:
         return f"{self.digests}{serial}"
 
 
@@ -72,7 +72,7 @@ class Story:
     def verify(self, address: Address = THERE, **asked: Any) -> str:
         """The code of the refusal; empty if it is believed."""
         given: dict[str, Any] = {"epoch": 2, "uuid": "u"} | asked
-        asked_of = Deferred.fromCoroutine(self.verifier.verify(address, trusted=False, **given))
+        asked_of = Deferred.fromCoroutine(self.verifier.verify(address, **given))
         asked_of.addCallbacks(
             lambda _: self.codes.append(""),
             lambda failure: self.codes.append(failure.value.code),

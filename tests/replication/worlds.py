@@ -10,11 +10,20 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from synrepl.ports.history import Appended
-from synrepl.replication.relay.handshake import REPLICA, nonce, proof
+from synrepl.replication.relay.handshake import (
+    PRIMARY_SIDE,
+    REPLICA_SIDE,
+    Greetings,
+    line_of_replica,
+    nonce,
+    proof,
+    record_key,
+)
 from synrepl.testing.network import Network
 from synrepl.wire.blocks import BlockReader, Payload
-from synrepl.wire.native import Auth, Challenge, Hello, Subscribe, Welcome
+from synrepl.wire.native import Auth, Hello, Subscribe, Welcome
 from synrepl.wire.position import LogPosition
+from synrepl.wire.records import HandshakeReader, RecordWriter
 from tests.replication.nodes import FakeNode
 
 __all__ = ["RawReplica", "World"]
@@ -114,21 +123,26 @@ class RawReplica(Protocol):
     def __init__(self) -> None:
         self.heard: list[bytes | Payload] = []
         self.is_lost = False
-        self._reader = BlockReader()
+        self._reader = HandshakeReader(b"WELCOME ", BlockReader)
+        self._writer: RecordWriter | None = None
 
     def dataReceived(self, data: bytes) -> None:
-        self.heard += self._reader.feed(data)
+        for run in self._reader.runs(data):
+            self.heard += [run] if isinstance(run, Payload) else run
 
     def connectionLost(self, reason: Failure = None) -> None:  # type: ignore[assignment]
         self.is_lost = True
 
     def say(self, *lines: str) -> None:
         """These lines."""
-        self.transport.write("".join(f"{line}\n" for line in lines).encode())
+        self._send("".join(f"{line}\n" for line in lines).encode())
 
     def tell(self, word: str, message: Any) -> None:
         """A word and what belongs to it."""
-        self.transport.write(word.encode() + b" " + msgspec.json.encode(message) + b"\n")
+        self._send(word.encode() + b" " + msgspec.json.encode(message) + b"\n")
+
+    def _send(self, data: bytes) -> None:
+        self.transport.write(data if self._writer is None else self._writer.write(data))
 
     def lines(self, word: str) -> list[bytes]:
         """What was said with this word."""
@@ -158,17 +172,22 @@ class RawReplica(Protocol):
         shown: str | None = None,
     ) -> Welcome | None:
         """Be known; None if that did not work."""
-        mine = nonce()
-        self.tell("HELLO", Hello(uuid=uuid, name=name, nonce=mine))
-        world.pass_(0.05)
-        known = msgspec.json.decode(self.lines("CHALLENGE")[-1], type=Challenge)
+        greetings = self.say_hello(world, Hello(uuid=uuid, name=name, nonce=nonce()))
         if shown is None:
-            nonces = (known.nonce, mine)
-            shown = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
+            shown = "" if secret is None else proof(secret, REPLICA_SIDE, greetings)
         self.tell("AUTH", Auth(shown))
+        if secret is not None:
+            self._writer = RecordWriter(record_key(secret, REPLICA_SIDE, greetings))
+            self._reader.read_records(record_key(secret, PRIMARY_SIDE, greetings))
         world.pass_(0.05)
         said = self.lines("WELCOME")
         return msgspec.json.decode(said[-1], type=Welcome) if said else None
+
+    def say_hello(self, world: World, hello: Hello) -> Greetings:
+        """Say this, and hear the challenge."""
+        self.tell("HELLO", hello)
+        world.pass_(0.05)
+        return Greetings(line_of_replica(hello), b"CHALLENGE " + self.lines("CHALLENGE")[-1])
 
     def subscribe(
         self, world: World, welcome: Welcome, position: LogPosition | None = None, **other: Any

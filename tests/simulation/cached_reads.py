@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from synrepl.caches.vintages import LEGACY
 from synrepl.ports.caches import Caches
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.updates import FollowerEvent
+from synrepl.replication.follower.updates import FollowerEvent, Updates
 from synrepl.streams.catalog import Receipt, Typing
 from synrepl.streams.facts import Fact
 from synrepl.wire import jsontext
@@ -103,6 +103,7 @@ class CacheTruth:
         self._serial = 0
         self._versions: Counter[tuple[str, str]] = Counter()
         self._changes: defaultdict[tuple[str, str], list[Change]] = defaultdict(list)
+        self._of_fact: defaultdict[tuple[str, int], list[Change]] = defaultdict(list)
 
     def begin_life(self, ephemeral: Iterable[str], facts: Iterable[Fact]) -> None:
         """The daemon has started, with these facts in its log."""
@@ -127,7 +128,13 @@ class CacheTruth:
                     fact.stream, fact.writer, fact.token, life, *position, version=self._versions[position]
                 )
                 self._changes[position].append(change)
+                if is_kept:
+                    self._of_fact[fact.stream, fact.token].append(change)
                 self.latest = [*self.latest[-9:], change]
+
+    def changes_of(self, stream: str, token: int) -> Sequence[Change]:
+        """What a fact that is kept has changed; nothing for one of a stream in memory."""
+        return self._of_fact.get((stream, token), ())
 
     def read(self, name: str, room: str) -> int:
         """The value now."""
@@ -193,6 +200,11 @@ class CachedReader:
         timeout = self._chance.uniform(0.01, 2)
         waiter = self._follower.wait_for(change.stream, {writer: change.token}, timeout)
         waiter.addCallbacks(lambda _: self.read(change.name, change.room, change), lambda _: None)
+
+    def read_within(self, updates: Updates[Any]) -> None:
+        """Read what a fact changed in a subscriber that is called with it."""
+        for change in self._truth.changes_of(updates.stream, updates.token):
+            self.read(change.name, change.room, change)
 
     def read(self, name: str, room: str, after: Change | None = None) -> None:
         """Read, now and then without staying to hear the answer."""

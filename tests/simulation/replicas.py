@@ -280,7 +280,7 @@ class ReplicaSimulation(SeededRun):
 
     def _fresh_disk(self, node: FakeNode) -> None:
         node.engine = FaultyEngine()
-        node.engine.write_notes(uuid=f"{self.chance.getrandbits(64):x}", history=f"history of {node.name}")
+        node.engine.write_notes(uuid=f"{self.chance.getrandbits(64):x}", history=f"history-of-{node.name}")
 
     def _start(self, name: str) -> None:
         node = self.nodes[name]
@@ -420,7 +420,8 @@ class ReplicaSimulation(SeededRun):
         ours, theirs = link.client._name, link.server._name
         self._note(f"{ours} is cut off from {theirs}")
         self.seen["cut"] += 1
-        replica = self.nodes[ours].replica
+        node = self.nodes.get(ours)  # else a worker
+        replica = None if node is None else node.replica
         if replica is not None:
             self.struck["replica", replica.state] += 1
         for relay in self.nodes[theirs].relays.connected:

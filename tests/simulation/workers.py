@@ -171,17 +171,20 @@ class Simulation(SeededRun):
             delay=lambda: self.chance.uniform(0.001, 0.05),
             page_rows=self.chance.choice([1, 3, 50]),
             caches=reader.caches,
-            subscriber=self._subscriber(),
+            subscriber=self._subscriber(reader),
         )
         reader.follow(worker.follower)
         slot.lives.append(_Life(worker, reader, slot.positions.load(), len(self.engine.facts)))
         reader.read_everything()
         worker.start()
 
-    def _subscriber(self) -> Callable[[FakeWorker, Updates[Any]], Awaitable[None] | None]:
-        """One that remembers, and where this run says so fails or takes its time, now and then."""
+    def _subscriber(
+        self, reader: CachedReader
+    ) -> Callable[[FakeWorker, Updates[Any]], Awaitable[None] | None]:
+        """One that reads, remembers, and where this run says so fails or takes its time, now and then."""
 
         def remember(worker: FakeWorker, updates: Updates[Any]) -> None:
+            reader.read_within(updates)
             stream = self.daemon.table[updates.stream]
             if stream.ordered and stream.monotonic:
                 machine = worker.follower.engine.executors[updates.stream].machine

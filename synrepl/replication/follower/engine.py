@@ -8,8 +8,17 @@ from typing import Any, Final
 from twisted.logger import Logger
 
 from synrepl.caches.registry import CacheRegistry
-from synrepl.errors import ConfigError, GapError, NeverAllocated, NotConnected, ReplicationError, RowError
+from synrepl.errors import (
+    ConfigError,
+    GapError,
+    NeverAllocated,
+    NotConnected,
+    RemoteProtocolError,
+    ReplicationError,
+    RowError,
+)
 from synrepl.ports.interfaces import IAllocated, IClock, IPositionStore
+from synrepl.ports.limited_logger import RepeatLimit
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.connection import Connection
@@ -25,8 +34,9 @@ from synrepl.replication.strategies import FollowStrategy, following
 from synrepl.streams.batches import Batches
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.wire.commands import Error, Position, Rdata, Server
+from synrepl.wire.commands import EpochNotice, Error, Position, Rdata, Rewind, Server
 from synrepl.wire.dialect import Dialect
+from synrepl.wire.extension import EpochMark
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
@@ -93,6 +103,11 @@ class FollowerEngine:
         self._established = False
         self._paused_streams: set[str] = set()
         self._unknown: set[str] = set()
+        self._logged = RepeatLimit(self._own_seconds)
+        self._next_epoch: EpochMark | None = None
+        """The server's epoch, while rewinds wait: until they are done, the former one must be named again."""
+        self._rewound: set[tuple[str, str]] = set()
+        """The streams and writers that the server has compared on this connection."""
         self.follow_caches()
 
     @property
@@ -261,6 +276,10 @@ class FollowerEngine:
                     executor.feed(command)
                 if type(command) is not Position:
                     continue
+            elif type(command) is Rewind:
+                self._rewind(command)
+            elif isinstance(command, EpochNotice):
+                self._enter_epoch(command)
             elif isinstance(command, Server):
                 self._emit(FollowerEvent(kind="server", text=command.server_name))
             elif isinstance(command, Error):
@@ -273,10 +292,62 @@ class FollowerEngine:
         if self._has_new_writer:
             self._save()
 
+    @property
+    def epoch(self) -> EpochMark | None:
+        """The epoch of the log that was followed last; None if no server has said it."""
+        return self.saver.epoch
+
+    def _rewind(self, command: Rewind) -> None:
+        self._rewound.add((command.stream, command.instance))
+        executor = self.executors.get(command.stream)
+        if executor is not None:
+            executor.feed(command)
+
+    def _enter_epoch(self, command: EpochNotice) -> None:
+        mark = EpochMark.parse(command.mark)
+        if mark is None:
+            raise RemoteProtocolError("EPOCH does not have the epochs of a log")
+        known = self.epoch
+        if known is not None and known.history != mark.history:
+            text = (
+                f"the server has another log ({mark.history}) than the one that was followed"
+                f" ({known.history}): facts of the two are told apart by their tokens only"
+            )
+            self._emit(FollowerEvent(kind="error", text=text))
+        elif known is not None and self._rewound:
+            # Of a writer that was not compared, this log has no fact at all.
+            for name, executor in self.executors.items():
+                if not self.table[name].ephemeral:
+                    for writer in set(executor.machine.positions.tokens):
+                        if (name, writer) not in self._rewound:
+                            executor.feed(Rewind(stream=name, instance=writer, token=0))
+        if known is None or known.history == mark.history:
+            for name, executor in self.executors.items():
+                executor.machine.history.is_compared = known is not None and not self.table[name].ephemeral
+        self._rewound.clear()
+        self._next_epoch = mark
+        self._complete_epoch()
+
+    def _complete_epoch(self) -> None:
+        """Note the epoch of the server once all rewinds are done."""
+        if self._next_epoch is None or any(one.machine.is_rewinding for one in self.executors.values()):
+            return
+        if self._next_epoch != self.saver.epoch:
+            self.saver.epoch = self._next_epoch
+            self.saver.save_soon()
+        self._next_epoch = None
+
+    def moved(self, why: str, code: str) -> None:
+        """The server says that it must not be followed any more, or not now."""
+        self._emit(FollowerEvent(kind="moved", text=why))
+
     def disconnected(self, why: str, code: str = "") -> None:
         """The connection was lost. `code` is that of `FollowerEvent`."""
         self.connection = None
         self.is_connected = False
+        self._complete_epoch()
+        self._next_epoch = None
+        self._rewound.clear()
         for executor in self.executors.values():
             executor.feed(Disconnected())
         self._save()
@@ -332,6 +403,8 @@ class FollowerEngine:
     def report(self, stream: str, report: Report) -> None:
         """Handle a report of a stream."""
         if report is ADVANCED:
+            if self._next_epoch is not None:
+                self._complete_epoch()
             if not self.saver.is_due:
                 self.saver.save_soon()
             if self.waiters.queues:
@@ -406,10 +479,15 @@ class FollowerEngine:
                 # The token may belong to the new history and arrive later.
                 waiter.is_checked = False
         self.allocation.check(stream)
-        self._emit(FollowerEvent(kind="went_back", stream=stream, writer=writer, token=token))
+        text = (
+            f"the facts of {writer} in {stream} after token {token} are lost: the server's log lacks them,"
+            " although this follower may have received them"
+        )
+        self._emit(FollowerEvent(kind="went_back", stream=stream, writer=writer, token=token, text=text))
 
     def _emit(self, event: FollowerEvent) -> None:
-        if event.kind == "error":
+        # A problem that lasts is met again at each retry.
+        if event.kind in ("error", "went_back", "moved") and self._logged.allows(event.text):
             self._logger.warn("{text}", text=event.text, stream=event.stream)
         for listener in self.event_listeners:
             try:
@@ -417,6 +495,9 @@ class FollowerEngine:
             except Exception:
                 # What the stream does next must not depend on a listener.
                 self._logger.failure("a listener of {kind} events failed", kind=event.kind)
+
+    def _own_seconds(self) -> float:
+        return self.own_clock.seconds() if self.own_clock is not None else 0.0
 
     def _save(self) -> None:
         self._has_new_writer = False

@@ -1,5 +1,6 @@
 """StreamExecutor: performs the actions that a stream's machine orders."""
 
+from collections import deque
 from collections.abc import Awaitable, Coroutine
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.vintage import Invalidation
 from synrepl.errors import ReplicationError
 from synrepl.ports.tasks import resume, step_eagerly
 from synrepl.ports.time import Backoff, sleep
@@ -23,7 +25,11 @@ Waiting = Coroutine[Any, Any, StreamEvent]
 
 
 class StreamExecutor:
-    """Performs the actions of `machine`: calls subscribers, invalidates caches, fetches, waits.
+    """Performs the actions of `machine`: invalidates caches, calls subscribers, fetches, waits.
+
+    A fact drops its cache entries before its first subscriber is called, so that all of them read values that
+    are as new as the fact. It drops them again after the last one, as a subscriber may have changed what was
+    cached meanwhile.
 
     A failed subscriber is called again with backoff, until it succeeds or the follower stops: no fact is
     skipped. If caches cannot apply a fact, all that the stream can invalidate is dropped, with such retries.
@@ -34,9 +40,12 @@ class StreamExecutor:
     ) -> None:
         self.machine = machine
         self._engine = engine
-        # What is done with a fact, each step with its index: the subscribers in order, then the caches.
+        self._subscribers: list[Subscriber] = []
+        # What is done with a fact, each step with its index.
         self._steps: list[tuple[int, Subscriber]] = []
         self._caches: CacheRegistry | None = None
+        # What the fact that is being applied invalidates; None if that could not be found out.
+        self._dropped: list[Invalidation] | None = None
         # What the machine waits for. It is void once `_turn` has changed.
         self._current: Deferred[StreamEvent] | None = None
         self._turn = 0
@@ -48,13 +57,20 @@ class StreamExecutor:
         """Invalidate these caches with each fact from now on."""
         if self._caches is None:
             self._caches = caches
-            self._steps.append((len(self._steps), self._invalidate_rows))
             self.machine.history.has_caches = True
+            self._order_steps()
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call `subscriber` with each fact."""
-        steps = [step for _, step in self._steps]
-        steps.insert(len(steps) - (self._caches is not None), subscriber)
+        self._subscribers.append(subscriber)
+        self._order_steps()
+
+    def _order_steps(self) -> None:
+        steps = [*self._subscribers]
+        if self._caches is not None:
+            steps = [self._invalidate_rows, *steps]
+            if self._subscribers:
+                steps.append(self._invalidate_again)
         self._steps = list(enumerate(steps))
 
     def feed(self, event: StreamEvent) -> None:
@@ -123,7 +139,8 @@ class StreamExecutor:
             if is_page:
                 # A page may be long: report the positions after each of its facts.
                 self._engine.report(self.machine.name, ADVANCED)
-            for index, step in steps[-1:] if facts.is_repetition else steps:
+            due = steps[:1] if facts.is_repetition else steps
+            for index, step in due:
                 try:
                     waiting = step(updates)
                     if waiting is None:
@@ -139,47 +156,70 @@ class StreamExecutor:
                 except Exception as error:
                     waiting, failure = None, error
                 self._engine.report(self.machine.name, ADVANCED)
-                return self._finish(updates, index, waiting, failure)
+                return self._finish(updates, [step for _, step in due[index:]], waiting, failure)
         self._engine.report(self.machine.name, ADVANCED)
         return APPLIED
 
     async def _finish(
-        self, updates: Updates[Any], index: int, waiting: Awaitable[None] | None, failure: Exception | None
+        self,
+        updates: Updates[Any],
+        steps: list[Subscriber],
+        waiting: Awaitable[None] | None,
+        failure: Exception | None,
     ) -> StreamEvent:
-        """Continue a fact at the step that waits or failed."""
-        turn, backoff, steps = self._turn, Backoff(RETRY_SECONDS), self._steps
-        while index < len(steps):
+        """Continue a fact at the first of these steps, which waits or failed."""
+        turn, backoff, left = self._turn, Backoff(RETRY_SECONDS), deque(steps)
+        while left:
+            step = left[0]
             try:
                 if failure is not None:
                     raise failure
                 if waiting is None:
-                    result = steps[index][1](updates)
+                    result = step(updates)
                     waiting = None if result is None else step_eagerly(result)
                 if waiting is not None:
                     await waiting
-                index += 1
+                left.popleft()
             except Exception as error:
                 if turn != self._turn:
                     raise CancelledError from error
-                owner = "cache invalidation" if steps[index][1] == self._invalidate_rows else "a subscriber"
+                is_subscriber = step not in (self._invalidate_rows, self._invalidate_again)
+                owner = "a subscriber" if is_subscriber else "cache invalidation"
                 self._engine.report_failure(error, self.machine.name, owner)
                 failure = None
                 await sleep(self._engine.clock, backoff.next())
+                if is_subscriber and self._caches is not None:
+                    # Entries that were computed since may be older than what it changed before it failed.
+                    left.appendleft(self._invalidate_again)
             waiting = None
         return APPLIED
 
     def _invalidate_rows(self, updates: Updates[object]) -> None:
-        """The last step of a fact. Raises only what `CacheRegistry.invalidate_stream` raises."""
+        """The first step of a fact. Raises only what `CacheRegistry.invalidate_stream` raises."""
         name = self.machine.name
         assert self._caches is not None
         if updates.writer not in self.machine.positions.tokens:
             # The first fact of a new writer: its earlier facts may be newer than our entries.
             self._caches.invalidate_stream(name)
         try:
-            self._caches.apply(name, updates.rows, token=updates.token)
+            self._dropped = self._caches.apply(name, updates.rows)
         except Exception as error:
+            self._dropped = None
             self._engine.report_failure(error, name, "cache invalidation")
             self._caches.invalidate_stream(name)
+
+    def _invalidate_again(self, updates: Updates[object]) -> None:
+        """Before a subscriber that is called again, and the last step of a fact. Raises as the first step."""
+        name = self.machine.name
+        assert self._caches is not None
+        if self._dropped is not None:
+            try:
+                self._caches.repeat(self._dropped)
+                return
+            except Exception as error:
+                self._dropped = None
+                self._engine.report_failure(error, name, "cache invalidation")
+        self._caches.invalidate_stream(name)
 
     def _invalidate_stream(self) -> None:
         if self._caches is not None:

@@ -13,7 +13,7 @@ from synrepl.replication.follower.updates import RawFact, Updates
 from synrepl.streams.batches import Batches
 from synrepl.streams.stream import Stream, row
 from synrepl.wire import jsontext
-from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.commands import Position, Rdata, Rewind
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.rdata_runs import RdataRun
 
@@ -30,7 +30,7 @@ class StreamIntake:
     """
 
     def __init__(self, name: str, batches: Batches[bytes]) -> None:
-        self.queue: deque[Rdata | Position] = deque()
+        self.queue: deque[Rdata | Position | Rewind] = deque()
         self.bytes = 0
         self.is_full = False
         self._name = name
@@ -49,13 +49,13 @@ class StreamIntake:
         self._dropping.clear()
         self._batches.clear(self._name)
 
-    def enqueue(self, command: Rdata | Position, mode: Mode) -> None:
+    def enqueue(self, command: Rdata | Position | Rewind, mode: Mode) -> None:
         """Queue a command, within limits.
 
         If the queue is full, a server that pushes is paused. Where facts can be fetched, the queued rows are
         dropped instead, and the POSITION in their place triggers the fetch.
         """
-        if isinstance(command, Position):
+        if not isinstance(command, Rdata):
             self.queue.append(command)
         elif command.instance in self._dropping:
             self._drop_row(command)
@@ -68,7 +68,7 @@ class StreamIntake:
             else:
                 self._drop_rows()
 
-    def pop(self) -> Rdata | Position:
+    def pop(self) -> Rdata | Position | Rewind:
         """Remove and return the head of the queue, which must not be empty."""
         command = self.queue.popleft()
         if isinstance(command, Rdata):

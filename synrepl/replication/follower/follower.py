@@ -2,12 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, overload
 
 from twisted.internet.defer import Deferred
 
 from synrepl.caches.registry import CacheRegistry
-from synrepl.errors import GapError, NotConnected, WaitTimeout
+from synrepl.errors import ConfigError, GapError, NotConnected, WaitTimeout, suggest
 from synrepl.ports.interfaces import IAllocated, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.engine import FollowerEngine
@@ -22,6 +22,8 @@ R = TypeVar("R")
 C = TypeVar("C", bound=Command)
 
 Subscriber = Callable[[Updates[R]], Awaitable[None] | None]
+
+STARTS: Final = ("latest", "earliest")
 
 
 class Follower:
@@ -61,16 +63,16 @@ class Follower:
     * `canonical`: deliver rows as the log stores them: JSON texts in the newest shape.
     * `external_position`: returns, for a stream and a writer, the token up to which another source has
       applied the facts (-1: none). In ordered streams they are not fetched. Excludes `caches`.
-    * `caches`: the streams in `caches.streams` are followed, too. Each fact invalidates them after its
-      subscribers were called and before the position advances and waiters wake, so a cached value is
-      never older than the positions reported here. If facts may have been missed, everything the stream can
-      invalidate is dropped. Caches declared while connected count from the next subscription or connection
-      on.
+    * `caches`: the streams in `caches.streams` are followed, too. What a fact invalidates is dropped before
+      its first subscriber is called, so that none reads a value older than its fact, and again after the
+      last one, before the position advances and waiters wake, so that a cached value is never older than the
+      positions reported here. If facts may have been missed, everything the stream can invalidate is dropped.
+      Caches declared while connected count from the next subscription or connection on.
     * `allocated`: queried by `wait_for` for the highest token. `connect` sets it if missing and `http` is
       given.
 
-    Raises `ConfigError` for `caches` with `raw` or `canonical`, `ValueError` for `caches` with
-    `external_position`.
+    Raises `ConfigError` for another `start`, and for `caches` with `raw` or `canonical`, `ValueError` for
+    `caches` with `external_position`.
     """
 
     def __init__(
@@ -89,6 +91,10 @@ class Follower:
         caches: CacheRegistry | None = None,
         allocated: IAllocated | None = None,
     ) -> None:
+        if start not in STARTS:
+            raise ConfigError(
+                f"start must be {' or '.join(STARTS)}, not {start!r}{suggest(str(start), STARTS)}"
+            )
         self.instance = instance
         self.engine = FollowerEngine(
             own_clock=clock,
@@ -108,21 +114,32 @@ class Follower:
             metrics.lag_seconds.set_function(self.lag_seconds)
             metrics.lag_rows.set_function(self.lag_rows)
 
-    def on(self, stream: Stream[R]) -> Callable[[Subscriber[R]], Subscriber[R]]:
-        """Decorator: call this function with each fact of the stream.
+    @overload
+    def on(self, stream: Stream[R]) -> Callable[[Subscriber[R]], Subscriber[R]]: ...
+    @overload
+    def on(self, stream: str) -> Callable[[Subscriber[Any]], Subscriber[Any]]: ...
+    def on(self, stream: Stream[Any] | str) -> Callable[[Subscriber[Any]], Subscriber[Any]]:
+        """Decorator: call this function with each fact of the stream: one of `synrepl.streams`, or its name.
 
         The function takes an `Updates` and may be a coroutine function; the next fact of the stream waits
         until it is done. If it raises, it is called again with the same fact after a backoff of up to 8
         seconds, and the stream waits. Subscribers of one stream are called in the order of registration.
-        Raises `ConfigError` for a coroutine function if `positions` refuses it, as `SQLPositions` does::
+        A type checker knows the rows of ``RECEIPTS``, but not those of ``"receipts"``. Raises `UnknownStream`
+        for the name of an unknown stream, `TypeError` for anything else, and `ConfigError` for a coroutine
+        function if `positions` refuses it, as `SQLPositions` does::
 
             @follower.on(RECEIPTS)
             def show(updates: Updates[Receipt]) -> None:
                 print(updates.writer, updates.token, updates.rows)
         """
+        followed = self.engine.table[stream] if isinstance(stream, str) else stream
+        if not isinstance(followed, Stream):
+            raise TypeError(
+                f"follower.on takes a stream, such as synrepl.streams.RECEIPTS, or its name, not {stream!r}"
+            )
 
-        def subscribe(subscriber: Subscriber[R]) -> Subscriber[R]:
-            self.engine.subscribe(stream, subscriber)
+        def subscribe(subscriber: Subscriber[Any]) -> Subscriber[Any]:
+            self.engine.subscribe(followed, subscriber)
             return subscriber
 
         return subscribe

@@ -179,7 +179,8 @@ class StreamHistory:
     `has_started`: a POSITION was processed, in this run or a saved one. `is_out_of_order`: the server sent
     later facts before earlier ones, as real masters do. `was_disconnected`: a connection was lost before.
     `announced`: the highest POSITION of each writer whose rows arrive ahead of POSITION; all facts up to it
-    were applied, or have no source. `has_caches`: the stream invalidates caches.
+    were applied, or have no source. `has_caches`: the stream invalidates caches. `is_compared`: the server
+    of this connection has said which facts are lost (REWIND, EPOCH), so that a lower POSITION shows none.
     """
 
     def __init__(self, policy: ApplyPolicy, positions: AppliedPositions) -> None:
@@ -190,6 +191,7 @@ class StreamHistory:
         self.is_out_of_order = False
         self.was_disconnected = False
         self.has_caches = False
+        self.is_compared = False
         self.announced: dict[str, int] = {}
         # The POSITION of each writer that is being processed. If cut off, the next POSITION covers it.
         self.announcing: dict[str, int] = {}

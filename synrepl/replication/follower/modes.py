@@ -126,9 +126,11 @@ class Pull(Mode):
     def accepts_writer(self, writer: str) -> bool:
         """Whether the writer had no position when positions were announced: then these are its first rows.
 
-        Otherwise there may be a gap before the rows: they are accepted once its POSITION was received.
+        Otherwise there may be a gap before the rows: they are accepted once its POSITION was received. A
+        writer that is known from another copy of the log has no position at a copy that lags that far. Its
+        rows then come from the first one on, those that are known included.
         """
-        if not self.ready or writer in self._positions.tokens:
+        if not self.ready or (writer in self._positions.tokens and not self._history.is_compared):
             return False
         self.ready.add(writer)
         return True
@@ -161,6 +163,8 @@ class Pull(Mode):
         if known < prev:
             after = known if recheck_after is None else min(recheck_after, known)
             return Judgement(Verdict.GAP, token, after, is_certain)
+        if self._history.is_compared:
+            return Judgement(Verdict.STALE, token)  # a copy that lags: REWIND has said what is lost
         is_rewound = is_first or self._rewinds_any_time
         if not is_rewound and self._policy.monotonic:
             return Judgement(Verdict.STALE, token)

@@ -1,12 +1,13 @@
 """PositionSaver: keeps the saved positions, and those in the metrics, up to date."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from synrepl.ports.interfaces import IClock, IPositionStore, SaveablePosition
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.updates import Subscriber
+from synrepl.wire.extension import EpochMark
 
 SAVE_SECONDS: Final = 0.1
 """The longest time from a change of positions to the attempt to save them. After a kill, facts applied since
@@ -17,13 +18,17 @@ the last successful save are delivered again.
 RETRY_SECONDS: Final = 1.0
 """The time until a save that failed is repeated."""
 
+EPOCH: Final = "(epoch)"
+"""The name under which a store keeps the epoch, as if it were a stream: no stream has such a name."""
+
 
 @dataclass(eq=False, repr=False)
 class PositionSaver:
     """Saves `positions()` to `store` and shows them in `metrics` (each may be None) soon after a change.
 
     A save that fails is reported to `report_failure`, and repeated. `is_due`: a save is scheduled. `saved`:
-    the positions of the last run and of the last save, also of streams that are not followed now.
+    the positions of the last run and of the last save, also of streams that are not followed now. `epoch`:
+    the epoch of the log that they belong to, if known; it is saved with them.
     """
 
     store: IPositionStore | None
@@ -33,7 +38,9 @@ class PositionSaver:
     report_failure: Callable[[Exception], None]
 
     def __post_init__(self) -> None:
-        self.saved: SaveablePosition = self.store.load() if self.store is not None else {}
+        loaded = self.store.load() if self.store is not None else {}
+        self.saved: SaveablePosition = {name: held for name, held in loaded.items() if name != EPOCH}
+        self.epoch: EpochMark | None = _epoch_of(loaded.get(EPOCH, {}))
         self._is_stopped = False
         self._shown: dict[str, dict[str, int]] = {}
         self.is_due = False
@@ -66,8 +73,9 @@ class PositionSaver:
         positions = self.positions()
         if self.store is not None:
             saved = self.saved | positions
+            epoch = {} if self.epoch is None else {EPOCH: {str(self.epoch): self.epoch.epoch}}
             try:
-                self.store.save(saved)
+                self.store.save(saved | epoch)
             except Exception as error:
                 if self._is_stopped:
                     raise
@@ -81,3 +89,7 @@ class PositionSaver:
                     for writer, token in writers.items():
                         self.metrics.position.labels(stream, writer).set(token)
             self._shown = positions
+
+
+def _epoch_of(saved: Mapping[str, int]) -> EpochMark | None:
+    return EpochMark.parse(next(iter(saved), ""))

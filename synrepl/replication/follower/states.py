@@ -1,7 +1,7 @@
 """The states of a stream's machine and their transitions, the events it is fed, and the actions it orders.
 
-Rows and positions are fed as the commands `Rdata` (or `RdataRun`) and `Position`, a page of missing facts as
-`MissedFacts`.
+Rows, positions and rewinds are fed as the commands `Rdata` (or `RdataRun`), `Position` and `Rewind`, a page
+of missing facts as `MissedFacts`.
 """
 
 import enum
@@ -12,7 +12,7 @@ import msgspec
 
 from synrepl.replication.follower.updates import MissedFacts
 from synrepl.replication.strategies import FollowStrategy
-from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.commands import Position, Rdata, Rewind
 from synrepl.wire.rdata_runs import RdataRun
 
 
@@ -59,6 +59,7 @@ StreamEvent = (
     Rdata
     | RdataRun
     | Position
+    | Rewind
     | MissedFacts
     | Connected
     | Disconnected
@@ -156,7 +157,14 @@ _READY: Final = frozenset({_L, _A, _I, _F})
 def _queued(state: StreamState) -> dict[type, frozenset[StreamState]]:
     """Commands that arrive while the stream is blocked are queued."""
     same = frozenset({state})
-    return {Rdata: same, RdataRun: same, Position: same, Tick: same, Stopped: frozenset({_D})}
+    return {
+        Rdata: same,
+        RdataRun: same,
+        Position: same,
+        Rewind: same,
+        Tick: same,
+        Stopped: frozenset({_D}),
+    }
 
 
 TRANSITIONS: Final[Mapping[StreamState, Mapping[type, frozenset[StreamState]]]] = {
@@ -166,6 +174,7 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[type, frozenset[StreamState]]]] 
         Rdata: _READY,
         RdataRun: _READY,
         Position: _READY,
+        Rewind: frozenset({_L, _I}),
         Tick: frozenset({_L, _A}),
         Connected: frozenset({_L}),
         Disconnected: frozenset({_D}),

@@ -18,7 +18,7 @@ from synrepl.replication.follower.modes import Mode, Verdict, mode_for
 from synrepl.replication.follower.states import APPLY, Report, Reported, StreamEvent, StreamState
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.streams.batches import Batches
-from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.commands import Position, Rdata, Rewind
 from synrepl.wire.rdata_runs import RdataRun
 
 _DISCONNECTED: Final = StreamState.DISCONNECTED
@@ -61,6 +61,11 @@ class StreamMachine:
             return mode is not None and mode.collects_rows and mode.collects
         return True
 
+    @property
+    def is_rewinding(self) -> bool:
+        """Whether a rewind is not done yet."""
+        return self._step is not None or any(isinstance(one, Rewind) for one in self.intake.queue)
+
     def feed(self, event: StreamEvent) -> list[states.Action]:
         """Handle an event. Returns the actions, which the caller must perform in order.
 
@@ -92,6 +97,7 @@ class StreamMachine:
     def _disconnected(self, event: states.Disconnected) -> None:
         """Drop everything that was partly received. The next connection repeats what was not applied."""
         self.history.was_disconnected = True
+        self.history.is_compared = False
         self._awaits_quiet = False
         self._mode = self._position = self._step = self.gaps.repair = None
         self.facts.clear()
@@ -145,11 +151,21 @@ class StreamMachine:
         self._position = position, is_first
         self.facts.extend(facts)
 
+    def _take_rewind(self, command: Rewind) -> None:
+        """Go back to what the server's log has in common with the log that was followed before."""
+        writer, token = command.instance, command.token
+        if self.positions.tokens.get(writer, 0) <= token:
+            return
+        self.history.recent.forget_beyond(token)
+        self.history.announced.pop(writer, None)
+        self._actions.append(Report(Reported.REWOUND, writer, token))
+        self._skip(PositionStep(writer, token))
+
     def _queue_run(self, run: RdataRun) -> None:
         for row in run.commands():
             self._queue(row)
 
-    def _queue(self, command: Rdata | Position) -> None:
+    def _queue(self, command: Rdata | Position | Rewind) -> None:
         mode = self._mode
         if mode is None:
             return  # the connection has ended: the next one repeats the command
@@ -234,6 +250,8 @@ class StreamMachine:
                 queued = intake.pop()
                 if isinstance(queued, Rdata):
                     self._take_row(queued)
+                elif isinstance(queued, Rewind):
+                    self._take_rewind(queued)
                 else:
                     self._take_position(queued)
             else:
@@ -305,6 +323,7 @@ _HANDLERS: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {
     Rdata: StreamMachine._take_row,
     RdataRun: StreamMachine._take_run,
     Position: StreamMachine._take_position,
+    Rewind: StreamMachine._take_rewind,
     states.Tick: StreamMachine._tick,
     states.Applied: StreamMachine._applied,
     states.Invalidated: StreamMachine._invalidated,
@@ -317,6 +336,7 @@ _QUEUING: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {
     Rdata: StreamMachine._queue,
     RdataRun: StreamMachine._queue_run,
     Position: StreamMachine._queue,
+    Rewind: StreamMachine._queue,
 }
 
 _STEPS: Final = {

@@ -77,14 +77,19 @@ class FollowerEvent(msgspec.Struct, frozen=True):
     * ``server``: the server's name, in `text`;
     * ``position``: a POSITION was processed; `writer` of `stream` is at `token`;
     * ``restarted``: `writer` restarted `stream`, and its tokens begin again;
-    * ``went_back``: the position of `writer` in `stream` fell to `token`: its later facts are lost;
+    * ``went_back``: the position of `writer` in `stream` fell to `token`: its later facts are lost, although
+      they may have been delivered (`text` says so);
+    * ``moved``: the server must not be followed any more, or not now; `text` says why, and where it says that
+      the primary is;
     * ``error``: `text` is the message, `error` the exception, if any.
 
     `code` is set if no retry can succeed until somebody changes a configuration: ``wrong_server``,
     ``unknown_stream``, ``forbidden``, ``tls`` or ``bad_port``. If it is empty, a retry may succeed.
     """
 
-    kind: Literal["connected", "disconnected", "server", "position", "restarted", "went_back", "error"]
+    kind: Literal[
+        "connected", "disconnected", "server", "position", "restarted", "went_back", "moved", "error"
+    ]
     text: str = ""
     stream: str = ""
     writer: str = ""

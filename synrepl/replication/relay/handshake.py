@@ -1,6 +1,8 @@
 """Parts of the handshake with a replica, and the start of a snapshot, for all transports.
 
-On a native connection both ends prove the secret by HMAC, without sending it or comparing clocks.
+On a native connection both ends prove the secret by HMAC, without sending it or comparing clocks. The proofs
+cover the lines of the handshake as they were sent, so that nobody in between can alter them. Without TLS the
+bytes after the handshake travel in records (`wire.records`), whose keys come from the same lines.
 """
 
 import hmac
@@ -9,13 +11,29 @@ from typing import Final
 
 import msgspec
 
+from synrepl.ports.access import Access, prove
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.storage.log import Log
+from synrepl.wire.codec import codec_of
+from synrepl.wire.dialect import NATIVE
+from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.native import OWN_CAPABILITIES, Hello, Join, Joining, Welcome
 
-REPLICA: Final = "synrepl replica"
-PRIMARY: Final = "synrepl primary"
+REPLICA_SIDE: Final = "synrepl replica"
+PRIMARY_SIDE: Final = "synrepl primary"
+
+HANDSHAKE_REFUSALS: Final = ("version", "bad_name", "no_rights")
+"""The codes of a REFUSED before WELCOME, which nothing authenticates."""
+
+
+class Greetings(msgspec.Struct, frozen=True):
+    """The lines HELLO and CHALLENGE of one connection, without their ends. They have the nonces of both ends,
+    so that no other connection has the same lines.
+    """
+
+    hello: bytes
+    challenge: bytes
 
 
 def nonce() -> str:
@@ -23,21 +41,42 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
-def proof(secret: str, side: str, nonces: tuple[str, str], uuid: str, name: str) -> str:
-    """Return the proof of one side: an HMAC-SHA256 in hexadecimal, with the secret as key.
+def line_of_replica(command: Command) -> bytes:
+    """Return the line, without its end, in which a replica sends this command."""
+    return codec_of(NATIVE, ours=CLIENT, theirs=SERVER).format(command)
 
-    It covers `side` (`REPLICA` or `PRIMARY`), both nonces (the replica's last), the replica's uuid and name.
+
+def line_of_upstream(command: Command) -> bytes:
+    """Return the line, without its end, in which an upstream sends this command."""
+    return codec_of(NATIVE, ours=SERVER, theirs=CLIENT).format(command)
+
+
+def proof(secret: str, side: str, greetings: Greetings, welcome: bytes = b"") -> str:
+    """Return the proof of one side (`REPLICA_SIDE` or `PRIMARY_SIDE`): an HMAC-SHA256 in hexadecimal.
+
+    The proof of a primary also covers its line WELCOME, which is passed `without_proof`.
     """
-    text = "\n".join((side, *nonces, uuid, name))
-    return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()
+    return _digest(secret, f"{side} proof", greetings, welcome).hex()
 
 
-def proves(
-    received: str, secret: str | None, side: str, nonces: tuple[str, str], uuid: str, name: str
-) -> bool:
+def proves(received: str, secret: str | None, side: str, greetings: Greetings, welcome: bytes = b"") -> bool:
     """Whether `received` is the `proof` with this secret, False if that is None. Runs in constant time."""
-    expected = proof(secret if secret is not None else nonce(), side, nonces, uuid, name)
+    expected = proof(secret if secret is not None else nonce(), side, greetings, welcome)
     return hmac.compare_digest(received.encode(), expected.encode()) and secret is not None
+
+
+def record_key(secret: str, side: str, greetings: Greetings) -> bytes:
+    """Return the key of the records that this side sends on this connection."""
+    return _digest(secret, f"{side} records", greetings)
+
+
+def without_proof(welcome: bytes, proof: str) -> bytes:
+    """Return a line WELCOME as it was before its `proof` was set."""
+    return welcome.replace(b'"proof":"%b"' % proof.encode(), b'"proof":""', 1)
+
+
+def _digest(secret: str, label: str, greetings: Greetings, welcome: bytes = b"") -> bytes:
+    return prove(secret, label, greetings.hello, greetings.challenge, welcome)
 
 
 class SnapshotStart(msgspec.Struct, frozen=True):
@@ -48,7 +87,9 @@ class SnapshotStart(msgspec.Struct, frozen=True):
     snapshot: LogSnapshot | None
 
 
-async def start_snapshot(registry: ReplicaRegistry, replica: Hello, request: Join) -> SnapshotStart:
+async def start_snapshot(
+    registry: ReplicaRegistry, replica: Hello, request: Join, access: Access
+) -> SnapshotStart:
     """Start a copy for this replica, or resume its interrupted one. Raises StorageError.
 
     A resumed copy with metadata needs no snapshot. From now on the replica's lease retains the copy's facts.
@@ -59,10 +100,10 @@ async def start_snapshot(registry: ReplicaRegistry, replica: Hello, request: Joi
     position = request.position
     resumed = position is not None and is_leased and await _can_resume(log, request.join, position)
     # Renew the lease before the snapshot is taken, so that none of its facts can be trimmed.
-    registry.retain(replica, lease.serial if resumed and lease is not None else trimmed_upto.serial)
+    registry.retain(replica, lease.serial if resumed and lease is not None else trimmed_upto.serial, access)
     snapshot = None
     if not resumed or not request.has_meta:
-        snapshot = await log.snapshot()
+        snapshot = (await log.snapshot()).seen_by(access.streams)
         trimmed_upto = snapshot.trimmed_upto
     at = position if resumed and position is not None else BEGINNING
     joining = Joining(
@@ -87,8 +128,11 @@ async def _can_resume(log: Log, join: str, position: LogPosition) -> bool:
     return position.serial == 0 or await log.digest_at(position.serial) == position.digest
 
 
-def make_welcome(registry: ReplicaRegistry, *, proof: str) -> Welcome:
-    """Return this daemon's identity, role, history and position. HTTP sends the same fields as WELCOME."""
+def make_welcome(registry: ReplicaRegistry, access: Access, *, proof: str) -> Welcome:
+    """Return this daemon's identity, role, history and position. HTTP sends the same fields as WELCOME.
+
+    Of the streams that a filtered copy holds, only those that the peer may see are named.
+    """
     log = registry.log
     return Welcome(
         proof=proof,
@@ -99,7 +143,7 @@ def make_welcome(registry: ReplicaRegistry, *, proof: str) -> Welcome:
         role=registry.roles.role,
         position=log.position,
         trimmed_upto=log.trimmed_upto.serial,
-        filter=registry.publisher.holdings.filter,
+        filter=registry.publisher.holdings.filter.narrowed(access.streams),
         address=str(registry.roles.address()),
         primary=str(registry.roles.primary),
         capabilities=OWN_CAPABILITIES,

@@ -1,6 +1,7 @@
 """Leases: retain the part of the log that readers still need, within bounds of time and size."""
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from math import ceil
 from typing import Final
@@ -11,7 +12,7 @@ from twisted.logger import Logger
 from synrepl.ports.history import Lease
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
+from synrepl.ports.time import ExpiryClock, Timer
 from synrepl.replication.settings import RelaySettings
 from synrepl.storage.log import Log
 from synrepl.wire.text import MAX_NAME, is_address, printable
@@ -20,6 +21,8 @@ MAX_ANONYMOUS: Final = 1_000
 """How many leases of anonymous readers may be active. The rest of `MAX_LEASES` is for registered ones."""
 MAX_LEASES: Final = 2_000
 """How many leases may be active. More are refused; no lease is dropped to make room for another."""
+MAX_LEASES_OF_KEY: Final = 100
+"""How many leases that one key made may be active. The shared secret has no such limit."""
 MAX_ENDED: Final = 1_000
 """About how many ended leases are still shown: the first to end are forgotten, dropped replicas last."""
 MAX_SIZE_QUERIES: Final = 50
@@ -46,22 +49,31 @@ class Leases:
 
     `present` returns the uuids of the connected readers: only the limit of size applies to their leases. A
     change is in memory at once, and on disk about a second later; a kill in that second loses the change.
-    The time of a message without progress is saved later (`TOUCH_SAVE_SECONDS`).
+    The time of a message without progress is saved later (`TOUCH_SAVE_SECONDS`). The times of leases are
+    those of `expiry`.
     """
 
     _logger = Logger()
 
     def __init__(
-        self, log: Log, clock: IClock, settings: RelaySettings, *, present: Callable[[], Collection[str]]
+        self,
+        log: Log,
+        clock: IClock,
+        settings: RelaySettings,
+        *,
+        present: Callable[[], Collection[str]],
+        expiry: ExpiryClock,
     ) -> None:
         self._settings = settings
         self._log = log
         self._clock = clock
+        self._expiry = expiry
         self._present = present
         self._leases: dict[str, Lease] = {}
         self._by_name: dict[str, dict[str, None]] = {}
         self._active_count = 0
         self._anonymous_count = 0
+        self._counts_by_key: Counter[str] = Counter()
         self._addresses: list[tuple[str, str]] | None = None
         self._bytes: dict[str, int] = {}
         self._warned: set[str] = set()
@@ -77,6 +89,8 @@ class Leases:
         self._touched: set[str] = set()
         self._saved_at = clock.seconds()
         self.reload()
+        for lease in self._leases.values():
+            expiry.resume(max(lease.made_ms, lease.seen_ms or 0, lease.ended_ms or 0) / 1000)
         self._check_timer.start(self._check_seconds)
 
     def stop(self) -> None:
@@ -90,6 +104,7 @@ class Leases:
         """Read the leases of the log again, after a copy replaced the log."""
         self._leases, self._by_name, self._addresses = {}, {}, None
         self._active_count = self._anonymous_count = 0
+        self._counts_by_key.clear()
         for lease in self._log.leases.values():
             # Releases before 26.11 accepted names with any characters.
             self._set(msgspec.structs.replace(lease, name=printable(lease.name, limit=MAX_NAME)))
@@ -97,11 +112,19 @@ class Leases:
     def __getitem__(self, uuid: str) -> Lease | None:
         return self._leases.get(uuid)
 
-    def limit_reached(self, uuid: str, *, registered: bool) -> str:
-        """Return why no lease can be made for this reader; empty if one can, or if it has an active one."""
+    def limit_reached(self, uuid: str, *, registered: bool, key: str | None = None) -> str:
+        """Return why no lease can be made for this reader; empty if one can, or if it has an active one.
+
+        `key` is the name of the key that the reader proved, as in `Lease`.
+        """
         known = self._leases.get(uuid)
         if known is not None and known.ended_ms is None:
             return ""
+        if key and self._counts_by_key[key] >= MAX_LEASES_OF_KEY:
+            return (
+                f"{self._counts_by_key[key]} leases of the key {key} are active, the maximum for one key is"
+                f" {MAX_LEASES_OF_KEY}; {END_SOME}"
+            )
         if self._active_count >= MAX_LEASES:
             return f"{self._active_count} leases are active, the maximum is {MAX_LEASES}; {END_SOME}"
         if not registered and self._anonymous_count >= MAX_ANONYMOUS:
@@ -131,11 +154,20 @@ class Leases:
         """The serial up to which leases allow the log to be trimmed; None without active leases: no limit."""
         return min((lease.serial for lease in self._leases.values() if lease.ended_ms is None), default=None)
 
-    def make(self, uuid: str, name: str, *, registered: bool, serial: int, address: str = "") -> Lease:
+    def make(
+        self,
+        uuid: str,
+        name: str,
+        *,
+        registered: bool,
+        serial: int,
+        address: str = "",
+        key: str | None = None,
+    ) -> Lease:
         """Make or renew the lease of a connected reader that needs the facts after this serial.
 
-        The caller has checked `limit_reached`. Leases that `add` made for this name are replaced. An empty or
-        invalid address leaves the known one.
+        The caller has checked `limit_reached`, and that the lease is not that of another `key`. Leases that
+        `add` made for this name are replaced. An empty or invalid address leaves the known one.
         """
         known = self._leases.get(uuid)
         now = self._now_ms()
@@ -149,6 +181,7 @@ class Leases:
             made_ms=now if known is None else known.made_ms,
             seen_ms=now,
             address=(address if is_address(address) else "") or (known.address if known is not None else ""),
+            key=key,
         )
         self._put(lease)
         return lease
@@ -244,7 +277,7 @@ class Leases:
 
     def _absent_seconds(self, lease: Lease) -> float:
         last = lease.made_ms if lease.seen_ms is None else lease.seen_ms
-        return max(0.0, self._clock.seconds() - last / 1000)
+        return max(0.0, self._expiry.seconds() - last / 1000)
 
     def _check(self) -> None:
         self._check_timer.start(self._check_seconds)
@@ -331,6 +364,8 @@ class Leases:
         if lease.ended_ms is None:
             self._active_count += by
             self._anonymous_count += by * (not lease.registered)
+            if lease.key:
+                self._counts_by_key[lease.key] += by
 
     def _unname(self, lease: Lease) -> None:
         uuids = self._by_name[lease.name]
@@ -363,7 +398,7 @@ class Leases:
                 raise
 
     def _now_ms(self) -> int:
-        return int(self._clock.seconds() * 1000)
+        return int(self._expiry.seconds() * 1000)
 
 
 def _serves(lease: Lease) -> bool:

@@ -1,6 +1,6 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,10 +9,13 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import LocalProtocolError
+from synrepl.ports import rights
 from synrepl.ports.access import Access, Keyring, Right
 from synrepl.ports.history import Lease
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.rights import command_operation
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import ExpiryClock
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
@@ -64,7 +67,10 @@ REPLICA_STATES: Final = {
 
 @dataclass(eq=False, repr=False)
 class ReplicaRegistry:
-    """Serves replicas: decides about admission, keeps their leases, and reports their states."""
+    """Serves replicas: decides about admission, keeps their leases, and reports their states.
+
+    Leases expire by `expiry`; None: by `clock`.
+    """
 
     log: Log
     publisher: Publisher
@@ -73,13 +79,20 @@ class ReplicaRegistry:
     roles: RoleManager
     _: KW_ONLY
     keys: Keyring = field(default_factory=Keyring)
+    expiry: ExpiryClock | None = None
     _logger = Logger()
 
     def __post_init__(self) -> None:
         self.connected: list[Relay] = []
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
-        self.leases = Leases(self.log, self.clock, self.settings, present=self.present)
+        self.leases = Leases(
+            self.log,
+            self.clock,
+            self.settings,
+            present=self.present,
+            expiry=self.expiry or ExpiryClock(self.clock, self.clock.seconds),
+        )
         self.publisher.broadcast_watchers.append(self._on_relayed)
         self.log.on_replaced(self.leases.reload)
 
@@ -136,7 +149,7 @@ class ReplicaRegistry:
         self.tasks.cancel_all()
         self.leases.stop()
 
-    def _on_relayed(self, command: Command, source: object) -> None:
+    def _on_relayed(self, command: Command, source: object) -> Iterator[None]:
         """Pass a command for all processes on to native replicas, except the one that sent it."""
         if any(relay is not source for relay in self.connected):
             try:
@@ -147,8 +160,9 @@ class ReplicaRegistry:
                 )
                 return
             for relay in list(self.connected):
-                if relay is not source and not relay.send_down(line):
+                if relay is not source and not relay.send_down(type(command), line):
                     self.publisher.metrics.commands_dropped.labels(command.NAME).inc()
+                yield
 
     async def admission(
         self, replica: Hello, request: Subscribe, access: Access, *, relay: "Relay | None" = None
@@ -159,18 +173,17 @@ class ReplicaRegistry:
         """
         if (refused := self._access_refusal(replica, request.filter, access)) is not None:
             return refused
-        reader = _reader_position(replica.listed_name, request)
+        reader = _reader_position(replica.listed_name, request, access)
         if (mismatch := history_mismatch(self.log, reader)) is not None:
             if mismatch.code == "other_history":
                 return refusal(mismatch.code, mismatch.message)
-            may_administer = access.is_proven and not access.lacks(Right.ADMINISTER)
-            self.roles.on_higher_epoch(request.position.epoch, reader.name, replica.address, may_administer)
+            self.roles.on_higher_epoch(request.position.epoch, reader.name, replica.address)
             return self._refusal(mismatch.code, mismatch.message)
         if (refused := self._copy_refusal(replica, request.filter)) is not None:
             return refused
         if (mismatch := await position_mismatch(self.log, reader)) is not None:
             return self._refusal(mismatch.code, mismatch.message)
-        return self._limit_refusal(replica, relay)
+        return self._limit_refusal(replica, access, relay)
 
     def join_refusal(
         self, replica: Hello, query: Filter, access: Access, *, relay: "Relay | None" = None
@@ -179,16 +192,36 @@ class ReplicaRegistry:
         return (
             self._access_refusal(replica, query, access)
             or self._copy_refusal(replica, query)
-            or self._limit_refusal(replica, relay)
+            or self._limit_refusal(replica, access, relay)
         )
 
     def _access_refusal(self, replica: Hello, query: Filter, access: Access) -> Refused | None:
         if (refused := self.identity_refusal(replica.uuid, replica.listed_name)) is not None:
             return refused
-        if (why := access.lacks(Right.REPLICATE) or access.hides(query.streams)) != "":
+        if (refused := self.owner_refusal(replica.uuid, access, name=replica.listed_name)) is not None:
+            return refused
+        # A request for a copy and one for what follows take the same.
+        if why := rights.refusal(access, command_operation(Subscribe), query.streams):
             return refusal("no_rights", why)
         # This log is about to be replaced by a copy.
         return None if self.roles.is_whole else refusal("not_ready", NOT_READY)
+
+    def owner_refusal(self, uuid: str, access: Access, *, name: str = "") -> Refused | None:
+        """Return why this peer may not use the lease of `uuid`, or this name of a replica; None if it may.
+
+        A lease belongs to the key that made it, and a name to the key of that name. Only a key with the right
+        `administer` may use others.
+        """
+        if Right.ADMINISTER in access.rights:
+            return None
+        if name and access.name != name and self.keys.has_own_key(name):
+            why = f"the name {name} belongs to another key: set replica_name, or prove the key {name}"
+            return refusal("no_rights", why)
+        lease = self.leases[uuid]
+        if lease is None or lease.key is None or access.key in (lease.key, lease.name):
+            return None
+        ways_out = f"synrepl leases drop {lease.name} and synrepl leases add {lease.name} give it to any key"
+        return refusal("no_rights", f"lease {lease.name} belongs to another key: {ways_out}")
 
     def _copy_refusal(self, replica: Hello, query: Filter) -> Refused | None:
         if self.roles.role == FENCED:
@@ -200,8 +233,9 @@ class ReplicaRegistry:
             return None
         return refusal("filtered", "this daemon has only some streams or writers, and not all requested ones")
 
-    def _limit_refusal(self, replica: Hello, relay: "Relay | None") -> Refused | None:
-        if (refused := self.lease_limit_refusal(replica.uuid, registered=replica.registered)) is not None:
+    def _limit_refusal(self, replica: Hello, access: Access, relay: "Relay | None") -> Refused | None:
+        refused = self.lease_limit_refusal(replica.uuid, registered=replica.registered, key=access.key)
+        if refused is not None:
             return refused
         for other in self.connected:
             if other is not relay and other.uuid == replica.uuid and other.is_serving:
@@ -209,19 +243,27 @@ class ReplicaRegistry:
                 return refusal("duplicate", why)
         return None
 
-    def retain(self, replica: Hello, serial: int) -> None:
+    def retain(self, replica: Hello, serial: int, access: Access) -> None:
         """Make or renew the lease of an admitted replica: it needs the facts after this serial."""
-        name, registered = replica.listed_name, replica.registered
-        self.leases.make(replica.uuid, name, registered=registered, serial=serial, address=replica.address)
+        self.leases.make(
+            replica.uuid,
+            replica.listed_name,
+            registered=replica.registered,
+            serial=serial,
+            address=replica.address,
+            key=access.key,
+        )
 
     def identity_refusal(self, uuid: str, name: str, address: str = "") -> Refused | None:
         """Return why a replica cannot have this identity; None if it can."""
         why = identity_error(uuid, name, address)
         return refusal("bad_name", why) if why else None
 
-    def lease_limit_refusal(self, uuid: str, *, registered: bool = True) -> Refused | None:
-        """Return why no lease can be made for this reader; None if one can."""
-        why = self.leases.limit_reached(uuid, registered=registered)
+    def lease_limit_refusal(
+        self, uuid: str, *, registered: bool = True, key: str | None = None
+    ) -> Refused | None:
+        """Return why no lease can be made for this reader, which proved `key`; None if one can."""
+        why = self.leases.limit_reached(uuid, registered=registered, key=key)
         return refusal("too_many", why) if why else None
 
     def _refusal(self, code: str, message: str) -> Refused:
@@ -274,6 +316,7 @@ class ReplicaRegistry:
             "name": lease.name,
             "state": state,
             "registered": lease.registered,
+            "key": lease.key,
             "relay": relay.state if relay is not None else "http" if is_present else None,
             "serial": lease.serial,
             "sent": relay.sent.serial if relay is not None else None,
@@ -292,6 +335,7 @@ class ReplicaRegistry:
                 "uuid": lease.uuid,
                 "name": lease.name,
                 "registered": lease.registered,
+                "key": lease.key,
                 "serial": lease.serial,
                 "held_bytes": self.leases.held_bytes(lease.uuid),
                 "used": round(self.leases.used_share(lease, present), 4),
@@ -303,10 +347,16 @@ class ReplicaRegistry:
         ]
 
 
-def _reader_position(name: str, request: Subscribe) -> ReaderPosition:
+def _reader_position(name: str, request: Subscribe, access: Access) -> ReaderPosition:
     # The other fields of `Subscribe` have the same names in `ReaderPosition`.
     fields = msgspec.structs.asdict(request)
-    position, _ = fields.pop("position"), fields.pop("filter")
+    position = fields.pop("position")
+    del fields["filter"], fields["check"]
     return ReaderPosition(
-        name=name, serial=position.serial, epoch=position.epoch, digest=position.digest, **fields
+        name=name,
+        serial=position.serial,
+        epoch=position.epoch,
+        digest=position.digest,
+        seen=access.streams,
+        **fields,
     )

@@ -4,23 +4,28 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Right, access_of
+from synrepl.ports.access import LOCAL, REMOTE, Access, Key, access_of
 from synrepl.ports.history import BEGINNING, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.ports.rights import command_operation, is_told, refusal
 from synrepl.ports.time import Timer
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import OPEN, BlockEncoder, facts_block
 from synrepl.replication.feed import EphemeralMode, EphemeralStep, Feed, PageStep, Stop, read_page
 from synrepl.replication.relay.handshake import (
-    PRIMARY,
-    REPLICA,
+    PRIMARY_SIDE,
+    REPLICA_SIDE,
+    Greetings,
+    line_of_upstream,
     make_welcome,
     nonce,
     proof,
     proves,
+    record_key,
     start_snapshot,
 )
 from synrepl.replication.relay.registry import ReplicaRegistry
@@ -42,8 +47,9 @@ MAX_DIGESTS: Final = 200
 """How many serials one DIGESTS may name: the response to more does not fit in a line."""
 
 
-REQUESTS: Final = (native.Hello, native.Auth, native.Join, native.Subscribe, native.Digests)
-"""Commands that wait while the transport has no room for their responses."""
+REQUESTS: Final = (native.Join, native.Subscribe, native.Digests)
+"""Commands that wait while the transport has no room for their responses. HELLO and AUTH never wait: each is
+valid once, and how the bytes after AUTH are read depends on its outcome."""
 
 
 class RelayConnection(Connection, Protocol):
@@ -56,8 +62,21 @@ class RelayConnection(Connection, Protocol):
         """Whether the replica is on this machine."""
 
     @property
+    def is_encrypted(self) -> bool:
+        """Whether the connection is a TLS connection."""
+
+    @property
     def certified_name(self) -> str | None:
         """The common name of the replica's TLS certificate; None without a certificate."""
+
+    def received_line(self, command: type[Command]) -> bytes:
+        """The line of the received command of the handshake, without its end."""
+
+    def read_records(self, key: bytes) -> None:
+        """Take all bytes after the line AUTH out of records with this key."""
+
+    def write_records(self, key: bytes) -> None:
+        """Put all bytes that are sent from now on into records with this key."""
 
     def close(self) -> None:
         """Close, once all written bytes are sent."""
@@ -86,7 +105,7 @@ class Relay:
         self._registry = registry
         self._log = registry.log
         self._greeting = native.Hello(uuid="", name="", nonce="")
-        self._nonce = nonce()
+        self._greetings = Greetings(b"", b"")
         self._access = REMOTE
         self._key: Key | None = None
         self._filter = ALL
@@ -170,6 +189,8 @@ class Relay:
                 self._start_work(self._join(command))
             case native.Subscribe():
                 self._must_be(command, "ready", "joined")
+                if command.check and command.check != native.subscribe_check(command):
+                    raise RemoteProtocolError("corrupted SUBSCRIBE: its check does not match")
                 self._start_work(self._subscribe(command))
             case native.Ack():
                 self._on_ack(command)
@@ -227,7 +248,10 @@ class Relay:
         self.uuid, self.name = greeting.uuid, greeting.listed_name
         self.state = "authenticating"
         challenge = native.Challenge(
-            nonce=self._nonce, proof=self._certificate_access is None and self._registry.keys.is_required
+            nonce=nonce(), proof=self._certificate_access is None and self._registry.keys.is_required
+        )
+        self._greetings = Greetings(
+            hello=self.connection.received_line(native.Hello), challenge=line_of_upstream(challenge)
         )
         self.connection.send(challenge)
 
@@ -249,7 +273,7 @@ class Relay:
         greeting, keys = self._greeting, self._registry.keys
         key = keys.for_name(greeting.name)
         secret = None if key is None else key.secret
-        nonces = (self._nonce, greeting.nonce)
+        greetings = self._greetings
         if (access := self._certificate_access) is not None:
             self._access = access
         elif not keys.is_required:
@@ -260,18 +284,28 @@ class Relay:
             )
             self._refuse(native.refusal("no_rights", why))
             return
-        elif not proves(message.proof, secret, REPLICA, nonces, greeting.uuid, greeting.name):
+        elif not proves(message.proof, secret, REPLICA_SIDE, greetings):
             self._refuse(native.refusal("no_rights", "the proof is wrong: the upstream has another secret"))
             return
         else:
             self._access, self._key = access_of(key), key
-        if why := self._access.lacks(Right.REPLICATE):
+        if why := refusal(self._access, command_operation(native.Auth)):
             self._refuse(native.refusal("no_rights", why))
             return
+        # Here already: an authenticated connection counts as the presence of this uuid.
+        refused = self._registry.owner_refusal(self.uuid, self._access, name=greeting.listed_name)
+        if refused is not None:
+            self._refuse(refused)
+            return
         self.state = "ready"
-        own_proof = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
-        welcome = make_welcome(self._registry, proof=own_proof)
+        welcome = make_welcome(self._registry, self._access, proof="")
+        if secret is not None:
+            own_proof = proof(secret, PRIMARY_SIDE, greetings, line_of_upstream(welcome))
+            welcome = msgspec.structs.replace(welcome, proof=own_proof)
         self.connection.send(welcome)
+        if secret is not None and not self.connection.is_encrypted:
+            self.connection.read_records(record_key(secret, REPLICA_SIDE, greetings))
+            self.connection.write_records(record_key(secret, PRIMARY_SIDE, greetings))
 
     def _refuse(self, refused: native.Refused) -> None:
         self.state, self.why = "refused", f"{refused.code}: {refused.message}"
@@ -325,7 +359,7 @@ class Relay:
             return
         self.state = "snapshot"
         self._set_filter(request.filter)
-        start = await start_snapshot(registry, self._greeting, request)
+        start = await start_snapshot(registry, self._greeting, request, self._access)
         if self._is_gone:
             return
         self.connection.send(start.joining)
@@ -384,7 +418,7 @@ class Relay:
                 registry.leases.end(lease, refused.code)
             self._refuse(refused)
             return
-        registry.retain(self._greeting, request.position.serial)
+        registry.retain(self._greeting, request.position.serial, self._access)
         self._set_filter(request.filter)
         self.sent = request.position
         self.acknowledged = request.position.serial
@@ -432,6 +466,7 @@ class Relay:
             filter=self._filter,
             epochs=True,
             receipts=True,
+            seen=self._access.streams,
             ephemeral=EphemeralMode.HELD if sends_ephemeral else EphemeralMode.NONE,
         )
 
@@ -469,7 +504,7 @@ class Relay:
         data, last = feed.lines(group, self._encoder)
         receipts: Sequence[AppendReceipt] = ()
         if feed.needs_receipts:
-            receipts = await self._log.receipts_between(feed.serial, last.serial)
+            receipts = await self._log.receipts_between(feed.serial, last.serial, feed.seen)
         feed.sent(last)
         self._write_facts(data, receipts, feed.digest or await self._digest())
 
@@ -510,12 +545,14 @@ class Relay:
                 self._sent_peers = peers
                 self.connection.send(native.Peers(addresses=peers))
 
-    def send_down(self, line: bytes) -> bool:
+    def send_down(self, command: type[Command], line: bytes) -> bool:
         """Send a command for all processes, if the replica has subscribed and supports that.
 
         False if there is no room: the replica misses the command, as a disconnected follower would.
         """
         if self.state not in ("catching up", "live") or not self._supports(native.COMMANDS):
+            return True
+        if not is_told(self._access.streams, command):
             return True
         if self._is_paused:
             return False

@@ -6,17 +6,22 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.history import Appended, AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.wire.blocks import encode_block, encode_blocks
 
 MAX_SNAPSHOT: Final = 640 * 1024 * 1024
 """The most memory in bytes for metadata in a `SnapshotReader`: enough for about 1.3 million receipts."""
+MAX_WRITERS: Final = 50_000
+"""The most writers in a snapshot: posts have 1,000 a stream, and Redis 10,000 in all."""
 LINE_BYTES: Final = 300
 """The memory in bytes counted for each line, in addition to its text."""
 
 
 class _Receipt(msgspec.Struct):
+    stream: str
     key: str
+    owner: str
+    part: int
     request: str
     epoch: int
     first_serial: int | None
@@ -70,58 +75,70 @@ def read_meta(data: bytes) -> tuple[list[EpochStart], list[AppendReceipt]]:
     ]
 
 
-def read_snapshot(data: bytes) -> LogSnapshot:
-    """Decode all lines of a snapshot's metadata. Raises RemoteProtocolError if they are invalid."""
-    return _snapshot(_lines(data))
-
-
 class SnapshotReader:
-    """Assembles a snapshot's metadata from its blocks, on a native connection."""
+    """Assembles the metadata of one snapshot from its blocks, or other parts of whole lines."""
 
     def __init__(self) -> None:
-        self._lines: list[_Line] = []
         self._room = MAX_SNAPSHOT
+        self._positions: list[LogPosition] = []
+        self._starts: list[LogPosition] = []
+        self._epoch_starts: list[EpochStart] = []
+        self._writers: dict[tuple[str, str], int] = {}
+        self._receipts: list[AppendReceipt] = []
 
     def feed(self, data: bytes) -> LogSnapshot | None:
-        """Add a block. Returns the metadata once it is complete, and None before that.
+        """Add a part. Returns the metadata once it is complete, and None before that.
 
-        Raises RemoteProtocolError on an invalid block, or if more than `MAX_SNAPSHOT` bytes are needed.
+        Raises RemoteProtocolError on an invalid part, or if more than `MAX_SNAPSHOT` bytes are needed, or for
+        more than `MAX_WRITERS` writers.
         """
         self._room -= len(data) + LINE_BYTES * data.count(b"\n")
         if self._room < 0:
             raise RemoteProtocolError(
                 f"the metadata of the snapshot takes more than {MAX_SNAPSHOT} bytes of memory"
             )
-        lines = _lines(data)
-        self._lines += lines
-        if not any(line.position for line in lines):
-            return None
-        gathered, self._lines, self._room = self._lines, [], MAX_SNAPSHOT
-        return _snapshot(gathered)
+        for line in _lines(data):
+            if line.writer_position is not None:
+                stream, writer, token = line.writer_position
+                self._writers[stream, writer] = token
+            elif line.receipt is not None:
+                self._receipts.append(_append_receipt(line))
+            elif line.epoch_start is not None:
+                self._epoch_starts.append(line.epoch_start)
+            elif line.trimmed_upto is not None:
+                self._starts.append(line.trimmed_upto)
+            elif line.position is not None:
+                self._positions.append(line.position)
+        if len(self._writers) > MAX_WRITERS:
+            raise RemoteProtocolError(f"the snapshot has more than {MAX_WRITERS} writers, the limit")
+        return self._snapshot() if self._positions else None
 
-
-def _snapshot(lines: Sequence[_Line]) -> LogSnapshot:
-    positions = [line.position for line in lines if line.position]
-    starts = [line.trimmed_upto for line in lines if line.trimmed_upto]
-    if len(positions) != 1 or len(starts) != 1:
-        counts = f"{len(positions)} positions and {len(starts)} trim positions"
-        raise RemoteProtocolError(f"the metadata of the snapshot has {counts}, not one of each")
-    return LogSnapshot(
-        position=positions[0],
-        trimmed_upto=starts[0],
-        epoch_starts=[line.epoch_start for line in lines if line.epoch_start],
-        positions={
-            line.writer_position[:2]: line.writer_position[2] for line in lines if line.writer_position
-        },
-        receipts=[_append_receipt(line) for line in lines if line.receipt],
-    )
+    def _snapshot(self) -> LogSnapshot:
+        if len(self._positions) != 1 or len(self._starts) != 1:
+            counts = f"{len(self._positions)} positions and {len(self._starts)} trim positions"
+            raise RemoteProtocolError(f"the metadata of the snapshot has {counts}, not one of each")
+        return LogSnapshot(
+            position=self._positions[0],
+            trimmed_upto=self._starts[0],
+            epoch_starts=self._epoch_starts,
+            positions=self._writers,
+            receipts=self._receipts,
+        )
 
 
 def _receipt(receipt: AppendReceipt) -> _Line:
-    result = receipt.appended
+    key, result = receipt.key, receipt.appended
     return _Line(
         receipt=_Receipt(
-            receipt.key, receipt.request, result.epoch, result.first_serial, result.tokens, receipt.at_ms
+            key.stream,
+            key.text,
+            key.owner,
+            key.part,
+            receipt.request,
+            result.epoch,
+            result.first_serial,
+            result.tokens,
+            receipt.at_ms,
         )
     )
 
@@ -130,7 +147,8 @@ def _append_receipt(line: _Line) -> AppendReceipt:
     receipt = line.receipt
     assert receipt is not None
     appended = Appended(receipt.epoch, receipt.first_serial, receipt.tokens)
-    return AppendReceipt(receipt.key, receipt.request, appended, receipt.at_ms)
+    key = AppendKey(receipt.stream, receipt.key, receipt.owner, receipt.part)
+    return AppendReceipt(key, receipt.request, appended, receipt.at_ms)
 
 
 def _lines(data: bytes) -> list[_Line]:

@@ -12,7 +12,7 @@ from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Backoff, doubling, sleep
+from synrepl.ports.time import doubling, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
@@ -30,6 +30,7 @@ from synrepl.replication.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire import native
+from synrepl.wire.address_list import AddressList, Fault, fault_of
 from synrepl.wire.grammar import Command
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable
 
@@ -83,7 +84,9 @@ DIVERGED: Final = frozenset(WAYS_OUT)
 
 @dataclass(eq=False, repr=False)
 class Replica:
-    """Makes and keeps a log a copy of the upstream's log, or of the facts that the settings select.
+    """Makes and keeps a log a copy of an upstream's log, or of the facts that the settings select.
+
+    `upstream` is the one in use, of `upstreams`, which are daemons of one log in order of preference.
 
     When the upstream has trimmed facts that this copy is missing, the replica joins again by itself, and
     serves the old copy until then. When this copy is ahead of its upstream, or has another or a diverged
@@ -95,7 +98,7 @@ class Replica:
 
     _logger = Logger()
     log: Log
-    upstream: IUpstream
+    upstreams: Sequence[IUpstream]
     clock: IClock
     settings: CopySettings
     _: KW_ONLY
@@ -122,7 +125,10 @@ class Replica:
         self._must_join = ""
         self._resync_waiter: Deferred[None] | None = None
         self._is_resync_requested = False
-        self._backoff = Backoff(doubling(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS), jitter=self.jitter)
+        self.upstream = self.upstreams[0]
+        self._by_address = {str(one.where): one for one in self.upstreams}
+        delays = doubling(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS)
+        self._addresses = AddressList(list(self._by_address), delays, jitter=self.jitter)
         self._fresh_at = self.clock.seconds()
         self._contact_at: float | None = None
         self._heartbeat: native.Heartbeat | None = None
@@ -162,6 +168,7 @@ class Replica:
 
     async def _reconnect_forever(self) -> None:
         while True:
+            fault, moved_to = Fault.UNREACHABLE, ""
             try:
                 self._set_state("connecting", self.why)
                 conversation = await self.upstream.connect(self.log.uuid, self.name)
@@ -174,16 +181,25 @@ class Replica:
                     self._conversation = None
                     conversation.close()
             except RefusedByUpstream as error:
+                fault, moved_to = fault_of(error.refusal.code), error.refusal.moved_to
                 await self._on_refused(error.refusal)
             except CancelledError:
                 raise
             except ReplicationError as error:
                 # Errors may quote unprintable text of the upstream.
                 self._set_state("disconnected", printable(str(error), limit=MAX_WHY))
-            if self._backoff.failures == 0:
+            if self._addresses.failed_rounds == 0:
                 where = str(self.upstream.where)
                 self._logger.info("not following {where}, will retry: {why}", where=where, why=self.why)
-            await sleep(self.clock, self._backoff.next())
+            pause = self._addresses.failed(fault, moved_to=self._listed(moved_to))
+            if len(self.upstreams) > 1:
+                self.upstream = self._by_address[self._addresses.current]
+            await sleep(self.clock, pause)
+
+    def _listed(self, address: str) -> list[str]:
+        """Return the upstreams that are reached at this address."""
+        where = Address.parse(address)
+        return [text for text, one in self._by_address.items() if where.is_same(one.where)]
 
     async def _run_conversation(self, conversation: IConversation) -> None:
         welcome = conversation.welcome
@@ -194,7 +210,7 @@ class Replica:
         self._set_state("ready")
         why = self._must_join or self._why_join(welcome)
         if why:
-            self._logger.info("joining {address}: {why}", address=str(self.upstream.where), why=why)
+            self._logger.info("joining {address}: {why}", address=self.upstream.where.words, why=why)
             if why in DIVERGED or why == REQUESTED:
                 await self._save_diverged(conversation)
             join = JoinAttempt(
@@ -204,10 +220,10 @@ class Replica:
                 await join.run()
             finally:
                 if join.made_progress:
-                    self._backoff.reset()
+                    self._addresses.succeeded()
             self._must_join = ""
             self.progress = None
-            self._backoff.reset()
+            self._addresses.succeeded()
             position = self.log.position
             self._logger.info(
                 "joined at serial {serial} of epoch {epoch}", serial=position.serial, epoch=position.epoch
@@ -261,18 +277,17 @@ class Replica:
         clock = log.positions_by_stream()
         for name in self.ephemeral:
             clock.pop(name, None)
-        conversation.subscribe(
-            native.Subscribe(
-                history=log.history,
-                position=position,
-                filter=self.query,
-                clock=clock if len(msgspec.json.encode(clock)) <= MAX_CLOCK_BYTES else {},
-                epoch_start=None if epoch_start is None else epoch_start.position,
-                began_ms=0 if epoch_start is None else epoch_start.at_ms,
-                lost_stream="" if epoch_start is None else epoch_start.stream,
-                lost_upto=0 if epoch_start is None else epoch_start.token,
-            )
+        request = native.Subscribe(
+            history=log.history,
+            position=position,
+            filter=self.query,
+            clock=clock if len(msgspec.json.encode(clock)) <= MAX_CLOCK_BYTES else {},
+            epoch_start=None if epoch_start is None else epoch_start.position,
+            began_ms=0 if epoch_start is None else epoch_start.at_ms,
+            lost_stream="" if epoch_start is None else epoch_start.stream,
+            lost_upto=0 if epoch_start is None else epoch_start.token,
         )
+        conversation.subscribe(msgspec.structs.replace(request, check=native.subscribe_check(request)))
         batcher = FactBatcher(log, is_filtered=not self.query.is_open)
         while True:
             event: Event | None = await conversation.next()
@@ -293,7 +308,7 @@ class Replica:
                     case native.Down(line):
                         self.on_command(command_of(line.encode()))
                     case native.Subscribed(at):
-                        self._backoff.reset()
+                        self._addresses.succeeded()
                         self._is_resync_requested = False
                         self.refusal = None
                         # A former primary need not join: its log is a copy already, even an empty one.
@@ -365,7 +380,7 @@ class Replica:
         self.refusal = refusal
         self._logger.warn("the upstream refuses: {code}: {why}", code=refusal.code, why=refusal.message)
         self._set_state("refused", f"{refusal.code}: {refusal.message}")
-        if refusal.moved_to:
+        if refusal.moved_to and not self._listed(refusal.moved_to):
             self.on_primary_moved(refusal.moved_to)
         if refusal.code == "trimmed":
             self._must_join = refusal.code
@@ -378,7 +393,7 @@ class Replica:
                 await self._resync_waiter
         elif not refusal.retryable:
             # An operator may fix the cause at the upstream: retry, but seldom.
-            self._backoff.exhaust()
+            self._addresses.exhaust()
 
     # -- status --------------------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ class HandOverHandler:
         address = parse_peer_address(request.address)
         if not request.uuid or not address:
             raise ClaimRefused("bad_request", "a hand-over needs the uuid and the address of the replica")
-        status = await self.verifier.describe(address, trusted=False)
+        status = await self.verifier.describe(address)
         where = printable(request.address)
         if status.uuid != request.uuid:
             why = f"{where} is the daemon {printable(status.uuid)}, not {printable(request.uuid)}"
@@ -157,9 +157,12 @@ class HandOverHandler:
         else:
             # A replica of a replica has no lease at this daemon.
             raise ClaimRefused(
-                "unknown_replica", f"{where} has no lease here, and a log position that this log lacks"
+                "unknown_replica",
+                f"{where} is not a replica of this daemon: it has no lease here, and its log ends at serial"
+                f" {status.position.serial} of epoch {status.position.epoch}, which is not in this log or is"
+                " another fact here; promote a replica of this daemon",
             )
-        raise ClaimRefused("not_verified", f"hand-over request not confirmed: {why}")
+        raise ClaimRefused("not_verified", f"the replica does not confirm the hand-over: {why}")
 
     async def _is_in_this_log(self, position: LogPosition) -> bool:
         mine = self.log.position

@@ -77,7 +77,7 @@ class Inquiry:
 
     async def _ask(self, address: Address) -> None:
         try:
-            status = await self.peers.describe(address, trusted=True)
+            status = await self.peers.describe(address, must_administer=False)
         except ReplicationError:
             return  # unreachable, or not willing
         await self.on_response(address, status)

@@ -11,9 +11,11 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.limited_logger import RepeatLimit
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
+from synrepl.replication.holdings import ReadRefusal
 from synrepl.replication.roles.handover import HandOverCandidate, HandOverHandler
 from synrepl.replication.roles.inquiry import (
     INQUIRY_INTERVAL,
@@ -49,9 +51,6 @@ if TYPE_CHECKING:
     from synrepl.replication.replica.replica import Replica
 
 MAX_UUID: Final = 200
-
-LOG_SECONDS: Final = 60.0
-"""For each reason, refused claims and signs of another primary are logged at most once in this time."""
 
 WAYS_OUT: Final = (
     "synrepl resync makes this daemon a replica of the other one (with an unknown address: restart with"
@@ -126,7 +125,7 @@ class RoleManager:
         )
         self._inquiry_timer = Timer(self.clock, self._inquire)
         self._later_epochs = LaterEpochs(self.clock)
-        self._logged: dict[str, float] = {}
+        self._logged = RepeatLimit(self.clock.seconds)
         self._epoch_questions: set[bool] = set()
         self._is_stopped = False
         self._is_promoting = False
@@ -252,6 +251,17 @@ class RoleManager:
             return None
         why = f"nothing was stored: this replica has stopped: {replica.why}"
         return ReadOnlyHere("stopped", why, stream=stream, moved_to=str(self.primary), retryable=False)
+
+    def reading_refusal(self) -> ReadRefusal | None:
+        """Return why no reader is served; None if readers are.
+
+        The facts of a fenced daemon or a stopped replica may be lost: its readers must read from the primary.
+        """
+        if self.role == FENCED:
+            return ReadRefusal("fenced", f"this daemon is fenced: {self.why}")
+        if self.replica is not None and self.replica.state == "stopped":
+            return ReadRefusal("stopped", f"this replica has stopped: {self.replica.why}")
+        return None
 
     def file_refusal(self) -> ReadOnlyHere | None:
         """Return why this daemon accepts no file upload; None if it does.
@@ -432,9 +442,7 @@ class RoleManager:
             if not address:
                 why = "cannot verify the claim: it has no address of the primary"
                 raise ClaimRefused("not_verified", why)
-            status = await self._verifier.verify(
-                address, trusted=trusted, epoch=claim.epoch, uuid=claim.uuid, is_far=is_far
-            )
+            status = await self._verifier.verify(address, epoch=claim.epoch, uuid=claim.uuid, is_far=is_far)
             claim = msgspec.structs.replace(claim, epoch=status.position.epoch)
         # A claim of a known daemon that proved its key counts without verification: an old primary must be
         # fenced even if it cannot reach the new one (NAT).
@@ -452,9 +460,7 @@ class RoleManager:
 
     def _warn_rate_limited(self, reason: str, text: str) -> None:
         """Log this at most once a minute for each reason: unauthenticated peers can cause it at will."""
-        now = self.clock.seconds()
-        if now - self._logged.get(reason, -LOG_SECONDS) >= LOG_SECONDS:
-            self._logged[reason] = now
+        if self._logged.allows(reason):
             self._logger.warn("{text}", text=text)
 
     async def _apply_claim(self, claim: Claim) -> None:
@@ -523,11 +529,10 @@ class RoleManager:
         await self._store.save_unnotified(others)
         self.notifier.notify(others)
 
-    def on_higher_epoch(self, epoch: int, name: str, address: str, trusted: bool = False) -> None:
+    def on_higher_epoch(self, epoch: int, name: str, address: str) -> None:
         """Handle a replica that knows a later epoch, and gives its own address.
 
-        That proves nothing: a primary reports it, and asks the replica for the other primary. The replica is
-        shown this daemon's secret only if it is `trusted`: it proved a key that may administer.
+        That proves nothing: a primary reports it, and asks the replica for the other primary.
         """
         if self.role != PRIMARY or epoch <= self.log.epoch:
             return
@@ -545,19 +550,17 @@ class RoleManager:
         is_known = self._is_known(where)
         if where and is_known not in self._epoch_questions:
             self._epoch_questions.add(is_known)
-            question = self._tasks.start(
-                self._ask_for_primary(where, trusted=trusted), "asking for the primary"
-            )
+            question = self._tasks.start(self._ask_for_primary(where), "asking for the primary")
             question.addBoth(lambda _: self._epoch_questions.discard(is_known))
 
-    async def _ask_for_primary(self, address: Address, *, trusted: bool) -> None:
+    async def _ask_for_primary(self, address: Address) -> None:
         try:
-            status = await self._verifier.describe(address, trusted=trusted)
-            await self._verify_rival(address, status, trusted=trusted)
+            status = await self._verifier.describe(address)
+            await self._verify_rival(address, status)
         except ClaimRefused as error:
             self._report_refused("", error)
 
-    async def _verify_rival(self, address: Address, status: PeerStatus, *, trusted: bool) -> None:
+    async def _verify_rival(self, address: Address, status: PeerStatus) -> None:
         """Verify the primary that a daemon names in its status, if it is not this daemon.
 
         Of two primaries of one history, the one with the lower epoch, or the lower uuid in the same epoch, is
@@ -569,9 +572,7 @@ class RoleManager:
         where = address if status.role == PRIMARY else parse_peer_address(status.primary)
         if not where or where.is_same(self.address()):
             return
-        rival = await self._verifier.verify(
-            where, trusted=trusted, uuid=status.uuid if status.role == PRIMARY else ""
-        )
+        rival = await self._verifier.verify(where, uuid=status.uuid if status.role == PRIMARY else "")
         claim = Claim(epoch=rival.position.epoch, uuid=rival.uuid, address=str(where), history=rival.history)
         async with self._changing:
             if self.role == PRIMARY and claim.uuid != self.log.uuid:
@@ -593,10 +594,9 @@ class RoleManager:
             self._warn_rate_limited("later_epoch", text)
         named = address
         try:
-            # The daemon is known, but it may name an unknown one, which is not shown the secret.
             if status.role != PRIMARY:
                 named = parse_peer_address(status.primary)
-            await self._verify_rival(address, status, trusted=self._is_known(named))
+            await self._verify_rival(address, status)
         except ClaimRefused as error:
             if knows_later or error.code == "digest_differs":
                 self._report_refused(status.uuid, error)

@@ -25,7 +25,7 @@ class Claim(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class HandOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HandOver(msgspec.Struct, frozen=True):
     """A replica's request to its primary to refuse facts for `seconds`; 0 ends the hand-over.
 
     `uuid` and `address` are the replica's.
@@ -57,8 +57,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class IPeerClient(Protocol):
     """Sends requests to other daemons.
 
-    All methods raise a `ReplicationError` when the daemon cannot be reached or refuses. Where an argument
-    `trusted` is False, this daemon's secret is not shown to the other one.
+    All methods raise a `ReplicationError` when the daemon cannot be reached or refuses. No secret is sent. If
+    this daemon has one for the address, the answer must prove that the other one knows it.
     """
 
     async def hand_over(self, address: Address, request: HandOver) -> LogPosition:
@@ -67,11 +67,18 @@ class IPeerClient(Protocol):
     async def claim(self, address: Address, claim: Claim) -> None:
         """Notify a daemon of the current primary."""
 
-    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        """Request a daemon's status."""
+    async def describe(self, address: Address, *, must_administer: bool) -> PeerStatus:
+        """Request a daemon's status.
 
-    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
-        """Request the digest at this serial; None if the daemon does not have it."""
+        With `must_administer`, a daemon with a secret or keys accepts only an answer that proves a secret
+        with the right `administer`: others are not trusted with the choice of the primary.
+        """
+
+    async def digest(self, address: Address, serial: int) -> str | None:
+        """Request the digest at this serial; None if the daemon does not have it.
+
+        Only an answer counts that `describe` accepts with `must_administer`.
+        """
 
 
 class _RoleError(ReplicationError):

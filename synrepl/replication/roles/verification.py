@@ -98,21 +98,22 @@ class ClaimVerifier:
         """Cancel the pause after a failed verification."""
         self._unknown.stop()
 
-    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
+    async def describe(self, address: Address) -> PeerStatus:
         """Return a daemon's status. Raises `ClaimRefused` if it does not respond or has another history."""
-        return await self._queue(address).run(address, lambda: self._describe(address, trusted=trusted))
+        return await self._queue(address).run(address, lambda: self._describe(address, must_administer=False))
 
     async def verify(
-        self, address: Address, *, trusted: bool, epoch: int = 0, uuid: str = "", is_far: bool = False
+        self, address: Address, *, epoch: int = 0, uuid: str = "", is_far: bool = False
     ) -> PeerStatus:
         """Return the status of the daemon. Raises `ClaimRefused` unless it is primary of this history.
 
-        It must be in `epoch` or a later one, and have this `uuid`, unless that is empty. `is_far` says that
-        the epoch is more than one step beyond all that this daemon has seen.
+        If this daemon has a secret or keys, the other one must prove one with the right `administer`. It must
+        be in `epoch` or a later one, and have this `uuid`, unless that is empty. `is_far` says that the epoch
+        is more than one step beyond all that this daemon has seen.
         """
 
         async def work() -> PeerStatus:
-            status = await self._describe(address, trusted=trusted)
+            status = await self._describe(address, must_administer=True)
             where = printable(str(address))
             if uuid and status.uuid != uuid:
                 raise _unverified(f"{where} is the daemon {printable(status.uuid)}, not {printable(uuid)}")
@@ -121,7 +122,7 @@ class ClaimVerifier:
             if status.position.epoch < epoch:
                 why = f"{where} is in epoch {status.position.epoch}, below the claimed epoch {epoch}"
                 raise ClaimRefused("epoch_too_far", why) if is_far else _unverified(why)
-            await self._compare_histories(address, status, trusted=trusted)
+            await self._compare_histories(address, status)
             return status
 
         return await self._queue(address).run(address, work)
@@ -129,8 +130,8 @@ class ClaimVerifier:
     def _queue(self, address: Address) -> "_Queue":
         return self._known if self.is_known(address) else self._unknown
 
-    async def _describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        status = await self.peers.describe(address, trusted=trusted)
+    async def _describe(self, address: Address, *, must_administer: bool) -> PeerStatus:
+        status = await self.peers.describe(address, must_administer=must_administer)
         where = printable(str(address))
         if status.history != self.log.history:
             raise ClaimRefused(
@@ -141,7 +142,7 @@ class ClaimVerifier:
             raise ClaimRefused("epoch_too_far", why)
         return status
 
-    async def _compare_histories(self, address: Address, status: PeerStatus, *, trusted: bool) -> None:
+    async def _compare_histories(self, address: Address, status: PeerStatus) -> None:
         """Raise `ClaimRefused` if both histories are known to differ where they should be equal."""
         where, position, ours = printable(str(address)), status.position, self.log.position
         if position.epoch != (status.epoch_starts[-1].epoch if status.epoch_starts else 1):
@@ -155,7 +156,7 @@ class ClaimVerifier:
         }
         theirs = known.get(serial)
         if theirs is None and serial >= status.trimmed_upto:
-            theirs = await self.peers.digest(address, serial, trusted=trusted)
+            theirs = await self.peers.digest(address, serial)
         digest = ours.digest if serial == ours.serial else await self.log.digest_at(serial)
         if digest is not None and theirs is not None and digest != theirs:
             raise ClaimRefused(

@@ -1,12 +1,10 @@
 """What a follower makes of what servers say, real ones' bad habits included."""
 
 from collections.abc import Iterable
-from random import Random
 from typing import Any, Self
 
 import pytest
 from prometheus_client import CollectorRegistry
-from twisted.internet import protocol
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
@@ -18,7 +16,7 @@ from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Upd
 from synrepl.streams.catalog import RECEIPTS, Receipt
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, MemoryEndpoint, MemoryPositions, Network
-from synrepl.transports.tcp import EndpointConnector, FollowerFactory
+from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.commands import RemoteServerUp, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 from tests.raw_peer import RawPeer, raw_server
@@ -79,9 +77,13 @@ class Story:
             self.follower.on_everything(self.apply)
         self.follower.on_event(self.events.append)
         self.factory = FollowerFactory(
-            self.follower, dialect=dialect, expected_server="hs", clock=self.clock, metrics=self.metrics
+            self.follower,
+            dialect=dialect,
+            expected_server="hs",
+            clock=self.clock,
+            metrics=self.metrics,
+            spread=lambda: 1.0,
         )
-        self.factory.jitter = 0
         self.factory.connect(MemoryEndpoint(self.network, "worker", "master"))
         self.wait()
         self.master.says("SERVER hs", "PING 1")
@@ -139,13 +141,13 @@ class TestGreeting:
         """With the trailing space of real clients."""
         story = Story(CURRENT)
 
-        assert story.master.hears() == ["NAME worker", "REPLICATE "]
+        assert story.master.hears() == ["NAME worker synrepl/1", "REPLICATE "]
 
     def test_legacy_asks_for_all_streams_when_it_knows_none(self) -> None:
         """Naming a stream that this master does not have would close the connection."""
         story = Story(LEGACY)
 
-        assert story.master.hears() == ["NAME worker", "REPLICATE ALL NOW"]
+        assert story.master.hears() == ["NAME worker synrepl/1", "REPLICATE ALL NOW"]
 
     def test_legacy_asks_by_name_for_what_it_wants(self) -> None:
         """From now if it is new, from its position if not."""
@@ -153,7 +155,11 @@ class TestGreeting:
         positions.save({"events": {"master": 53}})
         story = Story(LEGACY, "events", "typing", positions=positions)
 
-        assert story.master.hears() == ["NAME worker", "REPLICATE events 53", "REPLICATE typing NOW"]
+        assert story.master.hears() == [
+            "NAME worker synrepl/1",
+            "REPLICATE events 53",
+            "REPLICATE typing NOW",
+        ]
 
     def test_a_server_of_another_name_is_left_and_tried_again_later(self) -> None:
         """With growing delay, as it will most likely stay another."""
@@ -168,29 +174,6 @@ class TestGreeting:
 
         assert 5 <= len(story.masters) <= 12
         assert "ERROR wrong server_name: the server is other, expected hs" in story.masters[-2].heard
-
-    def test_no_delay_between_attempts_is_negative_or_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A reactor raises for a negative delay, and then nothing connects this follower again."""
-        monkeypatch.setattr(protocol, "random", Random(14))
-        clock = Clock()
-        factory = FollowerFactory(
-            Follower(instance="worker", clock=clock, positions=MemoryPositions()),
-            dialect=CURRENT,
-            expected_server="hs",
-            clock=clock,
-            metrics=Metrics(CollectorRegistry()),
-        )
-        connector = EndpointConnector(MemoryEndpoint(Network(clock), "worker", "master"), factory)
-
-        delays = []
-        for _ in range(50_000):
-            factory.retry(connector)
-            [call] = clock.getDelayedCalls()
-            delays.append(call.getTime() - clock.seconds())
-            call.cancel()
-
-        assert 0.05 <= min(delays)
-        assert max(delays) <= 2 * factory.maxDelay
 
 
 class TestJoiningLate:
@@ -617,6 +600,7 @@ class TestLag:
 
         story.hears("POSITION to_device master 9 9")
         story.wait(2)
+        story.hears("PING 1")
         behind = (story.follower.lag_rows(), story.follower.lag_seconds())
         story.shelf.waiting[0].callback(None)
         story.hears("PING 2")
@@ -671,7 +655,11 @@ class TestTokensThatGoBack:
             'RDATA typing 2 ["!r", []]',
         )
 
-        assert story.master.hears() == ["NAME worker", "REPLICATE typing 485", "REPLICATE to_device 41"]
+        assert story.master.hears() == [
+            "NAME worker synrepl/1",
+            "REPLICATE typing 485",
+            "REPLICATE to_device 41",
+        ]
         assert story.tokens() == [9, 2]
         assert story.follower.positions() == {"to_device": {"master": 9}, "typing": {"master": 2}}
 

@@ -4,14 +4,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import cast
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from synrepl.ports.history import Lease
+from synrepl.ports.time import ExpiryClock
 from synrepl.replication.relay.leases import (
     ENDED_SLACK,
     MAX_ANONYMOUS,
     MAX_ENDED,
     MAX_LEASES,
+    MAX_LEASES_OF_KEY,
     MAX_SIZE_QUERIES,
     Leases,
 )
@@ -52,7 +55,8 @@ def log() -> FakeLog:
 def leases_of(
     log: FakeLog, clock: Clock, settings: RelaySettings, *, present: Callable[[], Collection[str]]
 ) -> Leases:
-    return Leases(cast(Log, log), clock, settings, present=present)
+    expiry = ExpiryClock(clock, clock.seconds)
+    return Leases(cast(Log, log), clock, settings, present=present, expiry=expiry)
 
 
 @pytest.fixture
@@ -116,6 +120,23 @@ def test_a_reader_that_has_a_lease_keeps_it(leases: Leases) -> None:
 
     assert "" == leases.limit_reached("a0", registered=False)
     assert leases["a0"] is not None
+
+
+def test_one_key_makes_a_bounded_number_of_leases(leases: Leases) -> None:
+    """Of both kinds together. The shared secret and peers without a key have no such bound."""
+    for n in range(MAX_LEASES_OF_KEY):
+        leases.make(f"u{n}", f"n{n}", registered=n % 2 == 0, serial=1, key="paris")
+
+    why = f"{MAX_LEASES_OF_KEY} leases of the key paris are active, the maximum for one key is"
+    for registered in (True, False):
+        assert leases.limit_reached("new", registered=registered, key="paris").startswith(why)
+        assert not leases.limit_reached("u1", registered=registered, key="paris")
+        for key in ("oslo", "", None):
+            assert not leases.limit_reached("new", registered=registered, key=key)
+    (ended,) = [lease for lease in leases.all() if lease.uuid == "u1"]
+    leases.end(ended, "test")
+    leases.make("u2", "n2", registered=True, serial=1, key="oslo")
+    assert not leases.limit_reached("new", registered=True, key="paris")
 
 
 def test_all_leases_together_are_bounded(log: FakeLog, clock: Clock) -> None:
@@ -304,3 +325,46 @@ def test_a_replica_is_dropped_although_its_lease_has_ended(leases: Leases) -> No
 
     assert leases.drop("replica") is not None
     assert leases.is_dropped("r")
+
+
+def test_a_jump_of_the_clock_ends_no_lease(log: FakeLog) -> None:
+    """The lease of a replica that was away ended, as the clock was 8 days ahead for 8 seconds."""
+    wall, lived = Clock(), Clock()
+    expiry = ExpiryClock(wall, lived.seconds)
+    leases = Leases(cast(Log, log), wall, RelaySettings(lease_seconds=300), present=list, expiry=expiry)
+    leases.make("r", "replica", registered=True, serial=99)
+
+    def live(seconds: int) -> None:
+        for _ in range(seconds):
+            lived.advance(1)
+            wall.rightNow += 1
+            Deferred.fromCoroutine(leases.check())
+
+    live(100)
+    wall.rightNow += 8 * 86_400
+    live(8)
+    wall.rightNow -= 8 * 86_400
+    live(100)
+    assert 99 == leases.lowest()
+    wall.rightNow -= 3_600
+    live(90)
+    assert 99 == leases.lowest()
+
+    live(3_900)
+
+    assert leases.lowest() is None
+
+
+def test_the_time_that_the_daemon_was_off_ends_no_lease_before_readers_can_come_back(log: FakeLog) -> None:
+    """Nobody can tell it from a clock that is ahead at the start."""
+    clock = Clock()
+    clock.advance(10 * 86_400)
+    log.leases = {"r": Lease(uuid="r", name="r", registered=True, serial=9, made_ms=0, seen_ms=1_000)}
+    leases = leases_of(log, clock, RelaySettings(lease_seconds=2 * 86_400), present=list)
+    for _ in range(23):
+        clock.advance(3_600)
+    assert 9 == leases.lowest()
+
+    clock.pump([1_800] * 3)
+
+    assert leases.lowest() is None

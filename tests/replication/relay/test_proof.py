@@ -1,31 +1,49 @@
 """Who may be served: both ends know the secret, and neither says it."""
 
-import msgspec
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.replication.relay.handshake import PRIMARY, REPLICA, proof, proves
+from synrepl.replication.relay.handshake import (
+    PRIMARY_SIDE,
+    REPLICA_SIDE,
+    Greetings,
+    proof,
+    proves,
+    record_key,
+)
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NATIVE
-from synrepl.wire.native import Auth, Challenge, Hello
+from synrepl.wire.native import Auth, Hello
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 
-NONCES = ("theirs", "ours")
+SAID = Greetings(b'HELLO {"nonce":"ours"}', b'CHALLENGE {"nonce":"theirs"}')
 
 
 def test_a_proof_is_of_everything_that_was_said() -> None:
-    """Another side, nonce, uuid or name makes it another one."""
-    shown = proof("secret", REPLICA, NONCES, "u", "n")
+    """Another side, HELLO, CHALLENGE or WELCOME makes it another one."""
+    shown = proof("secret", REPLICA_SIDE, SAID)
 
-    assert proves(shown, "secret", REPLICA, NONCES, "u", "n")
-    assert not proves(shown, "secret", PRIMARY, NONCES, "u", "n")
-    assert not proves(shown, "secret", REPLICA, ("ours", "theirs"), "u", "n")
-    assert not proves(shown, "secret", REPLICA, NONCES, "v", "n")
-    assert not proves(shown, "secret", REPLICA, NONCES, "u", "m")
-    assert not proves(shown, "other", REPLICA, NONCES, "u", "n")
-    assert not proves(shown, None, REPLICA, NONCES, "u", "n")
-    assert not proves("ü", "secret", REPLICA, NONCES, "u", "n")
+    assert proves(shown, "secret", REPLICA_SIDE, SAID)
+    assert not proves(shown, "secret", PRIMARY_SIDE, SAID)
+    assert not proves(shown, "secret", REPLICA_SIDE, Greetings(SAID.challenge, SAID.hello))
+    assert not proves(shown, "secret", REPLICA_SIDE, Greetings(SAID.hello + b" ", SAID.challenge))
+    assert not proves(shown, "secret", REPLICA_SIDE, Greetings(SAID.hello, SAID.challenge + b" "))
+    assert not proves(shown, "secret", REPLICA_SIDE, SAID, b"WELCOME {}")
+    assert not proves(shown, "other", REPLICA_SIDE, SAID)
+    assert not proves(shown, None, REPLICA_SIDE, SAID)
+    assert not proves("ü", "secret", REPLICA_SIDE, SAID)
+
+
+def test_the_keys_of_records_are_of_one_direction_and_one_connection() -> None:
+    """Nor is a key what is sent as a proof."""
+    other = Greetings(SAID.hello, b'CHALLENGE {"nonce":"another"}')
+    sides = (REPLICA_SIDE, PRIMARY_SIDE)
+    keys = [record_key("secret", side, said) for side in sides for said in (SAID, other)]
+    keys.append(record_key("other", REPLICA_SIDE, SAID))
+    proofs = [bytes.fromhex(proof("secret", side, SAID)) for side in sides]
+
+    assert 7 == len({*keys, *proofs})
 
 
 @pytest.mark.parametrize(
@@ -67,20 +85,10 @@ def test_an_overheard_proof_is_of_no_use() -> None:
     world.node("a", secret="right")
     first = world.raw("a")
     assert first.greet(world, secret="right") is not None
-    nonce = "overheard"
-    second = world.raw("a")
-    second.tell("HELLO", Hello(uuid="u", name="n", nonce=nonce))
-    world.pass_(0.05)
-    shown = proof(
-        "right",
-        REPLICA,
-        (msgspec.json.decode(second.lines("CHALLENGE")[0], type=Challenge).nonce, nonce),
-        "u",
-        "n",
-    )
+    hello = Hello(uuid="u", name="n", nonce="overheard")
+    shown = proof("right", REPLICA_SIDE, world.raw("a").say_hello(world, hello))
     third = world.raw("a")
-    third.tell("HELLO", Hello(uuid="u", name="n", nonce=nonce))
-    world.pass_(0.05)
+    third.say_hello(world, hello)
     third.tell("AUTH", Auth(shown))
     world.pass_(0.05)
 

@@ -2,12 +2,13 @@
 
 import msgspec
 import pytest
-from twisted.internet.defer import succeed
+from twisted.internet.defer import Deferred, succeed
 
-from synrepl.ports.access import Access
+from synrepl.ports.access import Access, Key, Keyring
 from synrepl.replication import feed as feed_module
 from synrepl.replication.relay.leases import MAX_LEASES
 from synrepl.replication.retention import keys_of
+from synrepl.wire.commands import RemoteServerUp
 from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Auth, Hello, Join, Subscribe, Welcome
@@ -80,6 +81,24 @@ def test_ahead_by_one_writer() -> None:
     raw.subscribe(world, welcome, clock={"to_device": {"master": 6}})
 
     check(world, a, raw, "ahead")
+
+
+def test_a_subscription_that_was_corrupted_ends_no_lease() -> None:
+    """The name of a stream or a token that changed on its way looks like a replica that is ahead."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 5)
+    raw, welcome = known(world, a)
+    asked = Subscribe(
+        history=welcome.history, position=welcome.position, clock={"eve.ts": {"master": 5}}, check="0a1b2c3d"
+    )
+    raw.tell("SUBSCRIBE", asked)
+    world.pass_(0.2)
+
+    assert raw.is_lost
+    assert any(b"corrupted SUBSCRIBE: its check does not match" in line for line in raw.lines("ERROR"))
+    assert [] == raw.lines("REFUSED")
+    assert a.leases[PINNED] is None
 
 
 def test_other_epoch() -> None:
@@ -407,3 +426,79 @@ def test_a_key_gets_no_copy_of_streams_that_it_may_not_see(wanted: Filter) -> No
     assert refused is not None
     assert "no_rights" == refused.code
     assert a.relays.join_refusal(replica, Filter.of(streams=["events"]), access) is None
+
+
+LIMITED = Key(name="raw", secret="of raw", streams=frozenset({"to_device"}))
+
+
+def limited(world: World, a: FakeNode) -> tuple[RawReplica, Welcome]:
+    """A replica whose key sees one stream, after the handshake."""
+    raw = world.raw(a.name)
+    welcome = raw.greet(world, secret="of raw")
+    assert welcome is not None
+    return raw, welcome
+
+
+def lossy() -> tuple[World, FakeNode]:
+    """A primary that has lost facts of a stream, beside others."""
+    world = World()
+    a = world.node("a")
+    a.relays.keys.replace(Keyring(None, [LIMITED]))
+    world.wrote(a, 5)
+    fact = a.table["receipts"].canonical_fact([["!r", "m.read", "@a:hs", "$e", None, {}]])
+    world.done(a.log.append("receipts", "hiddenwriter", [fact], key="hidden-key"))
+    world.done(Deferred.fromCoroutine(a.log.rewind_stream("receipts", 0)))
+    return world, a
+
+
+def test_a_replica_with_a_limited_key_is_told_of_its_streams_alone() -> None:
+    """In its copy and after it: no positions, receipts or lost facts of others; and it can come back."""
+    world, a = lossy()
+    raw, welcome = limited(world, a)
+
+    raw.tell("JOIN", Join(filter=Filter.of(streams={"to_device"})))
+    world.pass_(0.5)
+    told = b"".join(one.data for kind in ("snapshot", "meta", "facts") for one in raw.blocks(kind))
+    assert b"to_device" in told
+    for name in (b"receipts", b"hiddenwriter", b"hidden-key"):
+        assert name not in told
+    epoch_start = a.log.epoch_starts[-1].position
+    raw.subscribe(world, welcome, filter=Filter.of(streams={"to_device"}), epoch_start=epoch_start)
+
+    assert [] == raw.lines("REFUSED")
+    assert 1 == len(raw.lines("SUBSCRIBED"))
+
+
+@pytest.mark.parametrize("query", [Filter(), Filter.of(streams={"receipts"})])
+@pytest.mark.parametrize("is_joining", [True, False])
+def test_a_replica_with_a_limited_key_gets_no_other_stream(query: Filter, is_joining: bool) -> None:
+    """Refused before anything is kept for it."""
+    world, a = lossy()
+    raw, welcome = limited(world, a)
+
+    if is_joining:
+        raw.tell("JOIN", Join(filter=query))
+        world.pass_(0.2)
+    else:
+        raw.subscribe(world, welcome, filter=query)
+
+    check(world, a, raw, "no_rights")
+    assert a.leases[PINNED] is None
+
+
+def test_commands_of_a_limited_replica_are_those_of_its_streams() -> None:
+    """Others are dropped and counted, and those of others are not told to it."""
+    world, a = lossy()
+    raw, welcome = limited(world, a)
+    raw.subscribe(world, welcome, filter=Filter.of(streams={"to_device"}))
+    heard = a.publisher.follower_commands.feed
+
+    raw.say("UP o 1 FEDERATION_ACK ghost 999", "UP o 2 USER_SYNC w @a:hs PHONE start 1")
+    world.pass_(0.2)
+    a.publisher.broadcast(RemoteServerUp(server="example.org"))
+    world.pass_(0.2)
+
+    assert (0, []) == (heard.head, raw.lines("DOWN"))
+    assert not a.publisher.follower_commands.syncing.users()
+    assert 1 == a.metrics.commands_dropped.labels("FEDERATION_ACK")._value.get()
+    assert raw.lines("TAKEN")[-1].split()[:2] == [b"o", b"2"]

@@ -93,6 +93,21 @@ def test_an_idle_primary_is_heard() -> None:
     assert raw.lines("HEARTBEAT")[-1].startswith(b"1 3 " + a.log.digest.encode() + b" 3 ")
 
 
+def test_a_relay_whose_connection_is_lost_serves_nobody() -> None:
+    """Its work would go on for a ghost."""
+    world = World()
+    a = world.node("a")
+    raw = subscribed(world, "a")
+    (relay,) = a.relays.connected
+    (link,) = a.links()[-1:]
+    link.cut()
+    world.pass_(0.1)
+
+    assert raw.is_lost
+    assert ("gone", False) == (relay.state, relay.is_serving)
+    assert relay.why
+
+
 def test_a_dead_replica_is_found_in_bounded_time() -> None:
     """It pinged once, and then was silent."""
     world = World()

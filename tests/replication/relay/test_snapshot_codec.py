@@ -5,13 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.history import Appended, AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.replication.relay import snapshot_codec as meta_module
 from synrepl.replication.relay.snapshot_codec import (
     SnapshotReader,
     meta_block,
     read_meta,
-    read_snapshot,
     snapshot_block,
 )
 from synrepl.wire import blocks as blocks_module
@@ -26,7 +25,7 @@ epoch_starts = st.lists(
 receipts = st.lists(
     st.builds(
         AppendReceipt,
-        texts,
+        st.builds(AppendKey, texts, texts, texts, numbers),
         texts,
         st.builds(Appended, numbers, st.none() | numbers, st.lists(numbers)),
         numbers,
@@ -68,18 +67,20 @@ def test_a_snapshot_is_read_as_it_was_written(snapshot: LogSnapshot) -> None:
     found = payload(snapshot_block(snapshot))
 
     assert "snapshot" == found.kind
-    assert snapshot == read_snapshot(found.data)
+    assert snapshot == SnapshotReader().feed(found.data)
 
 
-@pytest.mark.parametrize("data", [b"", b'{"position":[]}\n', b'{"epoch_start":5}\n', b"x\n"])
+@pytest.mark.parametrize(
+    "data", [b'{"position":[1,9,"d"]}\n', b'{"position":[]}\n', b'{"epoch_start":5}\n', b"x\n"]
+)
 def test_what_makes_no_sense_is_told_as_such(data: bytes) -> None:
     """A snapshot has one place and one beginning, for one."""
     with pytest.raises(RemoteProtocolError):
-        read_snapshot(data)
+        SnapshotReader().feed(data)
 
 
 def receipt(number: int) -> AppendReceipt:
-    return AppendReceipt(f"key{number}", "0" * 64, Appended(1, number, [number]), 0)
+    return AppendReceipt(AppendKey("s", f"key{number}"), "0" * 64, Appended(1, number, [number]), 0)
 
 
 SNAPSHOT = LogSnapshot(
@@ -113,3 +114,14 @@ def test_a_snapshot_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(RemoteProtocolError, match="more than 10000 bytes"):
         reader.feed(data)
+
+
+def test_a_snapshot_with_too_many_writers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300,000 of them took 180 MB of a replica for ever."""
+    monkeypatch.setattr(meta_module, "MAX_WRITERS", 3)
+    lines = [b'{"writer_position":["receipts","w%d",1]}\n' % number for number in range(4)]
+    reader = SnapshotReader()
+
+    assert reader.feed(b"".join(lines[:3] * 2)) is None
+    with pytest.raises(RemoteProtocolError, match="more than 3 writers"):
+        reader.feed(lines[3])

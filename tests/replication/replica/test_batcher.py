@@ -3,7 +3,7 @@
 from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
-from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, LogPosition
+from synrepl.ports.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, LogPosition
 from synrepl.replication.replica.conversation import Facts, SnapshotMeta
 from synrepl.replication.replica.join import FactBatcher
 from synrepl.storage.log import Log
@@ -21,7 +21,7 @@ class Kept:
     async def follow(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        self.told.append(([fact.serial for fact in facts], [receipt.key for receipt in receipts]))
+        self.told.append(([fact.serial for fact in facts], [receipt.key.text for receipt in receipts]))
         if facts:
             self.position = LogPosition(1, facts[-1].serial, "")
         self.position = upto or self.position
@@ -38,7 +38,7 @@ def facts(*serials: int) -> Facts:
 
 def receipt(key: str, first: int, count: int) -> AppendReceipt:
     """The answer to an append of so many facts."""
-    return AppendReceipt(key, "", Appended(1, first, list(range(first, first + count))), 0)
+    return AppendReceipt(AppendKey("s", key), "", Appended(1, first, list(range(first, first + count))), 0)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -15,9 +15,11 @@ from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.native import MAX_QUEUED_BYTES, NativeConversation, NativeUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire.blocks import encode_block
-from synrepl.wire.native import Refused, heartbeat_check
+from synrepl.wire.dialect import NATIVE
+from synrepl.wire.native import Refused, Welcome, heartbeat_check
 from tests.replication.worlds import World
 
+WELCOME = f"{Welcome.EXAMPLES[NATIVE]}\n".encode()
 HEARTBEAT = f"HEARTBEAT 1 0 d 0 0 {heartbeat_check(1, 0, 'd', 0, 0)}\n".encode()
 
 
@@ -34,6 +36,8 @@ def connected(clock: Clock | None = None) -> tuple[ReplicationProtocol, NativeCo
     transport = StringTransport()
     connection.makeConnection(transport)
     assert isinstance(connection.owner, NativeConversation)
+    connection.dataReceived(WELCOME)
+    assert connection.owner.ready() is not None
     return connection, connection.owner, transport
 
 

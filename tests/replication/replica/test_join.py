@@ -131,6 +131,19 @@ def test_what_came_before_a_cut_is_not_sent_again() -> None:
     assert FACTS <= counting.facts < FACTS + 12
 
 
+def test_what_came_before_a_cut_is_kept_though_it_was_too_little_to_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bad link may never deliver so much at once that it is stored on its way."""
+    monkeypatch.setattr(joining_module, "COMMIT_FACTS", 10_000)
+    world, a, b, counting = built(cut_after=8)
+    world.start(b)
+    world.pass_(8)
+
+    assert is_copy(a, b)
+    assert FACTS <= counting.facts < FACTS + 3
+
+
 @pytest.mark.parametrize("at", [4, 7, 10, 12])
 def test_killed_in_the_middle_it_goes_on(at: int) -> None:
     """What is staged outlives the process."""

@@ -67,3 +67,15 @@ def test_a_name_that_followers_could_not_be_greeted_with_is_refused(name: str) -
         b.replica._check_server_name(name).send(None)
 
     assert "server_name" not in b.log.notes
+
+
+def test_a_name_of_the_greatest_length_is_stored() -> None:
+    """That is 255 characters."""
+    name = "x" * 251 + ".org"
+    world = World()
+    a = world.node("a")
+    rename(a, name)
+    b = world.node("b", "a")
+    world.pass_(2)
+
+    assert name == b.log.notes.get("server_name")
