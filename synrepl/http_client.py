@@ -1,7 +1,8 @@
 """A blocking HTTP client of a daemon: one request after another.
 
 It is blocking on purpose: commands and Spark tasks need no reactor, and requests stay in order. Of synrepl it
-may import only modules that `pipeline.source` sends to Spark executors: errors, error codes and routes.
+may import only modules that `pipeline.source` sends to Spark executors: errors, error codes, `address_list`
+and routes.
 """
 
 import http.client
@@ -13,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import READER
+from synrepl.http_api.shapes import find_mismatch
+from synrepl.wire.address_list import AddressList, Fault, fault_of
 from synrepl.wire.error_codes import is_retryable
 
 TIMEOUT_SECONDS: Final = 60.0
@@ -76,7 +79,12 @@ REQUEST_ERRORS: Final = (ConnectError, HttpError)
 class BlockingClient:
     """A kept-alive connection to one daemon. `clean` is applied to every JSON response.
 
-    A user and a password in the URL are not sent, and not in `url`: `secret` authenticates.
+    `url` may be several URLs of daemons of one log, separated by commas, in order of preference: a request
+    goes to the first that can answer it, and the next one begins there. A user and a password in a URL are
+    not sent, and not in the attribute `url`, which is that of the daemon in use: `secret` authenticates.
+    `ca_file` is a PEM file of the CAs to trust (None: the system's). `advice` has messages by error code, for
+    errors where the caller knows better than the daemon what to do. Raises `NotADaemon` for an invalid URL,
+    `ConfigError` for an unusable `ca_file`.
     """
 
     def __init__(
@@ -84,47 +92,56 @@ class BlockingClient:
         url: str,
         *,
         secret: str | None = None,
+        ca_file: str | os.PathLike[str] | None = None,
         timeout: float = TIMEOUT_SECONDS,
+        advice: Mapping[str, str] = MappingProxyType({}),
         clean: Callable[[Any], Any] = lambda content: content,
     ) -> None:
         self._clean = clean
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:
-            parts, port = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise NotADaemon(
-                f"{public_url(url)!r} is not the address of a daemon; an example is http://127.0.0.1:9093"
-            )
-        if port is None:
-            # http.client would parse the end of an IPv6 address as the port.
-            port = 443 if parts.scheme == "https" else 80
-        self.url = public_url(parts._replace(query="", fragment="").geturl()).rstrip("/")
+        self._advice = advice
+        self._ca_file = ca_file
+        self._secret = secret
+        self._timeout = timeout
+        self._parts = dict(map(_parse, split_urls(url)))
+        self.addresses = AddressList(list(self._parts), (0.0,))
+        self._use()
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there are several addresses."""
+        return len(self.addresses.addresses) > 1
+
+    def _use(self) -> None:
+        """Connect to the current address with the next request."""
+        self.url = self.addresses.current
+        parts, port = self._parts[self.url]
         self._path = parts.path.rstrip("/")
-        self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        self._headers = {} if self._secret is None else {"Authorization": f"Bearer {self._secret}"}
+        host, timeout = parts.hostname or "", self._timeout
         self._connection: http.client.HTTPConnection
         if parts.scheme == "https":
-            context = ssl.create_default_context()
-            self._connection = http.client.HTTPSConnection(
-                parts.hostname, port, timeout=timeout, context=context
-            )
+            context = _tls_context(self._ca_file)
+            self._connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
         else:
-            self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
+            self._connection = http.client.HTTPConnection(host, port, timeout=timeout)
 
     def json(self, request: HttpRequest, body: bytes | None = None, *, reader: str | None = None) -> Any:
         """Send a request with this body; return the JSON response.
 
         `reader` names a lease: with it the daemon retains the facts after ``since`` of the request. Raises
-        `ConnectError` and `HttpError`; `NotADaemon` for a response that is not JSON.
+        `ConnectError` and `HttpError`; `NotADaemon` for a response that is not JSON, or not the `answer` of
+        the request.
         """
         response = self._request(request, body, {} if reader is None else {READER: reader})
         with self._connection_errors():
             found = response.read()
         try:
-            return self._clean(json.loads(found))
-        except ValueError as error:
+            content = self._clean(json.loads(found))
+        except (ValueError, RecursionError) as error:
             raise NotADaemon(f"{self.url} is not a synrepl daemon: its response is not JSON") from error
+        if request.answer is not None and (why := find_mismatch(content, request.answer)):
+            raise NotADaemon(f"{self.url} is not a synrepl daemon of this release: in its response, {why}")
+        return content
 
     def lines(self, request: HttpRequest) -> tuple[http.client.HTTPMessage, Iterator[bytes]]:
         """Send a request for lines; return the headers of the response and an iterator of its lines.
@@ -152,6 +169,21 @@ class BlockingClient:
         body: bytes | None = None,
         extra_headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
+        """Send a request, to each address at most once. Raises the error of the last one."""
+        for left in reversed(range(len(self.addresses.addresses))):
+            try:
+                return self._request_here(request, body, extra_headers)
+            except REQUEST_ERRORS as error:
+                if not (left and can_try_elsewhere(error)):
+                    raise
+                self._connection.close()
+                self.addresses.failed(fault_of_error(error), moved_to=moved_to(error))
+                self._use()
+        raise AssertionError("there is at least one address")
+
+    def _request_here(
+        self, request: HttpRequest, body: bytes | None, extra_headers: Mapping[str, str]
+    ) -> Response:
         headers = {**self._headers, **extra_headers}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -170,7 +202,7 @@ class BlockingClient:
                     raise
                 response = self._send(request, body, headers)
             if response.status >= 400:
-                raise _http_error(response.status, response.read(), self._clean)
+                raise self._http_error(response.status, response.read())
         return response
 
     def _send(self, request: HttpRequest, body: bytes | None, headers: Mapping[str, str]) -> Response:
@@ -187,6 +219,14 @@ class BlockingClient:
         if rest:
             yield rest
 
+    def _http_error(self, status: int, body: bytes) -> HttpError:
+        try:
+            content = self._clean(json.loads(body))
+            code, message = str(content["error"]), str(content["message"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return HttpError(status, "http", f"HTTP status {status} without a JSON error: is it a daemon?")
+        return HttpError(status, code, self._advice.get(code, message), content)
+
     @contextmanager
     def _connection_errors(self, *, is_unsent: bool = False) -> Iterator[None]:
         """Close the connection after an error, and raise `ConnectError`."""
@@ -201,7 +241,7 @@ class BlockingClient:
         is_tls = self.url.startswith("https:")
         is_permanent = True
         if isinstance(error, ssl.SSLCertVerificationError):
-            why = f"TLS: {error.verify_message}; name the CA to trust with SSL_CERT_FILE=/path/ca.pem"
+            why = f"TLS: {error.verify_message}; name the CA to trust with --ca-file (in Spark: caFile)"
         elif isinstance(error, ssl.SSLError) and error.reason in NOT_TLS:
             why = "it does not speak TLS; use http:// in place of https://"
         elif isinstance(error, http.client.BadStatusLine) and str(error).startswith("SERVER "):
@@ -211,17 +251,63 @@ class BlockingClient:
         else:
             is_permanent = False
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            if isinstance(error, TimeoutError):
+            if isinstance(error, ConnectionRefusedError):
+                why += "; is the daemon running, and is this its port for HTTP, by default 9093?"
+            elif isinstance(error, http.client.RemoteDisconnected) and not is_tls:
+                why += "; if the daemon listens with TLS, use https://"
+            elif isinstance(error, TimeoutError):
                 why = "no answer in time" + ("; does it speak TLS?" if is_tls and is_unsent else "")
         return ConnectError(why, is_retryable=not is_permanent, is_unsent=is_unsent or is_permanent)
 
 
-def _http_error(status: int, body: bytes, clean: Callable[[Any], Any]) -> HttpError:
+def split_urls(text: str) -> list[str]:
+    """Split URLs that are separated by commas."""
+    return [one.strip() for one in text.split(",") if one.strip()] or [""]
+
+
+def _parse(url: str) -> tuple[str, tuple[SplitResult, int]]:
+    """Return the public form of a URL, its parts and its port. Raises `NotADaemon`."""
     try:
-        content = clean(json.loads(body))
-        return HttpError(status, str(content["error"]), str(content["message"]), content)
-    except (ValueError, KeyError, TypeError):
-        return HttpError(status, "http", f"HTTP status {status} without a JSON error: is it a daemon?")
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise NotADaemon(
+            f"{public_url(url)!r} is not the address of a daemon; an example is http://127.0.0.1:9093"
+        )
+    if port is None:
+        # http.client would parse the end of an IPv6 address as the port.
+        port = 443 if parts.scheme == "https" else 80
+    shown = public_url(parts._replace(query="", fragment="").geturl()).rstrip("/")
+    return shown, (parts, port)
+
+
+def fault_of_error(error: Exception) -> Fault:
+    """Return the fault of the daemon that a failed request shows."""
+    return fault_of(error.code) if isinstance(error, HttpError) else Fault.UNREACHABLE
+
+
+def can_try_elsewhere(error: ConnectError | HttpError) -> bool:
+    """Whether another daemon of the same log may answer the request: this one cannot, or not now."""
+    if isinstance(error, ConnectError):
+        return True
+    return error.status == 503 or fault_of(error.code) is not Fault.REFUSING
+
+
+def moved_to(error: Exception) -> list[str]:
+    """Return the URL of the primary that an error names, if any."""
+    named = str(error.body.get("moved_to") or "").split() if isinstance(error, HttpError) else []
+    return [one.rstrip("/") for one in named]
+
+
+def _tls_context(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise ConfigError(f"the CA file {ca_file} must have certificates in PEM: {error.reason}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the CA file {ca_file}: {error.strerror}") from error
 
 
 def read_secret(path: str | os.PathLike[str]) -> str:

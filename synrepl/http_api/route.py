@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
+from synrepl.http_api.shapes import Shape
+from synrepl.wire.scope import NO_STREAM
 from synrepl.wire.text import MAX_NAME, is_name
 
 MAX_INTEGER: Final = 2**63 - 1
@@ -78,6 +80,18 @@ class InstanceName(Kind):
     def parse(self, name: str, text: str) -> str:
         if not is_name(text):
             raise BadParameter(self._why, self._code)
+        return text
+
+
+class OwnerName(Kind):
+    """The owner of an idempotency key: printable text, or empty for the shared secret."""
+
+    def __init__(self) -> None:
+        super().__init__(schema=_STRING | {"maxLength": MAX_NAME})
+
+    def parse(self, name: str, text: str) -> str:
+        if len(text) > MAX_NAME or not text.isprintable():
+            raise BadParameter(f"{name} must be printable text of at most {MAX_NAME} characters")
         return text
 
 
@@ -272,11 +286,15 @@ def public_url(url: str) -> str:
 
 
 class Parameter(NamedTuple):
-    """A parameter of a query, or a header: its name, its kind, and its meaning for people."""
+    """A parameter of a query, or a header: its name, its kind, and its meaning for people.
+
+    Sending it takes the `right`, besides that of the route.
+    """
 
     name: str
     kind: Kind
     text: str = ""
+    right: str = ""
 
     @property
     def is_documented(self) -> bool:
@@ -285,10 +303,14 @@ class Parameter(NamedTuple):
 
 
 class HttpRequest(NamedTuple):
-    """A request of a route, as every HTTP client can send it. `target` is the path with the query."""
+    """A request of a route, as every HTTP client can send it. `target` is the path with the query.
+
+    `answer` is the shape of a successful JSON response, as far as clients use it (`shapes`); None: any.
+    """
 
     method: str
     target: str
+    answer: Shape = None
 
     def url(self, base_url: str) -> str:
         """Return the URL of this request at the daemon with this base URL."""
@@ -318,9 +340,11 @@ class Route(NamedTuple):
 
     `name` is that of its handler: module and function (``row.page`` is `page` in `row_routes`). The
     signature of the handler has the structs of body and answer, if it has any. Parts of `path` in braces are
-    variable. `right` is what the peer needs (None: not even a key); `stream` the stream that it must see, if
-    the path names none. `errors` are codes besides the common ones (``bad_request``, ``no_rights``).
-    `max_body` is in bytes (None: the daemon's own limit). `Accept` can request one of `other_types`.
+    variable. `right` is what the peer needs (None: not even a key). `stream` is the stream that it must see,
+    or a word of `synrepl.wire.scope`; a path with ``{stream}`` names one. `errors` are codes besides the
+    common ones (``bad_request``, ``no_rights``). `max_body` is in bytes (None: the daemon's own limit).
+    `Accept` can request one of `other_types`. The response is made at most once a second for peers with the
+    same rights if `is_cached`: it takes long. `answer` is that of `HttpRequest`.
     """
 
     name: str
@@ -331,11 +355,13 @@ class Route(NamedTuple):
     headers: tuple[Parameter, ...] = ()
     content_type: str = JSON
     right: str | None = "read"
-    stream: str = ""
+    stream: str = NO_STREAM
     errors: tuple[str, ...] = ()
     max_body: int | None = None
+    is_cached: bool = False
     other_types: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()
+    answer: Shape = None
 
     @property
     def variables(self) -> list[str]:
@@ -352,7 +378,7 @@ class Route(NamedTuple):
         )
         kinds = {parameter.name: parameter.kind for parameter in self.query}
         pairs = [(name, kinds[name].format(value)) for name, value in query.items() if value is not None]
-        return HttpRequest(self.method, f"{path}?{urlencode(pairs)}" if pairs else path)
+        return HttpRequest(self.method, f"{path}?{urlencode(pairs)}" if pairs else path, self.answer)
 
 
 class RouteTable:

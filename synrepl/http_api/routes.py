@@ -5,6 +5,7 @@ A route has its handler in `synrepl/transports/http/`; `Route.name` has the modu
 
 from typing import Any, Final
 
+from synrepl.http_api import shapes
 from synrepl.http_api.route import (
     Choice,
     Digest,
@@ -13,9 +14,11 @@ from synrepl.http_api.route import (
     InstanceName,
     Misplaced,
     Names,
+    OwnerName,
     Parameter,
     ReaderName,
     Route,
+    RouteTable,
     Seconds,
     SynapseToken,
     Text,
@@ -23,6 +26,7 @@ from synrepl.http_api.route import (
     WholeNumbers,
 )
 from synrepl.wire.error_codes import ERROR_CODES
+from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, SEEN_STREAMS
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -41,7 +45,10 @@ _READ_YOUR_WRITES: Final = (
     Parameter("min_serial", WholeNumber(0), "answer once the log has reached this serial"),
     Parameter("timeout", Seconds(10.0, highest=MAX_WAIT), "how long to wait for `min_serial`"),
 )
-_COPY: Final = ("not_ready", "filtered", "not_here_yet", "too_many_waiting")
+_COPY: Final = (
+    *("not_ready", "filtered", "not_here_yet", "too_many_waiting"),
+    *("fenced", "stopped", "stopping"),
+)
 _POSITION: Final = ("other_history", "other_epoch", "ahead_of_log", "trimmed", "fork")
 _WRITE: Final = (
     *("bad_row", "bad_writer", "too_large", "too_many_writers", "idempotency_key_reused"),
@@ -73,6 +80,15 @@ def _refused(target: str, code: str, body: Any = None, *, message: Any = ..., **
     return Example(target, {"error": code, **more, "message": message}, body, kind.status)
 
 
+_APPENDED: Final = {"epoch": int, "first_serial": (int, None), "tokens": [int]}
+_DECLARED_STREAM: Final = {
+    "name": str,
+    "key": [str],
+    "kind": str,
+    "columns": ({...: str}, None),
+    "writers": [str],
+}
+
 ADA: Final = [["@ada:hs.example"]]
 BOB: Final = [["@bob:hs.example"]]
 
@@ -87,6 +103,11 @@ APPEND: Final = Route(
             "files", Choice("here"), "at a replica: wait for the bytes of the files that the facts name"
         ),
         Parameter("via", Text(), "the daemons that have forwarded this request"),
+        Parameter(
+            "owner",
+            OwnerName(),
+            "from a replica: the peer whose request it forwards, to which the idempotency key belongs",
+        ),
     ),
     right="write",
     errors=(
@@ -102,6 +123,7 @@ APPEND: Final = Route(
         _refused("/v1/streams/push_rules/facts", "bad_row", {"facts": [[["@ada:hs.example", 1, 2]]]}),
         _refused("/v1/streams/nonsense/facts", "unknown_stream", {"facts": []}),
     ),
+    answer=_APPENDED,
 )
 APPEND_BATCH: Final = Route(
     "append.append_batch",
@@ -109,6 +131,7 @@ APPEND_BATCH: Final = Route(
     "/v1/facts",
     "Append facts to several streams and writers, in order; the answer comes when all of them are on disk.",
     right="write",
+    stream=NAMED_STREAMS,
     errors=(*_WRITE, "unknown_stream", "not_primary", "bad_checksum", "no_such_file"),
     examples=(
         Example(
@@ -117,6 +140,7 @@ APPEND_BATCH: Final = Route(
             {"appends": [{"stream": "push_rules", "facts": [ADA]}], "idempotency_key": "replay-7"},
         ),
     ),
+    answer={"epoch": int, "appends": [_APPENDED]},
 )
 ROWS: Final = Route(
     "row.page",
@@ -154,6 +178,7 @@ ALLOCATED: Final = Route(
             {"stream": "push_rules", "allocated": 3, "positions": {"master": 3}},
         ),
     ),
+    answer={"allocated": (int, None), "positions": {...: int}},
 )
 CATCH_UP: Final = Route(
     "row.updates",
@@ -193,7 +218,12 @@ CHANGELOG: Final = Route(
             "checksum", Flag(None), "add a checksum to each fact; default: true when there is a filter"
         ),
         Parameter("epoch_starts", Flag(), "epoch starts, as separate lines"),
-        Parameter("receipts", Flag(), "receipts of appends with an idempotency key, as separate lines"),
+        Parameter(
+            "receipts",
+            Flag(),
+            "receipts of appends with an idempotency key, as separate lines; requires the right `replicate`",
+            right="replicate",
+        ),
         Parameter("follow", Flag(), "keep the answer open, and write facts as they are committed"),
         Parameter(
             "heartbeat", Seconds(5.0, lowest=1.0, highest=60.0), "with `follow`: seconds between heartbeats"
@@ -204,8 +234,10 @@ CHANGELOG: Final = Route(
             InstanceName("commands must be the origin of the reader: one printable word", "bad_request"),
             "with `follow`: commands to all processes, except those that this origin forwarded; requires"
             " the right `replicate`",
+            right="replicate",
         ),
     ),
+    stream=NAMED_STREAMS,
     headers=_READER,
     content_type=NDJSON,
     other_types=(ARROW,),
@@ -237,6 +269,7 @@ EXTENT: Final = Route(
     "/v1/extent",
     "Measure a part of the changelog, without its facts: for planning.",
     query=_SELECTION,
+    stream=NAMED_STREAMS,
     headers=_READER,
     errors=("unknown_stream", "bad_writer", *_COPY, *_POSITION, "too_many", "replaced"),
     examples=(
@@ -257,6 +290,7 @@ EXTENT: Final = Route(
             },
         ),
     ),
+    answer=shapes.EXTENT,
 )
 DIGESTS: Final = Route(
     "changelog.digests",
@@ -271,6 +305,7 @@ DIGESTS: Final = Route(
         ),
         _refused("/v1/digests", "bad_request"),
     ),
+    answer={"epoch": int, "serial": int, "history": str, "digests": {...: (str, None)}},
 )
 PUT_FILE: Final = Route(
     "file.put",
@@ -301,7 +336,11 @@ GET_FILE: Final = Route(
     examples=(_refused(f"/v1/files/sha256/{'0' * 64}", "not_found", message="this daemon stores no files"),),
 )
 REPLICATION: Final = Route(
-    "replica.about", "GET", "/v1/replication", "Read this log's history, epochs, oldest position and head."
+    "replica.about",
+    "GET",
+    "/v1/replication",
+    "Read this log's history, epochs, oldest position and head.",
+    stream=SEEN_STREAMS,
 )
 _REPLICA: Final = (
     *_POSITION,
@@ -313,6 +352,7 @@ SUBSCRIBE: Final = Route(
     "/v1/replicas/{uuid}",
     "Admit a replica, and make a lease for the facts that it lacks.",
     right="replicate",
+    stream=NAMED_STREAMS,
     errors=_REPLICA,
     max_body=4 * MIB,
 )
@@ -322,6 +362,7 @@ JOIN: Final = Route(
     "/v1/replicas/{uuid}/join",
     "Start a snapshot for a replica.",
     right="replicate",
+    stream=NAMED_STREAMS,
     errors=_REPLICA,
     max_body=4 * MIB,
 )
@@ -348,7 +389,7 @@ FORWARD_COMMANDS: Final = Route(
     "/v1/commands",
     "Take commands that a replica forwards from its followers; each command is executed once, by number.",
     right="replicate",
-    max_body=8 * MIB,
+    max_body=MIB,
     examples=(
         Example(
             "/v1/commands",
@@ -376,6 +417,7 @@ COMMANDS: Final = Route(
     ),
     content_type=NDJSON,
     right="administer",
+    stream=SEEN_STREAMS,
     errors=("too_many_waiting", "bad_writer"),
     examples=(
         Example("/v1/commands", [{"feed": {"life": ..., "trimmed_upto": 0, "head": 0}}], is_lines=True),
@@ -387,6 +429,7 @@ ACKNOWLEDGE_COMMANDS: Final = Route(
     "/v1/commands/ack",
     "Acknowledge commands up to a number, so that they are not offered again.",
     right="administer",
+    stream=ALL_STREAMS,
     errors=("bad_ack",),
     max_body=4 * KIB,
     examples=(_refused("/v1/commands/ack", "bad_ack", {"life": "another", "number": 1}, retryable=False),),
@@ -404,7 +447,9 @@ LEASES: Final = Route(
     "GET",
     "/v1/leases",
     "List the leases, those that retain most of the log first.",
+    stream=SEEN_STREAMS,
     examples=(Example("/v1/leases", {"leases": []}),),
+    answer={"leases": [shapes.LEASE]},
 )
 ADD_LEASE: Final = Route(
     "admin.add_lease",
@@ -419,6 +464,7 @@ ADD_LEASE: Final = Route(
         Example("/v1/leases", {"uuid": ..., "name": "lisbon", "serial": 3}, {"name": "lisbon"}),
         _refused("/v1/leases", "bad_request", {"name": ""}, message="a lease needs a name"),
     ),
+    answer={"uuid": str, "name": str, "serial": int},
 )
 DROP_LEASE: Final = Route(
     "admin.drop_lease",
@@ -428,6 +474,7 @@ DROP_LEASE: Final = Route(
     right="administer",
     errors=("unknown_lease",),
     examples=(_refused("/v1/leases/oslo", "unknown_lease"),),
+    answer={"uuid": str, "name": str},
 )
 PROMOTE: Final = Route(
     "admin.promote",
@@ -448,6 +495,7 @@ PROMOTE: Final = Route(
             message="this daemon is primary; only a replica can be promoted",
         ),
     ),
+    answer={"role": str, "epoch": int, "serial": int},
 )
 RESYNC: Final = Route(
     "admin.resync",
@@ -457,6 +505,7 @@ RESYNC: Final = Route(
     right="administer",
     errors=("not_stopped", "primary_unknown"),
     examples=(_refused("/v1/resync", "not_stopped", {}, message=ERROR_CODES["not_stopped"].means),),
+    answer={"role": str},
 )
 HANDOVER: Final = Route(
     "admin.hand_over",
@@ -484,7 +533,9 @@ DECLARED: Final = Route(
     "GET",
     "/v1/streams",
     "List the streams of one's own: those that were declared.",
+    stream=SEEN_STREAMS,
     examples=(Example("/v1/streams", {"streams": []}),),
+    answer={"streams": [_DECLARED_STREAM]},
 )
 DECLARE: Final = Route(
     "stream.create",
@@ -492,6 +543,7 @@ DECLARE: Final = Route(
     "/v1/streams",
     "Declare a stream of one's own. An equal declaration changes nothing; another one is refused.",
     right="administer",
+    stream=NAMED_STREAMS,
     errors=("declared_otherwise", "storage_error", "fenced", "starting", "handing_over", "stopped"),
     max_body=64 * KIB,
     examples=(
@@ -511,10 +563,25 @@ DECLARE: Final = Route(
         ),
         _refused("/v1/streams", "bad_request", {"name": "events"}),
     ),
+    answer={"stream": _DECLARED_STREAM, "created": bool},
 )
-STATUS: Final = Route("status.status", "GET", "/v1/status", "Read the status of the daemon.")
+STATUS: Final = Route(
+    "status.status",
+    "GET",
+    "/v1/status",
+    "Read the status of the daemon, at most a second old.",
+    stream=SEEN_STREAMS,
+    is_cached=True,
+    answer=shapes.STATUS,
+)
 STATUS_PAGE: Final = Route(
-    "status.page", "GET", "/status", "Show the status to people, as a page.", content_type=HTML
+    "status.page",
+    "GET",
+    "/status",
+    "Show the status to people, as a page.",
+    content_type=HTML,
+    stream=SEEN_STREAMS,
+    is_cached=True,
 )
 ROOT: Final = Route("status.root", "GET", "/", "Redirect to the status page.", content_type=HTML, right=None)
 LIVEZ: Final = Route(
@@ -537,12 +604,14 @@ METRICS: Final = Route(
     "status.metrics",
     "GET",
     "/metrics",
-    "Read the metrics, for Prometheus.",
+    "Read the metrics, for Prometheus, at most a second old.",
     content_type=PROMETHEUS,
     right=None,
+    is_cached=True,
 )
 OPENAPI: Final = Route(
     "openapi.describe", "GET", "/v1/openapi.json", "Read this description, as OpenAPI 3.1.", right=None
 )
 
 ROUTES: Final = tuple(value for value in globals().values() if isinstance(value, Route))
+ROUTE_TABLE: Final = RouteTable(ROUTES)

@@ -1,10 +1,11 @@
 """Connections: bytes between a transport and a session, on both sides of every line protocol."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Final
 
-from twisted.internet.interfaces import IPushProducer
+from twisted.internet.interfaces import IPushProducer, ISSLTransport
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.protocols.basic import LineOnlyReceiver
@@ -17,13 +18,19 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
+from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.credentials import certified_name, is_local
-from synrepl.wire.blocks import BlockReader, Payload
+from synrepl.transports.failures import address_text, describe_failure
+from synrepl.wire.blocks import Payload
 from synrepl.wire.codec import MAX_LENGTH, LineBuffer
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.records import HandshakeReader, RecordWriter
 from synrepl.wire.session import Action, Close, Deliver, Send, Session
+
+PIECE_BYTES: Final = 2 * 1024
+"""Received bytes that are handled at once: a hundred short commands take up to 15 milliseconds."""
 
 ABORT_SECONDS: Final = 25.0
 """Time between our close and the abort of the connection, for a peer that does not read the rest."""
@@ -74,7 +81,7 @@ class ConnectionOwner:
 class ReplicationProtocol(LineOnlyReceiver):
     """Passes lines and blocks between a transport and a `Session`, which implements the protocol.
 
-    `framing` splits received bytes: a `BlockReader` where blocks come between the lines.
+    `framing` splits received bytes: a `HandshakeReader` where one of the ends may be a replica.
     """
 
     session: Session
@@ -84,7 +91,11 @@ class ReplicationProtocol(LineOnlyReceiver):
     _: KW_ONLY
     logger: LimitedLogger
     """For messages about a peer's behavior; shared by all connections of a listener."""
-    framing: Callable[[], LineBuffer | BlockReader] = LineBuffer
+    logs_closing: bool = True
+    """Whether to log the reason of a close; otherwise only the owner gets it."""
+    framing: Callable[[], LineBuffer | HandshakeReader] = LineBuffer
+    queue: TurnQueue | None = None
+    """Where this connection takes turns with others; None handles everything at once."""
     on_established: Callable[[], None] = lambda: None
     on_lost: Callable[["ReplicationProtocol", Failure], None] = lambda lost, reason: None
     transport: Any = field(default=None, init=False)
@@ -100,9 +111,12 @@ class ReplicationProtocol(LineOnlyReceiver):
         """Receives the events. Before the connection is made and after its loss, they are ignored."""
         self.failure_code = ""
         """Why the connection was lost: the code of `FollowerEvent`, often empty."""
-        self._framing: LineBuffer | BlockReader = self.framing()
+        self._framing: LineBuffer | HandshakeReader = self.framing()
+        self._records: RecordWriter | None = None
         self._is_dialect_reported = False
         self._is_reading = True
+        self._pending: deque[bytes | Failure] = deque()
+        """What waits for its turn: received pieces, and at last the loss of the connection."""
         self._paused_at = 0.0
         self._close_reason = ""
         self._timer = Timer(self.clock, self._tick)
@@ -120,6 +134,42 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._arm()
 
     def dataReceived(self, data: bytes) -> None:
+        if self.queue is None:
+            self._receive(data)
+        else:
+            pieces = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+            self._take_turns(self.queue, *pieces)
+
+    def _take_turns(self, queue: TurnQueue, *events: bytes | Failure) -> None:
+        """Handle these events now, or as much as this turn has time for; nothing is read until it is all."""
+        is_waiting = bool(self._pending)
+        self._pending += events
+        while not is_waiting and self._pending and queue.has_time:
+            queue.run(self._handle_next)
+        if self._pending and not is_waiting:
+            self.transport.pauseProducing()
+            queue.run_later(lambda: self._go_on(queue))
+
+    def _go_on(self, queue: TurnQueue) -> None:
+        try:
+            self._handle_next()
+        except Exception:
+            # In the poll, Twisted would do the same.
+            self._logger.failure("the connection of {peer} failed", peer=self._peer())
+            self.transport.abortConnection()
+        if self._pending:
+            queue.run_later(lambda: self._go_on(queue))
+        elif self._is_reading and not self.session.closed:
+            self.transport.resumeProducing()
+
+    def _handle_next(self) -> None:
+        event = self._pending.popleft()
+        if isinstance(event, bytes):
+            self._receive(event)
+        else:
+            self._lose(event)
+
+    def _receive(self, data: bytes) -> None:
         """Give all received lines to the session at once, unless a subclass overrides `lineReceived`.
 
         `LineOnlyReceiver` would call a method per line, which alone costs more than reading a row.
@@ -156,6 +206,12 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._perform(self.session.receive([line]))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self.queue is None:
+            self._lose(reason)
+        else:
+            self._take_turns(self.queue, reason)
+
+    def _lose(self, reason: Failure) -> None:
         self.connected = 0
         self.metrics.connections.dec()
         self.session.closed = True
@@ -164,7 +220,7 @@ class ReplicationProtocol(LineOnlyReceiver):
             self._abort_timer.stop()
         self.failure_code = "wrong_server" if self.session.is_wrong_server else failure_code(reason.value)
         owner, self.owner = self.owner, ConnectionOwner()
-        owner.lost(self._close_reason or reason.getErrorMessage())
+        owner.lost(self._close_reason or describe_failure(reason))
         self.on_lost(self, reason)
 
     def pauseProducing(self) -> None:
@@ -182,6 +238,11 @@ class ReplicationProtocol(LineOnlyReceiver):
         return is_local(self.transport.getPeer())
 
     @property
+    def is_encrypted(self) -> bool:
+        """Whether this is a TLS connection."""
+        return ISSLTransport.providedBy(self.transport)
+
+    @property
     def certified_name(self) -> str | None:
         """The common name of the peer's TLS certificate; None without a certificate."""
         return certified_name(self.transport)
@@ -190,8 +251,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         """Send encoded lines. A closed connection drops them."""
         if not self.session.closed:
             self.session.sent()
-            self.metrics.bytes_out.inc(len(data))
-            self.transport.write(data)
+            self._write(data)
 
     def send(self, command: Command) -> None:
         """Send one command, as `write` does. Raises `LocalProtocolError` as `Session.encode` does."""
@@ -221,6 +281,19 @@ class ReplicationProtocol(LineOnlyReceiver):
         """Record that the first POSITION was applied: the connection works."""
         self.on_established()
 
+    def received_line(self, command: type[Command]) -> bytes:
+        """The line of the first received command of this type, without its end: of the native handshake."""
+        return self.session.handshake_lines[command]
+
+    def read_records(self, key: bytes) -> None:
+        """Take all bytes after the handshake out of records with this key."""
+        assert isinstance(self._framing, HandshakeReader)
+        self._framing.read_records(key)
+
+    def write_records(self, key: bytes) -> None:
+        """Put all bytes that are sent from now on into records with this key."""
+        self._records = RecordWriter(key)
+
     def pause_reading(self) -> None:
         """Stop reading from the peer."""
         self._is_reading = False
@@ -230,23 +303,29 @@ class ReplicationProtocol(LineOnlyReceiver):
     def resume_reading(self) -> None:
         """Read from the peer again."""
         self._is_reading = True
-        if not self.session.closed:
+        if not (self.session.closed or self._pending):
             self.transport.resumeProducing()
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case Send(data):
-                    self.metrics.bytes_out.inc(len(data))
-                    self.transport.write(data)
+                    self._write(data)
                 case Deliver(commands):
                     self._deliver(commands)
                 case Close(why):
                     self.metrics.errors_sent.inc()
-                    self.logger.warn("closing {peer}: {why}", peer=self._peer(), why=why)
+                    if self.logs_closing:
+                        self.logger.warn("closing {peer}: {why}", peer=self._peer(), why=why)
                     self._close_reason = why
                     self._disconnect()
                     self.owner.failed(why)
+
+    def _write(self, data: bytes) -> None:
+        if self._records is not None:
+            data = self._records.write(data)
+        self.metrics.bytes_out.inc(len(data))
+        self.transport.write(data)
 
     def _deliver(self, commands: Sequence[Command | RdataRun]) -> None:
         self._report_dialect()
@@ -292,4 +371,5 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def _peer(self) -> str:
         name = self.session.peer_name
-        return f"{name} at {self.transport.getPeer()}" if name else str(self.transport.getPeer())
+        where = address_text(self.transport.getPeer())
+        return f"{name} at {where}" if name else where

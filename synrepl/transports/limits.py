@@ -3,18 +3,26 @@
 import resource
 from typing import Any, Final
 
-from twisted.internet.interfaces import IAddress, IProtocolFactory
-from twisted.internet.protocol import Protocol
+from twisted.internet.interfaces import IAddress, IProtocolFactory, ISSLTransport, ITCPTransport
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.logger import Logger
 from twisted.protocols.policies import WrappingFactory
+from twisted.python.failure import Failure
 
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.ports.time import Timer
 
 RESERVED: Final = 64
-"""File descriptors that are not used for connections: for the log, its files, the upstream, late imports."""
+"""File descriptors that are not used for connections: for the log, its files, the upstream, late imports, and
+for the answers to rejected connections."""
 
 FEWEST: Final = 8
+
+LINGERING: Final = 8
+"""Rejected connections of a listener that are open at once, with descriptors of the `RESERVED` ones."""
+
+LINGER_SECONDS: Final = 2.0
 
 
 def connection_limit(listeners: int, most: int) -> int:
@@ -26,27 +34,52 @@ def connection_limit(listeners: int, most: int) -> int:
 
 
 class RejectedConnection(Protocol):
-    """A connection beyond a limit: sends its last words and closes."""
+    """A connection beyond a limit: it hears why, and is closed.
+
+    What it sends is dropped until it closes, at most for `LINGER_SECONDS`: a close with unread bytes would
+    reset the connection, and the peer might lose the answer. `lingering` are these connections of a listener;
+    beyond `LINGERING` of them, further ones are closed at once.
+    """
 
     transport: Any
 
-    def __init__(self, last_words: bytes = b"") -> None:
+    def __init__(self, last_words: bytes, clock: IClock, lingering: set["RejectedConnection"]) -> None:
         self._last_words = last_words
+        self._lingering = lingering
+        self._linger = Timer(clock, self._abort)
 
     def connectionMade(self) -> None:
         self.transport.write(self._last_words)
-        self.transport.loseConnection()
+        is_plain = ITCPTransport.providedBy(self.transport) and not ISSLTransport.providedBy(self.transport)
+        if is_plain and len(self._lingering) < LINGERING:
+            self._lingering.add(self)
+            self._linger.start(LINGER_SECONDS)
+            self.transport.loseWriteConnection()
+        else:
+            self.transport.loseConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._lingering.discard(self)
+        self._linger.stop()
+
+    def _abort(self) -> None:
+        self.transport.abortConnection()
 
 
 class LimitedFactory(WrappingFactory):
-    """Serves at most `most` connections of a factory; closes further ones at once."""
+    """Serves at most `most` connections of a factory; further ones get `last_words` and are closed."""
 
     noisy = False
     _logger = Logger()
 
-    def __init__(self, wrapped: IProtocolFactory, most: int, clock: IClock) -> None:
+    def __init__(
+        self, wrapped: IProtocolFactory, most: int, clock: IClock, *, last_words: bytes = b""
+    ) -> None:
         super().__init__(wrapped)
         self._most = most
+        self._clock = clock
+        self._last_words = last_words
+        self._lingering: set[RejectedConnection] = set()
         self._limited_logger = LimitedLogger(self._logger, clock)
 
     def logPrefix(self) -> str:
@@ -56,12 +89,12 @@ class LimitedFactory(WrappingFactory):
     def buildProtocol(self, addr: IAddress | None) -> Any:
         if len(self.protocols) >= self._most:
             self._limited_logger.warn(
-                "closing {peer}: this listener has {most} connections, its limit"
+                "rejecting {peer}: this listener has {most} connections, its limit"
                 " (raise LimitNOFILE, or ulimit -n, for more)",
                 peer=str(addr),
                 most=self._most,
             )
-            return RejectedConnection()
+            return RejectedConnection(self._last_words, self._clock, self._lingering)
         return super().buildProtocol(addr)
 
     def stopFactory(self) -> None:

@@ -17,7 +17,18 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
-from synrepl.replication.relay.handshake import PRIMARY, REPLICA, nonce, proof, proves
+from synrepl.replication.relay.handshake import (
+    HANDSHAKE_REFUSALS,
+    PRIMARY_SIDE,
+    REPLICA_SIDE,
+    Greetings,
+    line_of_replica,
+    nonce,
+    proof,
+    proves,
+    record_key,
+    without_proof,
+)
 from synrepl.replication.relay.snapshot_codec import SnapshotReader, read_meta
 from synrepl.replication.replica.conversation import (
     Ephemeral,
@@ -38,6 +49,7 @@ from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
 from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.records import HandshakeReader
 from synrepl.wire.session import Session
 from synrepl.wire.text import printable
 
@@ -46,6 +58,8 @@ CONNECT_SECONDS: Final = 30.0
 
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
 """Bytes of queued blocks and lines at which reading from the connection pauses."""
+
+UNPROVEN: Final = "the upstream could not prove that it knows the secret: check secret_file on both daemons"
 
 EVENT_BYTES: Final = 500
 """Bytes that each queued event counts, besides those of its block if it has one."""
@@ -64,6 +78,10 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self._connection = connection
         self._metrics = metrics
         self._snapshot = SnapshotReader()
+        self._secret: str | None = None
+        self._greetings: Greetings | None = None
+        """HELLO and CHALLENGE, once AUTH is sent."""
+        self._is_welcome = False
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         for command in commands:
@@ -88,8 +106,22 @@ class NativeConversation(ConnectionOwner, EventQueue):
                 if command.check != native.heartbeat_check(*fields):
                     raise RemoteProtocolError("corrupted HEARTBEAT: its check does not match")
             case native.Refused():
+                # Nothing authenticates it before WELCOME, and some codes would stop the replica.
+                if not self._is_welcome and (command.code not in HANDSHAKE_REFUSALS or command.moved_to):
+                    raise RemoteProtocolError(
+                        f"REFUSED {printable(command.code)} is not valid before WELCOME"
+                    )
                 command = RefusedByUpstream(command)
-            case native.Welcome() | native.Peers():
+            case native.Welcome():
+                command.check()
+                if self._is_welcome:
+                    raise RemoteProtocolError("the upstream sent WELCOME twice")
+                self._is_welcome = True
+                if not self._is_proven(command):
+                    self._end(NotConnected(UNPROVEN))
+                    self.close()
+                    return
+            case native.Peers():
                 command.check()
             case Error():
                 self._end(NotConnected(f"ERROR from the upstream: {command.text}"))
@@ -106,7 +138,10 @@ class NativeConversation(ConnectionOwner, EventQueue):
         match payload.kind:
             case "snapshot":
                 snapshot = self._snapshot.feed(payload.data)
-                return None if snapshot is None else SnapshotFacts(snapshot)
+                if snapshot is None:
+                    return None
+                self._snapshot = SnapshotReader()
+                return SnapshotFacts(snapshot)
             case "facts":
                 return Facts(decode_facts(payload.data))
             case "ephemeral":
@@ -126,27 +161,42 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self, uuid: str, name: str, secret: str | None, address: str, *, registered: bool
     ) -> None:
         """Perform the handshake. Raises `NotConnected`, also if the upstream cannot prove the `secret`."""
-        own_nonce = nonce()
         greeting = native.Hello(
             uuid=uuid,
             name=name,
-            nonce=own_nonce,
+            nonce=nonce(),
             registered=registered,
             address=address,
             capabilities=native.OWN_CAPABILITIES,
         )
+        self._secret = secret
         self.send(greeting)
         challenge: native.Challenge = await self._expect(native.Challenge)
         if challenge.proof and secret is None:
             raise NotConnected("the upstream requires a secret: set secret_file")
-        nonces = (challenge.nonce, own_nonce)
-        own_proof = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
-        self.send(native.Auth(own_proof))
+        connection = self._connection
+        greetings = Greetings(
+            hello=line_of_replica(greeting), challenge=connection.received_line(native.Challenge)
+        )
+        self._greetings = greetings
+        self.send(native.Auth("" if secret is None else proof(secret, REPLICA_SIDE, greetings)))
+        if secret is not None and not connection.is_encrypted:
+            connection.write_records(record_key(secret, REPLICA_SIDE, greetings))
         self.welcome = await self._expect(native.Welcome)
-        if secret is not None and not proves(self.welcome.proof, secret, PRIMARY, nonces, uuid, name):
-            raise NotConnected(
-                "the upstream could not prove that it knows the secret: check secret_file on both daemons"
-            )
+
+    def _is_proven(self, welcome: native.Welcome) -> bool:
+        """Whether WELCOME proves the secret, if there is one. From then on, records are read."""
+        secret, greetings, connection = self._secret, self._greetings, self._connection
+        if secret is None:
+            return True
+        if greetings is None:
+            return False
+        line = without_proof(connection.received_line(native.Welcome), welcome.proof)
+        if not proves(welcome.proof, secret, PRIMARY_SIDE, greetings, line):
+            return False
+        if not connection.is_encrypted:
+            connection.read_records(record_key(secret, PRIMARY_SIDE, greetings))
+        return True
 
     async def _expect(self, expected: Any) -> Any:
         event: Any = await self.next()
@@ -268,5 +318,5 @@ class NativeUpstream:
             self.clock,
             self.metrics,
             logger=LimitedLogger(self._logger, self.clock),
-            framing=BlockReader,
+            framing=lambda: HandshakeReader(b"WELCOME ", BlockReader),
         )

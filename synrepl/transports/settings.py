@@ -59,6 +59,17 @@ def parse_dialect(value: Any) -> Dialect | None:
         ) from error
 
 
+def parse_upstreams(value: Any) -> tuple[str, ...]:
+    """Parse any number of addresses of other daemons (`parse_upstream`)."""
+    several = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(several, (list, tuple)):
+        raise ConfigError(f"must be an address of a daemon or a list of them, not {value!r}")
+    found = tuple(map(parse_upstream, several))
+    if len(set(found)) < len(found):
+        raise ConfigError(f"has an address twice: {next(one for one in found if found.count(one) > 1)}")
+    return found
+
+
 def parse_upstream(value: Any) -> str:
     """Parse the HTTP address of another daemon, or a client endpoint string for its listener."""
     where = text(value)
@@ -105,12 +116,14 @@ class ConnectionSettings(NameSettings):
 class UpstreamSettings(ConnectionSettings):
     """The connection of a replica to its upstream."""
 
-    upstream: str | None = setting(
-        None,
+    upstream: tuple[str, ...] = setting(
+        (),
         "Makes this daemon a replica of the daemon at this address: http://host:9093 (all over HTTP) or"
-        " a Twisted client endpoint string such as tcp:host:9092 (native).",
-        parse=parse_upstream,
+        " a Twisted client endpoint string such as tcp:host:9092 (native). May be repeated: daemons of one"
+        " log in order of preference, of which one is followed.",
+        parse=parse_upstreams,
         metavar="URL",
+        kind="list",
         example="tcp:primary.example:9092",
     )
     anonymous: bool = setting(
@@ -120,10 +133,12 @@ class UpstreamSettings(ConnectionSettings):
     )
 
     @property
-    def upstream_address(self) -> Address:
-        """The address of the upstream; empty without one."""
-        where = self.upstream or ""
-        return Address(http=where) if where.startswith(("http://", "https://")) else Address(native=where)
+    def upstream_addresses(self) -> list[Address]:
+        """The addresses of the upstreams; empty without one."""
+        return [
+            Address(http=where) if where.startswith(("http://", "https://")) else Address(native=where)
+            for where in self.upstream
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,13 +157,14 @@ class ApiSettings(ConnectionSettings):
     )
     allowed_hosts: tuple[str, ...] | None = setting(
         None,
-        "Host names with dots that HTTP clients use for this daemon, comma-separated. Needed only without a"
-        " secret: requests for other host names are refused, against DNS rebinding.",
+        "Host names with dots that HTTP clients use for this daemon, comma-separated. Without a secret,"
+        " requests for other host names are refused, against DNS rebinding. With one, other daemons may know"
+        " this one as https:// and one of these names.",
         parse=names,
         example="[replication.example.org]",
     )
     max_body_bytes: int = setting("64MiB", "The size limit of the body of an HTTP request.", parse=size)
-    max_file_bytes: int = setting("16GiB", "The size limit of an uploaded file.", parse=size)
+    max_file_bytes: int = setting("16GiB", "The size limit of a file, uploaded or fetched.", parse=size)
 
     def hosts(self, notes: Mapping[str, str]) -> set[str]:
         """Return the host names, in lower case, of a daemon with these `notes` in its log."""

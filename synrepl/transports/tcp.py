@@ -1,7 +1,9 @@
 """Replication over TCP or any other Twisted endpoint."""
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from twisted.internet import defer
@@ -10,20 +12,30 @@ from twisted.internet.protocol import Factory, Protocol, ReconnectingClientFacto
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synrepl.ports.access import LOCAL, Access, Keyring, Right
+from synrepl.ports.access import LOCAL, Access, Keyring
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.rights import command_operation, refusal
+from synrepl.ports.time import Timer, doubling
+from synrepl.ports.turn_queue import TurnQueue
+from synrepl.replication.forks import is_later
+from synrepl.replication.holdings import ReadRefusal
 from synrepl.replication.publisher import FollowerSession, Publisher
-from synrepl.replication.strategies import serving
+from synrepl.replication.strategies import following, serving
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol, failure_code
+from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure
 from synrepl.transports.limits import RejectedConnection
-from synrepl.wire.commands import Error, Name, Ping
+from synrepl.wire.address_list import AddressList, Fault, fault_of
+from synrepl.wire.codec import LineBuffer
+from synrepl.wire.commands import Error, Moved, Name, Ping, Replicate
 from synrepl.wire.dialect import Dialect
+from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.records import HandshakeReader
 from synrepl.wire.session import KEEPALIVE, Keepalive, Session
-from synrepl.wire.text import printable
+from synrepl.wire.text import MAX_ADDRESS, printable
 
 if TYPE_CHECKING:
     # Imported for types only: a daemon without followers should not load these modules.
@@ -36,6 +48,15 @@ MAX_CONNECTIONS: Final = 10_000
 leave file descriptors and memory (some 3 kB each) for the rest of the daemon.
 """
 
+RETRY_SECONDS: Final = doubling(0.4, 10.0)
+"""The pauses between two rounds of a follower's addresses."""
+
+PATIENCE_SECONDS: Final = 3.0
+"""How long a follower with several addresses waits for a server to greet before it tries the next one."""
+
+ONLY: Final = "the server"
+"""The address of a follower's only server, which is given as an endpoint."""
+
 
 class _ServerSide(ConnectionOwner):
     """Server side of a connection: a follower's session, or a relay once the peer identifies as a replica."""
@@ -44,40 +65,87 @@ class _ServerSide(ConnectionOwner):
         self._factory = factory
         self._protocol = protocol
         self._owner: FollowerSession | Relay = factory.publisher.attach(protocol, protocol.access or LOCAL)
+        self._dialect: Dialect | None = None
+        self._is_served = False
 
     def dialect_known(self, dialect: Dialect) -> None:
+        self._dialect = dialect
         if not serving(dialect).is_replica:
-            assert isinstance(self._owner, FollowerSession)
-            if why := self._refusal():
-                self._protocol.fail(why)
-            else:
-                self._owner.dialect_known(dialect)
+            if self._refusal() is None:
+                self._serve()
+            # Otherwise `received` refuses: a follower of synrepl gives its mark first.
         elif self._factory.relays is None:
             self._protocol.fail("this daemon serves no replicas")
         else:
             self._owner.lost("the peer is a replica")
             self._owner = self._factory.relays().attach(self._protocol)
 
-    def _refusal(self) -> str:
+    def _serve(self) -> None:
+        assert isinstance(self._owner, FollowerSession)
+        assert self._dialect is not None
+        self._is_served = True
+        self._owner.dialect_known(self._dialect)
+
+    def _refusal(self) -> ReadRefusal | None:
         protocol = self._protocol
         if protocol.access is not None:
-            return protocol.access.lacks(Right.READ) or self._factory.publisher.holdings.unreadable()
+            if why := refusal(protocol.access, command_operation(Replicate)):
+                return ReadRefusal("", why)
+            return self._factory.publisher.holdings.unreadable()
         name = printable(protocol.certified_name or "")
-        return f"the certificate of {name} is not in keys_file, or was revoked"
+        return ReadRefusal("", f"the certificate of {name} is not in keys_file, or was revoked")
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        session = self._protocol.session
-        if session.closed:
+        if self._protocol.session.closed:
             return
-        # These lines may come before a replica's handshake, which proves its key later. Any other line is a
-        # follower's.
-        is_follower = session.dialect is None and not all(
-            isinstance(command, Name | Ping | Error) for command in commands
+        owner = self._owner
+        if isinstance(owner, FollowerSession) and not self._is_served:
+            refusal = self._refusal()
+            for command in commands:
+                if isinstance(command, Name) and refusal is None:
+                    refusal = self._too_late(FollowerName.parse(command.name))
+            if refusal is not None and self._is_follower(commands):
+                is_synrepl = any(
+                    isinstance(one, Name) and FollowerName.parse(one.name).is_synrepl for one in commands
+                )
+                self._leave(refusal, is_synrepl=is_synrepl)
+                return
+            if refusal is None and self._dialect is not None:
+                self._serve()
+        owner.received(commands)
+
+    def _is_follower(self, commands: Sequence[Command | RdataRun]) -> bool:
+        """Whether the peer is certainly a follower.
+
+        A replica sends NAME (without the mark), PING and ERROR before its handshake, which proves its key
+        later.
+        """
+        return self._dialect is not None or not all(
+            isinstance(one, Ping | Error)
+            or (isinstance(one, Name) and not FollowerName.parse(one.name).is_synrepl)
+            for one in commands
         )
-        if is_follower and (why := self._refusal()):
-            self._protocol.fail(why)
-        else:
-            self._owner.received(commands)
+
+    def _too_late(self, given: FollowerName) -> ReadRefusal | None:
+        """Return why a follower of a later primary is not served; None for any other."""
+        log = self._factory.publisher.log
+        if given.epoch is None or not is_later(log, given.epoch):
+            return None
+        why = f"you have followed epoch {given.epoch.epoch} of this log, which is in epoch {log.epoch} here"
+        return ReadRefusal("other_epoch", f"{why}: another daemon was promoted")
+
+    def retire(self, why: ReadRefusal) -> None:
+        """Let a follower leave."""
+        if isinstance(self._owner, FollowerSession) and not self._protocol.session.closed:
+            self._leave(why, is_synrepl=self._owner.is_synrepl)
+
+    def _leave(self, why: ReadRefusal, *, is_synrepl: bool) -> None:
+        """Send a follower of synrepl the primary's address, then ERROR, and close."""
+        if why.code and is_synrepl:
+            primary = self._factory.publisher.holdings.primary()
+            native, http = (part if " " not in part else "" for part in (primary.native, primary.http))
+            self._protocol.send(Moved(code=why.code, native=native or None, http=http or None))
+        self._protocol.fail(why.message)
 
     def pause(self) -> None:
         self._owner.pause()
@@ -95,6 +163,7 @@ class PublisherFactory(Factory):
 
     With `dialect` None, each connection's dialect is detected. A connection beyond `max_connections` gets an
     ERROR line and is closed. `server_name` is the name to greet with; a function gives the current one.
+    With a `queue`, received lines take turns with the work of other connections.
     """
 
     publisher: Publisher
@@ -106,6 +175,7 @@ class PublisherFactory(Factory):
     keepalive: Keepalive = KEEPALIVE
     relays: "Callable[[], ReplicaRegistry] | None" = None
     max_connections: int = MAX_CONNECTIONS
+    queue: TurnQueue | None = None
     keys: Keyring = field(default_factory=Keyring)
     noisy = False
     protocol: type[ReplicationProtocol] = field(default=ReplicationProtocol, init=False)
@@ -114,6 +184,8 @@ class PublisherFactory(Factory):
     def __post_init__(self) -> None:
         self._limited_logger = LimitedLogger(self._logger, self.clock)
         self.protocols: set[ReplicationProtocol] = set()
+        self._lingering: set[RejectedConnection] = set()
+        self.publisher.holdings.watchers.append(self._retire)
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol:
         if len(self.protocols) >= self.max_connections:
@@ -131,6 +203,8 @@ class PublisherFactory(Factory):
             self.clock,
             self.metrics,
             logger=self._limited_logger,
+            framing=lambda: HandshakeReader(b"AUTH", LineBuffer),
+            queue=self.queue,
             on_lost=lambda lost, reason: self.protocols.discard(lost),
         )
         protocol.factory = self
@@ -139,8 +213,8 @@ class PublisherFactory(Factory):
     def _reject(self, addr: IAddress | None) -> RejectedConnection:
         why = f"this listener has {self.max_connections} connections, its limit: try again later"
         self.metrics.errors_sent.inc()
-        self._limited_logger.warn("rejecting {peer}: {why}", peer=str(addr), why=why)
-        rejected = RejectedConnection(f"ERROR {why}\n".encode())
+        self._limited_logger.warn("rejecting {peer}: {why}", peer=address_text(addr), why=why)
+        rejected = RejectedConnection(f"ERROR {why}\n".encode(), self.clock, self._lingering)
         rejected.factory = self
         return rejected
 
@@ -163,6 +237,12 @@ class PublisherFactory(Factory):
             if protocol.access != self._access(protocol):
                 protocol.fail("your key was revoked or changed")
 
+    def _retire(self, why: ReadRefusal) -> None:
+        """Let all followers leave; those of synrepl are told where the primary is. Replicas stay."""
+        for protocol in list(self.protocols):
+            if isinstance(protocol.owner, _ServerSide):
+                protocol.owner.retire(why)
+
     def close(self, why: str) -> None:
         """Send ERROR to every peer, then close."""
         for protocol in list(self.protocols):
@@ -176,35 +256,41 @@ class _ClientSide(ConnectionOwner):
     A follower sends too little to need backpressure.
     """
 
-    def __init__(self, follower: "Follower", protocol: ReplicationProtocol) -> None:
-        self._follower = follower
+    def __init__(self, factory: "FollowerFactory", protocol: ReplicationProtocol) -> None:
+        self._factory = factory
+        self._follower = factory.follower
         self._protocol = protocol
+        self._has_received = False
 
     def dialect_known(self, dialect: Dialect) -> None:
         self._follower.engine.connected(self._protocol, dialect)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        self._follower.engine.received(commands)
+        self._factory.greeted()
+        self._has_received = True
+        # From now on without this method.
+        self.received = self._follower.engine.received  # type: ignore[method-assign]
+        self.received(commands)
 
     def lost(self, why: str) -> None:
+        if why == PEER_CLOSED and not self._has_received and not self._protocol.is_encrypted:
+            why += " before it sent anything; if it listens with TLS, use tls: in place of tcp:"
         self._follower.engine.disconnected(why, self._protocol.failure_code)
 
 
 @dataclass(eq=False, repr=False)
 class FollowerFactory(ReconnectingClientFactory):
-    """Keeps one follower connected; retries with backoff until `stop`.
+    """Keeps one follower connected to one of several servers, until `stop`. `AddressList` chooses which one.
 
-    The backoff resets when the first POSITION is applied, not when the socket opens: a peer that accepts and
+    An address works once the first POSITION is applied, not when the socket opens: a peer that accepts and
     then drops connections must not be flooded with new ones, as by workers of 1.66
-    (docs/reference/peers.md#tcp-reconnecting).
+    (docs/reference/peers.md#tcp-reconnecting). With several addresses, each has `PATIENCE_SECONDS` to greet.
+    A server that says where the primary is (MOVED) decides only among these addresses. `on_attempt` is called
+    with each address before it is tried.
     """
 
-    initialDelay = 0.2
-    maxDelay = 10.0  # type: ignore[assignment]  # the stubs say int; Twisted accepts any number
-    factor = 2.0
-    # The standard deviation of a normal distribution, as a share of the delay. A large one can draw a
-    # negative delay: the reactor raises for it, and the follower would never reconnect.
-    jitter = 0.1
+    factor = 1.0  # `AddressList` decides about the pauses
+    jitter = 0.0
     noisy = False
     _logger = Logger()
 
@@ -215,86 +301,145 @@ class FollowerFactory(ReconnectingClientFactory):
     clock: Any
     metrics: Metrics
     keepalive: Keepalive = KEEPALIVE
+    spread: Callable[[], float] = lambda: random.uniform(0.7, 1.3)
+    """A factor for each pause, so that followers that were disconnected together come back apart."""
+    on_attempt: Callable[[str], object] = lambda address: None
     protocol: type[ReplicationProtocol] = field(default=ReplicationProtocol, init=False)
 
     def __post_init__(self) -> None:
-        self.delay = self.initialDelay
         self._limited_logger = LimitedLogger(self._logger, self.clock)
-        self._connector: EndpointConnector | None = None
+        self.addresses = AddressList([ONLY], RETRY_SECONDS, jitter=self.spread)
         self.current: ReplicationProtocol | None = None
+        self._endpoints: Mapping[str, IStreamClientEndpoint] = {}
+        self._names: dict[str, str] = {}
+        """The address by each of its names in MOVED."""
+        self._moved: Moved | None = None
+        self._patience_timer = Timer(self.clock, self._give_up)
+        self.follower.on_command(Moved)(self._on_moved)
 
-    def connect(self, endpoint: IStreamClientEndpoint) -> None:
-        """Connect through this endpoint, and reconnect until `stop`."""
-        self._connector = EndpointConnector(endpoint, self)
-        self._connector.connect()
+    def connect(
+        self,
+        endpoints: "IStreamClientEndpoint | Mapping[str, IStreamClientEndpoint]",
+        urls: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Connect through an endpoint, or the first that works of `endpoints`; reconnect until `stop`.
+
+        The keys of `endpoints` are their addresses. `urls` has the HTTP addresses of the same servers.
+        """
+        self._endpoints = endpoints if isinstance(endpoints, Mapping) else {ONLY: endpoints}
+        self.addresses = AddressList(list(self._endpoints), RETRY_SECONDS, jitter=self.spread)
+        self._names = {address: address for address in self._endpoints}
+        self._names |= {url.rstrip("/"): address for address, url in urls.items()}
+        self.connector = EndpointConnector(self._endpoints, self)
+        self.connector.connect()
+
+    def begin_attempt(self) -> None:
+        """Prepare for an attempt at the current address."""
+        self._moved = None
+        self.on_attempt(self.addresses.current)
+        if len(self._endpoints) > 1:
+            self._patience_timer.restart(PATIENCE_SECONDS)
 
     def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:
+        # A server that pushes has no names of writers, so that REWIND would mean nothing to this follower.
+        epoch = None if following(self.dialect).pushed else self.follower.engine.epoch
         session = Session(
             CLIENT,
             self.dialect,
-            name=self.follower.instance,
+            name=str(FollowerName(self.follower.instance, is_synrepl=True, epoch=epoch)),
             seconds=self.clock.seconds,
             expected_server=self.expected_server,
             keepalive=self.keepalive,
         )
         protocol = self.current = self.protocol(
             session,
-            lambda made: _ClientSide(self.follower, made),
+            lambda made: _ClientSide(self, made),
             self.clock,
             self.metrics,
             logger=self._limited_logger,
+            logs_closing=False,  # the follower's events have the reason
             on_established=self.resetDelay,
             on_lost=self._lost,
         )
         protocol.factory = self
         return protocol
 
+    def greeted(self) -> None:
+        """The server has sent something."""
+        self._patience_timer.stop()
+
     def resetDelay(self) -> None:
-        self.delay = self.initialDelay
+        self.addresses.succeeded()
         self.retries = 0
         self._callID = None
 
     def stop(self) -> None:
         """Stop reconnecting, and close the current connection."""
+        self._patience_timer.stop()
         self.stopTrying()
-        if self._connector is not None:
-            self._connector.stopConnecting()
         if self.current is not None:
             self.current.close()
         self._limited_logger.stop()
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
-        self.follower.engine.unreachable(reason.getErrorMessage(), failure_code(reason.value))
+        self._patience_timer.stop()
+        if self.continueTrying:
+            is_silent = reason.check(defer.CancelledError) is not None
+            why = f"{self.addresses.current} does not respond" if is_silent else describe_failure(reason)
+            self.follower.engine.unreachable(why, failure_code(reason.value))
         super().clientConnectionFailed(connector, reason)
 
     def retry(self, connector: Any = None) -> None:
+        fault = Fault.UNREACHABLE if self._moved is None else fault_of(self._moved.code)
+        moved_to = [self._names[one] for one in self._named_addresses() if one in self._names]
         self.metrics.reconnects.inc()
+        self.delay = self.addresses.failed(fault, moved_to=moved_to)
         super().retry(connector)
 
     def _lost(self, protocol: ReplicationProtocol, reason: Failure) -> None:
         self.current = None
-        if self._connector is not None:
-            self.clientConnectionLost(self._connector, reason)
+        self._patience_timer.stop()
+        if self.connector is not None:
+            self.clientConnectionLost(self.connector, reason)
+
+    def _give_up(self) -> None:
+        """The server has not greeted in time."""
+        if self.current is not None:
+            self.current.abort()
+        elif self.connector is not None:
+            self.connector.stopConnecting()
+
+    def _named_addresses(self) -> list[str]:
+        moved = self._moved
+        return [] if moved is None else [one.rstrip("/") for one in (moved.native, moved.http) if one]
+
+    def _on_moved(self, command: Moved) -> None:
+        self._moved = command
+        server = "the server" if len(self._endpoints) < 2 else self.addresses.current
+        why = f"{server} is not to be followed now ({printable(command.code)})"
+        if named := self._named_addresses():
+            where = " ".join(printable(one, limit=MAX_ADDRESS) for one in named)
+            why += f": the primary is now at {where}"
+            if not any(one in self._names for one in named):
+                why += ", which is not in this worker's list; only the addresses of the list are tried"
+        self.follower.engine.moved(why, printable(command.code))
 
 
 class EndpointConnector:
-    """Connector through an endpoint for `ReconnectingClientFactory`, whose API predates endpoints."""
+    """Connector for `ReconnectingClientFactory`, whose API predates endpoints: tries the current address."""
 
-    def __init__(self, endpoint: IStreamClientEndpoint, factory: FollowerFactory) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoints: Mapping[str, IStreamClientEndpoint], factory: FollowerFactory) -> None:
+        self._endpoints = endpoints
         self._factory = factory
         self._attempt: defer.Deferred[Any] | None = None
 
     def connect(self) -> None:
         """Try once; a failure is reported to the factory."""
-        self._attempt = self._endpoint.connect(self._factory)
-        self._attempt.addErrback(self._failed)
+        self._factory.begin_attempt()
+        self._attempt = self._endpoints[self._factory.addresses.current].connect(self._factory)
+        self._attempt.addErrback(lambda reason: self._factory.clientConnectionFailed(self, reason))
 
     def stopConnecting(self) -> None:
         """Cancel the current attempt."""
         if self._attempt is not None:
             self._attempt.cancel()
-
-    def _failed(self, reason: Failure) -> None:
-        if not reason.check(defer.CancelledError):
-            self._factory.clientConnectionFailed(self, reason)

@@ -38,6 +38,7 @@ from zope.interface import directlyProvides, implementer, providedBy
 from synrepl.errors import ConfigError
 from synrepl.ports.time import Timer
 from synrepl.transports.endpoints import join
+from synrepl.transports.failures import address_text
 from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles, is_permanent
 from synrepl.wire.text import printable
 
@@ -145,7 +146,7 @@ class TlsServerEndpoint:
         if reason.check(TlsFailed):
             self._logger.warn(
                 "refused {peer}: {why}",
-                peer=protocol.transport.getPeer(),
+                peer=address_text(protocol.transport.getPeer()),
                 why=printable(str(reason.value), limit=500),
             )
 
@@ -167,7 +168,10 @@ class TlsClientEndpoint:
         return Deferred.fromCoroutine(self._connect(factory))
 
     async def _connect(self, factory: IProtocolFactory) -> Any:
-        tls = ClientTls(self.files, self.host)
+        try:
+            tls = ClientTls(self.files, self.host)
+        except ConfigError as error:
+            raise TlsFailed(str(error), code="tls") from error
         done: Deferred[Any] = Deferred()
 
         def failed(protocol: _TlsProtocol, reason: Failure) -> None:

@@ -63,7 +63,7 @@ class PostingTests(SiteCase):
 
     def test_a_fact_that_no_replica_could_be_sent_is_refused(self) -> None:
         """Rows grow where fields are filled in, so that the bound of the body alone does not do."""
-        with patch("synrepl.transports.http.append_routes.MAX_FACT", 200):
+        with patch("synrepl.transports.http.append_routes.MAX_POSTED_FACT", 200):
             refused = self.post("receipts", [receipt()], [receipt()] * 5)
             small = self.post("receipts", [receipt()])
 

@@ -146,6 +146,30 @@ class Authorization(SiteCase):
                     (request,) = talk.protocol.requests
                     self.assertEqual(held, request.content.tell())
 
+    def test_nothing_is_held_of_a_body_without_the_right_of_its_route(self) -> None:
+        """A key with only the right to read filled the disk with 500 MB; the refusal came at the end."""
+        reader = Key(name="r", secret="reads", rights=frozenset({Right.READ}))
+        limited = Key(name="l", secret="limited", streams=frozenset({"push_rules"}))
+        self.site = self.make_site(keys=Keyring(SHARED, [reader, limited]))
+        facts, file = "/v1/streams/receipts/facts", f"/v1/files/sha256/{'0' * 64}"
+        for method, path, secret, held, status in (
+            ("POST", facts, "reads", 0, 403),
+            ("POST", facts, "limited", 0, 403),
+            ("PUT", file, "limited", 0, 403),
+            ("POST", "/v1/resync", "reads", 0, 403),
+            ("POST", "/v1/nothing", SHARED, 0, 404),
+            ("GET", "/v1/status", SHARED, 0, 200),
+            ("POST", facts, SHARED, 9, 400),
+        ):
+            with self.subTest(method, path=path, secret=secret):
+                talk = self.talk()
+                head = f"{method} {path} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {secret}\r\n"
+                talk.say(f"{head}Content-Length: 10\r\n\r\n123456789".encode())
+                (request,) = talk.protocol.requests
+                self.assertEqual(held, request.content.tell())
+                talk.say(b"0")
+                self.assertEqual(status, talk.answer().status)
+
     def test_no_room_is_made_for_a_body_that_may_not_be_sent(self) -> None:
         """Twisted opens a file for one that is large, or of unknown length: each takes a descriptor."""
         for length in ("Content-Length: 200000", "Transfer-Encoding: chunked"):

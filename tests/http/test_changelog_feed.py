@@ -281,6 +281,7 @@ class FollowingTests(FollowCase):
             talk.leave()
 
         self.assertEqual({}, self.waiters()._listeners)
+        self.clock.advance(0)
         self.assertEqual(timers, len(self.clock.getDelayedCalls()))
         self.receipts(1)
         self.clock.advance(60)

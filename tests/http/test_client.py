@@ -104,7 +104,11 @@ class CatchUpTests(SiteCase):
             (200, b'{"updates":[[1]],"upto_token":1,"limited":false}', "updates"),
             (200, b'{"updates":[["1",[]]],"upto_token":1,"limited":false}', "int"),
             (200, b'{"updates":[],"upto_token":1,"limited":true}', "sent none"),
-            (500, b'{"errcode":"M_UNKNOWN","error":"Internal server error"}', "Internal server error"),
+            (
+                500,
+                b'{"errcode":"M_UNKNOWN","error":"Internal server error"}',
+                "Internal server error (also the answer to a missing or wrong secret)",
+            ),
             (404, b"nothing", "404"),
             (302, b"", "302"),
             (200, b"x" * 2_000, "more than 1000 bytes"),
@@ -119,11 +123,20 @@ class CatchUpTests(SiteCase):
                 self.assertNotIn("pass", str(error))
                 self.assertNotIn("\n", str(error))
 
+    def test_a_failure_that_lasts_has_one_text(self) -> None:
+        """The random id of each request made another problem of each retry."""
+        texts = {
+            str(self.failureResultOf(self.fetch(answering(500, b"{}")), RemoteProtocolError).value)
+            for _ in range(2)
+        }
+
+        self.assertEqual(1, len(texts), texts)
+
     def test_nobody_there_is_not_connected(self) -> None:
         """The follower tries again, and says which address did not answer."""
         error = self.failureResultOf(self.fetch(Failing(error=Refused())), NotConnected).value
 
-        self.assertIn("http://hs.example:9093/_synapse", str(error))
+        self.assertIn("no response from http://hs.example:9093: connection refused", str(error))
         self.assertNotIn("pass", str(error))
 
     def test_a_server_that_is_away_for_now_is_not_connected(self) -> None:

@@ -1,8 +1,10 @@
 """What workers send up, read by the homeserver over HTTP."""
 
+import json
 from typing import Any
 
 from synrepl.replication.follower_commands import MAX_COMMANDS
+from synrepl.transports.http.messages import MAX_FORWARDED
 from synrepl.wire.commands import ClearUserSync, FederationAck, RemovePusher, UserSync
 from tests.http.builders import Answer, SiteCase
 
@@ -27,6 +29,17 @@ class CommandFeedTests(SiteCase):
         """Everything up to this was acted on."""
         life = self.publisher.follower_commands.feed.life if life is None else life
         return self.ask("POST", "/v1/commands/ack", b'{"life":"%s","number":%d}' % (life.encode(), number))
+
+    def test_a_request_forwards_a_bounded_number_of_commands(self) -> None:
+        """700,000 of them, 8 MB, were a turn of a second."""
+        pings = [[number, "PING"] for number in range(1, MAX_FORWARDED + 2)]
+        bodies = [json.dumps({"origin": "o", "commands": some}).encode() for some in (pings, pings[:-1])]
+        refused, taken = (self.ask("POST", "/v1/commands", body) for body in bodies)
+
+        self.assertEqual((400, 200), (refused.status, taken.status))
+        self.assertIn(f"length <= {MAX_FORWARDED}", refused.json()["message"])
+        too_large = self.ask("POST", "/v1/commands", b'{"origin":"o","commands":[]}' + b" " * 1024 * 1024)
+        self.assertEqual(413, too_large.status)
 
     def test_what_a_worker_says_can_be_read(self) -> None:
         """REMOVE_PUSHER ended here: no pusher ever went."""
@@ -108,6 +121,21 @@ class CommandFeedTests(SiteCase):
 
         self.assertEqual({"users": [{"user_id": "@ada:hs", "device_id": None, "workers": 2}]}, both)
         self.assertEqual({"users": []}, self.get("/v1/syncing").json())
+
+    def test_syncing_users_are_sorted_by_name_and_device(self) -> None:
+        """Releases before 1.92 do not name the device, which is then null."""
+        self.say(
+            *(
+                UserSync(instance_id="one", user_id=user, device_id=device, is_syncing=True, last_sync_ms=1)
+                for user, device in (("@bob:hs", "A"), ("@ada:hs", "PHONE"), ("@ada:hs", None))
+            )
+        )
+
+        users = self.get("/v1/syncing").json()["users"]
+        self.assertEqual(
+            [("@ada:hs", None), ("@ada:hs", "PHONE"), ("@bob:hs", "A")],
+            [(user["user_id"], user["device_id"]) for user in users],
+        )
 
     def test_a_legacy_worker_is_named_by_its_connection(self) -> None:
         """And its end is told as that of a worker is."""

@@ -195,17 +195,6 @@ class MisbehavingTests(ClientCase):
         self.clock.advance(30)
         self.assertEqual(503, self.failureResultOf(refusing, ApiResponseError).value.status)
 
-    def test_no_more_is_taken_than_a_file_may_have(self) -> None:
-        """Or one server could fill the disk."""
-        response = Response(200)
-        fetched = self.fetch(Client(response), max_bytes=10)
-        response.say(b"x" * 10)
-        self.assertNoResult(fetched)
-
-        response.say(b"x")
-
-        self.failureResultOf(fetched, RemoteProtocolError)
-
     def test_a_slow_disk_slows_the_sender(self) -> None:
         """That silence is our own: it is not counted."""
         self.is_slow = Deferred()

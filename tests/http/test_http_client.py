@@ -1,18 +1,23 @@
 """Bodies as they come, and what is made of those that do not come to their end."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from twisted.internet.error import ConnectionLost
+from twisted.internet import error
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ConnectionLost, DNSLookupError
+from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.web.client import ResponseDone, ResponseFailed
+from twisted.web.http_headers import Headers
 
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.history import LogPosition
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact, decode_facts, encode_fact
-from synrepl.transports.http.http_client import BodyLines, collect_body
+from synrepl.transports.http.http_client import BodyLines, HttpClient, PlainAgent, collect_body
 from synrepl.transports.http.upstream import _check
 
 BROKEN = [ConnectionLost(), ResponseFailed([Failure(ConnectionLost())])]
@@ -23,6 +28,7 @@ class Response:
 
     def __init__(self) -> None:
         self.reader: Any = None
+        self.headers = Headers()
 
     def deliverBody(self, reader: Any) -> None:
         self.reader = reader
@@ -97,3 +103,67 @@ def test_a_fact_that_was_changed_on_the_way_is_noticed() -> None:
         changed = text.replace(old, new)
         with pytest.raises(RemoteProtocolError, match="corrupted fact 7"):
             _check(decode_facts(changed), changed)
+
+
+class Upstream:
+    """An agent whose upstream sends this coding."""
+
+    def __init__(self, *codings: str) -> None:
+        self.response = Response()
+        self.response.headers = Headers({"content-encoding": list(codings)} if codings else {})
+        self.asked: Any = None
+
+    def request(self, method: bytes, uri: bytes, headers: Any, body: Any) -> Deferred[Any]:
+        """One request."""
+        self.asked = headers
+        return succeed(self.response)
+
+
+def test_a_compressed_response_is_refused_before_it_is_read() -> None:
+    """0.4 MB of gzip took 450 MB of a replica."""
+    upstream = Upstream("gzip")
+    failures: list[Any] = []
+
+    asked = Headers({"accept-encoding": ["gzip"]})
+    PlainAgent(upstream).request(b"GET", b"http://h/v1/changelog", asked).addErrback(failures.append)
+
+    assert [b"identity"] == upstream.asked.getRawHeaders(b"accept-encoding")
+    assert failures[0].check(RemoteProtocolError)
+    assert "http://h/v1/changelog sent a compressed response (gzip)" in str(failures[0].value)
+    assert upstream.response.reader.transport.disconnecting
+
+
+def test_a_plain_response_is_passed_on() -> None:
+    """Also one that says so."""
+    for upstream in (Upstream(), Upstream("identity")):
+        received: list[Any] = []
+        PlainAgent(upstream).request(b"GET", b"http://h/", Headers()).addCallback(received.append)
+
+        assert [upstream.response] == received
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [
+        (error.ConnectionRefusedError(111), "no response from http://h:9093: connection refused"),
+        (
+            DNSLookupError("no results for hostname lookup: h."),
+            "no response from http://h:9093: no such host",
+        ),
+        (ConnectionLost(), "no response from http://h:9093/v1/changelog: the connection was lost"),
+    ],
+)
+def test_a_daemon_that_is_away_is_a_few_words(failure: Exception, why: str) -> None:
+    """Each retry of a fetch has another random path, so that each was another problem."""
+
+    async def request(*_: Any, **__: Any) -> Any:
+        raise failure
+
+    http = HttpClient(Clock(), "http://h:9093", secret=None)
+    http.client = SimpleNamespace(request=request)
+    work = http.read("GET", "http://h:9093/v1/changelog", None, 100)
+
+    with pytest.raises(NotConnected) as raised:
+        work.send(None)
+
+    assert str(raised.value) == why

@@ -1,5 +1,7 @@
 """How much there is to read, for whoever plans it."""
 
+from synrepl.http_api.shapes import EXTENT as SHAPE
+from synrepl.http_api.shapes import find_mismatch
 from synrepl.ports.history import EMPTY
 from tests.http.builders import SiteCase
 
@@ -50,6 +52,16 @@ class ExtentTests(SiteCase):
             (0, 0, EMPTY, {}), tuple(nothing[name] for name in ("serial", "facts", "digest", "clock"))
         )
         self.assertEqual((1, 0, {}), tuple(at_head[name] for name in ("serial", "facts", "clock")))
+
+    def test_below_what_was_trimmed_there_is_no_digest(self) -> None:
+        """Clients took such an answer for that of another program."""
+        self.receipts(5)
+        self.wait(self.log.trim(3, lambda *_: None, 100))
+
+        trimmed = self.get(f"{EXTENT}?since=1&upto=1&compacted=true").json()
+
+        self.assertEqual((1, None), (trimmed["serial"], trimmed["digest"]))
+        self.assertEqual("", find_mismatch(trimmed, SHAPE))
 
     def test_a_reader_of_another_history_is_told(self) -> None:
         """Before anything is planned on it."""

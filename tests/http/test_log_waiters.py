@@ -72,6 +72,7 @@ class WaitingTests(SiteCase):
         gone = [self.ask_for(path, f"min_serial={5 + n}") for n, path in enumerate(PATHS * 5)]
         for talk in gone[::2] + gone[1::2]:
             talk.leave()
+        self.clock.advance(0)
         self.assertEqual(timers, len(self.clock.getDelayedCalls()))
         self.receipts(8)
 

@@ -119,7 +119,7 @@ def test_what_clients_write_is_read_back(kind: Kind, value: Any) -> None:
 
 def test_a_request_has_the_path_and_the_given_parameters() -> None:
     """Variable parts are escaped; parameters that are None are left out."""
-    assert ("POST", "/v1/streams/a%2Fb%20c/facts") == APPEND.request("a/b c")
+    assert ("POST", "/v1/streams/a%2Fb%20c/facts") == APPEND.request("a/b c")[:2]
     assert "/v1/digests?serials=1%2C2" == DIGESTS.request(serials=[1, 2]).target
     assert "/v1/streams/s/rows?from=5" == ROWS.request("s", **{"from": 5, "upto": None}).target
     assert "http://h:1/base/v1/changelog?follow=true" == CHANGELOG.request(follow=True).url(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from synrepl.ports.metrics import POSITION_WRITERS
-from synrepl.replication.status import STATES, build_status
+from synrepl.replication.status import ENDED_REPLICA, LOST_REPLICA, STATES, build_status
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
 from tests.http.builders import BROKEN, SiteCase, receipt
@@ -88,12 +88,16 @@ class StatusTests(SiteCase):
 
         streams, recent = status.pop("streams"), status.pop("recent")
         status.pop("version")
+        self.assertEqual(recent[0]["at"], status.pop("last_fact_at"))
         self.assertEqual(
             {
                 "role": "primary",
                 "state": "serving",
                 "errors": [],
                 "warnings": [],
+                "what_to_do": [],
+                "facts_per_second": 0.4,
+                "disk": None,
                 "server_name": "hs.example",
                 "instance": "master",
                 "epoch": 1,
@@ -106,6 +110,7 @@ class StatusTests(SiteCase):
                 "holds": "",
                 "epoch_starts": [],
                 "files": None,
+                "homeserver": None,
                 "lag_rows": 0,
                 "lag_seconds": 0.0,
                 "upstream": None,
@@ -176,9 +181,17 @@ class StatusTests(SiteCase):
         found = self.built(replication)
 
         self.assertEqual(
-            ("serving", ["1 replica ended, 2 lost, 1 behind", "1 lease nearly used up"]),
+            ("serving", ["1 replica whose lease has ended, 2 lost, 1 behind", "1 lease nearly used up"]),
             (found["state"], found["warnings"]),
         )
+
+    def test_a_status_says_what_to_do(self) -> None:
+        """The word `lost` alone leaves an operator with a search."""
+        well = self.built(Replication([("live", 0.0)], []))
+        lost = self.built(Replication([("lost", 0.0), ("ended", 0.0)], []))
+
+        self.assertEqual([], well["what_to_do"])
+        self.assertEqual([LOST_REPLICA, ENDED_REPLICA], lost["what_to_do"])
 
     def test_a_replica_that_moved_is_not_lost(self) -> None:
         """After a promotion all is well."""

@@ -6,8 +6,9 @@ from base64 import b64encode
 from hashlib import sha256
 from typing import Any
 
+from synrepl.http_api.routes import ROUTES
 from synrepl.replication.relay.registry import REPLICA_STATES
-from synrepl.replication.status import STATES
+from synrepl.replication.status import STATES, WHAT_TO_DO
 from synrepl.transports.http.status_page import KINDS, POLICY, page
 from tests.http.builders import NOW, SiteCase
 
@@ -162,6 +163,15 @@ class StatusPageTests(SiteCase):
         ):
             self.assertIn(what, text)
 
+    def test_it_links_to_the_same_in_other_forms(self) -> None:
+        """Relative to the page, which a proxy may have under a prefix; the links lead to routes."""
+        text = shown(status())
+
+        self.assertTrue(text.startswith("<!DOCTYPE html>"), text[:20])
+        links = re.findall(r'<a href="([^"]*)"', text)
+        self.assertEqual({"v1/status", "metrics", "v1/openapi.json"}, set(links))
+        self.assertLessEqual({f"/{one}" for one in links}, {route.path for route in ROUTES})
+
     def test_nothing_that_others_named_is_html(self) -> None:
         """Names of replicas, writers and files come over the wire."""
         text = shown(_hostile(status()))
@@ -208,6 +218,28 @@ class StatusPageTests(SiteCase):
         """An operator copies the path."""
         self.assertIn("<code>synrepl.db.only-here-1-201-207.ndjson</code>", shown(status()))
 
+    def test_what_is_wrong_in_the_watched_homeserver(self) -> None:
+        """With why, what to do, and what cannot be seen. A daemon that watches none has no such section."""
+        finding = {
+            "kind": "never_announced",
+            "stream": "receipts",
+            "writer": "w1",
+            "process": "w1",
+            "since_seconds": 75.0,
+            "why": "w1 stored <receipts> up to 9",
+            "remedy": "restart w1",
+        }
+        unseen = {"what": "Redis", "why": "connection refused"}
+        watched = {"server_name": "example.org", "findings": [finding], "unseen": [unseen]}
+        text = shown(status(homeserver=watched))
+
+        self.assertIn("Homeserver example.org", text)
+        self.assertIn("w1 stored &lt;receipts&gt; up to 9; restart w1", text)
+        self.assertIn("not seen: Redis: connection refused", text)
+        well = shown(status(homeserver={**watched, "findings": [], "unseen": []}))
+        self.assertIn("Nothing is wrong.", well)
+        self.assertNotIn("Homeserver", shown(status()))
+
     def test_it_lives_without_a_script(self) -> None:
         """By asking again as a whole."""
         self.assertIn('<noscript><meta http-equiv="refresh" content="5"></noscript>', shown(status()))
@@ -230,10 +262,35 @@ class StatusPageTests(SiteCase):
         refusal = {"code": "ahead", "message": "paris is at serial 225, beyond the end of this log, 200"}
         stopped = UPSTREAM | {"state": "stopped", "join": None, "refusal": refusal, "serial": 200}
 
-        text = shown(status(state="stopped", upstream=stopped))
+        text = shown(status(state="stopped", upstream=stopped, what_to_do=[WHAT_TO_DO["stopped"]]))
 
         self.assertIn("synrepl resync", text)
         self.assertIn("ahead: paris is at serial 225, beyond the end of this log, 200", text)
+
+    def test_the_headline_says_the_role_and_not_the_instance(self) -> None:
+        """Most instances are called master, also those of replicas."""
+        text = shown(status())
+
+        self.assertIn("synrepl · rome, replica of example.org", text)
+        self.assertNotIn("master of", text)
+        self.assertIn("<dt>writes as</dt><dd>master</dd>", text)
+        self.assertIn("rome, fenced daemon of example.org", shown(status(role="fenced", state="fenced")))
+
+    def test_the_lag_of_a_lost_replica_is_unknown(self) -> None:
+        """It had everything when it left; what it has now, nobody knows."""
+        for state in ("lost", "never seen", "ended"):
+            text = shown(status(replicas=[REPLICA | {"state": state}]))
+            self.assertIn('<span class="dim">unknown</span>', text)
+        self.assertNotIn('<span class="dim">unknown</span>', shown(status()))
+
+    def test_what_matters_is_first(self) -> None:
+        """The rate, the last fact and the disk; digest and history are for comparisons."""
+        disk = {"log_bytes": 3 << 20, "free_bytes": 5 << 30}
+        text = shown(status(facts_per_second=12.5, last_fact_at=NOW - 7, disk=disk))
+
+        parts = ("12.5 a second", "7.0 s ago", "3.0 MiB, 5.0 GiB free", "<dt>digest")
+        found = [text.index(part) for part in parts]
+        self.assertEqual(sorted(found), found)
 
 
 def _hostile(value: Any, key: str = "") -> Any:

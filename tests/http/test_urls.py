@@ -73,7 +73,7 @@ def test_a_daemon_asks_another_at_its_url(url: str, position: tuple[str, str, in
     error = ended(http.read("GET", f"{url}/v1/changelog?since=0&streams=a%2Cb", None, 100))
 
     assert (scheme, host, port, f"{path}/v1/changelog?since=0&streams=a%2Cb") == agent.only()
-    assert f"{url}/v1/changelog" in str(error)
+    assert f"no response from {url.removesuffix(path)}: connection refused" in str(error)
 
 
 @pytest.mark.parametrize(("url", "position"), URLS)

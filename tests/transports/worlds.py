@@ -227,7 +227,7 @@ class Endpoints:
 class HttpNode(FakeNode):
     """A replica that follows over HTTP."""
 
-    def make_upstream(self, where: Address | None) -> IUpstream:
+    def make_upstream(self, address: str) -> IUpstream:
         # Bodies are sent on this clock, not on that of the global reactor.
         cooperator = Cooperator(scheduler=lambda work: self.clock.callLater(0.001, work))
         endpoints = Endpoints(self._network, self.name, "site")

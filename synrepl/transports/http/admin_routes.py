@@ -8,6 +8,7 @@ import msgspec
 from synrepl.ports.history import LogPosition
 from synrepl.replication.roles.handover import MAX_HANDOVER_SECONDS
 from synrepl.replication.roles.messages import Claim, HandOver
+from synrepl.replication.status import own_readers
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.replica_routes import refusal_error
@@ -98,8 +99,8 @@ async def claim(call: Call, body: Claim) -> ClaimAnswer:
 
 
 async def list_leases(call: Call) -> LeasesAnswer:
-    """List all leases, also ended ones, those that retain most first."""
-    return LeasesAnswer(list(call.registry.describe_leases()))
+    """List the leases, also ended ones, those that retain most first; with a limited key only its own."""
+    return LeasesAnswer(own_readers(call.registry.describe_leases(), call.access))
 
 
 async def add_lease(call: Call, body: LeaseBody) -> LeaseAnswer:
@@ -127,7 +128,10 @@ async def drop_lease(call: Call) -> DroppedLease:
     registry, name = call.registry, call.path["name"]
     dropped = registry.leases.drop(name)
     if dropped is None:
-        why = f"no lease, or more than one, has the name {name[:100]!r}: give a uuid of GET /v1/leases"
+        why = (
+            f"no lease, or more than one, has the name {name[:100]!r}: synrepl leases shows the names, and"
+            " synrepl leases -o json (GET /v1/leases) the uuids"
+        )
         raise ApiError("unknown_lease", why)
     registry.disconnect(dropped.uuid, "an operator dropped this replica's lease")
     await registry.leases.save()

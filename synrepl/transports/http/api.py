@@ -1,8 +1,13 @@
 """Dispatch of requests to the handlers of their routes, with access checks and error responses."""
 
+import re
+import typing
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from importlib import import_module
+from io import SEEK_END
+from traceback import clear_frames
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
@@ -12,11 +17,14 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
-from synrepl.http_api.route import BadParameter, Route, RouteTable
-from synrepl.http_api.routes import ROUTES
+from synrepl.errors import suggest
+from synrepl.http_api.route import BadParameter, Route
+from synrepl.http_api.routes import ROUTE_TABLE
 from synrepl.ports.access import Right
+from synrepl.ports.rights import parameter_operation
+from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body
-from synrepl.transports.http.authorization import AccessCheck, check_content_type, check_right, check_streams
+from synrepl.transports.http.authorization import AccessCheck, check, check_content_type, check_route
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.headers import (
     CONTENT_DIGEST,
@@ -25,7 +33,10 @@ from synrepl.transports.http.headers import (
     headers,
     matches_digest,
 )
+from synrepl.transports.http.large_body import LARGE_BYTES, split_facts
+from synrepl.transports.http.response_cache import Response, ResponseCache
 from synrepl.transports.http.server import Services
+from synrepl.transports.http.signatures import PROOF_HEADER, SignedRequest
 from synrepl.wire import jsontext
 
 if TYPE_CHECKING:
@@ -35,6 +46,13 @@ T = TypeVar("T")
 
 UNAUTHORIZED: Final = 401
 SYNAPSE: Final = b"/_synapse/"
+CLOSED: Final = "/v1/"
+"""Routes under this path refuse unknown parameters: a misspelled one would silently do nothing."""
+
+_unknown_field: Final = re.compile(r"unknown field `(.*?)`(?: - at |\Z)", re.DOTALL)
+
+FACTS_FIELDS: Final = frozenset({"facts", "appends"})
+"""The fields of bodies that may have many facts."""
 
 
 class Handler(NamedTuple):
@@ -53,7 +71,7 @@ class Handler(NamedTuple):
 
 @lru_cache
 def handler_of(name: str) -> Handler:
-    """Find the handler of the route with this name. Modules are loaded on first use, to save memory."""
+    """Find the handler of the route with this name, in a module that is imported for it."""
     module, _, function_name = name.partition(".")
     function = getattr(import_module(f"synrepl.transports.http.{module}_routes"), function_name)
     hints = get_type_hints(function)
@@ -76,15 +94,24 @@ class Api(Resource):
 
     isLeaf = True
     _logger = Logger()
-    _routes = RouteTable(ROUTES)
 
-    def __init__(self, services: Services, guard: AccessCheck) -> None:
+    def __init__(self, services: Services, guard: AccessCheck, queue: TurnQueue) -> None:
         super().__init__()
+        self.queue = queue
         self.services = services
         self.started_at = services.clock.seconds()
         self.feed: ChangelogFeed | None = None
         """Feeds all readers that follow the changelog; None before the first of them."""
         self._guard = guard
+        self._cache = ResponseCache(services.clock)
+        self._handlers: dict[str, Handler] = {}
+        self._modules: dict[str, ModuleType] = {}
+
+    async def load(self, module: str) -> ModuleType:
+        """Import a module on first use, to save memory; in a thread, since some take half a second."""
+        if module not in self._modules:
+            self._modules[module] = await self.services.thread.run(lambda: import_module(module))
+        return self._modules[module]
 
     def render(self, request: Any) -> int:
         """Handle a request; it is cancelled when the connection is lost."""
@@ -107,7 +134,7 @@ class Api(Resource):
     async def _serve(self, request: Any) -> bytes | None:
         """Return the body of the response; None if the handler wrote the response itself."""
         method = request.method.decode("ascii")
-        routes, variables = self._routes.find([part.decode("utf-8") for part in request.postpath])
+        routes, variables = ROUTE_TABLE.find([part.decode("utf-8") for part in request.postpath])
         route = routes.get("GET" if method == "HEAD" else method)
         try:
             if route is None:
@@ -130,15 +157,61 @@ class Api(Resource):
         request.setHeader(b"content-length", b"%d" % len(body))
         if request.requestHeaders.hasHeader(WANT_DIGEST):
             request.setHeader(CONTENT_DIGEST.encode(), content_digest(body).encode())
+        if (signed := _signed(request)) is not None:
+            request.setHeader(PROOF_HEADER.encode(), signed.answer_proof(request.code, body).encode())
         return body
 
     async def _answer(self, call: Call) -> Any:
         """Return what the handler answers; None if it wrote the response itself."""
         self._check_access(call)
-        _check_digest(call.request)
         call.query = _read_parameters(call.request, call.route)
-        handler = handler_of(call.route.name)
-        return await handler.function(call, *_read_body(call, handler))
+        for parameter in call.route.query:
+            if parameter.right and call.query[parameter.name]:
+                check(call.access, parameter_operation(call.route, parameter))
+        if (handler := self._handlers.get(name := call.route.name)) is None:
+            handler = self._handlers[name] = await self.services.thread.run(lambda: handler_of(name))
+        if call.route.is_cached:
+            return await self._answer_from_cache(call, handler)
+        answer = await handler.function(call, *await self._read_body(call, handler))
+        if call.route.right == Right.ADMINISTER and call.route.method != "GET":
+            self._cache.clear()  # who administers sees the effect at once
+        return answer
+
+    async def _read_body(self, call: Call, handler: Handler) -> list[Any]:
+        """Return the decoded body as a list; an empty one if the handler takes none. Raises `ApiError`."""
+        request = call.request
+        if request.method != b"POST":  # the path of a file has its checksum
+            return []
+
+        def read() -> list[Any]:
+            body = request.content.read()
+            _check_digest(request, body)
+            if handler.decoder is None:
+                if body[:3] not in (b"", b"{}"):
+                    raise ApiError("bad_request", "this request has no fields: send no body, or {}")
+                return []
+            return [decode_body(handler.decoder, body or handler.absent_body)]
+
+        is_large = request.content.seek(0, SEEK_END) > LARGE_BYTES
+        request.content.seek(0)
+        return await self.services.thread.run(read) if is_large else read()
+
+    async def decode_large(self, decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
+        """Decode a large JSON body in a thread. Raises `ApiError`."""
+        return await self.services.thread.run(lambda: decode_body(decoder, body))
+
+    async def _answer_from_cache(self, call: Call, handler: Handler) -> bytes:
+        request, headers = call.request, call.request.responseHeaders
+        response = self._cache.find(call.route, request.access)
+        if response is None:
+            before = {name for name, _ in headers.getAllRawHeaders()}
+            body = _encode(await handler.function(call))
+            own = [(name, values) for name, values in headers.getAllRawHeaders() if name not in before]
+            response = Response(body, own)
+            self._cache.store(call.route, request.access, response)
+        for name, values in response.headers:
+            headers.setRawHeaders(name, values)
+        return response.body
 
     def _check_access(self, call: Call) -> None:
         """Check the peer's rights, and the type of the body. Raises `ApiError`."""
@@ -153,14 +226,14 @@ class Api(Resource):
             if request.path.startswith(SYNAPSE):
                 raise ApiError("M_UNKNOWN", "Internal server error", status=500) from refused
             raise
-        if route.right is not None:
-            check_right(request.access, Right(route.right))
-        if stream := call.path.get("stream", route.stream):
-            check_streams(request.access, stream)
+        check_route(request.access, route, call.path)
         if request.method == b"POST":
             check_content_type(request)
 
     def _as_refusal(self, request: Any, error: Exception) -> ApiError:
+        if isinstance(error, MemoryError):
+            # Its frames hold the body. They are in a reference cycle, which would be collected much later.
+            clear_frames(error.__traceback__)
         refused = as_api_error(error)
         if refused is None:
             self._logger.failure("{method} {path} failed", method=request.method, path=request.path)
@@ -176,7 +249,7 @@ def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiErro
     if not allowed:
         if is_synapse:
             return ApiError("M_UNRECOGNIZED", "Unrecognized request")
-        return ApiError("not_found", "no such URL in this API (docs/reference/http.md)")
+        return ApiError("not_found", "no such URL in this API; GET /v1/openapi.json lists all")
     methods = ", ".join(sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])}))
     headers = {b"allow": methods.encode()}
     if is_synapse:
@@ -185,30 +258,46 @@ def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiErro
     return ApiError("method_not_allowed", why, headers=headers)
 
 
-def _read_body(call: Call, handler: Handler) -> list[Any]:
-    if handler.decoder is None:
-        return []
-    limit = call.route.max_body
-    body = call.request.content.read(-1 if limit is None else limit + 1)
-    if limit is not None and len(body) > limit:
-        raise ApiError("too_large", f"the body is longer than the limit of {limit} bytes")
-    return [decode_body(handler.decoder, body or handler.absent_body)]
-
-
 def decode_body(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
-    """Decode a JSON body. Raises `ApiError`."""
+    """Decode a JSON body. Raises `ApiError`, which names a known field that is near to an unknown one."""
+    facts: list[list[msgspec.Raw]] = []
+    if len(body) > LARGE_BYTES and _may_have_facts(decoder.type):
+        body, facts = split_facts(body)
     try:
-        return decoder.decode(body)
+        decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise ApiError("bad_request", str(error)) from error
+        unknown = _unknown_field.search(str(error))
+        near = suggest(unknown[1], sorted(_field_names(decoder.type))) if unknown else ""
+        raise ApiError("bad_request", f"{error}{near}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError("bad_json", f"the body is not JSON: {error}") from error
     except RecursionError:
         raise ApiError("bad_json", "the JSON body is nested too deeply") from None
+    if facts:
+        _restore_facts(decoded, facts)
+    return decoded
+
+
+def _may_have_facts(kind: Any) -> bool:
+    return not FACTS_FIELDS.isdisjoint(field.name for field in msgspec.structs.fields(kind))
+
+
+def _restore_facts(decoded: Any, facts: list[list[msgspec.Raw]]) -> None:
+    """Give the facts that were cut out of a body back to its appends."""
+    appends = [decoded] if hasattr(decoded, "facts") else getattr(decoded, "appends", [])
+    if len(appends) != len(facts):
+        raise ApiError("bad_json", "the body has facts in an unexpected place, or twice")
+    for append, own in zip(appends, facts, strict=True):
+        append.facts = own
 
 
 def _read_parameters(request: Any, route: Route) -> dict[str, Any]:
-    """Return the values of the route's parameters, by name; unknown ones are ignored. Raises `ApiError`."""
+    """Return the values of the route's parameters, by name. Raises `ApiError`, also for unknown ones."""
+    if route.path.startswith(CLOSED):
+        known = [one.name for one in route.query]
+        for name in request.args:
+            if (given := name.decode(errors="replace")) not in known:
+                raise ApiError("bad_request", f"unknown parameter {given[:40]!r}{suggest(given, known)}")
     texts = [(one, request.args.get(one.name.encode(), ())) for one in route.query]
     texts += [(one, request.requestHeaders.getRawHeaders(one.name.encode()) or ()) for one in route.headers]
     try:
@@ -217,17 +306,31 @@ def _read_parameters(request: Any, route: Route) -> dict[str, Any]:
         raise ApiError(error.code, error.why) from None
 
 
+def _field_names(kind: Any) -> set[str]:
+    """The names of the fields of a struct, and of the structs in them."""
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return set().union(*map(_field_names, typing.get_args(kind)))
+    names: set[str] = set()
+    for field in msgspec.structs.fields(kind):
+        names |= {field.encode_name} | _field_names(field.type)
+    return names
+
+
 def _encode(content: Any) -> bytes:
     if isinstance(content, bytes):
         return content
     return msgspec.json.encode(content) if isinstance(content, msgspec.Struct) else jsontext.dumps(content)
 
 
-def _check_digest(request: Any) -> None:
+def _check_digest(request: Any, body: bytes) -> None:
+    """Raises `ApiError` unless the body matches its Content-Digest. A signature covers only that digest."""
     digests = headers(request, CONTENT_DIGEST)
-    if not digests or request.method != b"POST":  # the path of a file has its checksum
-        return
-    body = request.content.read()
-    request.content.seek(0)
-    if not matches_digest(body, digests):
+    if digests and not matches_digest(body, digests):
         raise ApiError("garbled", "the body does not match its Content-Digest: send the request again")
+    if body and _signed(request) is not None and digests != [content_digest(body)]:
+        raise ApiError("unauthorized", "the signature does not cover the body: send its Content-Digest")
+
+
+def _signed(request: Any) -> SignedRequest | None:
+    signed: SignedRequest | None = getattr(request, "signed", None)
+    return signed

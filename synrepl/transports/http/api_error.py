@@ -4,6 +4,8 @@ import errno
 from collections.abc import Mapping
 from typing import Any, Final
 
+from twisted.web.http import RESPONSES
+
 from synrepl.errors import StorageError, UnknownStream
 from synrepl.files.spool import ChecksumMismatch
 from synrepl.ports.response_errors import NotForwarded
@@ -96,6 +98,18 @@ def as_api_error(error: BaseException) -> ApiError | None:
 def api_body(error: ApiError) -> bytes:
     """Encode an error of the API's own routes."""
     return dumps({"error": error.code, **error.more, "message": error.message})
+
+
+def encode_response(error: ApiError) -> bytes:
+    """Encode a whole response, after which the connection is closed: for errors outside of a request."""
+    body = api_body(error)
+    headers = error.headers | {
+        b"connection": b"close",
+        b"content-type": b"application/json",
+        b"content-length": b"%d" % len(body),
+    }
+    lines = b"".join(b"%b: %b\r\n" % header for header in headers.items())
+    return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (error.status, RESPONSES[error.status], lines, body)
 
 
 def synapse_body(error: ApiError) -> bytes:

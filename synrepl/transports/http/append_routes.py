@@ -1,6 +1,7 @@
 """Handlers of appends: to one stream, or to several together."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -11,19 +12,21 @@ from twisted.internet.defer import DeferredList
 from synrepl.errors import RowError
 from synrepl.http_api.route import BAD_WRITER
 from synrepl.ports.history import Appended
-from synrepl.ports.time import sleep
+from synrepl.ports.rights import NAME_OWNERS, refusal
 from synrepl.replication.write_forwarder import PostedFacts
-from synrepl.transports.http.api import decode_body
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.authorization import check_streams
 from synrepl.transports.http.call import Call, check_checksum
-from synrepl.wire.blocks import MAX_FACT
+from synrepl.transports.http.large_body import LARGE_BYTES, MAX_FACTS, too_many_facts
 from synrepl.wire.text import is_name
 
 FILES: Final = "files"
 
 FACTS_AT_ONCE: Final = 1_000
-"""Control returns to the reactor after this many facts are validated: about five milliseconds of work."""
+BYTES_AT_ONCE: Final = 128 * 1024
+"""After validating so many facts, or bytes of them, others have a turn: about five milliseconds of work."""
+
+MAX_POSTED_FACT: Final = 4 * 1024 * 1024
+"""The most bytes of a posted fact. It is validated and sent in one piece, which takes time."""
 
 MAX_KEY: Final = 255
 
@@ -82,7 +85,9 @@ async def append(call: Call, body: AppendBody) -> Appended:
         _check_new_writer(call, name, writer, services.log.positions(name))
     facts = await _read_facts(call, name, body.facts)
     if forwarder is None:
-        return await services.log.append(name, writer or services.settings.instance_name, facts, key=key)
+        return await services.log.append(
+            name, writer or services.settings.instance_name, facts, key=key, owner=_owner(call)
+        )
     via: str | None = call.query["via"]
     return await forwarder.forward(
         PostedFacts(
@@ -90,6 +95,7 @@ async def append(call: Call, body: AppendBody) -> Appended:
             facts=[bytes(fact) for fact in body.facts],
             writer=writer,
             key=key,
+            owner=_owner(call) if call.access.is_proven else None,
             files=_files_of(name, facts) if call.query["files"] else (),
             hops=via.split(",") if via else (),
             query=_passed_on(call.request.uri),
@@ -102,8 +108,8 @@ async def append(call: Call, body: AppendBody) -> Appended:
 async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     """Append facts of several streams and writers; return their results once all are stored.
 
-    Every row is validated before anything is stored. Each append is atomic. With an idempotency
-    key, each append has one derived from it: a retry stores only the missing appends. A replica refuses.
+    Every row is validated before anything is stored. Each append is atomic. With an idempotency key, each
+    append is one part of it: a retry stores only the missing appends. A replica refuses.
     """
     services, log = call.services, call.services.log
     if services.write_forwarder is not None and services.write_forwarder.is_active():
@@ -115,23 +121,30 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     if (appends is UNSET) == (body.staged is UNSET):
         raise ApiError("bad_request", "a batch needs either appends or staged, not both")
     if isinstance(body.staged, str):
-        appends = decode_body(_batch_decoder, await _read_staged(call, body.staged)).appends
+        staged = await _read_staged(call, body.staged)
+        appends = (await call.api.decode_large(_batch_decoder, staged)).appends
     if not isinstance(appends, list):
         raise ApiError("bad_request", f"the staged file {body.staged} has no appends")
-    requests: list[tuple[str, str, list[bytes], str | None]] = []
+    if max(len(appends), sum(len(one.facts) for one in appends)) > MAX_FACTS:
+        raise too_many_facts()
+    requests: list[tuple[str, str, list[bytes]]] = []
     writers: dict[str, set[str]] = {}
-    for number, one in enumerate(appends):
-        check_streams(call.access, one.stream)
-        writer, key = _checked_names(one.writer, UNSET if batch_key is UNSET else f"{batch_key}/{number}")
+    _, key = _checked_names(UNSET, batch_key)
+    for one in appends:
+        call.check_streams(one.stream)
+        writer, _ = _checked_names(one.writer, UNSET)
         if (known := writers.get(one.stream)) is None:
             known = writers[one.stream] = set(log.positions(one.stream))
         _check_new_writer(call, one.stream, writer, known)
         facts = await _read_facts(call, one.stream, one.facts)
         known.add(writer or services.settings.instance_name)
-        requests.append((one.stream, writer or services.settings.instance_name, facts, key))
+        requests.append((one.stream, writer or services.settings.instance_name, facts))
     # Started together, so that they share a commit.
     results: list[Any] = await DeferredList(
-        [log.append(stream, writer, facts, key=key) for stream, writer, facts, key in requests],
+        [
+            log.append(*request, key=key, owner=call.access.name, part=part)
+            for part, request in enumerate(requests, 1)
+        ],
         consumeErrors=True,
     )
     for is_kept, result in results:
@@ -146,6 +159,20 @@ def _checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str |
     if key is not UNSET and not (0 < len(key) <= MAX_KEY and key.isprintable()):
         raise ApiError("bad_request", f"idempotency_key must have 1 to {MAX_KEY} printable characters")
     return None if writer is UNSET else writer, None if key is UNSET else key
+
+
+def _owner(call: Call) -> str:
+    """Return the owner of the request's idempotency key: the peer, or the one for which a replica forwards.
+
+    A replica that may administer is believed. For another one the owner is its own name and the named one,
+    separated by a space, which the name of a key cannot have: so it cannot use up the keys of others.
+    """
+    access, named = call.access, call.query["owner"]
+    if named is None:
+        return access.name
+    if refusal(access, NAME_OWNERS):
+        return f"{access.name} {named}"
+    return str(named)
 
 
 def _check_new_writer(call: Call, stream: str, writer: str | None, known: Collection[str]) -> None:
@@ -169,19 +196,32 @@ async def _read_facts(call: Call, name: str, posted: Sequence[msgspec.Raw]) -> l
     """
     stream = call.services.table[name]
     facts: list[bytes] = []
+    waiting = 0
+    if len(posted) > MAX_FACTS:
+        raise too_many_facts()
     for raw in posted:
-        if len(facts) % FACTS_AT_ONCE == FACTS_AT_ONCE - 1:
-            await sleep(call.services.clock, 0)
+        waiting += len(raw)
+        if len(facts) % FACTS_AT_ONCE == FACTS_AT_ONCE - 1 or waiting > BYTES_AT_ONCE:
+            waiting = len(raw)
+            await call.api.queue.turn()
+        _check_size(len(facts), len(raw))
+        validate = partial(stream.canonical_fact, bytes(raw))
         try:
-            fact = stream.canonical_fact(bytes(raw))
+            is_large = len(raw) > LARGE_BYTES
+            fact = await call.services.thread.run(validate) if is_large else validate()
         except RowError as error:
             why = f"fact {len(facts)}, row {error.index}: {error.why}"
             raise ApiError("bad_row", why) from error
-        if len(fact) > MAX_FACT:
-            why = f"fact {len(facts)} is too large: {len(fact)} bytes as stored; the limit is {MAX_FACT}"
-            raise ApiError("too_large", why)
+        # Rows grow where fields are filled in.
+        _check_size(len(facts), len(fact))
         facts.append(fact)
     return facts
+
+
+def _check_size(index: int, size: int) -> None:
+    if size > MAX_POSTED_FACT:
+        why = f"fact {index} is too large: {size} bytes; the limit is {MAX_POSTED_FACT}"
+        raise ApiError("too_large", why)
 
 
 async def _read_staged(call: Call, sha256: str) -> bytes:
@@ -202,13 +242,13 @@ async def _read_staged(call: Call, sha256: str) -> bytes:
 
 
 def _passed_on(uri: bytes) -> Sequence[tuple[bytes, bytes]]:
-    """Return the query parameters that are sent on to the primary: all but ``timeout`` and ``via``."""
+    """Return the query parameters that are sent on to the primary: all but those of this hop."""
     # Latin-1 maps any bytes to characters and back.
     text = uri.partition(b"?")[2].decode("latin-1")
     return [
         (name.encode("latin-1"), value.encode("latin-1"))
         for name, value in parse_qsl(text, keep_blank_values=True, encoding="latin-1")
-        if name not in {"timeout", "via"}
+        if name not in {"timeout", "via", "owner"}
     ]
 
 

@@ -7,17 +7,29 @@ proves who sent a request. Therefore headers are checked that a browser must sen
 ``Content-Type`` (a page can only send JSON after a preflight, which is refused).
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right, access_of
+from synrepl.http_api.route import Route
+from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, access_of
+from synrepl.ports.rights import Operation, refusal, route_operation
 from synrepl.transports.credentials import certified_name, ip_of, is_local
 from synrepl.transports.http.api_error import ApiError
+from synrepl.transports.http.headers import CONTENT_DIGEST, headers
+from synrepl.transports.http.signatures import (
+    SCHEME,
+    Nonces,
+    Signature,
+    SignedContent,
+    SignedRequest,
+    challenge,
+    quoted,
+)
 from synrepl.wire.text import printable
 
-SCHEME: Final = b"bearer "
+BEARER: Final = "bearer "
 JSON_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
 DEFAULT_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded"})
 
@@ -28,15 +40,27 @@ class AccessCheck:
     With keys configured, the request needs one of them: its secret or its certificate. Without keys, a
     certificate of the trusted CA gives all rights. Without keys and certificate, requests from other sites'
     pages and for foreign host names are refused, and peers on other machines may only read and write. `hosts`
-    returns the dotted names of this daemon, in lower case; a replica learns its own after the start.
+    returns the dotted names of this daemon, in lower case; a replica learns its own after the start. With
+    keys, the request may be signed in place of showing one (`signatures`): for `address`, the HTTP address
+    of this daemon, or for ``https://`` and one of its names.
     """
 
-    def __init__(self, keys: Keyring, hosts: Callable[[], Collection[str]] = tuple) -> None:
+    def __init__(
+        self,
+        keys: Keyring,
+        hosts: Callable[[], Collection[str]] = tuple,
+        address: Callable[[], str] = str,
+    ) -> None:
         self._keys = keys
         self._hosts = hosts
+        self._address = address
+        self._nonces = Nonces()
 
     def access(self, request: Any) -> Access:
         """Return the rights of this request. Raises `ApiError` if its key, host or origin is refused."""
+        values = headers(request, "authorization") if self._keys.is_required else []
+        if len(values) == 1 and values[0].partition(" ")[0] == SCHEME:
+            return self._signed_access(request, values[0])
         name = certified_name(request.channel.transport)
         if name is not None and (certified := self._keys.access_by_certificate(name)) is not None:
             return certified
@@ -44,31 +68,68 @@ class AccessCheck:
             check_rebinding(request, self._hosts)
             check_origin(request)
             return LOCAL if is_local(request.getClientAddress()) else REMOTE
-        values = request.requestHeaders.getRawHeaders(b"authorization") or []
         key = None
-        if len(values) == 1 and values[0][: len(SCHEME)].lower() == SCHEME:
-            key = self._keys.find(values[0][len(SCHEME) :].strip())
+        if len(values) == 1 and values[0][: len(BEARER)].lower() == BEARER:
+            key = self._keys.find(values[0][len(BEARER) :].strip().encode())
         if key is None:
             why = "no key was sent" if not values else "this key is unknown or was revoked"
             if name is not None and not values:
                 why = f"the certificate of {printable(name)} is not in keys_file, or was revoked"
-            raise ApiError(
-                "unauthorized",
-                f"{why}: send the secret in one header, Authorization: Bearer SECRET",
-                headers={b"www-authenticate": b"Bearer"},
-            )
+            raise self._unauthorized(f"{why}: send the secret in one header, Authorization: Bearer SECRET")
         return access_of(key)
 
+    def _signed_access(self, request: Any, header: str) -> Access:
+        """Verify a signature, once for each request, and return the rights of the key that made it.
 
-def check_right(access: Access, right: Right) -> None:
-    """Raises `ApiError` if the peer lacks this right."""
-    if why := access.lacks(right):
-        raise ApiError("no_rights", why)
+        The nonce comes last: who knows no secret spends none.
+        """
+        signature = Signature.parse(header)
+        if signature is None:
+            raise self._unauthorized("the request is not signed: sign it with the nonce of this answer")
+        if not self._is_own(signature.address):
+            raise self._unauthorized(
+                f"the signature is for {printable(signature.address)}, and the address of this daemon is"
+                f" {self._address() or 'unknown'}: set advertise or allowed_hosts here"
+            )
+        content = SignedContent(
+            request.method.decode("ascii", "replace"),
+            request.uri.decode("ascii", "replace"),
+            ", ".join(headers(request, CONTENT_DIGEST)),
+        )
+        key = self._keys.find_proven(lambda secret: signature.is_signed_with(secret, content))
+        if key is None or key.secret is None:
+            raise self._unauthorized(
+                "the proof is wrong: this daemon knows no such secret, or it was revoked"
+            )
+        if getattr(request, "signed", None) is None:
+            if why := self._nonces.spend(signature.nonce):
+                raise self._unauthorized(f"{why}: sign the request again")
+            request.signed = SignedRequest(signature, key.secret)
+        return access_of(key)
+
+    def _is_own(self, address: str) -> bool:
+        """Whether a signature for this address is for this daemon."""
+        if address in ("", quoted(self._address())):
+            return True
+        parts = urlsplit(address)
+        return parts.scheme == "https" and parts.netloc.lower() in self._hosts()
+
+    def _unauthorized(self, why: str) -> ApiError:
+        asked = f"Bearer, {challenge(self._nonces.make())}"
+        return ApiError("unauthorized", why, headers={b"www-authenticate": asked.encode()})
 
 
-def check_streams(access: Access, *streams: str) -> None:
-    """Raises `ApiError` if the peer must not see one of these streams."""
-    if why := access.hides(streams):
+def check_route(access: Access, route: Route, path_variables: Mapping[str, str]) -> None:
+    """Raises `ApiError` unless the peer may request this route, with these variable parts of its path.
+
+    Handlers check the streams that a query or a body names (`Call.check_streams`).
+    """
+    check(access, route_operation(route), [path_variables["stream"]] if "stream" in path_variables else [])
+
+
+def check(access: Access, operation: Operation, named: Iterable[str] = ()) -> None:
+    """Raises `ApiError` unless the peer may do this with the streams that the request names."""
+    if why := refusal(access, operation, named):
         raise ApiError("no_rights", why)
 
 
@@ -98,21 +159,21 @@ def check_rebinding(request: Any, hosts: Callable[[], Collection[str]]) -> None:
 def check_origin(request: Any) -> None:
     """Raises `ApiError` if a page of another origin caused this request.
 
-    Links to this site's pages are allowed from any site: GET changes nothing, and the linking page cannot
-    read the response.
+    Links to this site's pages are allowed from any site: a GET that a link can cause changes nothing (a lease
+    needs a header of its own), and the linking page cannot read the response.
     """
-    headers = request.requestHeaders
-    sites, origins = headers.getRawHeaders(b"sec-fetch-site"), headers.getRawHeaders(b"origin")
+    sent = request.requestHeaders
+    sites, origins = sent.getRawHeaders(b"sec-fetch-site"), sent.getRawHeaders(b"origin")
     if sites is None and origins is None:
         return
     is_link = (
         request.method in (b"GET", b"HEAD")
-        and headers.getRawHeaders(b"sec-fetch-mode") == [b"navigate"]
-        and headers.getRawHeaders(b"sec-fetch-dest") == [b"document"]
+        and sent.getRawHeaders(b"sec-fetch-mode") == [b"navigate"]
+        and sent.getRawHeaders(b"sec-fetch-dest") == [b"document"]
     )
     if any(site not in (b"same-origin", b"none") for site in sites or ()) and not is_link:
         raise ApiError("foreign_origin", "refused: a page of another site made this request")
-    host = _host((headers.getRawHeaders(b"host") or [b""])[0], with_port=True)
+    host = _host((sent.getRawHeaders(b"host") or [b""])[0], with_port=True)
     for origin in origins or ():
         source = _origin(origin)
         if not source or source != host:
@@ -129,15 +190,15 @@ def check_content_type(request: Any) -> None:
     No type, or the default type of curl and urllib, is accepted too, unless a header shows that a browser
     sent the request: browsers send an origin with every POST.
     """
-    headers = request.requestHeaders
-    values = headers.getRawHeaders(b"content-type") or [b""]
+    sent = request.requestHeaders
+    values = sent.getRawHeaders(b"content-type") or [b""]
     if values == [b"application/json"]:
         return
     if request.content.read(1) == b"":
         return
     request.content.seek(0)
     kind = values[0].decode("latin-1").partition(";")[0].strip().lower()
-    is_browser = any(map(headers.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
+    is_browser = any(map(sent.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
     if len(values) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | DEFAULT_TYPES):
         raise ApiError(
             "content_type",

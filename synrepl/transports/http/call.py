@@ -13,11 +13,13 @@ from zope.interface import implementer
 from synrepl.http_api.route import Route
 from synrepl.ports.access import Access
 from synrepl.ports.gate import Gate
-from synrepl.replication.holdings import Holdings
+from synrepl.ports.rights import route_operation
+from synrepl.replication.holdings import Holdings, ReadRefusal
 from synrepl.replication.log_waiters import TooManyWaiting
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.transports.http.api_error import ApiError
+from synrepl.transports.http.authorization import check
 
 if TYPE_CHECKING:
     from synrepl.transports.http.api import Api  # it imports this module
@@ -55,6 +57,10 @@ class Call:
         access: Access = self.request.access
         return access
 
+    def check_streams(self, *names: str) -> None:
+        """Raises `ApiError` unless the peer may make this request for these streams, which it names."""
+        check(self.access, route_operation(self.route), names)
+
     @property
     def roles(self) -> RoleManager:
         """The roles. Raises `ApiError` if this daemon serves no replicas."""
@@ -75,12 +81,12 @@ class Call:
         return self.services.publisher.holdings
 
     def check_readable(self) -> None:
-        """Raises `ApiError` while this daemon has no complete copy."""
-        if why := self.holdings.unreadable():
-            raise ApiError("not_ready", why, moved_to=self.holdings.primary_address)
+        """Raises `ApiError` while this daemon has no complete copy, is fenced, or is a stopped replica."""
+        if (refusal := self.holdings.unreadable()) is not None:
+            raise unreadable_error(refusal, self.holdings)
 
     def check_fresh(self) -> None:
-        """Raises `ApiError` without a complete copy; with `refuse_stale_reads`, also while not ready."""
+        """Raises `ApiError` as `check_readable` does; with `refuse_stale_reads`, also while not ready."""
         self.check_readable()
         services = self.services
         if (
@@ -103,8 +109,8 @@ class Call:
         return ApiError("filtered", why, moved_to=self.holdings.primary_address)
 
     def set_held_headers(self) -> None:
-        """Set headers that list the held streams and writers, if this copy is filtered."""
-        held = self.holdings.filter
+        """Set headers that list what this copy holds, if it is filtered, of what the peer may see."""
+        held = self.holdings.filter.narrowed(self.access.streams)
         for name, names in (
             (b"synrepl-holds-streams", held.streams),
             (b"synrepl-holds-writers", held.writers),
@@ -149,6 +155,13 @@ class Call:
                 raise CancelledError from error
         else:
             request.unregisterProducer()
+
+
+def unreadable_error(refusal: ReadRefusal, holdings: Holdings) -> ApiError:
+    """Make the error for a reader that is not served. Another daemon may serve it."""
+    return ApiError(
+        refusal.code, refusal.message, status=503, retryable=True, moved_to=holdings.primary_address
+    )
 
 
 def check_checksum(text: str) -> None:

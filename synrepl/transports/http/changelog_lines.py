@@ -27,6 +27,17 @@ class HeartbeatLine(msgspec.Struct, frozen=True):
     head: int = 0
 
 
+class MovedLine(msgspec.Struct, frozen=True):
+    """The answer ends: this daemon must not be read any more. `code` is an error code.
+
+    `moved_to` is the primary's address, as ``NATIVE HTTP``; empty if it is unknown.
+    """
+
+    code: str
+    message: str
+    moved_to: str = ""
+
+
 def checked_line(fact: Fact) -> bytes:
     """Encode a fact with a checksum, for readers that do not receive the facts before it."""
     return encode_fact(fact)[:-2] + b',"checksum":"%b"}\n' % checksum(fact).encode()
@@ -42,16 +53,19 @@ def held_line(facts: Iterable[Fact]) -> bytes:
     return _line("held", b"[%b]" % b",".join(encode_fact(fact)[:-1] for fact in facts))
 
 
-def encode_line(kind: str, content: HeartbeatLine | EpochStart | str) -> bytes:
-    """Encode a heartbeat, the start of an epoch, or a command in the newest release's syntax."""
+def encode_line(kind: str, content: HeartbeatLine | MovedLine | EpochStart | str) -> bytes:
+    """Encode a heartbeat, a farewell, the start of an epoch, or a command in the newest release's syntax."""
     return _line(kind, msgspec.json.encode(content))
 
 
 def receipt_line(receipt: AppendReceipt) -> bytes:
     """Encode the receipt of an append with an idempotency key, which replicas need for deduplication."""
-    appended = receipt.appended
+    key, appended = receipt.key, receipt.appended
     content = {
-        "key": receipt.key,
+        "stream": key.stream,
+        "key": key.text,
+        "owner": key.owner,
+        "part": key.part,
         "request": receipt.request,
         "epoch": appended.epoch,
         "first_serial": appended.first_serial,

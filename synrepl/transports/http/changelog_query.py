@@ -5,13 +5,11 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.http_api.route import MAX_INTEGER
-from synrepl.ports.access import Right
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.ring import Ring
 from synrepl.storage.log import Log
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.authorization import check_right, check_streams
 from synrepl.transports.http.call import Call
 from synrepl.wire.filter import ALL, Filter
 
@@ -25,6 +23,7 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
     With `follow` the response goes on at the head, with heartbeats `heartbeat` seconds apart, ephemeral facts
     if `ephemeral`, and with an `origin` commands for all processes, except those forwarded under that name.
     Without `follow`, a response waits up to `wait` seconds for a first fact.
+    Receipts, epoch starts and commands name only the streams `seen` (None: all): those the peer may see.
     `epoch`, `digest` and `history` describe the reader's own log at `since`, as far as the reader gives them.
     """
 
@@ -39,6 +38,7 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
     compacted: bool = False
     epoch_starts: bool = False
     receipts: bool = False
+    seen: frozenset[str] | None = None
     checksum: bool | None = None
     follow: bool = False
     ephemeral: bool = False
@@ -54,21 +54,20 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
 def read_query(call: Call) -> ChangelogQuery:
     """Return the query of this request. Without names, it selects all streams that the peer may see.
 
-    Raises `ApiError` for what the peer may not see, or this daemon does not hold, and for `commands` without
-    the right `replicate`; `UnknownStream` for streams that the table lacks.
+    Raises `ApiError` for what the peer may not see, or this daemon does not hold; `UnknownStream` for
+    streams that the table lacks.
     """
     values, access = dict(call.query), call.access
     streams, writers = values.pop("streams"), values.pop("writers")
-    for name in sorted(streams or ()):
+    named = sorted(streams or ())
+    for name in named:
         _ = call.services.table[name]
-        check_streams(access, name)
+    call.check_streams(*named)
     call.check_held(streams or (), writers or ())
     origin = values.pop("commands", None)
-    if origin is not None:
-        check_right(access, Right.REPLICATE)
     own = {name: value for name, value in values.items() if name in _FIELDS and value is not None}
     selected = Filter(access.streams if streams is None else streams, writers)
-    return ChangelogQuery(filter=selected, origin=origin, **own)
+    return ChangelogQuery(filter=selected, origin=origin, seen=access.streams, **own)
 
 
 _FIELDS: Final = frozenset(ChangelogQuery.__struct_fields__)
@@ -86,6 +85,7 @@ def query_feed(log: Log, query: ChangelogQuery, ring: Ring | None = None) -> Fee
         limit=query.limit,
         epochs=query.epoch_starts,
         receipts=query.receipts,
+        seen=query.seen,
         ephemeral=EphemeralMode.HELD if query.ephemeral else EphemeralMode.NONE,
         compacted=query.compacted,
         whole_groups=False,

@@ -1,5 +1,6 @@
 """Handlers of the log: the changelog up to its head or endless, its extent, and digests."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -7,15 +8,18 @@ import msgspec
 from synrepl.errors import LocalProtocolError
 from synrepl.http_api.routes import NDJSON, READER
 from synrepl.ports.history import EpochStart, LogRange
+from synrepl.ports.rights import is_told
 from synrepl.ports.time import Timer
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.feed import EphemeralStep, FeedPosition, PageStep, Stop, read_page
+from synrepl.replication.holdings import ReadRefusal
 from synrepl.replication.ring import RingGroup
 from synrepl.streams.positions import VClock
 from synrepl.transports.http.arrow import ArrowForm, arrow_form
 from synrepl.transports.http.call import Call, Valve
 from synrepl.transports.http.changelog_lines import (
     HeartbeatLine,
+    MovedLine,
     encode_line,
     encode_page,
     held_line,
@@ -135,7 +139,7 @@ async def _prepare(call: Call, query: ChangelogQuery) -> None:
     await check_position(call.services.log, query)
     reader, registry = call.query[READER], call.services.relays
     if reader is not None and registry is not None:
-        renew_lease(registry, reader, query.since, query.wait)
+        renew_lease(registry, reader, query.since, query.wait, call.access)
 
 
 def _write_head(call: Call, content_type: str, serial: int) -> None:
@@ -205,6 +209,7 @@ class _FiniteResponse:
                 left = until - self._clock.seconds()
                 if left <= 0 or feed.is_done:
                     return head, None
+                self._call.check_readable()
                 group = await waiters.next_group(query_filter, upto=query.upto, timeout=left)
                 if group is not None:
                     feed.skip(group)
@@ -237,6 +242,7 @@ class ChangelogFeed:
         self._services = services
         self._streams: set[_ChangelogStream] = set()
         services.publisher.broadcast_watchers.append(self._on_command)
+        services.publisher.holdings.watchers.append(self._retire)
 
     async def serve(self, request: Any, query: ChangelogQuery, valve: Valve) -> None:
         """Write to this request, whose headers were sent, until the query ends or the client disconnects."""
@@ -247,9 +253,20 @@ class ChangelogFeed:
         finally:
             self._streams.discard(stream)
 
-    def _on_command(self, command: Command, source: object) -> None:
+    def _retire(self, why: ReadRefusal) -> None:
+        """End all answers with a line that says why, and where the primary is."""
+        moved = MovedLine(why.code, why.message, self._services.publisher.holdings.primary_address)
+        for stream in self._streams:
+            stream.moved = moved
+        self._services.publisher.waiters.wake_readers()
+
+    def _on_command(self, command: Command, source: object) -> Iterator[None]:
         """Forward a command for all processes to the readers that request commands, except to its source."""
-        replicas = [stream for stream in self._streams if stream.origin not in (None, source)]
+        replicas = [
+            stream
+            for stream in self._streams
+            if stream.origin not in (None, source) and is_told(stream.seen, type(command))
+        ]
         if not replicas:
             return
         try:
@@ -259,6 +276,7 @@ class ChangelogFeed:
         for stream in replicas:
             if not encoded or not stream.send_command(encoded):
                 self._services.publisher.metrics.commands_dropped.labels(command.NAME).inc()
+            yield
 
 
 class _ChangelogStream:
@@ -266,7 +284,7 @@ class _ChangelogStream:
         self._log = services.log
         self._clock = services.clock
         self._waiters = services.publisher.waiters
-        self.origin = query.origin
+        self.origin, self.seen = query.origin, query.seen
         self._request = request
         self._query = query
         self._valve = valve
@@ -278,6 +296,8 @@ class _ChangelogStream:
         self._is_idle = False
         self._was_at_head = False
         self._is_over = False
+        self.moved: MovedLine | None = None
+        """Why the answer must end: another daemon is to be read."""
         self._timer = Timer(services.clock, self._tick)
 
     async def run(self) -> None:
@@ -294,6 +314,9 @@ class _ChangelogStream:
                 match self._feed.next():
                     case RingGroup() as group:
                         await self._send_group(group)
+                    case Stop.WAIT if self.moved is not None:
+                        self._request.write(encode_line("moved", self.moved))
+                        return
                     case Stop.WAIT:
                         self._reach_head()
                         await self._wait()
@@ -316,7 +339,7 @@ class _ChangelogStream:
     async def _send_group(self, group: RingGroup) -> None:
         data, last = self._feed.lines(group, self._encoder)
         if self._feed.needs_receipts:
-            receipts = await self._log.receipts_between(self._feed.serial, last.serial)
+            receipts = await self._log.receipts_between(self._feed.serial, last.serial, self._query.seen)
             data = encode_page((), receipts, checked=False) + data
         self._feed.sent(last)
         if data:

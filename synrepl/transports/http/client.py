@@ -25,6 +25,9 @@ from synrepl.wire.jsontext import dumps
 
 MIB: Final = 1024 * 1024
 
+UNAUTHORIZED_500: Final = "also the answer to a missing or wrong secret"
+"""A meaning of 500 from Synapse, and a daemon, which answers alike (docs/reference/peers.md#http-catchup)."""
+
 
 @dataclass(eq=False, repr=False)
 class HttpCatchUp(HttpClient):
@@ -43,6 +46,11 @@ class HttpCatchUp(HttpClient):
         self._urls = dict(self.instance_map)
         if "main" in self._urls:
             self._urls.setdefault("master", self._urls["main"])
+        self._has_allocated = True
+
+    def use(self, base_url: str) -> None:
+        """Fetch from another server from now on."""
+        self.base_url = base_url.rstrip("/")
         self._has_allocated = True
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
@@ -65,7 +73,11 @@ class HttpCatchUp(HttpClient):
             body = await self.read(request.method, url, None, self.max_bytes, host=host)
         except ApiResponseError as error:
             error_type = NotConnected if error.retryable else RemoteProtocolError
-            raise error_type(str(error)) from error
+            # Without the random id, so that a failure that lasts has one text.
+            why = str(error).replace(f"/{txn_id}", "", 1)
+            if error.status == 500 and error.code == "M_UNKNOWN":
+                why = f"{why} ({UNAUTHORIZED_500})"
+            raise error_type(why) from error
         return _missed_facts(body, public_url(url), after, upto)
 
     async def highest(self, stream: str) -> int | None:
@@ -166,16 +178,21 @@ class ChangelogClient(HttpClient):
         on_line: Callable[[bytes], Awaitable[None] | None],
         *,
         limit: int | None = None,
+        on_begin: Callable[[FirstAnswer], None] | None = None,
+        **query: Any,
     ) -> int:
         """Call `on_line` with each fact (a line of JSON) after the serial `since`, up to the head.
 
         The server waits up to `wait` seconds for a first fact. An awaitable that `on_line` returns is
         awaited; meanwhile reading pauses. Returns the serial up to which all selected facts were delivered:
         continue from there. Raises `ReplicationError`; lines delivered before the error are complete.
+        `on_begin` and `query` are as in `follow`.
         """
-        request = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit)
+        request = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit, **query)
         count = 0
         async with self._lines(request, wait=wait) as (head, lines):
+            if on_begin is not None:
+                on_begin(head)
             while batch := await lines.next():
                 for text in batch:
                     handled = on_line(text)

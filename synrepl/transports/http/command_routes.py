@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import RemoteProtocolError
+from synrepl.ports.rights import is_told
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.messages import AcceptedForwards, ForwardedCommands
@@ -13,7 +14,7 @@ from synrepl.wire.position import Natural64
 MAX_READERS: Final = 100
 
 
-class AcknowledgedCommands(msgspec.Struct, frozen=True):
+class AcknowledgedCommands(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The homeserver has processed the commands up to this number, of the run of the daemon named `life`."""
 
     life: str
@@ -64,7 +65,10 @@ async def syncing(call: Call) -> SyncingAnswer:
 
 
 async def read(call: Call) -> bytes:
-    """Return the feed's position and the commands after a number, as lines of JSON; wait for a first one."""
+    """Return the feed's position and the commands after a number, as lines of JSON; wait for a first one.
+
+    Commands that concern streams which the peer may not see are left out.
+    """
     feed = call.services.publisher.follower_commands.feed
     since = feed.trimmed_upto if call.query["since"] is None else call.query["since"]
     wait = call.query["wait"]
@@ -78,7 +82,7 @@ async def read(call: Call) -> bytes:
     lines: list[Any] = [{"feed": CommandsPosition(feed.life, feed.trimmed_upto, feed.head)}]
     if is_other_life or after < feed.fallen:
         lines.append({"gap": {"after": since, "upto": feed.fallen, "restarted": is_other_life}})
-    lines += feed.after(after, call.query["limit"])
+    lines += feed.after(after, call.query["limit"], lambda command: is_told(call.access.streams, command))
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 

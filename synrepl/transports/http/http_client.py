@@ -1,5 +1,6 @@
 """HTTP client of a daemon; the bodies of responses come whole, by chunks, or by lines, with backpressure."""
 
+import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard, TypeVar
@@ -18,6 +19,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
+from synrepl.transports.failures import describe_failure
 from synrepl.transports.http.headers import CONTENT_DIGEST, WANT_DIGEST, content_digest, matches_digest
 from synrepl.wire.blocks import MAX_HELD
 from synrepl.wire.codec import LineBuffer
@@ -44,6 +46,14 @@ def decode_json(expected: type[T], body: bytes, url: str) -> T:
         return msgspec.json.decode(body, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"{url} sent an invalid response: {printable(str(error))}") from error
+
+
+def request_headers(body: bytes | None) -> dict[str, list[str]]:
+    """The headers of a request with this body (None: without), besides those that authenticate it."""
+    headers = {WANT_DIGEST: ["sha-256=1"]}
+    if body is not None:
+        headers |= {"content-type": ["application/json"], CONTENT_DIGEST: [content_digest(body)]}
+    return headers
 
 
 def _treq_url(url: str) -> str | URL:
@@ -109,7 +119,7 @@ class HttpClient:
 
         async def read() -> bytes:
             response = await self._open(method, url, body, host)
-            return await _verified_body(response, max_bytes, public_url(url))
+            return await verified_body(response, max_bytes, public_url(url))
 
         content: bytes = await self._within(self.timeout if timeout is None else timeout, read(), url)
         return content
@@ -121,15 +131,12 @@ class HttpClient:
 
     async def _open(self, method: str, url: str, body: bytes | None = None, host: str | None = None) -> Any:
         """Return a response with status 200 whose body is not read yet."""
-        headers: dict[str, list[str]] = {WANT_DIGEST: ["sha-256=1"]}
+        headers = request_headers(body)
         if host is not None:
             headers["host"] = [host]
-        if body is not None:
-            headers["content-type"] = ["application/json"]
-            headers[CONTENT_DIGEST] = [content_digest(body)]
         response = await self._send(method, url, headers, body)
         if response.code != 200:
-            body = await _verified_body(response, MAX_ERROR_BYTES, public_url(url))
+            body = await verified_body(response, MAX_ERROR_BYTES, public_url(url))
             raise as_response_error(response.code, body, public_url(url))
         return response
 
@@ -140,13 +147,17 @@ class HttpClient:
         return await self.client.request(
             method,
             _treq_url(url),
-            headers={**self._credentials.headers, **headers},
+            headers={**await self._authorization(url), **headers},
             data=body,
             # Redirects are not followed: they would send the secret to another host.
             allow_redirects=False,
             unbuffered=True,
             reactor=self.reactor,
         )
+
+    async def _authorization(self, url: str) -> dict[str, list[str]]:
+        """The headers that authenticate a request to this URL."""
+        return await self._credentials.headers_for(self.base_url or url)
 
     async def _within(
         self, seconds: float, coroutine: Any, url: str, *, progress: Callable[[], int] = lambda: 0
@@ -178,7 +189,9 @@ class HttpClient:
             if url.startswith("https:") and _is_tls_error(cause):
                 why = self._credentials.explain(urlsplit(url).hostname or "", cause)
             kind = NeverSent if _is_never_sent(error) else NotConnected
-            raise kind(f"no response from {public_url(url)}: {why}") from error
+            # Where nothing was sent, the path says nothing.
+            where = _origin(url) if kind is NeverSent else url
+            raise kind(f"no response from {public_url(where)}: {why}") from error
         finally:
             timer.stop()
 
@@ -202,16 +215,40 @@ def _is_never_sent(error: Exception) -> bool:
 def _make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
     # Loaded with the first request: followers over TCP have this module, too.
     from treq.client import HTTPClient
-    from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory
+    from twisted.web.client import Agent, HTTPConnectionPool
 
-    class QuietFactory(_HTTP11ClientFactory):
-        """Twisted's factory without a log line per connection."""
-
-        noisy = False
+    from synrepl.transports.http.response_head import BoundedHeadFactory
 
     pool = HTTPConnectionPool(reactor)
-    pool._factory = QuietFactory
-    return HTTPClient(Agent(reactor, credentials, connectTimeout=10.0, pool=pool)), pool
+    pool._factory = BoundedHeadFactory
+    agent: Any = PlainAgent(Agent(reactor, credentials, connectTimeout=10.0, pool=pool))
+    return HTTPClient(agent), pool
+
+
+class PlainAgent:
+    """An agent that takes no compressed responses: a small one can unpack to any size, and treq has no bound.
+
+    treq asks for gzip, and unpacks it, if its agent does not prevent that.
+    """
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+
+    def request(self, method: bytes, uri: bytes, headers: Any, bodyProducer: Any = None) -> "Deferred[Any]":
+        """Send a request. The Deferred fails with `RemoteProtocolError` if the response is compressed."""
+        headers = headers.copy()
+        headers.setRawHeaders(b"accept-encoding", [b"identity"])
+        sent: Deferred[Any] = self._agent.request(method, uri, headers, bodyProducer)
+        return sent.addCallback(_check_plain, public_url(uri.decode("ascii")))
+
+
+def _check_plain(response: Any, url: str) -> Any:
+    codings = response.headers.getRawHeaders(b"content-encoding") or []
+    if any(coding.strip().lower() not in (b"", b"identity") for coding in codings):
+        BodyChunks.of(response, url).stop()
+        shown = printable(b", ".join(codings).decode("latin-1"))
+        raise RemoteProtocolError(f"{url} sent a compressed response ({shown}), which was not asked for")
+    return response
 
 
 def _is_tls_error(error: BaseException | None) -> "TypeGuard[SSL.Error]":
@@ -219,7 +256,7 @@ def _is_tls_error(error: BaseException | None) -> "TypeGuard[SSL.Error]":
     return type(error).__module__ == "OpenSSL.SSL"
 
 
-async def _verified_body(response: Any, max_bytes: int, url: str) -> bytes:
+async def verified_body(response: Any, max_bytes: int, url: str) -> bytes:
     """Read a body and verify its Content-Digest, if it has one."""
     body = await collect_body(response, max_bytes, url)
     if not matches_digest(body, response.headers.getRawHeaders(CONTENT_DIGEST)):
@@ -395,8 +432,13 @@ def _root_cause(error: BaseException | None) -> BaseException | None:
 
 
 def _describe_error(error: BaseException | None) -> str:
-    error = _root_cause(error)
-    return printable(" ".join(str(error).split()), limit=1_000) or type(error).__name__
+    return printable(describe_failure(Failure(_root_cause(error))), limit=1_000)
+
+
+def _origin(url: str) -> str:
+    """Return the scheme, host and port of a URL, which may be invalid."""
+    scheme, separator, rest = url.partition("://")
+    return scheme + separator + re.split("[/?#]", rest, maxsplit=1)[0]
 
 
 def _is_complete(reason: Failure) -> bool:

@@ -1,6 +1,10 @@
-"""Bodies and answers of routes that daemons request from each other."""
+"""Bodies and answers of routes that daemons request from each other.
+
+They accept unknown fields, unlike the bodies that people write: a daemon of a later release may send more.
+"""
 
 from collections.abc import Mapping
+from typing import Annotated, Final
 
 import msgspec
 
@@ -67,11 +71,15 @@ class AckAnswer(msgspec.Struct, frozen=True):
     peers: list[str]
 
 
+MAX_FORWARDED: Final = 500
+"""Commands of a request. They are processed in one turn of the reactor, which takes up to 40 ms."""
+
+
 class ForwardedCommands(msgspec.Struct, frozen=True):
     """Commands of a replica's followers: numbers and lines, in order, under the replica's `origin`."""
 
     origin: str
-    commands: list[tuple[int, str]] = []
+    commands: Annotated[list[tuple[int, str]], msgspec.Meta(max_length=MAX_FORWARDED)] = []
 
 
 class AcceptedForwards(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from synrepl.http_api.routes import OCTETS, ROUTES
 from synrepl.transports.http.api import Handler, handler_of
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.status_routes import daemon_version
+from synrepl.wire import jsontext
 from synrepl.wire.error_codes import ERROR_CODES
 
 REFERENCE: Final = "#/components/schemas/{name}"
@@ -33,9 +34,14 @@ class SynapseError(msgspec.Struct):
     error: str
 
 
-async def describe(call: Call) -> dict[str, Any]:
-    """Return the description; it is made on the first request."""
-    return build_description()
+async def describe(call: Call) -> bytes:
+    """Return the description; it is made on the first request, in a thread."""
+    return await call.services.thread.run(_encoded_description)
+
+
+@cache
+def _encoded_description() -> bytes:
+    return jsontext.dumps(build_description())
 
 
 @cache

@@ -1,9 +1,10 @@
 """Clients of other daemons: for files, and for claims, handovers and status."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
@@ -19,16 +20,27 @@ from synrepl.ports.response_errors import ApiResponseError, as_response_error
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import MAX_ERROR_BYTES, BodyChunks, HttpClient
+from synrepl.transports.http.headers import content_digest
+from synrepl.transports.http.http_client import (
+    MAX_ERROR_BYTES,
+    BodyChunks,
+    HttpClient,
+    decode_json,
+    request_headers,
+    verified_body,
+)
 from synrepl.transports.http.messages import DigestsAnswer
+from synrepl.transports.http.signatures import PROOF_HEADER, SCHEME, Signature, SignedContent, find_nonce
 
 T = TypeVar("T")
 
 BLOCK: Final = 256 * 1024
 """Bytes per read."""
-MAX_FILE: Final = 16 * 1024**3
 TIMEOUT_SECONDS: Final = 10.0
+OK: Final = 200
+UNAUTHORIZED: Final = 401
 CONFLICT: Final = 409
+MAX_ANSWER_BYTES: Final = 1024 * 1024
 
 
 @dataclass(eq=False, repr=False)
@@ -36,14 +48,16 @@ class HttpFiles(HttpClient):
     """Client of the files of the daemon at `base_url`; an `IFetchFile`.
 
     A response may take `timeout` seconds to start (the server verifies a big file first), and then `silence`
-    seconds between bytes. Files over `max_bytes` are refused.
+    seconds between bytes.
     """
 
     silence: float = 30.0
-    max_bytes: int = MAX_FILE
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
-        """Call `on_chunk` with any bytes from `offset` to the end; await its result before reading on."""
+        """Call `on_chunk` with any bytes from `offset` to the end; await its result before reading on.
+
+        What `on_chunk` raises ends the download: the caller bounds it.
+        """
         # 416: the local part is complete already; its checksum will be verified.
         headers, codes = ({"range": [f"bytes={offset}-"]}, {200, 206, 416}) if offset else ({}, {200, 206})
         async with self._exchange(GET_FILE.request(sha256), codes, headers=headers) as (
@@ -61,11 +75,7 @@ class HttpFiles(HttpClient):
                     raise RemoteProtocolError(
                         f"{url} sent {content_range or 'no range'} instead of the bytes from {offset}"
                     )
-            room = self.max_bytes - offset + skip
             while data := b"".join(await chunks.next()):
-                room -= len(data)
-                if room < 0:
-                    raise RemoteProtocolError(f"{url} sent a file of more than {self.max_bytes} bytes")
                 selected = data[skip:]
                 skip -= min(skip, len(data))
                 if selected:
@@ -148,17 +158,92 @@ class _Body(Gate):
             self._sending.cancel()
 
 
+class SigningClient(HttpClient):
+    """Client that sends signed requests, which show no secret, and verifies the proof of each answer."""
+
+    async def _authorization(self, url: str) -> dict[str, list[str]]:
+        return {}
+
+    async def call_signed(
+        self,
+        secret: str,
+        request: HttpRequest,
+        *,
+        base_url: str,
+        body: bytes | None = None,
+        asker: str,
+        address: str,
+    ) -> tuple[int, bytes]:
+        """Send a signed request to the daemon at `address`; return the status and the body of its answer.
+
+        Raises `ApiResponseError` if the daemon knows no such secret, `NotConnected` if it asks for none, or
+        if it does not prove that it knows the secret.
+        """
+        exchange = self._exchange(secret, request, base_url, body, asker, address)
+        url = public_url(request.url(base_url))
+        answer: tuple[int, bytes] = await self._within(self.timeout, exchange, url)
+        return answer
+
+    async def _exchange(
+        self, secret: str, request: HttpRequest, base_url: str, body: bytes | None, asker: str, address: str
+    ) -> tuple[int, bytes]:
+        where = public_url(base_url)
+        question = REPLICATION.request()
+        response, _ = await self._answer(question, base_url, None, SCHEME)
+        nonce = find_nonce(response.headers.getRawHeaders("www-authenticate"))
+        if response.code != UNAUTHORIZED or nonce is None:
+            raise NotConnected(
+                f"{where} asks for no secret, so it cannot prove that it knows that of this daemon: check"
+                " secret_file there"
+            )
+        digest = "" if body is None else content_digest(body)
+        content = SignedContent(request.method, request.target, digest)
+        signature = Signature.sign(secret, content, nonce_=nonce, asker=asker, address=address)
+        response, answer = await self._answer(request, base_url, body, signature.header)
+        shown = (response.headers.getRawHeaders(PROOF_HEADER) or [""])[0]
+        if hmac.compare_digest(
+            shown.encode(), signature.answer_proof(secret, response.code, answer).encode()
+        ):
+            return response.code, answer
+        if response.code == UNAUTHORIZED:
+            raise as_response_error(response.code, answer, where)
+        raise NotConnected(f"{where} could not prove that it knows the secret: check secret_file there")
+
+    async def _answer(
+        self, request: HttpRequest, base_url: str, body: bytes | None, authorization: str
+    ) -> tuple[Any, bytes]:
+        url = request.url(base_url)
+        headers = request_headers(body) | {"authorization": [authorization]}
+        response = await self._send(request.method, url, headers, body)
+        return response, await verified_body(response, MAX_ANSWER_BYTES, public_url(url))
+
+
+class IPeerSecrets(Protocol):
+    """Knows the secrets for requests to other daemons."""
+
+    def find(self, address: Address, *, must_administer: bool) -> list[str]:
+        """Return the secrets to try, in order; none if requests to this address are not signed.
+
+        With `must_administer`, they are those with this right. Raises `NotConnected` if there is none.
+        """
+
+
 @dataclass(eq=False, repr=False)
 class PeerClient:
-    """Sends claims and handover requests to other daemons; see `roles.IPeerClient`.
+    """Sends claims, handover requests and questions to other daemons; see `roles.IPeerClient`.
 
-    `secret_of` returns the secret for a trusted daemon. HTTP clients are made on first use.
+    Requests are signed (`signatures`) with one of `secrets`; an answer counts only if it proves that secret.
+    `credentials` has this daemon's own secret, and the addresses that its operator configured. `uuid` is this
+    daemon's.
     """
 
     reactor: Any
     credentials: Credentials
-    secret_of: Callable[[Address], str | None]
-    _clients: dict[str | None, HttpClient] = field(default_factory=dict, init=False)
+    secrets: IPeerSecrets
+    uuid: str
+
+    def __post_init__(self) -> None:
+        self._client = SigningClient(self.reactor, secret=self.credentials, timeout=TIMEOUT_SECONDS)
 
     async def hand_over(self, address: Address, handover: HandOver) -> LogPosition:
         """Request a handover: the primary refuses facts for a while. Returns its position.
@@ -177,19 +262,27 @@ class PeerClient:
         """Send a claim to another daemon."""
         await self._call(address, CLAIM.request(), msgspec.Raw, body=claim)
 
-    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        """Fetch the status of another daemon; a `trusted` one is sent the secret."""
-        return await self._call(address, REPLICATION.request(), PeerStatus, trusted=trusted)
+    async def describe(self, address: Address, *, must_administer: bool) -> PeerStatus:
+        """Fetch the status of another daemon."""
+        request = REPLICATION.request()
+        return await self._call(address, request, PeerStatus, must_administer=must_administer)
 
-    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
+    async def digest(self, address: Address, serial: int) -> str | None:
         """Fetch a daemon's digest at this serial; None if the daemon does not know it."""
-        found = await self._call(address, DIGESTS.request(serials=[serial]), DigestsAnswer, trusted=trusted)
+        request = DIGESTS.request(serials=[serial])
+        found = await self._call(address, request, DigestsAnswer, must_administer=True)
         return found.digests.get(serial)
+
+    async def prove(self, url: str) -> None:
+        """Raise a `ReplicationError` unless the daemon at this URL proves that it knows the own secret."""
+        if (secret := self.credentials.secret) is not None:
+            await self._client.call_signed(
+                secret, REPLICATION.request(), base_url=url, asker=self.uuid, address=url
+            )
 
     async def stop(self) -> None:
         """Close the idle connections."""
-        for client in self._clients.values():
-            await client.stop()
+        await self._client.stop()
 
     async def _call(
         self,
@@ -198,12 +291,31 @@ class PeerClient:
         answer: type[T],
         *,
         body: Any = None,
-        trusted: bool = True,
+        must_administer: bool = False,
     ) -> T:
-        if not address.http:
+        url = address.http
+        if not url:
             raise NotConnected(f"cannot ask {address}: its HTTP address is unknown")
-        secret = self.secret_of(address) if trusted else None
-        if secret not in self._clients:
-            credentials = Credentials(secret, self.credentials.files)
-            self._clients[secret] = HttpClient(self.reactor, secret=credentials, timeout=TIMEOUT_SECONDS)
-        return await self._clients[secret].call(request, answer, base_url=address.http, body=body)
+        content = None if body is None else msgspec.json.encode(body)
+        secrets = self.secrets.find(address, must_administer=must_administer)
+        if not secrets:
+            return await self._client.call(request, answer, base_url=url, body=content)
+        status, found = await self._call_signed(secrets, url, request, content)
+        if status != OK:
+            raise as_response_error(status, found, public_url(url))
+        return decode_json(answer, found, public_url(url))
+
+    async def _call_signed(
+        self, secrets: Sequence[str], url: str, request: HttpRequest, body: bytes | None
+    ) -> tuple[int, bytes]:
+        """Send a request, signed with the first of these secrets that the daemon knows."""
+        address = "" if self.credentials.is_configured(url) else url
+        for number, secret in enumerate(secrets, 1):
+            try:
+                return await self._client.call_signed(
+                    secret, request, base_url=url, body=body, asker=self.uuid, address=address
+                )
+            except ApiResponseError:
+                if number == len(secrets):
+                    raise
+        raise AssertionError("there is a secret")

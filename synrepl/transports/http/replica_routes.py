@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.ports.access import Access
 from synrepl.replication.relay.handshake import make_welcome, start_snapshot
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.relay.snapshot_codec import snapshot_lines
@@ -21,13 +22,17 @@ REFUSED: Final = 409
 
 async def about(call: Call) -> bytes:
     """Return the history of this log, its epochs, oldest position and head."""
-    return describe_log(call.registry)
+    return describe_log(call.registry, call.access)
 
 
-def describe_log(registry: ReplicaRegistry) -> bytes:
-    """Encode the fields that replicas need (`Welcome`), and those that verify claims (`PeerStatus`)."""
-    welcome = msgspec.to_builtins(make_welcome(registry, proof=""))
-    more = {"epoch_starts": registry.log.epoch_starts, "promoting": registry.roles.candidate.is_requesting}
+def describe_log(registry: ReplicaRegistry, access: Access) -> bytes:
+    """Encode the fields that replicas need (`Welcome`), and those that verify claims (`PeerStatus`).
+
+    Streams that the peer may not see are not named.
+    """
+    welcome = msgspec.to_builtins(make_welcome(registry, access, proof=""))
+    epoch_starts = [start.seen_by(access.streams) for start in registry.log.epoch_starts]
+    more = {"epoch_starts": epoch_starts, "promoting": registry.roles.candidate.is_requesting}
     return msgspec.json.encode(welcome | more)
 
 
@@ -36,7 +41,7 @@ async def subscribe(call: Call, body: messages.SubscribeBody) -> messages.Subscr
     registry, replica = call.registry, _replica(call, body)
     if (refusal := await registry.admission(replica, body.subscription, call.access)) is not None:
         raise refusal_error(refusal)
-    registry.retain(replica, body.subscription.position.serial)
+    registry.retain(replica, body.subscription.position.serial, call.access)
     registry.note_http_reader(replica.uuid, PRESENT_SECONDS)
     return messages.SubscribeAnswer(registry.log.position, list(registry.peers(excluding=replica.uuid)))
 
@@ -46,7 +51,7 @@ async def join(call: Call, body: messages.JoinBody) -> messages.JoinAnswer:
     registry, replica = call.registry, _replica(call, body)
     if (refusal := registry.join_refusal(replica, body.join.filter, call.access)) is not None:
         raise refusal_error(refusal)
-    start = await start_snapshot(registry, replica, body.join)
+    start = await start_snapshot(registry, replica, body.join, call.access)
     registry.note_http_reader(replica.uuid, PRESENT_SECONDS)
     snapshot = None if start.snapshot is None else b"".join(snapshot_lines(start.snapshot)).decode()
     return messages.JoinAnswer(**msgspec.structs.asdict(start.joining), snapshot=snapshot)
@@ -58,6 +63,8 @@ async def acknowledge(call: Call, body: messages.AckBody) -> messages.AckAnswer:
     lease = registry.leases[uuid]
     if lease is None or lease.ended_ms is not None:
         raise ApiError("unknown", "this replica has no lease: subscribe again")
+    if (refused := registry.owner_refusal(uuid, call.access)) is not None:
+        raise refusal_error(refused, status=None)
     if body.serial > registry.log.serial:
         why = f"acknowledged serial {body.serial} is beyond the end of this log, {registry.log.serial}"
         raise ApiError("bad_ack", why)
@@ -66,17 +73,19 @@ async def acknowledge(call: Call, body: messages.AckBody) -> messages.AckAnswer:
     return messages.AckAnswer(registry.log.serial, list(registry.peers(excluding=uuid)))
 
 
-def renew_lease(registry: ReplicaRegistry, reader: str, since: int, wait: float) -> None:
+def renew_lease(registry: ReplicaRegistry, reader: str, since: int, wait: float, access: Access) -> None:
     """Make or renew the lease of a named changelog reader, which has everything up to `since`.
 
-    Raises `ApiError` at the limit of leases.
+    Raises `ApiError` at the limit of leases, and if the lease is that of another key.
     """
     uuid = f"{READER}{reader}"
     lease = registry.leases[uuid]
+    if (refused := registry.owner_refusal(uuid, access)) is not None:
+        raise refusal_error(refused, status=None)
     if lease is None or lease.ended_ms is not None or since < lease.serial:
-        if (refusal := registry.lease_limit_refusal(uuid, registered=False)) is not None:
-            raise refusal_error(refusal, status=None)
-        registry.leases.make(uuid, reader, registered=False, serial=since)
+        if (refused := registry.lease_limit_refusal(uuid, registered=False, key=access.key)) is not None:
+            raise refusal_error(refused, status=None)
+        registry.leases.make(uuid, reader, registered=False, serial=since, key=access.key)
     else:
         registry.leases.advance(uuid, since)
     registry.note_http_reader(uuid, wait + PRESENT_SECONDS)

@@ -4,35 +4,38 @@ Requests have bounded bodies, and error responses no internal details.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from twisted.python.failure import Failure
-from twisted.web.http import RESPONSES, HTTPChannel
 from twisted.web.server import Request, Site
 
 from synrepl.files.files import Files
+from synrepl.http_api.route import Route
+from synrepl.http_api.routes import ROUTE_TABLE
 from synrepl.ports.access import Access, Keyring
-from synrepl.ports.interfaces import IClock
+from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
+from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.manager import RoleManager
-from synrepl.replication.status import StatusSource
+from synrepl.replication.status import StatusSection, StatusSource
 from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body
-from synrepl.transports.http.authorization import AccessCheck
+from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, encode_response
+from synrepl.transports.http.authorization import AccessCheck, check_route
+from synrepl.transports.http.channel import ApiChannel
+from synrepl.transports.http.signatures import SignedRequest
 from synrepl.transports.http.uploads import Upload, is_upload
 from synrepl.transports.settings import ApiSettings
 
-LENGTH: Final = b"content-length:"
-MAX_LENGTH_LINE: Final = 64
-"""Limit for the Content-Length line in bytes; its number has 19 digits at most."""
+BODY_METHODS: Final = ("POST", "PUT")
 
 LINGER_SECONDS: Final = 10.0
 """Time that a refused client may continue to send before its connection is aborted."""
@@ -45,7 +48,8 @@ class Services:
     `ingest` brings facts into the log; `is_followed` tells whether those of a stream come from a table.
     `replication` makes the daemon a primary or replica. `clock` is the reactor, except in tests. Catch-up has
     the row shapes of `settings.dialect`; without one, those of the worker's release if it is known, or else
-    the newest. `files` must be started. `write_forwarder` takes facts that are posted to a replica.
+    the newest. `files` must be started. `write_forwarder` takes facts that are posted to a replica. `thread`
+    does what would keep the reactor for long. `watch` looks at the homeserver.
     """
 
     log: Log
@@ -62,6 +66,8 @@ class Services:
     roles: RoleManager | None = None
     relays: ReplicaRegistry | None = None
     declared: DeclaredStreams | None = None
+    thread: IThread = field(default_factory=ImmediateThread)
+    watch: StatusSection | None = None
 
     def not_ready_reasons(self) -> list[str]:
         """Return the reasons this daemon is not ready: of the log, of its role, then of its sources."""
@@ -73,34 +79,18 @@ class Services:
         return reasons
 
 
-class ApiChannel(HTTPChannel):
-    """A connection that refuses overlong Content-Length values.
-
-    Python raises for a number of 5,000 digits, and Twisted would close without a response.
-    """
-
-    def headerReceived(self, line: bytes) -> bool:
-        if len(line) > MAX_LENGTH_LINE and line[: len(LENGTH)].lower() == LENGTH:
-            assert self.transport is not None
-            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-            self.loseConnection()
-            return False
-        accepted: bool = super().headerReceived(line)
-        return accepted
-
-
 class ApiSite(Site):
     """A site that bounds bodies, writes no access log and shows no tracebacks.
 
     `services` has the clock for timeouts, the settings with the limits of bodies and of uploaded files, and
-    the store that uploaded files are streamed to.
+    the store that uploaded files are streamed to. The requests of all connections take turns in `queue`.
     """
 
     displayTracebacks = False
     noisy = False
     protocol = ApiChannel  # type: ignore[assignment]  # the stubs know only the class that speaks HTTP/2 too
 
-    def __init__(self, resource: Any, services: Services, guard: AccessCheck) -> None:
+    def __init__(self, resource: Any, services: Services, guard: AccessCheck, queue: TurnQueue) -> None:
         super().__init__(
             resource,
             requestFactory=ApiRequest,
@@ -111,6 +101,7 @@ class ApiSite(Site):
         self.admitted: set[ApiRequest] = set()
         self.services = services
         self.guard = guard
+        self.queue = queue
 
     def recheck(self) -> None:
         """Abort the requests of peers whose key was revoked."""
@@ -131,11 +122,15 @@ class ApiSite(Site):
 class ApiRequest(Request):
     """A request that refuses a body as soon as it is known to exceed the site's limit.
 
-    The rest of such a body, and the whole body of an unauthenticated peer, is dropped as it arrives.
+    The rest of such a body is dropped as it arrives. So is the whole body of a peer that lacks the right of
+    the route, and one that the route does not read.
     """
 
     access: Access | None = None
     """Rights of the peer; None before authentication, and if that fails."""
+
+    signed: SignedRequest | None = None
+    """The verified signature; None for a request without one."""
 
     _limit = 0
     _room = 0
@@ -151,22 +146,40 @@ class ApiRequest(Request):
         site: ApiSite = self.channel.site
         # The channel has these already, and sets them only when the request is complete.
         self.method, self.client = self.channel._command, self.channel.getPeer()
-        try:
-            self.access = site.guard.access(self)
-        except ApiError:
-            self._is_dropping = True
-        else:
-            self._admitted = site.admitted
-            site.admitted.add(self)
+        self.uri = self.channel._path
+        route, is_welcome = self._admit()
+        self._is_dropping = not is_welcome
         services, settings = site.services, site.services.settings
         files = services.files if is_upload(self.method, self.channel._path) else None
-        self._room = self._limit = settings.max_body_bytes if files is None else settings.max_file_bytes
+        self._limit = settings.max_body_bytes if files is None else settings.max_file_bytes
+        if route is not None and route.max_body is not None:
+            self._limit = min(self._limit, route.max_body)
+        self._room = self._limit
         if length is not None and length > self._limit:
             self._refuse_body(self._too_large())
         if files is None or self._is_refused or self._is_dropping:
             super().gotLength(0 if self._is_refused or self._is_dropping else length)
         else:
-            self.content = Upload(files, self.channel.transport, self._upload_failed)
+            self.content = Upload(files, self.channel, self._upload_failed)
+
+    def _admit(self) -> tuple[Route | None, bool]:
+        """Return the route of this request, and whether its body may be stored: the peer has the right to."""
+        site: ApiSite = self.channel.site
+        parts = [unquote_to_bytes(part) for part in self.channel._path.partition(b"?")[0][1:].split(b"/")]
+        try:
+            routes, variables = ROUTE_TABLE.find([part.decode("utf-8") for part in parts])
+            route = routes.get(self.method.decode("ascii"))
+        except UnicodeDecodeError:
+            route, variables = None, {}
+        try:
+            self.access = site.guard.access(self)
+            self._admitted = site.admitted
+            site.admitted.add(self)
+            if route is not None:
+                check_route(self.access, route, variables)
+        except ApiError:
+            return route, False
+        return route, route is not None and route.method in BODY_METHODS
 
     def handleContentChunk(self, data: bytes) -> None:
         if self._is_refused:
@@ -238,12 +251,7 @@ class ApiRequest(Request):
         self._is_refused = True
         # Otherwise the channel would send 100 Continue.
         self.requestHeaders.removeHeader(b"expect")
-        body = api_body(error)
-        self.channel.transport.write(
-            b"HTTP/1.1 %d %b\r\nConnection: close\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-            % (error.status, RESPONSES[error.status], len(body), body)
-        )
+        self.channel.transport.write(encode_response(error))
         self._linger = Timer(site.services.clock, self.channel.transport.abortConnection)
         self._linger.start(LINGER_SECONDS)
 
@@ -251,12 +259,19 @@ class ApiRequest(Request):
 def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
     """Make a site that serves these services.
 
-    With `keys`, every route with a right needs one of them, as ``Authorization: Bearer`` or as a certificate.
+    With `keys`, every route with a right needs one of them, as ``Authorization: Bearer``, as a signature or
+    as a certificate.
     Without keys, requests for host names of other sites are refused (`AccessCheck`).
     """
     from synrepl.transports.http.api import Api  # it imports this module
 
+    # Waiting requests end when this daemon must not be read any more.
+    services.publisher.holdings.watchers.append(lambda why: services.publisher.waiters.wake_readers())
+    roles = services.roles
     guard = AccessCheck(
-        keys if keys is not None else Keyring(), lambda: services.settings.hosts(services.log.notes)
+        keys if keys is not None else Keyring(),
+        lambda: services.settings.hosts(services.log.notes),
+        lambda: "" if roles is None else roles.address().http,
     )
-    return ApiSite(Api(services, guard), services, guard)
+    queue = TurnQueue(services.clock)
+    return ApiSite(Api(services, guard, queue), services, guard, queue)

@@ -33,7 +33,7 @@ TEMPLATE: Final = load_template(
 
 def page(status: Mapping[str, Any], now: float) -> bytes:
     """Render a status from `build_status` at a time in Unix seconds."""
-    return TEMPLATE.render(status=status, now=now).encode("utf-8", "replace")
+    return TEMPLATE.render(status=status, now=now).lstrip().encode("utf-8", "replace")
 
 
 def _hash(block: str) -> str:

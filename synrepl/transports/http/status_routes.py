@@ -38,12 +38,11 @@ async def status(call: Call) -> bytes:
 
 async def page(call: Call) -> bytes:
     """Return the status as an HTML page."""
-    # Loaded on first use, to save memory.
-    from synrepl.transports.http.status_page import POLICY, page
-
-    call.request.setHeader(b"content-security-policy", POLICY)
+    status_page = await call.api.load("synrepl.transports.http.status_page")
+    call.request.setHeader(b"content-security-policy", status_page.POLICY)
     call.request.setHeader(b"cache-control", b"no-store")
-    return page(_status(call), call.services.clock.seconds())
+    rendered: bytes = status_page.page(_status(call), call.services.clock.seconds())
+    return rendered
 
 
 async def root(call: Call) -> bytes:
@@ -72,24 +71,22 @@ async def metrics(call: Call) -> bytes:
 
 
 def _status(call: Call) -> dict[str, Any]:
-    services, access = call.services, call.access
-    found = build_status(
+    services = call.services
+    return build_status(
         log=services.log,
         publisher=services.publisher,
         table=services.table,
         ingest=services.ingest,
         replication=services.replication,
         files=services.files,
+        watch=services.watch,
         clock=services.clock,
         instance=services.settings.instance_name,
         server_name=services.settings.server_name_of(services.log.notes),
         started_at=call.api.started_at,
         version=daemon_version(),
+        access=call.access,
     )
-    if access.streams is not None:
-        found["streams"] = {name: known for name, known in found["streams"].items() if access.sees(name)}
-        found["recent"] = [fact for fact in found["recent"] if access.sees(fact["stream"])]
-    return found
 
 
 @cache

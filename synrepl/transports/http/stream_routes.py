@@ -7,7 +7,6 @@ from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.streams.catalog import Declaration
 from synrepl.streams.declared import StreamBody
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.authorization import check_streams
 from synrepl.transports.http.call import Call
 
 
@@ -28,12 +27,12 @@ async def list_all(call: Call) -> DeclaredStreamsAnswer:
     """List the declared streams that the peer may see."""
     declared = call.services.declared
     known = [] if declared is None else list(declared.declared.values())
-    return DeclaredStreamsAnswer([_described(one) for one in known if not call.access.hides([one.name])])
+    return DeclaredStreamsAnswer([_described(one) for one in known if call.access.sees(one.name)])
 
 
 async def create(call: Call, body: StreamBody) -> DeclaredAnswer:
     """Declare a stream. Raises `ApiError` if the declaration is invalid, or differs from an earlier one."""
-    check_streams(call.access, body.name)
+    call.check_streams(body.name)
     declared: DeclaredStreams | None = call.services.declared
     if declared is None:
         raise ApiError("not_found", "this daemon supports no declared streams")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
@@ -13,6 +13,7 @@ from synrepl.files.spool import Spool
 from synrepl.ports.gate import Gate
 from synrepl.ports.tasks import Tasks
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
+from synrepl.transports.http.channel import ApiChannel
 
 MAX_BUFFERED_BYTES: Final = 1024 * 1024
 """Reading from the connection pauses when more than this many bytes wait to be written to disk."""
@@ -26,16 +27,16 @@ def is_upload(method: bytes, uri: bytes) -> bool:
 
 
 class Upload:
-    """The body of an upload, in place of Twisted's temporary file; pauses `transport` while the disk is slow.
+    """The body of an upload, in place of Twisted's temporary file; `channel` pauses while the disk is slow.
 
     `keep` stores the file; without it, `close` discards everything. `failed` is called if writing fails.
     """
 
     _logger = Logger()
 
-    def __init__(self, files: Files, transport: Any, failed: Callable[[ApiError], None]) -> None:
+    def __init__(self, files: Files, channel: ApiChannel, failed: Callable[[ApiError], None]) -> None:
         self._files = files
-        self._transport = transport
+        self._channel = channel
         self._failed = failed
         self._tasks = Tasks(self._logger, "upload")
         self._buffered: list[bytes] = []
@@ -57,7 +58,7 @@ class Upload:
         self._buffered_bytes += len(data)
         if self._buffered_bytes > MAX_BUFFERED_BYTES and not self._is_paused:
             self._is_paused = True
-            self._transport.pauseProducing()
+            self._channel.pause_body()
         self._start_writing()
 
     async def keep(self, sha256: str) -> tuple[bool, int]:
@@ -134,4 +135,4 @@ class Upload:
     def _resume(self) -> None:
         if self._is_paused and not self._is_closed:
             self._is_paused = False
-            self._transport.resumeProducing()
+            self._channel.resume_body()

@@ -12,13 +12,13 @@ from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import ACKNOWLEDGE, FORWARD_COMMANDS, JOIN, REPLICATION, SUBSCRIBE
 from synrepl.ports.gate import Gate
-from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition
+from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
+from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
-from synrepl.replication.relay.snapshot_codec import read_meta, read_snapshot
+from synrepl.replication.relay.snapshot_codec import SnapshotReader, read_meta
 from synrepl.replication.replica.conversation import (
     Ephemeral,
     Facts,
@@ -31,7 +31,7 @@ from synrepl.streams.facts import Fact, decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
 from synrepl.transports.http import messages
-from synrepl.transports.http.changelog_lines import HeartbeatLine, decode_line
+from synrepl.transports.http.changelog_lines import HeartbeatLine, MovedLine, decode_line
 from synrepl.transports.http.client import ChangelogClient
 from synrepl.transports.http.http_client import decode_json
 from synrepl.transports.settings import UpstreamSettings
@@ -44,11 +44,13 @@ T = TypeVar("T")
 MAX_RESPONSE_BYTES: Final = 1024 * 1024
 MAX_JOIN_BYTES: Final = 256 * 1024 * 1024
 """Bytes of a join response, which contains a snapshot's metadata as text."""
+SNAPSHOT_PART: Final = 256 * 1024
+"""About so many characters of it are decoded in one turn of the reactor."""
 TIMEOUT_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 1.0
 ACK_SECONDS: Final = 1.0
 MAX_QUEUED_EVENTS: Final = 32
-MAX_FORWARDED_BYTES: Final = MAX_RESPONSE_BYTES
+MAX_FORWARDED_BYTES: Final = 128 * 1024
 """A request is full at this many bytes of commands; JSON escapes can make its body a few times as large."""
 
 _CODES: Final = {"ahead_of_log": "ahead", "unauthorized": "no_rights"}
@@ -172,8 +174,19 @@ class HttpConversation(EventQueue):
                 # can.
                 checksum=response.trimmed_upto.serial > 0 or not request.filter.is_open,
             )
-        self.put(SnapshotFacts(read_snapshot(response.snapshot.encode())))
+        self.put(SnapshotFacts(await self._read_snapshot(response.snapshot)))
         self.put(native.Joined(position))
+
+    async def _read_snapshot(self, text: str) -> LogSnapshot:
+        """Decode the lines of a snapshot's metadata. Others are served in between: there may be a million."""
+        reader, at = SnapshotReader(), 0
+        while at < len(text):
+            end = text.find("\n", min(at + SNAPSHOT_PART, len(text) - 1)) + 1 or len(text)
+            if (snapshot := reader.feed(text[at:end].encode())) is not None and end == len(text):
+                return snapshot
+            at = end
+            await sleep(self._upstream.reactor, 0)
+        raise RemoteProtocolError("the metadata of the snapshot has no end")
 
     async def _subscribe(self, request: native.Subscribe) -> None:
         body = messages.SubscribeBody(subscription=request, **self._identity())
@@ -226,6 +239,9 @@ class HttpConversation(EventQueue):
                     self.put(native.Down(line=decode_json(str, content, self._url)))
                 case "ephemeral":
                     self.put(Ephemeral(decode_facts(content)))
+                case "moved":
+                    moved = decode_json(MovedLine, content, self._url)
+                    self.put(NotConnected(f"{moved.code}: {moved.message}"))
                 case _:
                     epoch_starts: list[EpochStart]
                     receipts: list[AppendReceipt]
@@ -303,7 +319,7 @@ class HttpConversation(EventQueue):
         while self._commands:
             room = MAX_FORWARDED_BYTES
             some: list[tuple[int, str]] = []
-            while self._commands and room > 0:
+            while self._commands and room > 0 and len(some) < messages.MAX_FORWARDED:
                 number, line = self._commands.popleft()
                 some.append((number, line.decode()))
                 room -= len(line)

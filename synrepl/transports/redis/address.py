@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from synrepl.errors import ConfigError, suggest
+from synrepl.ports.secret import Secret
 
 SCHEMES: Final = ("redis://", "rediss://", "redis+sentinel://", "redis+unix://")
 """Schemes of Redis URLs that could be nothing else; ``unix:`` also begins a Twisted endpoint."""
@@ -43,6 +44,8 @@ _SECRETS: Final = ("password", "pass", "passwd", "auth", "secret", "sentinel_pas
 class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed Redis URL. It has the paths of secret files, not their content, so it may be shown and logged.
 
+    `given_password` is one that another program's configuration has; it counts more than `password_file`.
+
     `hosts` are (host, port) pairs: of Redis, or of the Sentinels if there is a `service`. A UNIX socket has a
     `path` instead.
     """
@@ -59,6 +62,7 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
     cert_file: Path | None = None
     key_file: Path | None = None
     server_name: str = ""
+    given_password: Secret[str] | None = None
 
     @classmethod
     def parse(cls, url: str) -> "RedisAddress":
@@ -135,7 +139,9 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
         return self.public
 
     def password(self) -> str | None:
-        """Read the password from its file; None without one. Raises `ConfigError`."""
+        """Return the password, read from its file if there is one; None without one. Raises `ConfigError`."""
+        if self.given_password is not None:
+            return self.given_password.value
         return _read_password(self.password_file)
 
     def sentinel_password(self) -> str | None:

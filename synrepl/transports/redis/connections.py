@@ -3,7 +3,6 @@
 Only this module imports txredisapi, which installs a reactor: import this module late.
 """
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from synrepl.ports.time import Timer
+from synrepl.transports.failures import describe_failure
 from synrepl.transports.tls import TlsWords, tls_trouble
 
 if TYPE_CHECKING:
@@ -66,25 +66,14 @@ def explain(refusal: str, *, command: str = "") -> str:
     return f"Redis answers {line}"
 
 
-def describe_failure(failure: Failure) -> str:
+def describe_redis_failure(failure: Failure) -> str:
     """Describe a failure to connect."""
-    value = failure.value
-    match value:
-        case error.ConnectionRefusedError():
-            return "connection refused"
-        case error.DNSLookupError():
-            return "no such host"
-        case error.TimeoutError() | error.TCPTimedOutError():
-            return "no answer"
+    match failure.value:
         case error.ConnectionDone():
             return "Redis closed the connection"
-        case error.ConnectionLost():
-            return "the connection was lost"
-        case SSL.Error():
-            return tls_trouble(value, TLS_WORDS)
-        case error.ConnectError(osError=int(number)):
-            return os.strerror(number)
-    return " ".join(failure.getErrorMessage().split())[:300] or type(value).__name__
+        case SSL.Error() as trouble:
+            return tls_trouble(trouble, TLS_WORDS)
+    return describe_failure(failure)
 
 
 class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untyped
@@ -128,7 +117,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
                 self.why = explain(self.last_error)
             elif not self._has_received and reason.check(error.ConnectionDone, error.ConnectionLost):
                 self.why = WITHOUT_A_WORD
-        self.why = self.why or describe_failure(reason)
+        self.why = self.why or describe_redis_failure(reason)
         self._timer.stop()
         super().connectionLost(reason)
         self.on_lost(self)
@@ -219,6 +208,15 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
             self._pinged_at = now
             self.send_bytes(PING)
         self._arm()
+
+
+class QueryConnection(RedisConnection):
+    """Runs single commands, each of which waits for its reply."""
+
+    role = "query"
+
+    async def greet(self) -> None:
+        """Do nothing: the first command shows whether Redis responds."""
 
 
 class SubscriberConnection(RedisConnection):

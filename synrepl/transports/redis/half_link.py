@@ -19,10 +19,11 @@ from synrepl.transports.redis.connections import (
     WITHOUT_A_WORD,
     Lost,
     PublisherConnection,
+    QueryConnection,
     RedisConnection,
     RedisRefused,
     SubscriberConnection,
-    describe_failure,
+    describe_redis_failure,
 )
 from synrepl.transports.tls import ClientTls, TlsFiles
 
@@ -42,6 +43,7 @@ STOP_SECONDS: Final = 5.0
 
 C = TypeVar("C", bound=RedisConnection)
 Working = TypeVar("Working", bound=SubscriberConnection | PublisherConnection)
+Greeting = TypeVar("Greeting", bound=SubscriberConnection | PublisherConnection | QueryConnection)
 T = TypeVar("T")
 
 
@@ -58,7 +60,7 @@ class _Attempt:
         self._tls: ClientTls | None = None
         self._peer = ""
 
-    async def connect(self, connection_type: type[Working]) -> Working:
+    async def connect(self, connection_type: type[Greeting]) -> Greeting:
         """Open a connection and complete its handshake. `describe` explains what this raises."""
         password = self._link.address.password()
         host, port = await self._find_address()
@@ -100,7 +102,7 @@ class _Attempt:
             # `addTimeout` recognizes its own cancellation by this type.
             raise defer.CancelledError from None
         except (error.ConnectError, error.DNSLookupError) as failed:
-            raise RedisRefused(describe_failure(Failure(failed))) from failed
+            raise RedisRefused(describe_redis_failure(Failure(failed))) from failed
         if port and (set_no_delay := getattr(connections[0].transport, "setTcpNoDelay", None)):
             set_no_delay(True)
         return connections[0]
@@ -124,7 +126,7 @@ class _Attempt:
         else:
             if not failure.check(defer.CancelledError):
                 self._logger.failure("connecting to {peer} failed", failure, peer=self._link.address.public)
-            why = describe_failure(failure)
+            why = describe_redis_failure(failure)
         return f"{self._peer}: {why}" if self._peer else why
 
     def describe_loss(self, failure: Failure) -> str:
@@ -132,7 +134,7 @@ class _Attempt:
         why = (
             self._tls_why()
             or (self._current.why if self._current is not None else "")
-            or describe_failure(failure)
+            or describe_redis_failure(failure)
         )
         if why == WITHOUT_A_WORD and self._tls is None and not self._link.address.path:
             return f"{why} (perhaps it requires TLS: use rediss://, or tls=true with Sentinels)"
@@ -182,8 +184,8 @@ class _Attempt:
                 raise RedisRefused("the server is not a Sentinel")
 
     async def _greet(
-        self, connection_type: type[Working], host: str, port: int, password: str | None
-    ) -> Working:
+        self, connection_type: type[Greeting], host: str, port: int, password: str | None
+    ) -> Greeting:
         connection = await self.open(host, port, connection_type)
         await connection.log_in(self._link.address.username, password)
         await connection.set_name(f"synrepl:{self._link.instance}:{connection_type.role}")
@@ -197,6 +199,20 @@ class _Attempt:
 
     def _tls_why(self) -> str:
         return self._tls.why if self._tls is not None else ""
+
+
+async def query(link: "RedisLink", *words: str) -> Any:
+    """Run one command over a connection of its own, and return the reply. Raises `RedisRefused`."""
+    attempt = _Attempt(link, lambda _: None)
+    connecting = Deferred.fromCoroutine(attempt.connect(QueryConnection))
+    try:
+        connection = await connecting
+    except Exception as error:
+        raise RedisRefused(attempt.describe(Failure(error))) from error
+    try:
+        return await attempt.within(CONNECT_SECONDS, connection.run_command(*words))
+    finally:
+        connection.end("closed by this process")
 
 
 class HalfLink(Generic[Working]):

@@ -18,7 +18,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import PublisherConnection, SubscriberConnection
-from synrepl.transports.redis.half_link import HalfLink
+from synrepl.transports.redis.half_link import HalfLink, query
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -51,6 +51,7 @@ class RedisLink:
 
     Synapse has the same two connections and channels (docs/reference/peers.md#redis-channels).
     A suffix in `hears` stands for the channel ``server_name/suffix``, the empty suffix for `server_name`.
+    If it `only_hears`, there is no publisher's connection.
     `endpoint` replaces the default client endpoint to a host and port (to a path and 0 for a UNIX socket);
     nothing is added to it, not even TLS. `chance` is the source of jitter.
     """
@@ -63,6 +64,7 @@ class RedisLink:
     instance: str
     metrics: Metrics
     hears: Collection[str] = ("", "USER_IP")
+    only_hears: bool = False
     dialect: Dialect = NEWEST
     keepalive: Keepalive = REDIS_KEEPALIVE
     endpoint: Callable[[str, int], IStreamClientEndpoint] | None = None
@@ -87,7 +89,9 @@ class RedisLink:
         self._limited_logger = LimitedLogger(self._logger, self.clock)
         self._subscriber = HalfLink(self, SubscriberConnection)
         self._publisher = HalfLink(self, PublisherConnection)
-        self._halves = (self._subscriber, self._publisher)
+        self._halves: Sequence[HalfLink[Any]] = (
+            (self._subscriber,) if self.only_hears else (self._subscriber, self._publisher)
+        )
 
     def start(self) -> None:
         """Connect, and reconnect until `stop`."""
@@ -102,6 +106,10 @@ class RedisLink:
         self._limited_logger.stop()
         closed = [half.stop() for half in self._halves]
         return defer.gatherResults(closed).addCallback(lambda _: None)
+
+    async def query(self, *words: str) -> Any:
+        """Run a command of Redis over a connection of its own; return the reply. Raises `RedisRefused`."""
+        return await query(self, *words)
 
     def write(self, data: bytes) -> None:
         """Publish encoded lines, each ended by a newline, as one message each.

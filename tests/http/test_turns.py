@@ -1,0 +1,266 @@
+"""Requests of a connection take turns, and each must progress: no peer keeps the others waiting."""
+
+from functools import partial
+from typing import Any
+
+from twisted.logger import LogEvent, formatEvent, globalLogPublisher
+
+from synrepl.ports.turn_queue import SLICE_SECONDS, TurnQueue
+from synrepl.transports.http.channel import PROGRESS_BYTES, PROGRESS_SECONDS
+from tests.http.builders import SiteCase, Talk, append_body, receipt
+
+LIVEZ = "/livez"
+
+
+class TurnCase(SiteCase):
+    """A site whose reactor makes one turn at a time."""
+
+    def turn(self) -> None:
+        """Make the calls that are due, but not those that they make due, unlike `advance`."""
+        for call in [call for call in self.clock.calls if call.getTime() <= self.clock.seconds()]:
+            self.clock.calls.remove(call)
+            call.called = 1
+            call.func(*call.args, **call.kw)
+
+
+class PipelineTests(TurnCase):
+    """A client may send many requests before it reads the answers."""
+
+    def answered(self, talk: Talk) -> int:
+        """How many answers came back."""
+        return talk.heard.count(b"HTTP/1.1 ")
+
+    def test_one_request_of_a_connection_is_answered_in_a_turn(self) -> None:
+        """6,000 of them stopped a daemon for 16 seconds."""
+        talk = self.talk()
+
+        talk.say(self.request("GET", LIVEZ) * 5)
+        answers = [self.answered(talk)]
+        for _ in range(5):
+            self.turn()
+            answers.append(self.answered(talk))
+
+        self.assertEqual([1, 2, 3, 4, 5, 5], answers)
+
+    def test_others_are_answered_in_between(self) -> None:
+        """Each connection has its turn."""
+        greedy, modest = self.talk(), self.talk()
+
+        greedy.say(self.request("GET", LIVEZ) * 100)
+        modest.say(self.request("GET", LIVEZ))
+        self.turn()
+        self.turn()
+
+        self.assertEqual(1, self.answered(modest))
+        self.assertLessEqual(self.answered(greedy), 3)
+
+    def test_nothing_is_read_while_requests_wait(self) -> None:
+        """What waits is what one read has brought."""
+        talk = self.talk()
+
+        talk.say(self.request("GET", LIVEZ) * 3)
+        states = [talk.transport.producerState]
+        for _ in range(3):
+            self.turn()
+            states.append(talk.transport.producerState)
+
+        self.assertEqual(["paused", "paused", "producing", "producing"], states)
+
+    def test_no_request_is_handled_while_the_answers_are_not_read(self) -> None:
+        """The answers would wait in memory."""
+        talk = self.talk()
+        talk.transport.is_slow, talk.transport.full_at = True, 1
+
+        talk.say(self.request("GET", LIVEZ) * 3)
+        for _ in range(5):
+            self.turn()
+        unread = self.answered(talk)
+        talk.say(self.request("GET", LIVEZ))
+        self.turn()
+
+        self.assertEqual((1, "paused"), (unread, talk.transport.producerState))
+        talk.transport.is_slow = False
+        talk.protocol.resumeProducing()
+        for _ in range(5):
+            self.turn()
+        self.assertEqual((4, "producing"), (self.answered(talk), talk.transport.producerState))
+
+    def test_a_pipelined_body_is_whole(self) -> None:
+        """It may have come together with the request before it, or in pieces while that waited."""
+        talk = self.talk()
+        body = append_body([[receipt()]])
+        post = self.request("POST", "/v1/streams/receipts/facts", body)
+
+        talk.say(self.request("GET", LIVEZ) + post + post[:100])
+        talk.say(post[100:150])
+        self.turn()
+        self.turn()
+        talk.say(post[150:])
+        self.turn()
+
+        self.assertEqual(3, self.answered(talk))
+        self.assertEqual(2, self.log.serial)
+
+    def test_a_client_that_leaves_while_its_requests_wait_leaves_nothing(self) -> None:
+        """Its turn comes, and nobody is there."""
+        timers = len(self.clock.getDelayedCalls())
+        talk = self.talk()
+
+        talk.say(self.request("GET", LIVEZ) * 3)
+        talk.leave()
+        self.turn()
+        self.turn()
+
+        self.assertEqual(1, self.answered(talk))
+        self.assertEqual(timers, len(self.clock.getDelayedCalls()))
+
+    def test_too_many_headers_are_refused(self) -> None:
+        """Each takes time and memory."""
+        answers = [self.get(LIVEZ, *(f"X-{n}: 1" for n in range(count))).status for count in (90, 200)]
+
+        self.assertEqual([200, 400], answers)
+
+
+class ProgressTests(SiteCase):
+    """A request that does not progress is given up; what takes long for other reasons is not."""
+
+    def talk_slowly(self, talk: Talk, data: bytes, *, seconds: float) -> None:
+        """Send a byte at a time, with so many seconds between."""
+        for position in range(len(data)):
+            talk.say(data[position : position + 1])
+            self.clock.advance(seconds)
+
+    def test_a_head_must_be_complete_in_time(self) -> None:
+        """83 connections that sent a byte in 5 seconds kept all others out."""
+        talk = self.talk()
+
+        self.talk_slowly(talk, b"GET / HTTP", seconds=5)
+
+        self.assertEqual(408, talk.answer().status)
+        self.assertEqual("too_slow", talk.answer().json()["error"])
+        self.assertTrue(talk.transport.disconnecting)
+
+    def test_a_connection_that_sends_nothing_is_closed(self) -> None:
+        """As at the port of followers."""
+        talk = self.talk()
+
+        self.clock.advance(PROGRESS_SECONDS)
+
+        self.assertTrue(talk.transport.disconnecting)
+
+    def test_connections_that_are_given_up_are_not_logged(self) -> None:
+        """Each would be a line, and a peer can have thousands, again and again."""
+        events: list[LogEvent] = []
+        observe: Any = events.append
+        globalLogPublisher.addObserver(observe)
+        self.addCleanup(globalLogPublisher.removeObserver, observe)
+        talks = [self.talk() for _ in range(20)]
+
+        self.clock.advance(PROGRESS_SECONDS)
+
+        self.assertEqual([True] * 20, [talk.transport.disconnecting for talk in talks])
+        self.assertEqual([], [formatEvent(event) for event in events])
+
+    def test_a_kept_connection_may_be_idle_for_longer_and_its_next_head_may_not(self) -> None:
+        """Clients keep connections for later requests."""
+        talk = self.talk()
+        talk.say(self.request("GET", LIVEZ))
+
+        self.clock.advance(PROGRESS_SECONDS + 20)
+        self.assertFalse(talk.transport.disconnecting)
+        talk.say(self.request("GET", LIVEZ))
+        self.assertEqual(2, talk.heard.count(b"200 OK"))
+        self.talk_slowly(talk, b"GET / HTTP", seconds=5)
+
+        self.assertTrue(talk.transport.disconnecting)
+
+    def test_a_body_must_progress(self) -> None:
+        """A byte now and then is no progress."""
+        talk = self.talk()
+        talk.say(self.request("POST", "/v1/streams/receipts/facts", b"x" * 1_000)[:-1_000])
+
+        self.talk_slowly(talk, b"x" * 10, seconds=5)
+
+        self.assertEqual((408, True), (talk.answer().status, talk.transport.disconnecting))
+
+    def test_a_slow_body_that_progresses_is_taken(self) -> None:
+        """Not every client has a fast line."""
+        talk = self.talk()
+        body = append_body([[receipt()]]) + b" " * 8 * PROGRESS_BYTES
+        request = self.request("POST", "/v1/streams/receipts/facts", body)
+
+        for position in range(0, len(request), PROGRESS_BYTES):
+            talk.say(request[position : position + PROGRESS_BYTES])
+            self.clock.advance(PROGRESS_SECONDS - 1)
+
+        self.assertEqual(200, talk.answer().status)
+
+    def test_a_request_that_waits_for_the_log_progresses(self) -> None:
+        """A long poll takes as long as it asks for."""
+        talk = self.talk()
+        talk.say(self.request("GET", "/v1/changelog?since=0&wait=200"))
+
+        self.clock.advance(100)
+        self.assertFalse(talk.transport.disconnecting)
+        self.receipts(1)
+
+        self.assertEqual(200, talk.answer().status)
+
+
+class TurnQueueTests(TurnCase):
+    """Work shares the turns of the reactor."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.queue = TurnQueue(self.clock)
+        self.done: list[str] = []
+
+    def work(self, name: str, *, seconds: float = 0.0) -> None:
+        """Work that takes this long."""
+        self.done.append(name)
+        self.clock.rightNow += seconds
+
+    def test_a_turn_ends_when_its_time_is_used(self) -> None:
+        """The rest is done in later turns, in order."""
+        self.queue.run(lambda: self.work("a", seconds=2 * SLICE_SECONDS))
+        self.assertFalse(self.queue.has_time)
+        for name in "bcd":
+            self.queue.run_later(partial(self.work, name, seconds=0.6 * SLICE_SECONDS))
+
+        self.assertEqual(["a"], self.done)
+        self.turn()
+        self.assertEqual(["a", "b", "c"], self.done)
+        self.assertFalse(self.queue.has_time)
+        self.turn()
+        self.assertEqual(["a", "b", "c", "d"], self.done)
+        self.turn()
+        self.assertTrue(self.queue.has_time)
+
+    def test_work_that_waits_again_is_done_once_a_turn(self) -> None:
+        """Otherwise it would have the whole turn."""
+
+        def again() -> None:
+            self.work("a")
+            self.queue.run_later(again)
+
+        self.queue.run_later(again)
+        self.turn()
+        self.turn()
+
+        self.assertEqual(["a", "a"], self.done)
+        self.queue.stop()
+
+    def test_work_that_fails_does_not_keep_the_rest_waiting(self) -> None:
+        """The reactor logs it."""
+
+        def fail() -> None:
+            raise ValueError("a fault of a test")
+
+        self.queue.run_later(fail)
+        self.queue.run_later(lambda: self.work("b"))
+
+        with self.assertRaises(ValueError):
+            self.turn()
+        self.turn()
+
+        self.assertEqual(["b"], self.done)
