@@ -134,5 +134,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'synrepl' has no attribute {name!r}")
+        # Modules have lower case names, and Python asks for some that are not there.
+        hint = "" if name.startswith("_") else import_module("synrepl.errors").suggest(name, __all__)
+        raise AttributeError(f"module 'synrepl' has no attribute {name!r}{hint}")
     return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,7 @@
 """Services that connect a follower, or serve a publisher, within a Twisted application."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IStreamClientEndpoint, IStreamServerEndpoint
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.route import public_url
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.publisher import Publisher
-from synrepl.transports.endpoints import client_endpoint, server_endpoint
+from synrepl.transports.connection_monitor import ConnectionMonitor, http_probe
+from synrepl.transports.credentials import Credentials
+from synrepl.transports.endpoints import check_client, client_endpoint, server_endpoint
 from synrepl.transports.http.client import HttpCatchUp
 from synrepl.transports.redis.address import SCHEMES, RedisAddress
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
@@ -23,18 +27,22 @@ from synrepl.wire.session import AUTO, KEEPALIVE, Keepalive
 
 @dataclass(eq=False, repr=False)
 class FollowerService(Service):
-    """Keeps a follower connected through an endpoint while the service runs."""
+    """Keeps a follower connected through one of several endpoints while the service runs."""
 
     factory: FollowerFactory
     follower: Follower
-    endpoint: IStreamClientEndpoint
+    endpoints: Mapping[str, IStreamClientEndpoint]
+    urls: Mapping[str, str]
+    """The HTTP addresses of the same servers, by the address of the endpoint."""
+    monitor: ConnectionMonitor
 
     def startService(self) -> None:
         super().startService()
-        self.factory.connect(self.endpoint)
+        self.factory.connect(self.endpoints, self.urls)
 
     def stopService(self) -> None:
         super().stopService()
+        self.monitor.stop()
         self.factory.stop()
         self.follower.stop()
 
@@ -100,35 +108,41 @@ class PublisherService(Service):
 
 def connect(
     reactor: Any,
-    endpoint: str | IStreamClientEndpoint,
+    endpoint: str | IStreamClientEndpoint | Sequence[str | IStreamClientEndpoint],
     follower: Follower,
     *,
     dialect: Dialect = CURRENT,
     server_name: str | None = None,
-    http: str | None = None,
+    http: str | Sequence[str] | None = None,
     instance_map: Mapping[str, str] | None = None,
-    secret: str | None = None,
+    secret: str | Credentials | None = None,
     metrics: Metrics | None = None,
     keepalive: Keepalive = KEEPALIVE,
 ) -> Service:
     """Make a service that keeps `follower` connected to a server, or subscribed to a homeserver's Redis.
 
     * `endpoint`: a Twisted client endpoint, its description (``tcp:master:9092``), or the URL of a Redis
-      (``redis://localhost:6379``)
+      (``redis://localhost:6379``). A sequence of endpoints has the daemons of one log, in order of
+      preference: when one is lost, fenced or stopped, the follower goes on at the next, at its exact
+      position. A daemon that names the primary chooses among them, and never adds one.
     * `dialect`: the release that the server speaks; ignored on Redis
     * `server_name`: the homeserver. The connection closes if the server has another name (None: any name).
       On Redis it is required, as it is the name of the channel.
     * `http`: the base URL to fetch missing facts from and to ask which tokens exist (`Follower.wait_for`).
-      A follower's own `catch_up` and `allocated` are used instead.
+      A follower's own `catch_up` and `allocated` are used instead. With several endpoints, give the URL of
+      each, in the same order, or one for all.
     * `instance_map`: the base URLs of writers that have their own; without Redis it needs `http`
     * `secret`: the shared secret for `http` and `instance_map`
     * `metrics`: where to count; by default in a registry that is not served
     * `keepalive`: PING and timeouts, in seconds; ignored on Redis
 
+    The service logs where it is connected and, once for each reason, why it is not.
+
     A gap on Redis is given up, and reported, if no URL is known for its writer.
 
-    Raises `ConfigError` if the URL of a Redis is invalid, or if `server_name` is missing for it. For an
-    invalid endpoint string Twisted raises `ValueError` and others.
+    Raises `ConfigError` if the URL of a Redis is invalid, is one of several endpoints, or if `server_name` is
+    missing for it; for an endpoint string or a URL of `http` that is invalid; and without endpoints, with the
+    same one twice, or if `http` has another number of URLs.
 
     >>> from twisted.internet.testing import MemoryReactorClock
     >>> follower = Follower(instance="pusher1")
@@ -136,16 +150,49 @@ def connect(
     >>> service.startService()  # or service.setServiceParent(application)
     """
     metrics = metrics or Metrics(CollectorRegistry())
-    on_redis = isinstance(endpoint, str) and endpoint.startswith(SCHEMES)
+    given: list[Any] = list(endpoint) if isinstance(endpoint, (list, tuple)) else [endpoint]
+    is_redis = [isinstance(one, str) and one.startswith(SCHEMES) for one in given]
+    if any(is_redis) and len(given) > 1:
+        raise ConfigError("a Redis must be the only endpoint")
+    urls = [] if http is None else [http] if isinstance(http, str) else list(http)
+    if len(urls) not in (0, 1, len(given)):
+        raise ConfigError(
+            f"http has {len(urls)} URLs for {len(given)} endpoints: give one for each, in the same order, or"
+            " one for all"
+        )
+    for url in urls:
+        if not re.match(r"https?://[^/]", url):
+            raise ConfigError(f"http must be a URL such as http://127.0.0.1:9093, not {public_url(url)!r}")
     catch_up = None
-    if http is not None or on_redis:
-        catch_up = HttpCatchUp(reactor, http or "", secret=secret, instance_map=instance_map or {})
-    follower.engine.complete(reactor, catch_up, catch_up if http is not None else None)
-    if on_redis:
+    if urls or any(is_redis):
+        catch_up = HttpCatchUp(
+            reactor, urls[0] if urls else "", secret=secret, instance_map=instance_map or {}
+        )
+    follower.engine.complete(reactor, catch_up, catch_up if urls else None)
+    if any(is_redis):
         if server_name is None:
             raise ConfigError("server_name is required on Redis: it is the name of the channel")
-        assert isinstance(endpoint, str)
-        return RedisService(reactor, endpoint, follower, server_name, metrics)
+        return RedisService(reactor, given[0], follower, server_name, metrics)
+    endpoints: dict[str, IStreamClientEndpoint] = {}
+    for number, one in enumerate(given, 1):
+        if isinstance(one, str):
+            try:
+                check_client(one)
+            except ConfigError as error:
+                raise ConfigError(f"an endpoint {error}") from error
+            endpoints[one] = client_endpoint(reactor, one)
+        else:
+            endpoints["the server" if len(given) == 1 else f"endpoint {number}"] = one
+    if len(endpoints) < len(given):
+        raise ConfigError("an endpoint is given twice")
+    if not endpoints:
+        raise ConfigError("no endpoint is given: give at least one")
+    url_of = dict(zip(endpoints, urls, strict=True)) if len(urls) == len(given) else {}
+
+    def use(address: str) -> None:
+        if catch_up is not None and address in url_of:
+            catch_up.use(url_of[address])
+
     factory = FollowerFactory(
         follower,
         dialect=dialect,
@@ -153,9 +200,17 @@ def connect(
         clock=reactor,
         metrics=metrics,
         keepalive=keepalive,
+        on_attempt=use,
     )
-    target = client_endpoint(reactor, endpoint) if isinstance(endpoint, str) else endpoint
-    return FollowerService(factory, follower, target)
+
+    async def speaks_http() -> bool:
+        # With several endpoints, the next one is tried.
+        return len(endpoints) == 1 and await http_probe(reactor, *endpoints.values())()
+
+    monitor = ConnectionMonitor(
+        follower, lambda: factory.addresses.current, clock=reactor, speaks_http=speaks_http
+    )
+    return FollowerService(factory, follower, endpoints, url_of, monitor)
 
 
 def serve(

@@ -10,7 +10,6 @@ from twisted.python import usage
 
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError, suggest
-from synrepl.http_api.route import public_url
 
 LISTS: Final = frozenset(one.flag for one in settings() if one.kind == "list")
 """The flags that may be repeated."""
@@ -45,12 +44,6 @@ class Options(usage.Options):
         self._file: Path | None = None
 
     def __setitem__(self, name: str, value: Any) -> None:
-        # Twisted keeps the last of several values without a warning.
-        if name == "upstream" and (before := self.get(name)) is not None:
-            raise usage.UsageError(
-                f"--upstream is given twice, as {public_url(before)} and {public_url(value)}: a replica"
-                " follows one daemon; remove one of the two"
-            )
         if name in LISTS:
             value = [*(self.get(name) or ()), value]
         super().__setitem__(name, value)
@@ -105,11 +98,11 @@ def makeService(options: Options) -> IService:
     assert options.settings is not None
 
     def failed() -> None:
-        # twistd and twist would exit with code 0; neither accepts an exit code.
-        atexit.register(exit_with_failure)
         reactor.callWhenRunning(reactor.stop)
 
     daemon = Daemon(options.settings, reactor, on_failure=failed)
+    # twistd and twist would exit with code 0 after a failure; neither accepts an exit code.
+    atexit.register(lambda: exit_with_failure() if daemon.failure else None)
     prepare_process(daemon, reactor, options.read)
     return daemon
 

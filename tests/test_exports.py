@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,29 @@ def test_every_public_name_is_there() -> None:
     ]  # fmt: skip
     for name in synrepl.__all__:
         assert getattr(synrepl, name).__class__ is not None
+
+
+def test_names_are_listed_and_suggested() -> None:
+    """A shell completes what `dir` lists, although names are imported on use."""
+    assert set(synrepl.__all__) <= set(dir(synrepl))
+    assert synrepl.streams.catalog.PUBLIC <= set(dir(synrepl.streams))
+    with pytest.raises(AttributeError, match="has no attribute 'Folower'; did you mean Follower"):
+        _ = synrepl.Folower
+    with pytest.raises(AttributeError, match="has no attribute 'RECEIPT'; did you mean RECEIPTS"):
+        _ = synrepl.streams.RECEIPT
+
+
+def test_a_stream_is_followed_by_its_name_too() -> None:
+    """As `wait_for` takes it; whatever is no stream is refused where it is given."""
+    follower = synrepl.Follower(instance="worker")
+    follower.on("receipts")(lambda updates: None)
+
+    assert "receipts" in follower.engine.executors
+    with pytest.raises(synrepl.UnknownStream, match="unknown stream 'recepts'; did you mean receipts"):
+        follower.on("recepts")
+    wrong: Any = synrepl.streams.Receipt
+    with pytest.raises(TypeError, match=r"takes a stream, such as synrepl\.streams\.RECEIPTS"):
+        follower.on(wrong)
 
 
 def test_every_error_is_public() -> None:

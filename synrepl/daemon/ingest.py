@@ -52,8 +52,6 @@ class IngestServices:
         """Return why the sources forbid posts of this writer to this stream; empty if they allow them."""
         if self._write_policy is None or self._log is None:
             return ""
-        if self.sources is not None and (why := self.sources.refusal(stream, writer)):
-            return why
         return self._write_policy.refusal(self._log, stream, writer)
 
     def open(self, log: Log, publisher: Publisher) -> None:

@@ -12,9 +12,12 @@ from synrepl.config import Settings
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Keyring
 from synrepl.ports.time import sleep
+from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.addresses import Address
+from synrepl.replication.holdings import Holdings
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.transports.endpoints import server_endpoint
+from synrepl.transports.http.api_error import ApiError, encode_response
 from synrepl.transports.http.server import ApiSite, Services, make_site
 from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
@@ -36,14 +39,17 @@ class Listeners:
         self.ports: list[IListeningPort] = []
         self._settings = settings
         self._reactor = reactor
+        self._queue = TurnQueue(reactor)
         self._factories: list[PublisherFactory] = []
         self._site: ApiSite | None = None
+        self._holdings: Holdings | None = None
         self._tls: list[ServerTls | None] = []
         """For each of `ports`: its certificates, if it speaks TLS."""
 
     async def open(self, services: Services, registry: ReplicaRegistry, keys: Keyring) -> None:
         """Listen at every port. Raises `ConfigError` if one cannot be opened."""
         settings = self._settings
+        self._holdings = services.publisher.holdings
         most = connection_limit(len(settings.listen) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
@@ -56,6 +62,7 @@ class Listeners:
                 relays=lambda: registry,
                 keys=keys,
                 max_connections=most,
+                queue=self._queue,
             )
             self._factories.append(factory)
             self._logger.info(
@@ -63,8 +70,12 @@ class Listeners:
                 address=_endpoint_of(await self._listen(description, factory)),
                 dialect=settings.dialect.name if settings.dialect is not None else "auto",
             )
+        # Its own turns: a request does not wait behind the lines of thousands of connections.
         self._site = make_site(services, keys=keys)
-        port = await self._listen(settings.http, LimitedFactory(self._site, most, self._reactor))
+        why = f"this listener has {most} connections, its limit: retry later"
+        refusal = encode_response(ApiError("out_of_descriptors", why))
+        limited = LimitedFactory(self._site, most, self._reactor, last_words=refusal)
+        port = await self._listen(settings.http, limited)
         self._logger.info("http: listening at {address}", address=_endpoint_of(port))
 
     async def _listen(self, description: str, factory: IProtocolFactory) -> IListeningPort:
@@ -130,6 +141,8 @@ class Listeners:
             stopped = port.stopListening()
             if stopped is not None:
                 await stopped
+        if self._holdings is not None:
+            self._holdings.stop()
         self.close_followers("server shutting down")
 
     async def drain(self) -> None:
@@ -138,6 +151,9 @@ class Listeners:
         while any(self._protocols()) and self._reactor.seconds() < until:
             await sleep(self._reactor, 0.01)
         self._factories = []
+        self._queue.stop()
+        if self._site is not None:
+            self._site.queue.stop()
 
     def _protocols(self) -> Iterator[Any]:
         for factory in self._factories:

@@ -23,6 +23,9 @@ from synrepl.wire import jsontext
 
 FILE_MODE: Final = 0o640
 
+LOGGERS: Final = {"log_legacy": "twisted"}
+"""The names of loggers that say nothing to an operator: Twisted's lines of its old log system."""
+
 
 def log_observer(path: Path | None, *, form: str, level: str) -> ILogObserver:
     """Make the observer that writes events of this level and above to a file, or to standard error.
@@ -43,7 +46,7 @@ def format_json(event: LogEvent) -> str:
     line: dict[str, Any] = {
         "time": formatTime(event.get("log_time")),
         "level": getattr(event.get("log_level"), "name", "info"),
-        "logger": event.get("log_namespace", ""),
+        "logger": LOGGERS.get(event.get("log_namespace", ""), event.get("log_namespace", "")),
         "message": formatEvent(event),
     }
     if "log_failure" in event:

@@ -1,11 +1,13 @@
 """The process around a daemon: signals, log files, limits, the exit code, and reports to systemd."""
 
+import faulthandler
 import gc
 import os
 import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -15,7 +17,9 @@ from twisted.python.logfile import BaseLogFile
 from zope.interface import implementer
 
 from synrepl.config import Settings
+from synrepl.daemon.clock_steps import keep_steady
 from synrepl.daemon.service import Daemon
+from synrepl.daemon.turn_meter import measure_turns
 from synrepl.errors import ConfigError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
@@ -28,22 +32,51 @@ REPORT_SECONDS: Final = 1.0
 EXTEND_SECONDS: Final = 60
 """Seconds by which a daemon that is not ready yet extends its start, with each report."""
 
+OUT_OF_MEMORY: Final = b"out of memory: the daemon exits; give it more memory, or reduce --max-body-bytes\n"
+
+STDERR: Final = 2
+
+RESERVED_BYTES: Final = 1024 * 1024
+
+_reserve: list[bytearray] = []
+"""Memory that is freed for the last lines: without any, CPython itself may crash."""
+
 _logger = Logger(namespace="synrepl.process")
+
+
+COLLECTOR_THRESHOLDS: Final = (5_000, 10, 1_000)
+"""When the garbage collector runs: a full collection, which looks through what all peers have made, takes up
+to 100 ms of a turn in a large daemon. It is rare: cycles mostly die young, and are found by the others.
+"""
 
 
 def prepare_process(daemon: Daemon, reactor: Any, read: Callable[[], Settings]) -> None:
     """Prepare this process for a daemon.
 
     On SIGHUP the log files are reopened, and the secrets, keys and certificates that `read` returns are
-    applied. A logged MemoryError ends the process. The limit of file descriptors is raised. systemd is
-    notified, if it started this process.
+    applied. A MemoryError that nothing handled ends the process. A crash in a C library leaves the Python
+    stack on standard error. The limit of file descriptors is raised. systemd is notified, if it started this
+    process. The reactor ignores steps of the clock that are soon taken back. Its turns are measured from the
+    time the daemon is ready: nobody waits for those before.
     """
     systemd = Systemd(daemon, reactor)
     reactor.callWhenRunning(systemd.start)
     reactor.addSystemEventTrigger("before", "shutdown", systemd.stopping)
     reactor.callWhenRunning(_handle_signals, reactor, daemon, read, systemd)
-    globalLogPublisher.addObserver(_exit_on_memory_error)
+    _handle_fatal_errors()
     _raise_descriptor_limit()
+    keep_steady(reactor)
+    measure_turns(reactor, daemon.metrics.turns)
+    daemon.ready.addCallback(lambda _: _begin_service(daemon))
+
+
+def _begin_service(daemon: Daemon) -> None:
+    """Keep turns short from now on, and count them."""
+    # What the start has made stays. The garbage collector would look through all of it now and then: 50 ms.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    daemon.metrics.turns.restart()
 
 
 def _handle_signals(reactor: Any, daemon: Daemon, read: Callable[[], Settings], systemd: "Systemd") -> None:
@@ -58,16 +91,54 @@ def _handle_signals(reactor: Any, daemon: Daemon, read: Callable[[], Settings], 
             signal.signal(number, signal.SIG_IGN)
 
 
-@implementer(ILogObserver)
-def _exit_on_memory_error(event: LogEvent) -> None:
-    """Exit at once after an unhandled MemoryError: the code that it interrupted is unknown.
+def _handle_fatal_errors() -> None:
+    """End the process after a MemoryError that nothing handled: the code that it interrupted is unknown.
 
     All acknowledged facts of kept streams are on disk, and a supervisor restarts the daemon.
     """
-    failure = event.get("log_failure")
-    if failure is not None and failure.check(MemoryError):
-        _logger.critical("out of memory: the daemon exits; give it more memory, or reduce --max-body-bytes")
-        exit_with_failure()
+    if not faulthandler.is_enabled():
+        faulthandler.enable(STDERR)
+    _reserve.append(bytearray(RESERVED_BYTES))
+    # Twisted logs what callbacks and coroutines raise; the hooks get the rest.
+    globalLogPublisher.addObserver(_exit_on_logged_memory_error)
+    sys.excepthook = _exiting(sys.excepthook)
+    threading.excepthook = _exiting(threading.excepthook)
+    sys.unraisablehook = _exiting(sys.unraisablehook)
+
+
+@implementer(ILogObserver)
+def _exit_on_logged_memory_error(event: LogEvent) -> None:
+    # The reactor logs in the old way what a connection's read or write raises.
+    failure = event.get("log_failure") or event.get("failure")
+    # Not `failure.check`, which needs memory.
+    if failure is not None and isinstance(failure.value, MemoryError):
+        _exit_without_memory()
+
+
+def _exiting(hook: Callable[..., Any]) -> Callable[..., None]:
+    """Return a hook of `sys` or `threading` that exits on a MemoryError, and passes on other exceptions."""
+
+    def exit_or_pass_on(*arguments: Any) -> None:
+        # `sys.excepthook` gets the type first, the other hooks an object with it.
+        type_ = getattr(arguments[0], "exc_type", arguments[0])
+        if issubclass(type_, MemoryError):
+            _exit_without_memory()
+        hook(*arguments)
+
+    return exit_or_pass_on
+
+
+def _exit_without_memory() -> None:
+    if not _reserve:
+        # The log's line, below, failed for lack of memory too.
+        os._exit(1)
+    _reserve.clear()
+    try:
+        # First, and as bytes made at the start: a line of the log needs memory that may be missing.
+        os.write(STDERR, OUT_OF_MEMORY)
+        _logger.critical("{text}", text=OUT_OF_MEMORY.decode().strip())
+    finally:
+        os._exit(1)
 
 
 def _raise_descriptor_limit() -> None:
@@ -81,10 +152,12 @@ def _raise_descriptor_limit() -> None:
 def _reload(daemon: Daemon, read: Callable[[], Settings], systemd: "Systemd") -> None:
     """Reopen the log files, which logrotate has moved, and apply the current secrets and certificates."""
     systemd.reloading()
-    # Twisted keeps no list of its log files.
+    # Twisted keeps no list of its log files, and frozen objects are not in that of the collector.
+    gc.unfreeze()
     for found in gc.get_objects():
         if isinstance(found, BaseLogFile) and not found.closed:
             found.reopen()
+    gc.freeze()
     try:
         daemon.reload(read())
     except ConfigError as error:

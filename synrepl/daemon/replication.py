@@ -2,18 +2,22 @@
 
 import random
 import secrets
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.daemon.peer_secrets import PeerSecrets
 from synrepl.errors import StorageError
 from synrepl.files.files import Files
 from synrepl.files.queue import FileQueue
 from synrepl.files.store import FileStore
+from synrepl.ports.history import Lease
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import ExpiryClock
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
@@ -66,7 +70,9 @@ class ReplicationServices:
         self._files_client: HttpFiles | None = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
-        self._peer_client = PeerClient(reactor, daemon.credentials, self._secret_of)
+        peer_secrets = PeerSecrets(daemon.keyring, daemon.credentials, self._leases)
+        self._peer_client = PeerClient(reactor, daemon.credentials, peer_secrets, log.uuid)
+        daemon.credentials.prove = self._peer_client.prove
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = Files(
             log,
@@ -75,6 +81,7 @@ class ReplicationServices:
             ReactorThread(reactor, "files"),
             reactor,
             rule=settings.fetch_files,
+            max_bytes=settings.max_file_bytes,
             refusal=lambda: self.roles.file_refusal(),  # noqa: PLW0108  # roles are created later
             logger=Logger(namespace="synrepl.files"),
         )
@@ -83,7 +90,7 @@ class ReplicationServices:
             log,
             reactor,
             name=self.name,
-            has_upstream=settings.upstream is not None,
+            has_upstream=bool(settings.upstream),
             address=daemon.listeners.address,
             follow=self._follow,
             peers=self._peer_client,
@@ -94,16 +101,25 @@ class ReplicationServices:
             count_refused=lambda code: metrics.claims_refused.labels(code).inc(),
             count_later_epoch=metrics.later_epochs.inc,
         )
-        self.relays = ReplicaRegistry(log, publisher, reactor, settings, self.roles, keys=daemon.keyring)
+        expiry = ExpiryClock(reactor, time.monotonic)
+        self.relays = ReplicaRegistry(
+            log, publisher, reactor, settings, self.roles, keys=daemon.keyring, expiry=expiry
+        )
         self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, daemon.credentials)
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
             joining=lambda: not self.roles.is_whole,
-            primary=lambda: self.roles.primary if self.roles.role == REPLICA else Address(),
+            retired=self.roles.reading_refusal,
+            primary=lambda: self.roles.primary if self.roles.role != PRIMARY else Address(),
         )
         log.on_replaced(self._warn_of_filter)
         self.retention = Retention(
-            log, reactor, settings, keys=keys_of(daemon.table), lowest=self.relays.leases.lowest
+            log,
+            reactor,
+            settings,
+            keys=keys_of(daemon.table),
+            lowest=self.relays.leases.lowest,
+            expiry=expiry,
         )
 
     @property
@@ -129,19 +145,25 @@ class ReplicationServices:
         if held := self.holdings.describe():
             self._logger.warn("{held}: requests for other streams and writers are refused", held=held)
 
-    async def stop(self) -> None:
-        """Stop forwarding, following and serving."""
-        await self.write_forwarder.stop()
-        self._tasks.cancel_all()
-        self.commands.stop()
-        self.retention.stop()
-        self.roles.stop()
-        await self.files.stop()
+    @property
+    def stops(self) -> Sequence[Callable[[], Awaitable[None] | None]]:
+        """What stops forwarding, following and serving, in order."""
+        return (
+            self.write_forwarder.stop,
+            self._tasks.stop,
+            self.commands.stop,
+            self.retention.stop,
+            self.roles.stop,
+            self.files.stop,
+            self._stop_fetching,
+            self.relays.stop,
+            self._peer_client.stop,
+            self._diverged_facts.stop,
+        )
+
+    async def _stop_fetching(self) -> None:
         if self._files_client is not None:
             await self._files_client.stop()
-        await self.relays.stop()
-        await self._peer_client.stop()
-        await self._diverged_facts.stop()
 
     def _changed(self) -> None:
         if self.roles.role == PRIMARY:
@@ -150,6 +172,7 @@ class ReplicationServices:
         self._publisher.follower_commands.forward_append = self.write_forwarder.append if is_replica else None
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
         self._role_changed()
+        self.holdings.changed()
 
     async def _fetch_from_primary(self) -> None:
         """Make a replica fetch files over HTTP from its upstream or the primary. A primary fetches none."""
@@ -172,7 +195,7 @@ class ReplicationServices:
 
         return Replica(
             self._log,
-            self._upstream(where),
+            self._upstreams(where),
             self._reactor,
             self._settings,
             ephemeral=self._log.ephemeral.names,
@@ -185,6 +208,7 @@ class ReplicationServices:
         )
 
     def _replica_changed(self) -> None:
+        self.holdings.changed()
         replica = self.replica
         if replica is not None and replica.state in ("ready", "live"):
             # A join replaces the notes that were stored before it.
@@ -201,15 +225,25 @@ class ReplicationServices:
         if any(self._log.notes.get(name) != text for name, text in notes.items()):
             await self._log.note(**notes)
 
-    def _upstream(self, where: Address | None) -> "IUpstream":
-        settings = self._settings
-        configured = settings.upstream_address
-        over_http = bool(configured.http)
+    def _upstreams(self, where: Address | None) -> "list[IUpstream]":
+        """Make the upstreams to follow: the primary at `where`, if one is known, then those of the settings.
+
+        The settings stay in the list: an operator who restarts a replica with another --upstream must not be
+        ignored because a primary that is gone is remembered.
+        """
+        configured = self._settings.upstream_addresses
+        over_http = bool(configured and configured[0].http)
         if where is None:
-            where = configured
+            found = configured
             known = Address.parse(self._log.notes.get("upstream_at", ""))
-            if not over_http and known.native == where.native:
-                where = known
+            if not over_http and known.native == configured[0].native:
+                found = [known, *configured[1:]]
+        else:
+            found = [where, *(one for one in configured if not one.is_same(where))]
+        return [self._upstream(one, over_http=over_http) for one in found]
+
+    def _upstream(self, where: Address, *, over_http: bool) -> "IUpstream":
+        settings = self._settings
         if where.http and (over_http or not _is_endpoint(where.native)):
             from synrepl.transports.http.upstream import HttpUpstream  # a primary needs neither of the two
 
@@ -233,12 +267,8 @@ class ReplicationServices:
             address=lambda: str(self._daemon.listeners.address()),
         )
 
-    def _secret_of(self, address: Address) -> str | None:
-        """Return the secret for requests to the daemon at `address`: that of its key, or the shared one."""
-        leases = self.relays.leases.all()
-        lease = next((one for one in leases if Address.parse(one.address).is_same(address)), None)
-        key = None if lease is None else self._daemon.keyring.for_name(lease.name)
-        return self._daemon.credentials.secret if key is None or key.secret is None else key.secret
+    def _leases(self) -> Sequence[Lease]:
+        return self.relays.leases.all()
 
     def _is_leased(self, uuid: str) -> bool:
         lease = self.relays.leases[uuid]
@@ -248,8 +278,7 @@ class ReplicationServices:
         noted = self._log.notes.get("peers", "[]")
         known = [*msgspec.json.decode(noted, type=list[str])]
         known += [text for text in (self._log.notes.get("primary_at"),) if text]
-        if upstream := self._settings.upstream_address:
-            known.append(str(upstream))
+        known += map(str, self._settings.upstream_addresses)
         known += [lease.address for lease in self.relays.leases.all() if lease.address]
         mine = str(self._daemon.listeners.address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
@@ -31,6 +31,9 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import Services
 from synrepl.wire.dialect import NEWEST
 
+if TYPE_CHECKING:
+    from synrepl.inspection.watch import HomeserverWatch
+
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
 """The settings that `Daemon.reload` applies."""
 
@@ -39,8 +42,9 @@ class Daemon(Service):
     """Keeps the log and serves it, from `startService` to `stopService`.
 
     `ready` fires once every port listens. A daemon that cannot start logs the reason in one line, keeps it in
-    `failure`, closes what it had opened, and calls `on_failure`. With `needs_name` a primary refuses an
-    empty log unless the settings or the log have the server name.
+    `failure`, closes what it had opened, and calls `on_failure`. A part that does not stop is also kept in
+    `failure`. With `needs_name` a primary refuses an empty log unless the settings or the log have the server
+    name.
     """
 
     name = "synrepl"
@@ -157,7 +161,7 @@ class Daemon(Service):
         replication = self.replication = ReplicationServices(
             self, log, publisher, changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest")
         )
-        self._stops.append(replication.stop)
+        self._stops += reversed(replication.stops)
         log.on_replaced(publisher.log_replaced)
         log.on_replaced(
             lambda: listeners.close_followers("this replica has joined again: read its streams again")
@@ -169,7 +173,9 @@ class Daemon(Service):
             # Before the ports open: a source that cannot be opened ends the start.
             ingest.open(log, publisher)
             await self._declare_streams()
-        self._stops.append(listeners.stop)
+        watch = self._open_watch()
+        thread = ReactorThread(reactor, "http work")
+        self._stops += [thread.stop, listeners.stop]
         services = self._services = Services(
             log=log,
             publisher=publisher,
@@ -185,6 +191,8 @@ class Daemon(Service):
             roles=replication.roles,
             relays=replication.relays,
             declared=declared,
+            thread=thread,
+            watch=watch,
         )
         await listeners.open(services, replication.relays, self.keyring)
         return log
@@ -222,6 +230,20 @@ class Daemon(Service):
             raise ConfigError(f"the log {database}: {error}") from error
         return log
 
+    def _open_watch(self) -> "HomeserverWatch | None":
+        """Watch the homeserver of the settings, if there is one. Raises `ConfigError`."""
+        if not self.settings.homeserver:
+            return None
+        # Imported on use: most daemons watch no homeserver.
+        from synrepl.inspection.configuration import read_homeserver
+        from synrepl.inspection.watch import HomeserverWatch
+
+        homeserver = read_homeserver(self.settings.homeserver, self.settings.homeserver_workers)
+        watch = HomeserverWatch(self.reactor, homeserver, self.metrics)
+        self._stops.append(watch.stop)
+        watch.start()
+        return watch
+
     def _check_name(self, log: Log) -> None:
         """Warn of a primary's log that belongs to no homeserver. With `needs_name`, refuse an empty one."""
         if not self._lacks_name or "server_name" in log.notes:
@@ -235,7 +257,7 @@ class Daemon(Service):
     @property
     def _lacks_name(self) -> bool:
         """Whether neither a setting nor an upstream names the homeserver: only the log can."""
-        return self.settings.upstream is None and not self.settings.is_named
+        return not self.settings.upstream and not self.settings.is_named
 
     def _new_log_error(self) -> ConfigError:
         database = self.settings.database
@@ -254,7 +276,7 @@ class Daemon(Service):
             location,
             self.reactor,
             server_name=self.settings.expected_name(log.notes),
-            is_replica=self.settings.upstream is not None,
+            is_replica=bool(self.settings.upstream),
         )
 
     def _key_of(self, stream: str, row: bytes) -> Any:
@@ -330,10 +352,20 @@ class Daemon(Service):
         await self._close()
 
     async def _close(self) -> None:
-        """Stop every part, the last one first: ports and connections, replication, ingest, publisher, log."""
+        """Stop every part, the last one first: ports and connections, replication, ingest, publisher, log.
+
+        A part that cannot stop is logged, and is the `failure` if there is none; the others still stop.
+        Otherwise the log would stay open, and queued appends would get no answer.
+        """
         self.replication = self._services = None
-        while self._stops:
-            stopped = self._stops.pop()()
-            if stopped is not None:
-                await stopped
-        await self.listeners.drain()
+        stops, self._stops = [self.listeners.drain, *self._stops], []
+        while stops:
+            stop = stops.pop()
+            try:
+                stopped = stop()
+                if stopped is not None:
+                    await stopped
+            except Exception as error:
+                part = type(getattr(stop, "__self__", stop)).__name__
+                self._logger.failure("{part} did not stop", part=part)
+                self.failure = self.failure or f"{part} did not stop: {error or type(error).__name__}"

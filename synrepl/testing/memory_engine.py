@@ -14,7 +14,8 @@ from synrepl.ports.time import Timer
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import migrate, migrations
 from synrepl.storage.sql import LogDatabase
-from synrepl.storage.sqlite import SQLiteConnection, SQLiteDatabase, map_sqlite_errors
+from synrepl.storage.sqlite import SQLiteConnection, SQLiteDatabase
+from synrepl.storage.sqlite_errors import map_sqlite_errors
 from synrepl.storage.threads import ImmediateThread, stopped_error
 
 T = TypeVar("T")

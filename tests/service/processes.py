@@ -95,7 +95,10 @@ class Process:
 
 
 class Daemon(Process):
-    """``twistd synrepl`` in a folder, ready, on ports of the system's choice unless said."""
+    """``twistd synrepl`` in a folder, ready, on ports of the system's choice unless said.
+
+    `program` is what Python runs in place of twistd.
+    """
 
     def __init__(
         self,
@@ -105,9 +108,10 @@ class Daemon(Process):
         http_port: int = 0,
         options: tuple[str, ...] = (),
         limit: int | None = None,
+        program: tuple[str, ...] = TWISTD,
     ) -> None:
         super().__init__(
-            *TWISTD,
+            *program,
             "--listen",
             f"tcp:{port}:interface=127.0.0.1",
             "--http",

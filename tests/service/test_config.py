@@ -1,6 +1,7 @@
 """Settings: every one by flag and by file, who wins, what is refused and how it is said."""
 
 import dataclasses
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Key, Right
 from synrepl.ports.settings import Setting
+from synrepl.replication.settings import CopySettings
 from synrepl.replication.write_policy import StreamWrite
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, NATIVE, Dialect
@@ -45,8 +47,8 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("reader_bytes", "65536", "64KiB", 65536),
     ("max_body_bytes", "1MiB", "1 MiB", 1024**2),
     ("max_file_bytes", "1GiB", "1 GiB", 1024**3),
-    ("upstream", "tcp:primary:9092", "tcp:primary:9092", "tcp:primary:9092"),
-    ("upstream", "http://primary:9093/", "http://primary:9093", "http://primary:9093"),
+    ("upstream", "tcp:primary:9092", "tcp:primary:9092", ("tcp:primary:9092",)),
+    ("upstream", "http://primary:9093/", ["http://primary:9093"], ("http://primary:9093",)),
     ("replica_name", "r1", "r1", "r1"),
     ("stale_seconds", "5", 5, 5.0),
     ("advertise", "db1.example", "db1.example", "db1.example"),
@@ -262,8 +264,8 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         (["--ping-seconds", "30"], "longer than --ping-seconds"),
         (["extra"], "unexpected argument 'extra'"),
         (
-            ["--upstream", "https://ada:hush@berlin.example", "--upstream", "tcp:rome:9092"],
-            "--upstream is given twice, as https://berlin.example and tcp:rome:9092",
+            ["--upstream", "tcp:rome:9092", "--upstream", "tcp:rome:9092"],
+            "--upstream has an address twice: tcp:rome:9092",
         ),
     ],
 )
@@ -552,3 +554,17 @@ def test_a_duration_may_have_a_unit(given: Any, seconds: float) -> None:
 def test_a_duration_that_makes_no_sense(given: Any) -> None:
     with pytest.raises(ConfigError, match="a number of seconds above 0, such as 90 or 30s"):
         Settings.build({"retain_seconds": given})
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("paris.example.org", "paris-5d040061"), ("", "master-5d040061"), ("a b", "master-5d040061")],
+)
+def test_the_default_name_of_a_replica_is_that_of_its_host(
+    host: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instance is called master nearly everywhere, which reads as a role."""
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+
+    assert CopySettings(server_name="hs").name_of("5d040061-7a3c") == name
+    assert CopySettings(server_name="hs", replica_name="rome").name_of("5d040061") == "rome"

@@ -3,11 +3,14 @@
 import http.client
 import json
 import resource
+import signal
 import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from tests.service.processes import Daemon
+import pytest
+
+from tests.service.processes import Daemon, Process
 
 MIB = 1024 * 1024
 
@@ -26,15 +29,10 @@ def ask(daemon: Daemon, method: str, path: str, body: bytes | None = None) -> in
         connection.close()
 
 
-def is_over(daemon: Daemon) -> bool:
-    """Whether the process has ended."""
-    return daemon.code is not None
-
-
 def test_without_memory_for_a_body_the_daemon_goes_on_or_ends(tmp_path: Path) -> None:
     """It lived on and answered nobody, not even at /readyz, so that no supervisor saw anything."""
-    row = ["@ada:hs.example"]
-    body = json.dumps({"facts": [[row]] * (40 * MIB // len(json.dumps([[row]])))}).encode()
+    row = [f"@{'a' * 20_000}:hs.example"]
+    body = json.dumps({"facts": [[row]] * (60 * MIB // len(json.dumps([[row]])))}).encode()
     with Daemon(tmp_path) as daemon:
         assert ask(daemon, "GET", "/readyz") == 200
         used = 1024 * int(
@@ -44,16 +42,15 @@ def test_without_memory_for_a_body_the_daemon_goes_on_or_ends(tmp_path: Path) ->
                 if line.startswith("VmSize")
             )
         )
-        resource.prlimit(daemon.pid, resource.RLIMIT_AS, (used + 100 * MIB, resource.RLIM_INFINITY))
+        resource.prlimit(daemon.pid, resource.RLIMIT_AS, (used + 50 * MIB, resource.RLIM_INFINITY))
         answers = [ask(daemon, "POST", "/v1/streams/push_rules/facts", body) for _ in range(3)]
 
         assert 200 not in answers
-        if is_over(daemon):
-            assert daemon.code == 1
-            daemon.wait_for("out of memory: the daemon exits")
-        else:
-            assert ask(daemon, "GET", "/readyz") == 200
+        if ask(daemon, "GET", "/readyz") == 200:
             daemon.wait_for("not enough memory")
+        else:
+            assert daemon.wait() == 1
+            daemon.wait_for("out of memory: the daemon exits")
         resource.prlimit(daemon.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
@@ -98,4 +95,68 @@ def test_at_the_limit_of_descriptors_it_says_so_and_goes_on(tmp_path: Path) -> N
             answer.read()
             assert answer.status in (200, 503), (path, answer.status)
         kept.close()
-        assert not any("Traceback" in line for line in daemon.lines), daemon.lines
+        at = next((at for at, line in enumerate(daemon.lines) if "Traceback" in line), None)
+        assert at is None, "\n".join(daemon.lines[at - 1 :])
+
+
+def test_a_file_at_the_limit_of_its_size_is_no_failed_disk(tmp_path: Path) -> None:
+    """The operator who reads that the disk failed looks for another one."""
+    body = json.dumps({"facts": [[["@ada:hs.example"]]] * 1_000}).encode()
+    with Daemon(tmp_path) as daemon:
+        assert ask(daemon, "POST", "/v1/streams/push_rules/facts", body) == 200
+        size = (tmp_path / "synrepl.db-wal").stat().st_size
+        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+        connection.request("POST", "/v1/streams/push_rules/facts", body)
+
+        answer = connection.getresponse()
+
+        assert answer.status == 503
+        assert "a file has reached the size limit of this process" in json.loads(answer.read())["message"]
+        connection.close()
+        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+FAILING = """
+import os, signal, threading
+from synrepl.daemon.process import _handle_fatal_errors
+
+class Broken:
+    def __del__(self):
+        raise MemoryError
+
+def fail():
+    raise MemoryError
+
+_handle_fatal_errors()
+print("begins", flush=True)
+{statement}
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "fail()",
+        "threading.Thread(target=fail).start()",
+        "broken = Broken(); del broken",
+        "from twisted.internet.defer import fail as failed; failed(MemoryError()); import gc; gc.collect()",
+        "from twisted.python import log; log.callWithLogger(log.Logger(), fail)",
+    ],
+)
+def test_a_memory_error_that_nothing_handles_ends_the_process_with_a_line(
+    statement: str, tmp_path: Path
+) -> None:
+    """Once it was code 1 and no line: the log's own line needs memory."""
+    with Process("-c", FAILING.format(statement=statement), cwd=tmp_path) as process:
+        assert process.wait() == 1
+        assert [line for line in process.lines if line.startswith("out of memory: the daemon exits")]
+
+
+def test_a_crash_leaves_the_stack(tmp_path: Path) -> None:
+    """Without memory a C library may follow a null pointer; once that left nothing at all."""
+    statement = "os.kill(os.getpid(), signal.SIGSEGV)"
+    with Process("-c", FAILING.format(statement=statement), cwd=tmp_path) as process:
+        assert process.wait() == -signal.SIGSEGV
+        process.wait_for("Fatal Python error: Segmentation fault")

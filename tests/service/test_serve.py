@@ -69,7 +69,7 @@ def test_a_new_replica_has_no_name_until_its_upstream_tells_one(tmp_path: Path) 
         (("--http", "9093"), "use tcp:9093:interface=127.0.0.1"),
         (("--listen", "tcp:9092"), "is reachable from other machines"),
         (("--retain-seconds", "soon"), "a number of seconds above 0"),
-        (("--upstream", "tcp:a:1", "--upstream", "tcp:b:1"), "--upstream is given twice"),
+        (("--upstream", "tcp:a:1", "--upstream", "tcp:a:1"), "--upstream has an address twice"),
         (("--server-name", "x", "--http", "tcp:BUSY:interface=127.0.0.1"), "Address already in use"),
         (("--server-name", "x", "--database", "sqlite:/no/such/folder/a.db"), "/no/such/folder"),
         ((), "is new: set --server-name"),

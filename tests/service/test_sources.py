@@ -1,6 +1,7 @@
 """What a daemon hears from several servers: each fact once, and what may go back from one of them alone."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
@@ -8,6 +9,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import Logger
 
 from synrepl.config import Settings
+from synrepl.daemon.ingest import IngestServices
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
@@ -63,6 +65,20 @@ def test_what_may_go_back_is_heard_from_the_first_server_alone() -> None:
     assert {stream.name for stream in TABLE} == first
     assert "typing" in ephemeral
     assert first - ephemeral == second
+
+
+def test_a_daemon_that_is_behind_a_server_says_by_how_much() -> None:
+    """Operators page on it: 0 would keep the alarm silent."""
+    settings = Settings.build({"follow": ["tcp:a:1", "tcp:b:2"]})
+    services = IngestServices(cast(Any, SimpleNamespace(settings=settings, table=TABLE)))
+    without = services.lag_rows()
+    services.sources = sources("tcp:a:1", "tcp:b:2")
+
+    in_step = services.lag_rows()
+    for server, upto in zip(services.sources.servers, (5, 9), strict=True):
+        server.follower.engine.executor(TABLE["receipts"]).machine.gaps.open("w1", 0, upto)
+
+    assert (0, 0, 9) == (without, in_step, services.lag_rows())
 
 
 def test_what_is_read_from_tables_is_heard_from_nobody() -> None:

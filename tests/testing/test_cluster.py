@@ -91,4 +91,4 @@ def test_a_follower_of_ones_own_is_connected_and_killed() -> None:
     assert seen == [1, 2]
     assert again.links()
     again.stop()
-    assert positions.saved == {"receipts": {"master": 2}}
+    assert positions.saved["receipts"] == {"master": 2}

@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 from synrepl.errors import ConfigError
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.endpoints import client_endpoint, server_endpoint
-from synrepl.transports.tls_endpoints import TlsServerEndpoint
+from synrepl.transports.tls_endpoints import TlsFailed, TlsServerEndpoint
 from tests.certificates import Authority
 
 LONG_AGO = dt.datetime(2021, 3, 4, tzinfo=dt.UTC)
@@ -170,6 +170,16 @@ class TlsTests(TestCase):
 
         self.assertIn("the peer does not speak it (say tcp: in place of tls:", why)
 
+    async def test_a_file_that_cannot_be_read_is_a_mistake_of_this_side(self) -> None:
+        """No retry helps: `synrepl tail` ends with it."""
+        endpoint = client_endpoint(reactor, "tls:localhost:1:trustRoots=no-such-file")
+
+        with self.assertRaises(TlsFailed) as raised:
+            await endpoint.connect(Factory.forProtocol(Caller))
+
+        self.assertIn("cannot read the certificates in no-such-file", str(raised.exception))
+        self.assertEqual("tls", raised.exception.code)
+
     # -- the client's certificate --------------------------------------------------------------------------
 
     async def test_a_client_with_a_certificate_is_let_in_by_name(self) -> None:
@@ -190,6 +200,7 @@ class TlsTests(TestCase):
         self.assertEqual([], Echo.made)
         self.assertEqual(1, len(self.lines), self.lines)
         self.assertIn("the client sent no certificate; this listener requires one", self.lines[0])
+        self.assertRegex(self.lines[0], r"^refused 127\.0\.0\.1:\d+: ")
 
     async def test_a_client_of_another_ca_is_refused(self) -> None:
         """The listener's log names the file."""
