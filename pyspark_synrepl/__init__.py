@@ -12,7 +12,7 @@ try:
 except ImportError as error:
     warnings.warn(
         f"the Spark data source synrepl cannot be used: {error}."
-        " Install synrepl[spark] for the Python of Spark.",
+        " Install synrepl[spark] for the Python of Spark, or set PYSPARK_PYTHON to one that has it.",
         stacklevel=1,
     )
 else:

@@ -65,6 +65,14 @@ def retry_late_workers(job: Callable[P, T]) -> Callable[P, T]:
 _OURS: Final = re.compile(r"^(?:.*: )?synrepl\.[\w.]+\.(\w+): (.+?)\s*$", re.MULTILINE)
 _PYTHON: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.+?)\s*$", re.MULTILINE)
 
+_NO_PYTHON: Final = re.compile(r'(Cannot run program "[^"]*"[^\n]*)(?s:.*)PythonWorkerFactory')
+_OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH|No module named ")
+
+PYTHON_ADVICE: Final = (
+    "; the tasks of Spark need a Python of the driver's version, with pyarrow: set PYSPARK_PYTHON to that of"
+    " the environment in which synrepl[spark] is installed"
+)
+
 
 def explain_failure(error: BaseException) -> str:
     """Return the message of a failed job as one line.
@@ -77,6 +85,12 @@ def explain_failure(error: BaseException) -> str:
     if is_late_worker(error):
         return "a Python worker of Spark did not start within 10 s: the machine is busy; run the job again"
     text = str(error).replace("\\n", "\n")
+    if missing := _NO_PYTHON.search(text):
+        return missing[1] + PYTHON_ADVICE
+    return _message(error, text) + (PYTHON_ADVICE if _OTHER_PYTHON.search(text) else "")
+
+
+def _message(error: BaseException, text: str) -> str:
     if ours := _OURS.findall(text):
         return str(ours[-1][1])
     if python := _PYTHON.findall(text):

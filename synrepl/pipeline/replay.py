@@ -23,7 +23,7 @@ from synrepl.pipeline.jobs import Progress, ignore_progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import build_facts, request_bodies
 from synrepl.pipeline.source.data_source import register
-from synrepl.pipeline.source.options import read_options
+from synrepl.pipeline.source.options import file_options, read_options
 from synrepl.pipeline.store import Store
 
 COLUMNS: Final = ("serial", "seq", "stream", "writer", "row", "committed_at")
@@ -55,6 +55,7 @@ def replay(
     name: str | None = None,
     as_of: str | None = None,
     secret_file: str | None = None,
+    ca_file: str | None = None,
     progress: Progress = ignore_progress,
     pause: Callable[[float], None] = time.sleep,
     seconds: Callable[[], float] = time.monotonic,
@@ -73,8 +74,7 @@ def replay(
     if after >= upto:
         raise ConfigError(f"{store}: nothing to replay after serial {after}: the last one would be {upto}")
     options = {"url": url, "query": name or f"replay-{uuid4().hex}"}
-    if secret_file is not None:
-        options["secretFile"] = secret_file
+    options |= file_options(secret_file, ca_file)
     append = _make_paced_append(options, speed, pause, seconds) if speed else None
     files = table.files
     if streams is not None:

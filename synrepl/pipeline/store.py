@@ -6,11 +6,12 @@ publish whole objects only. On ``hdfs://`` a file is renamed when complete.
 
 import hashlib
 import os
+import re
 import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyarrow import fs
 
@@ -18,6 +19,10 @@ from synrepl.errors import ConfigError
 
 OPTIONS: Final = {"endpoint_override": "aws_endpoint_url", "region": "aws_region", "scheme": "aws_allow_http"}
 """Parameters of an ``s3://`` URI for pyarrow, and the names of the same options in delta-rs."""
+
+
+_name: Final = re.compile(r"[\w.~%=/-]*", re.ASCII)
+"""The characters of names: folders are percent-encoded. Spark would expand others, such as ``*``."""
 
 
 class BadArchive(ConfigError):
@@ -31,8 +36,9 @@ class NotFound(ConfigError):
 class Store:
     """The files under a path or URI. Picklable: the driver sends a store to executors.
 
-    Names are relative, with slashes. Methods raise `ConfigError` if pyarrow cannot open the location, and
-    OSError if it cannot read or write a file.
+    Names are relative, with slashes. Methods raise `ConfigError` if pyarrow cannot open the location,
+    `BadArchive` for a name or a symbolic link that leaves it, and OSError if pyarrow cannot read or write a
+    file.
     """
 
     def __init__(self, location: str) -> None:
@@ -57,7 +63,11 @@ class Store:
         if self._fs is None:
             try:
                 self._fs, self._root = fs.FileSystem.from_uri(self.location)
-            except (OSError, ValueError, NotImplementedError) as error:
+            except (ValueError, NotImplementedError) as error:
+                raise ConfigError(
+                    f"{self.location} is not a path or URI of a file system: {error}"
+                ) from error
+            except OSError as error:
                 raise ConfigError(f"{self.location} cannot be reached: {error}") from error
         return self._fs
 
@@ -78,18 +88,49 @@ class Store:
                 options["aws_endpoint_url"] = f"{given['scheme']}://{options['aws_endpoint_url']}"
         return options
 
+    def check_name(self, name: str) -> None:
+        """Raise `BadArchive` unless a file of this name is in the store.
+
+        Names come from logs and manifests that others may have written.
+        """
+        plain = name
+        while (decoded := unquote(plain)) != plain:
+            plain = decoded
+        if not _name.fullmatch(name) or plain.startswith("/") or ".." in plain.split("/"):
+            raise BadArchive(f"{self.location} names a file outside of it, which is not read: {name[:200]!r}")
+
     def create(self) -> None:
         """Create the directory of a local store; other stores need none."""
         if self.is_local:
             Path(self.path()).mkdir(parents=True, exist_ok=True)
 
     def path(self, name: str = "") -> str:
-        """Return the path of a file for `filesystem`."""
+        """Return the path of a file for `filesystem`. Raises `BadArchive` if it is outside of the store."""
+        self.check_name(name)
         root = self.filesystem and self._root
-        return f"{root}/{name}" if name else root
+        if not name:
+            return root
+        path = f"{root}/{name}"
+        if self.is_local and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+            raise BadArchive(
+                f"{self.location}: a symbolic link leads outside of it, which is not followed: {name[:200]!r}"
+            )
+        return path
+
+    def check_no_links(self) -> None:
+        """Raise `BadArchive` if a folder of a local store is a symbolic link.
+
+        To remove its files would remove those of another folder.
+        """
+        if self.is_local:
+            for folder, names, _ in os.walk(self.path()):
+                for one in names:
+                    if (path := Path(folder, one)).is_symlink():
+                        raise BadArchive(f"{path} is a symbolic link, behind which no files are removed")
 
     def uri(self, name: str) -> str:
-        """Return the URI of a file for Spark and DuckDB."""
+        """Return the URI of a file for Spark and DuckDB. Raises `BadArchive` as `path` does."""
+        self.check_name(name)
         return self.path(name) if self.is_local else f"{self.location.partition('?')[0].rstrip('/')}/{name}"
 
     def exists(self, name: str) -> bool:

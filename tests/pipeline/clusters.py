@@ -186,6 +186,6 @@ def _alive(port: int) -> int:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=START_SECONDS) as page:
             told: dict[str, Any] = json.load(page)
-    except OSError:
+    except (OSError, ValueError):  # The page is served before its JSON is.
         return 0
     return sum(worker["state"] == "ALIVE" for worker in told["workers"])

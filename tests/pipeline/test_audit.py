@@ -270,6 +270,22 @@ def test_damaged_files_are_named(spark: "SparkSession", place: Path) -> None:
     assert f"{one} has the bytes of {other}" in [finding.sentence for finding in told.findings]
 
 
+def test_a_damaged_file_is_described(spark: "SparkSession", place: Path) -> None:
+    """A shorter one by its sizes, one with a flipped bit by its checksum."""
+    short, flipped = file_of(place, "push_rules", 0), file_of(place, "receipts", 1)
+    data = (place / short).read_bytes()
+    (place / short).write_bytes(data[:-100])
+    changed = bytearray((place / flipped).read_bytes())
+    changed[-5] ^= 1
+    (place / flipped).write_bytes(changed)
+
+    sentences = {finding.sentence for finding in audited(spark, place).findings}
+
+    assert f"{short} has {len(data) - 100} bytes, and not {len(data)} as in the log of the table" in sentences
+    checksum = sha256(changed).hexdigest()
+    assert f"{flipped} has bytes with checksum {checksum}, not the one in its name" in sentences
+
+
 def test_a_log_that_is_wrong_is_named(spark: "SparkSession", place: Path) -> None:
     """Files that it no longer has, counts that its files do not have, an end that no fact has."""
     folder = place / "_delta_log"

@@ -89,7 +89,7 @@ def test_mistakes_are_one_line(daemon: Daemon, tmp_path: Path) -> None:
             2,
             "--conf must be KEY=VALUE",
         ),
-        (("archive", "--url", daemon.url, "--archive", "nope://x"), 1, "cannot be reached"),
+        (("archive", "--url", daemon.url, "--archive", "nope://x"), 1, "nope://x is not a path or URI"),
         (("archive", "--url", daemon.url, "--archive", taken), 1, f"{taken}: File exists"),
         (("archive", "--url", daemon.url, "--archive", in_the_way), 1, "Not a directory"),
         (("compact", "--archive", archive, "--snapshot", archive), 1, "nothing is archived there"),

@@ -193,3 +193,25 @@ def test_when_all_refuse_the_first_says_why(given: Any) -> None:
     daemons = given(a=[trimmed], b=[HEAD])
     assert daemons.client().extent() == HEAD
     assert daemons.pauses == 0
+
+
+def test_a_refusal_that_lasts_is_told_before_a_daemon_that_is_away(given: Any) -> None:
+    """After a promotion the old primary is away, and the new one lacks facts that the query has."""
+    away, fork = ConnectError("connection refused"), HttpError(409, "fork", "the histories differ")
+    daemons = given(a=[away], b=[fork])
+
+    with pytest.raises(SourceError, match="http://b refuses the request: fork: the histories differ"):
+        daemons.client().extent()
+
+    assert daemons.pauses == 2, "the other one may come back"
+
+
+def test_a_trimmed_replica_is_no_loss_while_the_primary_is_away(given: Any) -> None:
+    """The primary may have the facts: they must not be skipped."""
+    trimmed = HttpError(410, "trimmed", "facts up to serial 3 were trimmed")
+    daemons = given(a=[ConnectError("connection refused")], b=[trimmed])
+
+    with pytest.raises(SourceError, match="no usable response from http://a") as caught:
+        daemons.client().extent()
+
+    assert not isinstance(caught.value, DataLoss)

@@ -197,4 +197,4 @@ def test_a_machine_without_arrow_keeps_the_sources_of_others() -> None:
 
     assert "False" == has_source
     assert warning.startswith("the Spark data source synrepl cannot be used: ")
-    assert warning.endswith("Install synrepl[spark] for the Python of Spark.")
+    assert warning.endswith("Python of Spark, or set PYSPARK_PYTHON to one that has it.")

@@ -52,3 +52,35 @@ def test_other_failures_are_not_tried_again() -> None:
         job.run("archive", facts=3)
 
     assert 1 == job.runs
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        (
+            "a.b.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9",
+            "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9; ",
+        ),
+        ("ModuleNotFoundError: No module named 'x'", "ModuleNotFoundError: No module named 'x'; "),
+        (
+            (
+                'An error occurred\n: java.io.IOException: Cannot run program "/no": error=2, No such file\n'
+                "\tat org.apache.spark.api.python.PythonWorkerFactory.create(PythonWorkerFactory.scala:1)"
+            ),
+            'Cannot run program "/no": error=2, No such file; ',
+        ),
+    ],
+)
+def test_another_python_is_explained_by_its_variable(text: str, start: str) -> None:
+    """Spark names the variable on another line, or not at all."""
+    explained = explain_failure(Py4JError(text))
+
+    assert explained.startswith(start)
+    assert "set PYSPARK_PYTHON to that of the environment in which synrepl[spark] is installed" in explained
+
+
+def test_another_program_is_not_python() -> None:
+    """Hadoop runs some for the rights of files."""
+    text = 'java.io.IOException: Cannot run program "chmod": error=2\n\tat org.apache.hadoop.util.Shell'
+
+    assert explain_failure(Py4JError(text)) == 'IOException: Cannot run program "chmod": error=2'

@@ -78,7 +78,8 @@ class FakeLog:
         facts = list(self.facts)
         if path == "/v1/digests":
             digests = {serial: self._digest(int(serial)) for serial in asked["serials"].split(",")}
-            return json.dumps({"digests": digests, "history": "fake", "epoch": facts[-1].epoch}).encode()
+            at = {"history": "fake", "epoch": facts[-1].epoch, "serial": len(facts)}
+            return json.dumps({"digests": digests, **at}).encode()
         since = int(asked.get("since", 0))
         wanted = facts[since : int(asked.get("upto", len(facts)))]
         if path == "/v1/changelog":
@@ -94,11 +95,13 @@ class FakeLog:
         last = wanted[-1] if wanted else None
         return json.dumps(
             {
+                "since": since,
                 "serial": last.serial if last else since,
                 "epoch": facts[-1].epoch,
                 "digest": self._digest(last.serial if last else since),
                 "history": "fake",
                 "facts": len(wanted),
+                "bytes": sum(len(fact.rows) for fact in wanted),
                 "clock": clock,
                 "committed_at_ms": last.committed_at_ms if last else 0,
                 "trimmed_upto": 0,

@@ -23,7 +23,7 @@ from synrepl.pipeline.archive.table import ArchiveTable, Batch, Clock, CommitCon
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.offsets import Offset
-from synrepl.pipeline.source.options import SourceOptions, read_options
+from synrepl.pipeline.source.options import SourceOptions, file_options, read_options
 from synrepl.pipeline.source.ranges import Planner, SerialRange, read_range
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
@@ -70,6 +70,7 @@ def archive(
     store: Store,
     *,
     secret_file: str | None = None,
+    ca_file: str | None = None,
     follow: bool = False,
     every_seconds: float = EVERY_SECONDS,
     batch_facts: int = BATCH_FACTS,
@@ -87,8 +88,7 @@ def archive(
     began = time.monotonic()
     # All runs use one lease, which makes the daemon retain facts that are not archived yet.
     options = {"url": url, "reader": f"archive-{sha256(store.location.encode()).hexdigest()[:12]}"}
-    if secret_file is not None:
-        options["secretFile"] = secret_file
+    options |= file_options(secret_file, ca_file)
     job = _Job(spark, store, options, batch_facts, progress, at)
     job.run(follow=follow, every_seconds=every_seconds, stopped=stopped)
     job.merge()

@@ -96,7 +96,11 @@ def plan_merges(files: Any, *, target_bytes: int, fewest: int) -> Iterator[Any]:
 
 
 def _merges(sizes: Any, first: int, stop: int, fewest: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of merges of adjacent files, without files larger than the others together."""
+    """Yield the bounds of merges of adjacent files: `first` to `stop`, or parts of that.
+
+    With `fewest` above 2, a file with more bytes than all others of its merge together is left out, and the
+    files before and after it are merged apart: its rewrite would copy it for little.
+    """
     if stop - first < fewest:
         return
     heaviest = first + int(np.argmax(sizes[first:stop]))

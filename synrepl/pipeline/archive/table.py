@@ -56,6 +56,9 @@ COLUMNS: Final = {
 FILES: Final = pa.schema(COLUMNS.values())
 """The schema of `ArchiveTable.files`. `last_seq` is the highest `seq`: 0 if no fact has several rows."""
 
+UNUSUAL: Final = r"\.\.|%|^/|[^\w.~=/-]"
+"""Matches every path that can leave the archive, and a few others."""
+
 _SHA256: Final = re.compile(r"-([0-9a-f]{64})\.parquet$")
 
 Clock = dict[str, dict[str, int]]
@@ -134,7 +137,10 @@ class ArchiveTable:
 
     @property
     def files(self) -> Any:
-        """The files of this version (`FILES`), by serial. Raises `BadArchive` without their statistics."""
+        """The files of this version (`FILES`), by serial.
+
+        Raises `BadArchive` without their statistics, or if one is outside of the archive.
+        """
         found = pa.table(self._delta.get_add_actions(flatten=True))
         if not len(found):
             return FILES.empty_table()
@@ -143,6 +149,9 @@ class ArchiveTable:
         found = found.select(list(COLUMNS)).rename_columns(FILES.names).cast(FILES)
         if pc.any(pc.match_substring(found["path"], "%")).as_py():
             found = found.set_column(0, "path", _unquote(found["path"]))
+        # Before any task opens one. Only these few can leave the table.
+        for path in found["path"].filter(pc.match_substring_regex(found["path"], UNUSUAL)).to_pylist():
+            self.store.check_name(path)
         return found.sort_by([("first_serial", "ascending"), ("path", "ascending")])
 
     def batches(self) -> list[Batch]:
@@ -214,7 +223,11 @@ class ArchiveTable:
         return self._commit([*_add_actions(added, now_ms, data_change=False), *gone])
 
     def vacuum(self, *, retention_hours: int, dry_run: bool) -> list[str]:
-        """Return files that no version of the last `retention_hours` has. Remove them unless `dry_run`."""
+        """Return files that no version of the last `retention_hours` has. Remove them unless `dry_run`.
+
+        Raises `BadArchive` if a folder is a symbolic link, which delta-rs would follow.
+        """
+        self.store.check_no_links()
         found: list[str] = self._delta.vacuum(
             retention_hours, dry_run, enforce_retention_duration=False, full=True
         )

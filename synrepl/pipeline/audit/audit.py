@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -33,6 +34,7 @@ def audit(
     *,
     url: str | None = None,
     secret: str | None = None,
+    ca_file: Path | None = None,
     deep: bool = False,
     as_of: str | None = None,
     progress: Progress = ignore_progress,
@@ -64,7 +66,7 @@ def audit(
         explain(spark, compared, progress)
     if url is not None:
         with _phase("daemon", seconds):
-            with closing(BlockingClient(url, secret=secret)) as client:
+            with closing(BlockingClient(url, secret=secret, ca_file=ca_file)) as client:
                 _compare_with_daemon(spark, compared, client)
     return AuditResult(
         findings=found.listed(),

@@ -24,6 +24,9 @@ from synrepl.pipeline.report.measurement import Measurements, lag_seconds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SHORT_FORMATS: Final = ["%Y", "%b", "%d", "%H:%M", "%H:%M", "%H:%M:%S"]
+"""The labels of a time axis, from years to seconds: a second alone would not say of which minute."""
+
 STYLE: Final = Path(__file__).with_name("report.mplstyle")
 
 OTHER: Final = "#9aa4af"
@@ -310,7 +313,8 @@ def _over_time(
         axes.set(title=shortened(title, 40), xlim=(edges[0], edges[-1]))
         locator = untyped.AutoDateLocator(UTC, 3, max(4, (12 if is_wide else 6) // columns))
         axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(untyped.ConciseDateFormatter(locator, tz=UTC, show_offset=False))
+        labels = untyped.ConciseDateFormatter(locator, UTC, SHORT_FORMATS, show_offset=False)
+        axes.xaxis.set_major_formatter(labels)
     return figure, grid[: len(titles)]
 
 

@@ -76,6 +76,7 @@ def report(
     *,
     url: str | None = None,
     secret: str | None = None,
+    ca_file: Path | None = None,
     top: int = 20,
     as_of: str | None = None,
     progress: Progress = ignore_progress,
@@ -90,7 +91,7 @@ def report(
         import matplotlib as mpl  # noqa: F401  # checked before a long measurement
     except ImportError as error:
         raise ConfigError(f"plots need matplotlib ({error}): run pip install matplotlib") from error
-    daemon = None if url is None else ask(url, secret)
+    daemon = None if url is None else ask(url, secret, ca_file)
     measured = measure(spark, archive, top=top, daemon=daemon, as_of=as_of, progress=progress)
     progress("drawing", STEPS - 1, STEPS)
     made = write(measured, out)

@@ -91,7 +91,10 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_snapshot(store: Store) -> SnapshotManifest | None:
-    """Return the snapshot of a store; None if there is none. Raises `BadArchive` if it cannot be read."""
+    """Return the snapshot of a store; None if there is none.
+
+    Raises `BadArchive` if it cannot be read, or names a file outside of the store.
+    """
     if not store.exists(SNAPSHOT):
         return None
     try:
@@ -100,6 +103,8 @@ def read_snapshot(store: Store) -> SnapshotManifest | None:
         raise BadArchive(f"{store}: {SNAPSHOT} is not a valid snapshot: {error}") from error
     if found.version != VERSION:
         raise BadArchive(f"{store}: {SNAPSHOT} has version {found.version}; this release supports {VERSION}")
+    for part in found.files:
+        store.check_name(part.path)
     return found
 
 

@@ -4,7 +4,6 @@ import errno
 import http.client
 import ssl
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -13,10 +12,22 @@ import pyarrow as pa
 from synrepl.errors import ReplicationError
 from synrepl.http_api.route import HttpRequest, Route
 from synrepl.http_api.routes import ALLOCATED, ARROW, CHANGELOG, EXTENT
-from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, HttpError, read_secret
+from synrepl.http_client import (
+    REQUEST_ERRORS,
+    BlockingClient,
+    ConnectError,
+    HttpError,
+    fault_of_error,
+    moved_to,
+    read_secret,
+)
 from synrepl.pipeline.source.options import SourceOptions
+from synrepl.wire.address_list import AddressList
 
 PAUSE_SECONDS: Final = 0.5
+
+WITHOUT_KEY: Final = "it requires a secret: name the file that has it with the option secretFile"
+"""The advice for a daemon that refuses a request without a secret."""
 
 LOST: Final = (ConnectionError, TimeoutError, ssl.SSLError)
 """The errors by which an open connection is lost."""
@@ -38,8 +49,8 @@ class SourceClient:
     """A client for one query or task, of the daemons of one log.
 
     It begins with the daemon number `first`, stays with a daemon that responds, tries all other daemons
-    before it pauses, and retries for the option `retry_seconds`. Raises `SourceError` and `DataLoss`, and
-    `NotADaemon` for an invalid URL or a response that is not JSON.
+    before it pauses (`AddressList`), and retries for the option `retry_seconds`. Raises `SourceError` and
+    `DataLoss`, and `NotADaemon` for an invalid URL or a response that is not JSON.
     """
 
     def __init__(
@@ -53,10 +64,19 @@ class SourceClient:
         self._options = options
         self._selection: dict[str, Any] = {"streams": options.streams, "writers": options.writers}
         secret = None if options.secret_file is None else read_secret(options.secret_file)
-        self._daemons = deque(BlockingClient(url, secret=secret) for url in options.url)
-        self._daemons.rotate(-first)
+        advice = {} if secret is not None else {"unauthorized": WITHOUT_KEY}
+        first %= len(options.url)
+        urls = [*options.url[first:], *options.url[:first]]
+        self._addresses = AddressList(urls, (PAUSE_SECONDS,))
+        self._clients = {
+            url: BlockingClient(url, secret=secret, ca_file=options.ca_file, advice=advice) for url in urls
+        }
         self._pause = pause
         self._seconds = seconds
+
+    @property
+    def _client(self) -> BlockingClient:
+        return self._clients[self._addresses.current]
 
     def get(self, route: Route, *, reader: str | None = None, **query: Any) -> Any:
         """Return the JSON response to a GET. With `reader`, a lease retains the facts after ``since``."""
@@ -68,7 +88,7 @@ class SourceClient:
         failed: list[SourceError] = []
         while True:
             try:
-                return self._daemons[0].json(request, body, reader=reader or None)
+                return self._client.json(request, body, reader=reader or None)
             except REQUEST_ERRORS as error:
                 self._fail(error, failed, deadline)
 
@@ -96,7 +116,7 @@ class SourceClient:
         failed: list[SourceError] = []
         while True:
             try:
-                for batch in self._batches(self._daemons[0], since=since, upto=upto, **query):
+                for batch in self._batches(self._client, since=since, upto=upto, **query):
                     deadline, failed = self._deadline(), []
                     since = batch["serial"][len(batch) - 1].as_py()
                     # Digest and epoch describe the start of the range only.
@@ -108,7 +128,7 @@ class SourceClient:
                 self._fail(error, failed, deadline)
 
     def _batches(self, daemon: BlockingClient, *, upto: int, **query: Any) -> Iterator[Any]:
-        if len(self._daemons) > 1:
+        if len(self._clients) > 1:
             head = daemon.json(_request(EXTENT, {"limit": 1, "compacted": True}))["head"]
             if head < upto:
                 raise ConnectError(f"its log ends at serial {head}, before serial {upto}")
@@ -129,15 +149,22 @@ class SourceClient:
     def _fail(self, error: Exception, failed: list[SourceError], deadline: float) -> None:
         """Choose the daemon of the next attempt, and pause if all have failed.
 
-        Raises the error of the first daemon if no retry can succeed, or the deadline has passed.
+        Raises an error if no retry can succeed, or the deadline has passed: the first refusal that lasts, as
+        of a query that has facts which the log lacks; else that of the first daemon. That facts were trimmed
+        at one daemon says nothing while another one is away.
         """
-        self._daemons[0].close()
-        failed.append(_source_error(self._daemons[0].url, error))
-        self._daemons.rotate(-1)
-        if len(failed) < len(self._daemons):
+        client = self._client
+        client.close()
+        failed.append(_source_error(client.url, error))
+        self._addresses.failed(fault_of_error(error), moved_to=moved_to(error))
+        if len(failed) < len(self._clients):
             return
-        if not any(one.retryable for one in failed) or self._seconds() >= deadline:
-            raise failed[0] from error
+        is_final = not any(one.retryable for one in failed)
+        if is_final or self._seconds() >= deadline:
+            lasting = [
+                one for one in failed if not one.retryable and (is_final or not isinstance(one, DataLoss))
+            ]
+            raise (lasting or failed)[0] from error
         failed.clear()
         self._pause(PAUSE_SECONDS)
 

@@ -58,7 +58,8 @@ HEAD: Final = OffsetRequest(word=LATEST)
 class SourceOptions:
     """The options of a query: each field is the option of its name in camel case.
 
-    `url` names a daemon, or several with the same log. `streams` and `writers` filter facts (None: all);
+    `url` names a daemon, or several with the same log; `secret_file` has their secret, `ca_file` the CAs to
+    trust for HTTPS. `streams` and `writers` filter facts (None: all);
     `columns` are the columns, in order. A micro-batch has at most `max_offsets_per_trigger` facts and about
     `max_bytes_per_trigger` of rows, but a fact is never split. A batch starts when `min_offsets_per_trigger`
     facts wait, or, with fewer, `max_trigger_delay` seconds after the last. A range is split among at least
@@ -73,6 +74,7 @@ class SourceOptions:
 
     url: Names = ()
     secret_file: Text = None
+    ca_file: Text = None
     streams: NameSet = None
     writers: NameSet = None
     columns: Names = ()
@@ -95,6 +97,12 @@ class SourceOptions:
     query: Text = None
     batch_facts: Integer = 2_000
     layout: Layout | None = None
+
+
+def file_options(secret_file: str | None, ca_file: str | None) -> dict[str, str]:
+    """Return the options that name these files."""
+    named = {"secretFile": secret_file, "caFile": ca_file}
+    return {name: path for name, path in named.items() if path is not None}
 
 
 def read_options(

@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -30,7 +30,7 @@ from synrepl.pipeline.jobs import now_ms
 from synrepl.pipeline.session import is_remote, session_settings
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_source import register
-from synrepl.pipeline.source.options import read_options
+from synrepl.pipeline.source.options import file_options, read_options
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, order
 from synrepl.pipeline.watch.log_state import LogState, WatchRules
@@ -60,6 +60,7 @@ def watch(
     url: str,
     *,
     secret_file: str | None = None,
+    ca_file: str | None = None,
     streams: Collection[str] | None = None,
     stall_seconds: float = 60.0,
     every_seconds: float = 5.0,
@@ -81,7 +82,8 @@ def watch(
         raise ConfigError(f"stall seconds and top must be above 0, not {stall_seconds:g} and {top}")
     rules = WatchRules(stall_ms=int(stall_seconds * 1000), top=top)
     own = _own(spark)
-    rows = own.readStream.format("synrepl").options(**_options(url, secret_file, streams, since)).load()
+    options = _options(url, file_options(secret_file, ca_file), streams, since)
+    rows = own.readStream.format("synrepl").options(**options).load()
     observing = partial(observe, streams=None if streams is None else frozenset(streams))
     watcher = _Watcher(rules, write, CheckpointedState(checkpoint))
     writing = rows.mapInArrow(observing, OBSERVED_DDL).writeStream.foreachBatch(watcher.follow)
@@ -119,11 +121,9 @@ def watch(
 
 
 def _options(
-    url: str, secret_file: str | None, streams: Collection[str] | None, since: str
+    url: str, files: Mapping[str, str], streams: Collection[str] | None, since: str
 ) -> dict[str, str]:
-    options = {"url": url, "columns": ",".join(COLUMNS), "startingOffsets": since}
-    if secret_file is not None:
-        options["secretFile"] = secret_file
+    options = {"url": url, "columns": ",".join(COLUMNS), "startingOffsets": since, **files}
     # Checked here for a one-line error; Spark would report it later, in a long traceback.
     daemon = SourceClient(read_options(options))
     daemon.extent(limit=1, compacted=True)
