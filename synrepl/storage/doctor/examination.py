@@ -14,7 +14,7 @@ from synrepl.storage.doctor.holds import Hold, holds_in
 from synrepl.storage.doctor.log_check import check_log, repair_positions
 from synrepl.storage.doctor.synapse import MARKS, STREAMS, Catalog, read_catalog
 from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.database import IdDatabase
+from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair
 
 ORDER: Final = ("error", "warning", "note")
@@ -27,7 +27,9 @@ FIX: Final = "run synrepl doctor --fix; synrepl's id generators make the same re
 @dataclasses.dataclass(eq=False)
 class Doctor:
     """Examines one database. `streams` are those of the configuration, `now` gives seconds since 1970, and
-    `progress` is called with the number of newly checked facts and the total.
+    `progress` is called with the number of newly checked facts and the total. Without `has_log`, a log in it
+    is not looked at, and without `has_writers`, what writers told. With `only_indexed`, tables are left out
+    whose highest id would take a scan.
 
     The tables of a homeserver are never changed: their repairs are given as SQL, to be run while the
     homeserver is stopped.
@@ -38,6 +40,9 @@ class Doctor:
     _: dataclasses.KW_ONLY
     now: Callable[[], float]
     progress: Callable[[int, int], None] = lambda more, total: None
+    has_log: bool = True
+    has_writers: bool = True
+    only_indexed: bool = False
 
     def examine(self, *, whole_log: bool = True) -> Diagnosis:
         """Examine everything as of one moment; of the log, unless `whole_log`, only the newest 10,000 facts.
@@ -45,7 +50,7 @@ class Doctor:
         Raises `StorageError` if the database cannot be opened. A part that cannot be read is a complaint.
         """
         return self.database.read_transaction(
-            "examine", lambda cursor: self._examine(cursor, whole_log=whole_log)
+            "examine", lambda cursor: self.examine_in(cursor, whole_log=whole_log)
         )
 
     def repair(self, diagnosis: Diagnosis) -> Diagnosis:
@@ -65,7 +70,7 @@ class Doctor:
                 mended.update(self.database.savepoint(cursor, "repair", work))
             except StorageError as error:
                 what = "the ids" if stream else "positions in the log"
-                text = f"{what} could not be repaired: {_reason(error)}"
+                text = f"{what} could not be repaired: {reason_of(error)}"
                 failed.append(Complaint(severity="error", kind="not_mended", stream=stream, text=text))
 
         def work(cursor: Any) -> None:
@@ -89,11 +94,13 @@ class Doctor:
         repair(cursor, ids, examined)
         return [(stream.name, problem.kind) for problem in examined.found]
 
-    def _examine(self, cursor: Any, *, whole_log: bool) -> Diagnosis:
+    def examine_in(self, cursor: Any, *, whole_log: bool = True) -> Diagnosis:
+        """Examine the same in the transaction of this cursor."""
         catalog = read_catalog(cursor, self.database.flavor)
         is_synapse = all(mark in catalog.tables for mark in MARKS)
         has_numbers = is_synapse and self.database.flavor == "postgresql"
-        streams = _merged(_present(catalog) if has_numbers else [], self.streams)
+        found = present_streams(catalog, only_indexed=self.only_indexed) if has_numbers else []
+        streams = _merged(found, self.streams)
         complaints: list[Complaint] = []
         unread: dict[str, list[str]] = {}
 
@@ -101,7 +108,7 @@ class Doctor:
             try:
                 complaints.extend(self.database.savepoint(cursor, "look", work))
             except StorageError as error:
-                unread.setdefault(_reason(error), []).append(name)
+                unread.setdefault(reason_of(error), []).append(name)
 
         checked: int | None = None
 
@@ -112,8 +119,9 @@ class Doctor:
 
         for stream in streams:
             look(stream.name, partial(self._check_stream, stream, is_synapse=is_synapse))
-        look("the writers' unfinished ids", partial(self._check_writers, catalog))
-        if catalog.has_log:
+        if self.has_writers:
+            look("the writers' unfinished ids", partial(self._check_writers, catalog))
+        if catalog.has_log and self.has_log:
             look(LOG, look_at_log)
         complaints += [_unread(reason, names) for reason, names in unread.items()]
         if is_synapse and not has_numbers:
@@ -143,7 +151,7 @@ class Doctor:
                 f" AND instance_name = {_quoted(problem.writer)}"
             )
         else:
-            statement = self._raise_sequence_sql(stream, examined.goal)
+            statement = raise_sequence_sql(stream, examined.goal, self.database.flavor)
         if is_synapse:
             text += f"; {_synapse_behavior(stream, examined, problem)}"
         return Complaint(
@@ -153,17 +161,6 @@ class Doctor:
             text=text,
             remedy=STOPPED if is_synapse else FIX,
             statement=statement,
-        )
-
-    def _raise_sequence_sql(self, stream: IdStream, goal: int) -> str:
-        """SQL that raises a sequence, and never lowers it if nothing else uses the sequence meanwhile."""
-        if self.database.flavor == "postgresql":
-            return (
-                f"SELECT setval({_quoted(stream.sequence)},"
-                f" greatest({goal}, (SELECT last_value FROM {stream.sequence})))"
-            )
-        return (
-            f"UPDATE synrepl_sequences SET value = max(value, {goal}) WHERE name = {_quoted(stream.sequence)}"
         )
 
     def _check_writers(self, catalog: Catalog, cursor: Any) -> list[Complaint]:
@@ -238,10 +235,11 @@ def _remedy(hold: Hold) -> str:
     return "nothing, if the writer runs and is idle; if it writes no more, remove it from the configuration"
 
 
-def _present(catalog: Catalog) -> list[IdStream]:
+def present_streams(catalog: Catalog, *, only_indexed: bool = False) -> list[IdStream]:
     """The homeserver streams whose sequence this database has, with those of their tables that it has.
 
-    Releases in which a stream has only one writer have no sequence for it.
+    Releases in which a stream has only one writer have no sequence for it. With `only_indexed`, tables are
+    left out that have no index by id.
     """
     found = []
     for stream in STREAMS:
@@ -253,8 +251,9 @@ def _present(catalog: Catalog) -> list[IdStream]:
             )
             for table in stream.tables
             if table.id_column in catalog.tables.get(table.name, ())
+            and (not only_indexed or (table.name, table.id_column) in catalog.indexed)
         )
-        if tables and stream.sequence in catalog.sequences:
+        if (tables or only_indexed) and stream.sequence in catalog.sequences:
             found.append(msgspec.structs.replace(stream, tables=tables))
     return found
 
@@ -270,6 +269,16 @@ def _merged(known: Sequence[IdStream], configured: Sequence[IdStream]) -> list[I
     return list(by_name.values())
 
 
+def raise_sequence_sql(stream: IdStream, goal: int, flavor: Flavor) -> str:
+    """SQL that raises a sequence, and never lowers it if nothing else uses the sequence meanwhile."""
+    if flavor == "postgresql":
+        return (
+            f"SELECT setval({_quoted(stream.sequence)},"
+            f" greatest({goal}, (SELECT last_value FROM {stream.sequence})))"
+        )
+    return f"UPDATE synrepl_sequences SET value = max(value, {goal}) WHERE name = {_quoted(stream.sequence)}"
+
+
 def _unread(reason: str, names: Sequence[str]) -> Complaint:
     is_one_stream = len(names) == 1 and names[0] != LOG
     return Complaint(
@@ -281,7 +290,8 @@ def _unread(reason: str, names: Sequence[str]) -> Complaint:
     )
 
 
-def _reason(error: StorageError) -> str:
+def reason_of(error: StorageError) -> str:
+    """The database's own words for a failure, or else the error's, in one line."""
     cause = error.__cause__
     message = getattr(getattr(cause, "diag", None), "message_primary", None) or cause or error.why
     return " ".join(str(message).split())

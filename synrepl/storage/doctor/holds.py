@@ -73,10 +73,11 @@ def read_holds(database: Database, now: float) -> list[Hold]:
 def holds_in(cursor: Any, tables: Container[str], now: float) -> list[Hold]:
     """The holds in a database with these tables."""
     states = read_writers(cursor) if "synrepl_writers" in tables else []
-    return holds(states, _read_positions(cursor) if "stream_positions" in tables else {}, now)
+    return holds(states, read_positions(cursor) if "stream_positions" in tables else {}, now)
 
 
-def _read_positions(cursor: Any) -> dict[str, dict[str, int]]:
+def read_positions(cursor: Any) -> dict[str, dict[str, int]]:
+    """Read the stored positions by stream and writer, in ascending numbers."""
     cursor.execute("SELECT stream_name, instance_name, stream_id FROM stream_positions")
     found: dict[str, dict[str, int]] = {}
     for stream, writer, token in cursor.fetchall():

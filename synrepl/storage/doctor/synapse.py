@@ -18,11 +18,15 @@ LOG: Final = {"facts", "meta", "positions"}
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns of every table (on PostgreSQL not the log's), the sequences, and whether there is a log."""
+    """The columns of every table (on PostgreSQL not the log's), the sequences, and whether there is a log.
+
+    `indexed` are tables and columns with which an index begins: the highest value is found without a scan.
+    """
 
     tables: Mapping[str, AbstractSet[str]]
     sequences: AbstractSet[str]
     has_log: bool
+    indexed: AbstractSet[tuple[str, str]] = frozenset()
 
 
 def read_catalog(cursor: Any, flavor: Flavor) -> Catalog:
@@ -55,7 +59,32 @@ def read_catalog(cursor: Any, flavor: Flavor) -> Catalog:
             tables.setdefault(name, set()).add(column)
     if flavor == "sqlite" and "digest" in tables.get("facts", ()):
         of_log = set(tables)
-    return Catalog(tables=tables, sequences=sequences, has_log=of_log >= LOG)
+    return Catalog(
+        tables=tables, sequences=sequences, has_log=of_log >= LOG, indexed=_indexed(cursor, flavor)
+    )
+
+
+def _indexed(cursor: Any, flavor: Flavor) -> set[tuple[str, str]]:
+    if flavor == "postgresql":
+        cursor.execute(
+            "SELECT relation.relname, field.attname FROM pg_index AS an_index"
+            " JOIN pg_class AS relation ON relation.oid = an_index.indrelid"
+            " JOIN pg_attribute AS field ON field.attrelid = relation.oid"
+            " AND field.attnum = an_index.indkey[0]"
+            " JOIN pg_namespace AS space ON space.oid = relation.relnamespace"
+            " WHERE an_index.indisvalid AND an_index.indpred IS NULL"
+            " AND space.nspname = ANY (current_schemas(false))"
+        )
+    else:
+        cursor.execute(
+            "SELECT tables.name, columns.name FROM sqlite_master AS tables,"
+            " pragma_index_list(tables.name) AS indexes, pragma_index_info(indexes.name) AS columns"
+            " WHERE tables.type = 'table' AND columns.seqno = 0 AND NOT indexes.partial"
+            " UNION SELECT tables.name, columns.name FROM sqlite_master AS tables,"
+            " pragma_table_info(tables.name) AS columns"
+            " WHERE tables.type = 'table' AND columns.pk = 1 AND upper(columns.type) = 'INTEGER'"
+        )
+    return {(table, column) for table, column in cursor.fetchall()}
 
 
 MARKS: Final = ("schema_version", "applied_schema_deltas", "stream_positions")

@@ -397,6 +397,19 @@ def test_a_log_that_lost_history_is_whole(place: Place) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_discarded_facts_do_not_count_in_logs_of_older_releases(place: Place, version: int) -> None:
+    """Schema version 2 has discarded ranges, but no bounds of a trimmed log yet."""
+    place.make_log(*FACTS)
+    engine = engine_for(place.url)
+    engine.open()
+    lose(engine, "events", 3)
+    engine.close()
+    place.do(f"UPDATE {place.schema}meta SET value = {version} WHERE key = 'version'")
+
+    assert [] == kinds(place.examine())
+
+
 def test_late_facts_leave_positions_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last fact of an unordered stream need not be the one that its position is from."""
     place.make_log(("backfill", "A", 0, 9), ("backfill", "A", 8, 8), ("backfill", "A", 7, 7))

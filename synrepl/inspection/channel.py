@@ -1,0 +1,164 @@
+"""Hears what a homeserver's processes announce on Redis, and publishes nothing unless it is told to ask."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from twisted.internet.defer import Deferred
+
+from synrepl.inspection.configuration import RedisSettings
+from synrepl.inspection.looks import Heard
+from synrepl.ports.metrics import Metrics
+from synrepl.transports.redis.address import RedisAddress
+from synrepl.transports.redis.connections import RedisRefused
+from synrepl.transports.redis.link import RedisLink
+from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.grammar import Command
+from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.text import printable
+
+MAX_WRITERS: Final = 2_000
+"""The most pairs of stream and writer that are kept: any process on the channel can name some."""
+
+
+def redis_address(settings: RedisSettings) -> RedisAddress:
+    """Return the address in a homeserver's configuration, for our own client."""
+    files: dict[str, Any] = {
+        name: Path(value)
+        for name, value in (
+            ("ca_file", settings.ca_file),
+            ("cert_file", settings.certificate_file),
+            ("key_file", settings.private_key_file),
+        )
+        if value
+    }
+    if settings.path:
+        where: dict[str, Any] = {"scheme": "redis+unix", "path": settings.path}
+    else:
+        where = {
+            "scheme": "rediss" if settings.is_tls else "redis",
+            "hosts": ((settings.host, settings.port),),
+            "tls": settings.is_tls,
+        }
+    return RedisAddress(**where, **files, username=settings.username, given_password=settings.password)
+
+
+class ChannelListener:
+    """Listens on the channel of a homeserver (the member of a `RedisLink`)."""
+
+    def __init__(self, reactor: Any, settings: RedisSettings, server_name: str) -> None:
+        self._server_name = server_name
+        self._tokens: dict[tuple[str, str], int] = {}
+        self._answers: list[Counter[tuple[str, str]]] = []
+        self._rows: Counter[tuple[str, str]] = Counter()
+        self._is_up = False
+        self._since = float("inf")
+        self._clock: Callable[[], float] = reactor.seconds
+        self.ready: Deferred[None] = Deferred()
+        """Fires once the subscription is confirmed, or an attempt has failed."""
+        self._trouble = "not connected yet"
+        self._subscribers: int | None = None
+        self._link = RedisLink(
+            reactor,
+            redis_address(settings),
+            self,  # type: ignore[arg-type]  # all that a link calls
+            server_name=server_name,
+            instance="synrepl-inspect",
+            metrics=Metrics(CollectorRegistry()),
+            hears=("",),
+            only_hears=True,
+        )
+
+    @property
+    def address(self) -> str:
+        """The address for people."""
+        return self._link.address.public
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._link.start()
+
+    def stop(self) -> Any:
+        """Stop listening. Fires when the connection is closed."""
+        return self._link.stop()
+
+    async def ask(self) -> None:
+        """Publish REPLICATE: each process announces the streams that it writes, as when a process starts.
+
+        Raises `RedisRefused`.
+        """
+        self._answers.append(Counter())
+        await self._link.query("PUBLISH", self._server_name, "REPLICATE ")
+
+    async def count_subscribers(self) -> None:
+        """Ask Redis how many listen on the channel; `heard` tells the answer."""
+        try:
+            match await self._link.query("PUBSUB", "NUMSUB", self._server_name):
+                case [_, int(count)]:
+                    self._subscribers = count - self._is_up
+        except RedisRefused:
+            self._subscribers = None
+
+    def heard(self) -> Heard:
+        """Everything heard up to now."""
+        positions: dict[str, dict[str, int]] = {}
+        for (stream, writer), token in self._tokens.items():
+            positions.setdefault(stream, {})[writer] = token
+        return Heard(
+            positions=positions,
+            answers={
+                key: min(answers[key] for answers in self._answers) for key in set().union(*self._answers)
+            },
+            asks=len(self._answers),
+            rows=dict(self._rows),
+            subscribers=self._subscribers,
+            since=self._since,
+            trouble=self._trouble,
+        )
+
+    # -- what the link calls -------------------------------------------------------------------------------
+
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
+        """Keep the highest token of each stream and writer."""
+        for command in commands:
+            match command:
+                case RdataRun(stream=stream, instance=writer, tokens=tokens):
+                    known = [token for token in tokens if token is not None]
+                    self._hear(stream, writer, max(map(abs, known), default=0), rows=len(tokens))
+                case Rdata(stream=stream, instance=writer, token=token):
+                    self._hear(stream, writer, abs(token or 0), rows=1)
+                case Position(stream=stream, instance=writer, token=token):
+                    self._hear(stream, writer, abs(token), rows=0)
+
+    def _hear(self, stream: str, writer: str, token: int, *, rows: int) -> None:
+        # Names are shown to people, and any process on the channel chooses them.
+        key = printable(stream), printable(writer)
+        if key not in self._tokens and len(self._tokens) >= MAX_WRITERS:
+            return
+        self._tokens[key] = max(token, self._tokens.get(key, -1))
+        if rows:
+            self._rows[key] += rows
+        elif self._answers:
+            self._answers[-1][key] += 1
+
+    def subscriber_up(self) -> None:
+        """Redis has confirmed the subscription."""
+        self._is_up, self._trouble = True, ""
+        self._since = self._clock()
+        self._is_ready()
+
+    def subscriber_down(self, why: str) -> None:
+        """The subscription was lost: what was announced meanwhile is not known."""
+        self._is_up, self._trouble = False, why
+        self._since = float("inf")
+
+    def unreachable(self, why: str) -> None:
+        """An attempt to connect failed."""
+        self._trouble = why
+        self._is_ready()
+
+    def _is_ready(self) -> None:
+        if not self.ready.called:
+            self.ready.callback(None)

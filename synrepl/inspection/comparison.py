@@ -1,0 +1,486 @@
+"""Compares what was written, announced and received, and finds what is wrong; without I/O.
+
+Each finding is sound: what a healthy homeserver may show for the time of an inspection is none. The rules say
+why. Times are those of the looks, in seconds of a monotonic clock.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Final
+
+from synrepl.inspection.configuration import MAIN, Homeserver
+from synrepl.inspection.findings import Finding, Unseen
+from synrepl.inspection.looks import DatabaseLook, Heard, Look, MetricsLook, OpenTransaction
+from synrepl.inspection.streams import WIRE, WRITER_KEYS
+
+HELD_SECONDS: Final = 10.0
+"""A position that stands still for so long, while ids are taken, is held."""
+
+HEARING_SECONDS: Final = 5.0
+"""What was stored is heard of within so many seconds."""
+LATENESS_SECONDS: Final = 0.5
+"""By so much looks may be closer than they should be."""
+
+BEHIND_EVENTS: Final = 1_000
+"""A consumer so many ids behind the events, and not moving, is behind."""
+
+
+def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = False) -> list[Finding]:
+    """Find what is wrong in these looks, the earliest first. `has_asked`: REPLICATE was published."""
+    return [
+        *_never_announced(homeserver, looks, has_asked=has_asked),
+        *_not_received(looks),
+        *_held(looks),
+        *_processes(homeserver, looks),
+        *_channel(homeserver, looks, has_asked=has_asked),
+        *_configuration(homeserver),
+        *_consumers(homeserver, looks),
+    ]
+
+
+def unseen(homeserver: Homeserver, looks: Sequence[Look]) -> list[Unseen]:
+    """What could not be looked at, each with what to give."""
+    found = [Unseen(what="configuration", why=note) for note in homeserver.notes]
+    last = looks[-1] if looks else Look(at=0.0)
+    if homeserver.database is not None and last.database is not None:
+        found += [Unseen(what="database", why=why) for why in last.database.unread]
+    if last.heard is not None and last.heard.trouble:
+        found.append(Unseen(what="Redis", why=last.heard.trouble))
+    found += [
+        Unseen(what=f"metrics of {name}", why=look.trouble)
+        for name, look in last.metrics.items()
+        if look.trouble
+    ]
+    return found
+
+
+# -- written and announced ---------------------------------------------------------------------------------
+
+
+def _never_announced(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool) -> Iterator[Finding]:
+    """Synapse notifies, then stores the position: what is stored was announced, or is at once.
+
+    Three signs are sound. A position that moved between the first two looks was above everything heard before
+    and since: the listener was subscribed before the first look. A position moved between two looks, and was
+    not heard of `HEARING_SECONDS` later, while the listener had been subscribed as long before. A writer that
+    answered REPLICATE for others of its streams had to answer for this one, if it may still write it.
+    """
+    databases = [look.database for look in looks if look.database is not None]
+    heard = looks[-1].heard if looks else None
+    if len(databases) < 2 or heard is None or heard.trouble:
+        return
+    first, later, last = databases[0], databases[1], databases[-1]
+    has_listened = heard.since <= first.at and last.at - later.at >= HEARING_SECONDS - LATENESS_SECONDS
+    answered = {writer for _, writer in heard.answers} if has_asked else set()
+    for stream, writer, now in _each(last):
+        wire = WIRE.get(stream)
+        if wire is None:
+            continue
+        announced = heard.positions.get(wire, {}).get(writer, -1)
+        position = _position(first, stream, writer)
+        if (moved := _moved(databases, heard, stream, writer, announced)) is not None:
+            what = f" ({now - moved} further within {last.at - first.at:.0f} s)"
+        elif position is None or announced >= position:
+            continue
+        elif has_listened and (_position(later, stream, writer) or 0) > position:
+            moved = position
+            what = f" ({now - position} further within {last.at - first.at:.0f} s)"
+        elif writer in answered and _is_writer(homeserver, stream, writer):
+            what = ", and answered for other streams"
+        else:
+            continue
+        said = f"announced only {announced}" if announced >= 0 else "announced nothing of it"
+        base = announced if announced >= 0 else moved
+        yield Finding(
+            kind="never_announced",
+            stream=wire,
+            writer=writer,
+            process=writer,
+            position=now,
+            since_seconds=round(last.at - first.at, 1),
+            count=None if base is None else now - base,
+            why=f"{writer} stored {stream} up to {now} in the database{what}, and {said} on Redis: other"
+            " processes wait for it",
+            remedy=f"restart {writer}; if it is so again, this release does not announce the stream from"
+            " there: let the main process write it, or upgrade",
+            command="synrepl inspect --ask",
+        )
+
+
+def _moved(
+    databases: Sequence[DatabaseLook], heard: Heard, stream: str, writer: str, announced: int
+) -> int | None:
+    """The position before a move that the listener had to hear of, and did not; None without one."""
+    for before, after in pairwise(databases):
+        position, goal = _position(before, stream, writer), _position(after, stream, writer)
+        if position is None or goal is None or not position < goal or announced >= goal:
+            continue
+        if (
+            before.at - heard.since >= HEARING_SECONDS
+            and databases[-1].at - after.at >= HEARING_SECONDS - LATENESS_SECONDS
+        ):
+            return position
+    return None
+
+
+def _position(look: DatabaseLook, stream: str, writer: str) -> int | None:
+    return look.positions.get(stream, {}).get(writer)
+
+
+def _is_writer(homeserver: Homeserver, stream: str, writer: str) -> bool:
+    """Whether the configuration lets this process write the stream, as far as it says."""
+    key = WRITER_KEYS.get(WIRE.get(stream, stream))
+    return key is None or writer in homeserver.writers.get(key, (MAIN,))
+
+
+def _each(look: DatabaseLook) -> Iterator[tuple[str, str, int]]:
+    for stream, writers in sorted(look.positions.items()):
+        for writer, position in sorted(writers.items()):
+            yield stream, writer, position
+
+
+# -- announced and received --------------------------------------------------------------------------------
+
+
+def _not_received(looks: Sequence[Look]) -> Iterator[Finding]:
+    """A process below the highest position that any process had at the look before."""
+    seen = [look for look in looks if look.metrics]
+    if len(seen) < 2:
+        return
+    before, last = seen[0], seen[-1]
+    highest: dict[str, tuple[int, str]] = {}
+    for name, look in before.metrics.items():
+        for stream, position in (look.positions or {}).items():
+            if abs(position) > highest.get(stream, (-1, ""))[0]:
+                highest[stream] = abs(position), name
+    for name, look in sorted(last.metrics.items()):
+        for stream, position in sorted((look.positions or {}).items()):
+            wire = WIRE.get(stream, "")
+            if not wire or wire == "caches" or stream not in highest:
+                continue
+            goal, ahead = highest[stream]
+            if abs(position) >= goal:
+                continue
+            known = before.metrics.get(name)
+            first = abs((known.positions or {}).get(stream, position)) if known is not None else abs(position)
+            moves = "does not move" if first == abs(position) else f"was at {first} then"
+            yield Finding(
+                kind="not_received",
+                stream=wire,
+                process=name,
+                since_seconds=round(look.at - before.at, 1),
+                count=goal - abs(position),
+                why=f"{name} is at {abs(position)} of {stream}, and {ahead} was at {goal}"
+                f" {look.at - before.at:.0f} s before; {name} {moves}",
+                remedy=_receive_remedy(name, look),
+                command=f"curl -s URL/_synapse/metrics | grep 'current_position.*{stream}'",
+            )
+
+
+def _receive_remedy(name: str, look: MetricsLook) -> str:
+    if look.connections == 0:
+        return f"{name} has no connection to Redis: check that it reaches Redis, and its log"
+    return (
+        f"look at the log of {name} for its connection to Redis and for errors while it processes rows;"
+        f" --ask makes it fetch what it lacks; a restart of {name} does so too"
+    )
+
+
+# -- held --------------------------------------------------------------------------------------------------
+
+
+def _held(looks: Sequence[Look]) -> Iterator[Finding]:
+    """Ids go on, and the writer's position does not; with the oldest transaction as the reason.
+
+    Rows that a writer committed above its position show that it waits for an earlier id. Without rows, a
+    sequence that moved while no position of the stream did is held if a transaction is open for as long: a
+    sequence alone may be above all positions of a healthy stream.
+    """
+    databases = [look.database for look in looks if look.database is not None]
+    if len(databases) < 3 or databases[-1].at - databases[0].at < HELD_SECONDS:
+        return
+    first, later, last = databases[0], databases[1], databases[-1]
+    still = last.at - first.at
+    for stream, sequence in sorted(later.sequences.items()):
+        writers = {
+            writer: position
+            for writer, position in first.positions.get(stream, {}).items()
+            if last.positions.get(stream, {}).get(writer) == position
+        }
+        committed: dict[str, list[int]] = {}
+        for row in later.rows:
+            if row.stream == stream and row.token > writers.get(row.writer, row.token):
+                committed.setdefault(row.writer, []).append(row.token)
+        reason = _oldest(last.sessions, still)
+        for writer, tokens in sorted(committed.items()):
+            yield _hold(
+                stream,
+                writer,
+                still,
+                f"{writer} committed {stream} {min(tokens)} to {max(tokens)}, and its position stays at"
+                f" {writers[writer]}: it waits for an earlier id",
+                reason,
+                count=len(tokens),
+            )
+        all_still = bool(writers) and len(writers) == len(last.positions.get(stream, {}))
+        if (
+            not committed
+            and all_still
+            and reason is not None
+            and sequence > first.sequences.get(stream, sequence)
+        ):
+            yield _hold(
+                stream,
+                next(iter(writers)) if len(writers) == 1 else "",
+                still,
+                f"ids of {stream} are taken up to {sequence}, and no writer's position moves beyond"
+                f" {max(writers.values())}",
+                reason,
+                count=sequence - first.sequences.get(stream, sequence),
+            )
+
+
+def _hold(
+    stream: str, writer: str, still: float, why: str, reason: OpenTransaction | None, *, count: int
+) -> Finding:
+    if reason is None:
+        because = "; no transaction is open for as long"
+        remedy = f"look at the log of {writer or 'the writers'}; a restart of it gives up its unfinished ids"
+    else:
+        because = f"; the oldest transaction is open for {reason.seconds:.0f} s: {_describe(reason)}"
+        blocker = reason.waits_for[0] if reason.waits_for else reason.pid
+        remedy = (
+            f"end what holds it: SELECT pg_terminate_backend({blocker}) ends that session"
+            " (look first what it is)"
+        )
+    return Finding(
+        kind="held",
+        stream=WIRE.get(stream, stream),
+        writer=writer,
+        process=writer,
+        since_seconds=round(still, 1),
+        count=count,
+        why=why + because,
+        remedy=remedy,
+        command="SELECT pid, application_name, state, xact_start, query FROM pg_stat_activity"
+        " ORDER BY xact_start",
+    )
+
+
+def _oldest(sessions: Iterable[OpenTransaction], seconds: float) -> OpenTransaction | None:
+    """The session to blame: one that waits for a lock, else the oldest open transaction."""
+    old = [one for one in sessions if one.seconds >= seconds - 1.0]
+    return next((one for one in old if one.waits_for), old[0] if old else None)
+
+
+def _describe(session: OpenTransaction) -> str:
+    who = f"session {session.pid}" + (f" ({session.program})" if session.program else "")
+    if session.waits_for:
+        blockers = ", ".join(map(str, session.waits_for))
+        return f"{who} waits for a lock ({session.lock}) that session {blockers} holds"
+    return f"{who} is idle in its transaction" if session.is_idle else f"{who} is working"
+
+
+# -- processes and the channel -----------------------------------------------------------------------------
+
+
+def _processes(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
+    seen = [look for look in looks if look.metrics]
+    if len(seen) < 2:
+        return
+    for name, last in sorted(seen[-1].metrics.items()):
+        before = seen[0].metrics.get(name)
+        if before is None:
+            continue
+        if last.is_silent and before.is_silent:
+            yield Finding(
+                kind="silent_process",
+                process=name,
+                since_seconds=round(last.at - before.at, 1),
+                why=f"{name} accepted connections and did not answer, twice: {last.trouble}",
+                remedy=f"look whether {name} is stopped (kill -CONT), or busy; else restart it",
+            )
+        if homeserver.redis is not None and last.connections == 0 and before.connections == 0:
+            yield Finding(
+                kind="not_connected",
+                process=name,
+                since_seconds=round(last.at - before.at, 1),
+                why=f"{name} has no connection to Redis: it hears of nothing, and announces nothing",
+                remedy="look at its log; check that it reaches Redis, and the password in its configuration",
+            )
+
+
+def _channel(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool) -> Iterator[Finding]:
+    heards = [look.heard for look in looks if look.heard is not None and not look.heard.trouble]
+    if not heards or heards[-1] is not looks[-1].heard:
+        return
+    last = heards[-1]
+    yield from _subscribers(homeserver, heards)
+    yield from _unknown_writers(homeserver, last)
+    if has_asked:
+        for (stream, writer), answers in sorted(last.answers.items()):
+            # One may be a POSITION of an idle writer that moved; not twice in a row.
+            if answers > 1 and last.asks > 1 and last.rows.get((stream, writer), 0) == 0:
+                yield Finding(
+                    kind="name_twice",
+                    stream=stream,
+                    writer=writer,
+                    process=writer,
+                    count=answers,
+                    why=f"{answers} processes answered as {writer} to one REPLICATE",
+                    remedy="give each process a name of its own, and end the one that is too many",
+                )
+                return
+
+
+def _subscribers(homeserver: Homeserver, heards: Sequence[Heard]) -> Iterator[Finding]:
+    """Fewer at each count than the processes whose files were given; others may listen as well."""
+    counts = [heard.subscribers for heard in heards if heard.subscribers is not None]
+    expected = [one.name for one in homeserver.processes if one.file]
+    if len(counts) >= 2 and max(counts) < len(expected):
+        yield Finding(
+            kind="fewer_subscribers",
+            count=len(expected) - max(counts),
+            why=f"{max(counts)} processes listen on Redis, and the files name {len(expected)}:"
+            f" {', '.join(expected)}",
+            remedy="look which one does not run, or has lost its connection to Redis",
+            command=f"redis-cli PUBSUB NUMSUB {homeserver.server_name}",
+        )
+
+
+def _unknown_writers(homeserver: Homeserver, heard: Heard) -> Iterator[Finding]:
+    for (stream, writer), count in sorted(heard.rows.items()):
+        key = WRITER_KEYS.get(stream)
+        if key is None or _is_writer(homeserver, stream, writer):
+            continue
+        yield Finding(
+            kind="unknown_writer",
+            stream=stream,
+            writer=writer,
+            process=writer,
+            count=count,
+            why=f"{writer} writes {stream} ({count} rows heard), and stream_writers has"
+            f" {', '.join(homeserver.writers.get(key, (MAIN,)))} for {key}",
+            remedy="give all processes the same stream_writers and restart them, or end that process",
+        )
+
+
+def _configuration(homeserver: Homeserver) -> Iterator[Finding]:
+    for name, files in sorted(homeserver.twice.items()):
+        yield Finding(
+            kind="name_twice",
+            process=name,
+            count=len(files),
+            why=f"{' and '.join(files)} have the name {name}",
+            remedy="give each worker a worker_name of its own",
+        )
+    marks: dict[str, list[str]] = {}
+    for process in homeserver.processes:
+        if process.file:
+            marks.setdefault(process.secret_mark, []).append(process.name)
+    if len(marks) > 1:
+        groups = sorted(marks.values(), key=len)
+        odd = [name for group in groups[:-1] for name in group]
+        yield Finding(
+            kind="different_secrets",
+            process=odd[0] if len(odd) == 1 else "",
+            count=len(odd),
+            why=f"worker_replication_secret of {', '.join(odd)} is not that of {', '.join(groups[-1])}:"
+            " their requests to each other are refused",
+            remedy="give all processes the same worker_replication_secret, and restart them",
+        )
+    if homeserver.redis is not None:
+        for process in homeserver.processes:
+            if process.file and not process.has_redis:
+                yield Finding(
+                    kind="no_redis",
+                    process=process.name,
+                    why=f"{process.file} switches Redis off for {process.name}: it hears of nothing",
+                    remedy=f"remove `redis` from {process.file}: a key at the top replaces the shared one",
+                )
+
+
+# -- consumers ---------------------------------------------------------------------------------------------
+
+
+def _consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
+    databases = [look.database for look in looks if look.database is not None]
+    if not databases:
+        return
+    first, last = databases[0].consumers, databases[-1].consumers
+    for service in last.appservices:
+        if service.is_down and service.name in homeserver.appservices:
+            waiting = service.first_waiting is not None
+            count = (service.last_waiting or 0) - (service.first_waiting or 0) + 1 if waiting else None
+            waits = (
+                f": transactions {service.first_waiting} to {service.last_waiting} wait" if waiting else ""
+            )
+            yield Finding(
+                kind="appservice_down",
+                process=service.name,
+                count=count,
+                why=f"the application service {service.name} refused a transaction, or could not be"
+                f" reached{waits}",
+                remedy=f"look at the log of {service.name}; Synapse tries again by itself, later each time",
+            )
+    if homeserver.appservices:
+        yield from _behind(
+            "appservices_behind",
+            "the sender of application services",
+            first.appservices_position,
+            last.appservices_position,
+            first.events,
+            "look at the log of the process in notify_appservices_from_worker (or the main process)",
+        )
+    if homeserver.federates:
+        for sender, position in sorted(last.federation.items()):
+            known = homeserver.process(sender)
+            if position >= 0 and known is not None:
+                yield from _behind(
+                    "federation_behind",
+                    f"the federation sender {sender}",
+                    first.federation.get(sender),
+                    position,
+                    first.events,
+                    f"look whether {sender} runs, and at its log",
+                    process=sender,
+                )
+    if homeserver.pushes and last.pushers is not None and (events := last.events) is not None:
+        behind = events - last.pushers.lowest
+        if behind > 0:
+            yield Finding(
+                kind="pushers_failing",
+                count=last.pushers.count,
+                why=f"{last.pushers.count} pushers fail, the first since"
+                f" {_time(last.pushers.failing_since)}, and are up to {behind} ids behind the events",
+                remedy="look whether their push gateway can be reached, and at the log of the pusher",
+            )
+
+
+def _behind(
+    kind: str,
+    who: str,
+    first: int | None,
+    last: int | None,
+    events: int | None,
+    remedy: str,
+    *,
+    process: str = "",
+) -> Iterator[Finding]:
+    """Behind the events of the first look at the last, and standing still or far behind."""
+    if first is None or last is None or events is None or last >= events:
+        return
+    if last == first and events - last >= BEHIND_EVENTS:
+        yield Finding(
+            kind=kind,
+            process=process,
+            count=events - last,
+            why=f"{who} is at {last}, {events - last} ids behind the events, and does not move",
+            remedy=remedy,
+        )
+
+
+def _time(seconds: float) -> str:
+
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,243 @@
+"""Looks at a homeserver's database: read only, in short transactions, without a scan of a table."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from synrepl.errors import StorageError
+from synrepl.inspection.configuration import MAIN, DatabaseSettings
+from synrepl.inspection.explanation import HomeserverState
+from synrepl.inspection.looks import (
+    Appservice,
+    CommittedRow,
+    Consumers,
+    DatabaseLook,
+    FailingPushers,
+    OpenTransaction,
+)
+from synrepl.storage.databases import Database
+from synrepl.storage.doctor.examination import present_streams, reason_of
+from synrepl.storage.doctor.holds import read_positions
+from synrepl.storage.doctor.synapse import MARKS, Catalog, read_catalog
+from synrepl.storage.id_tables import IdStream
+from synrepl.storage.ids.database import IdDatabase
+
+STATEMENT_SECONDS: Final = 2.0
+MAX_ROWS: Final = 1_000
+"""The most rows read of one table between two looks."""
+MAX_SESSIONS: Final = 100
+MAX_APPSERVICES: Final = 200
+MAX_WRITERS: Final = 10_000
+
+T = TypeVar("T")
+
+SESSIONS: Final = """
+    SELECT activity.pid, activity.application_name, extract(epoch FROM now() - activity.xact_start),
+        activity.state LIKE 'idle in transaction%%', pg_blocking_pids(activity.pid),
+        coalesce((SELECT coalesce(locks.relation::regclass::text, locks.locktype) FROM pg_locks AS locks
+            WHERE locks.pid = activity.pid AND NOT locks.granted LIMIT 1), '')
+    FROM pg_stat_activity AS activity
+    WHERE activity.datname = current_database() AND activity.xact_start IS NOT NULL
+        AND activity.pid <> pg_backend_pid() AND activity.backend_type = 'client backend'
+        AND now() - activity.xact_start > interval '1 second'
+    ORDER BY activity.xact_start LIMIT %s
+"""
+
+
+def open_database(
+    settings: DatabaseSettings, *, what: str = "synrepl inspect", statement_seconds: float = STATEMENT_SECONDS
+) -> Database:
+    """The homeserver's database, not connected yet. `what` is the name of sessions there.
+
+    Raises `ReplicationError` for parameters of no use.
+    """
+    address = f"sqlite:{settings.path}" if settings.parameters is None else settings.parameters.value
+    return Database(address, what=what, statement_seconds=statement_seconds)
+
+
+@dataclasses.dataclass(eq=False)
+class DatabaseViewer:
+    """Looks at one database over one connection, in one thread at a time."""
+
+    database: Database
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._connection: Any = None
+        self._catalog: Catalog | None = None
+        self._streams: Sequence[IdStream] = ()
+
+    def look(self, before: DatabaseLook | None = None) -> DatabaseLook:
+        """Look once. With the look `before`, the rows since are read. Raises `StorageError`."""
+        if self._connection is None:
+            self._connection = self.database.connect(read_only=True)
+        try:
+            return self.database.read(self._connection, "inspect", lambda cursor: self._look(cursor, before))
+        except StorageError:
+            self.close()
+            raise
+
+    def writer_names(self) -> dict[int, str]:
+        """The names of writers by their numbers in tokens; empty if the release has none."""
+        if self._connection is None or self._catalog is None or "instance_map" not in self._catalog.tables:
+            return {}
+
+        def read(cursor: Any) -> dict[int, str]:
+            cursor.execute("SELECT instance_id, instance_name FROM instance_map")
+            return dict(cursor.fetchmany(MAX_WRITERS))
+
+        return self.database.read(self._connection, "inspect", read)
+
+    def close(self) -> None:
+        """Close the connection. Harmless when repeated."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _look(self, cursor: Any, before: DatabaseLook | None) -> DatabaseLook:
+        if self._catalog is None:
+            self._catalog = read_catalog(cursor, self.database.flavor)
+            self._streams = present_streams(self._catalog) if self.database.flavor == "postgresql" else ()
+        catalog, unread = self._catalog, dict[str, None]()
+        if missing := [mark for mark in MARKS if mark not in catalog.tables]:
+            raise StorageError(
+                op="inspect",
+                why=f"{self.database.name} has no table {missing[0]}: it is not a homeserver's database",
+                hint="check `database` in the homeserver's configuration, and this user's search_path",
+            )
+
+        def part(what: str, work: Callable[[Any], T], otherwise: T) -> T:
+            try:
+                return self.database.savepoint(cursor, "inspect", work)
+            except StorageError as error:
+                unread[f"{what}: {reason_of(error)}"] = None
+                return otherwise
+
+        at = self.clock()
+        # First: what is stored later is then above it.
+        positions: dict[str, dict[str, int]] = part("positions", read_positions, {})
+        sequences: dict[str, int] = {}
+        rows: list[CommittedRow] = []
+        for stream in self._streams:
+            ids = IdDatabase(stream, self.database.flavor)
+            value = part(stream.name, ids.allocated, None)
+            if value is None:
+                continue
+            sequences[stream.name] = value
+            known = None if before is None else before.sequences.get(stream.name)
+            if known is not None and known < value:
+                rows += part(stream.name, _rows_between(stream, catalog, known, value), [])
+        sessions: list[OpenTransaction] = []
+        if self.database.flavor == "postgresql":
+            sessions = part("sessions", _sessions, [])
+        return DatabaseLook(
+            at=at,
+            positions=positions,
+            sequences=sequences,
+            rows=rows,
+            sessions=sessions,
+            consumers=_read_consumers(catalog.tables, part),
+            unread=tuple(unread),
+        )
+
+
+def read_state(settings: DatabaseSettings, clock: Callable[[], float]) -> HomeserverState:
+    """Read what a pasted text is compared with. Raises `ReplicationError`."""
+    viewer = DatabaseViewer(open_database(settings), clock)
+    try:
+        look = viewer.look()
+        return HomeserverState(
+            writers=viewer.writer_names(), positions=look.positions, allocated=look.sequences
+        )
+    finally:
+        viewer.close()
+
+
+def _rows_between(
+    stream: IdStream, catalog: Catalog, after: int, upto: int
+) -> Callable[[Any], list[CommittedRow]]:
+    """Read the rows with ids after this one up to that one, of those tables that tell their writers."""
+
+    def read(cursor: Any) -> list[CommittedRow]:
+        found = []
+        low, high = sorted(((after + 1) * stream.sign, upto * stream.sign))
+        for table in stream.tables:
+            if table.writer_column is None or (table.name, table.id_column) not in catalog.indexed:
+                continue
+            cursor.execute(
+                f"SELECT {table.id_column}, {table.writer_column} FROM {table.name}"
+                f" WHERE {table.id_column} BETWEEN {low} AND {high} LIMIT {MAX_ROWS}"
+            )
+            found += [
+                CommittedRow(stream.name, writer or MAIN, abs(token)) for token, writer in cursor.fetchall()
+            ]
+        return found
+
+    return read
+
+
+def _sessions(cursor: Any) -> list[OpenTransaction]:
+    cursor.execute(SESSIONS, (MAX_SESSIONS,))
+    return [
+        OpenTransaction(
+            pid=pid,
+            program=program or "",
+            seconds=float(seconds),
+            is_idle=bool(is_idle),
+            waits_for=tuple(waits_for or ()),
+            lock=lock,
+        )
+        for pid, program, seconds, is_idle, waits_for, lock in cursor.fetchall()
+    ]
+
+
+def _read_consumers(tables: Mapping[str, Any], part: Callable[..., Any]) -> Consumers:
+    def value(what: str, table: str, statement: str) -> int | None:
+        def work(cursor: Any) -> int | None:
+            cursor.execute(statement)
+            row = cursor.fetchone()
+            return None if row is None or row[0] is None else int(row[0])
+
+        return part(what, work, None) if table in tables else None
+
+    def appservices(cursor: Any) -> list[Appservice]:
+        cursor.execute(
+            "SELECT state.as_id, state.state = 'down', waiting.first, waiting.last"
+            " FROM application_services_state AS state LEFT JOIN"
+            " (SELECT as_id, min(txn_id) AS first, max(txn_id) AS last FROM application_services_txns"
+            " GROUP BY as_id) AS waiting ON waiting.as_id = state.as_id"
+        )
+        return [
+            Appservice(name=name, is_down=bool(is_down), first_waiting=first, last_waiting=last)
+            for name, is_down, first, last in cursor.fetchmany(MAX_APPSERVICES)
+        ]
+
+    def federation(cursor: Any) -> dict[str, int]:
+        cursor.execute(
+            "SELECT instance_name, stream_id FROM federation_stream_position WHERE type = 'events'"
+        )
+        return {name: int(token) for name, token in cursor.fetchall()}
+
+    def pushers(cursor: Any) -> FailingPushers | None:
+        cursor.execute(
+            "SELECT count(*), min(failing_since), min(last_stream_ordering) FROM pushers"
+            " WHERE failing_since IS NOT NULL AND failing_since > 0"
+        )
+        count, since, lowest = cursor.fetchone()
+        if not count:
+            return None
+        return FailingPushers(count=count, failing_since=since / 1000, lowest=int(lowest or 0))
+
+    return Consumers(
+        events=value("events", "events", "SELECT max(stream_ordering) FROM events"),
+        appservices_position=value(
+            "application services",
+            "appservice_stream_position",
+            "SELECT stream_ordering FROM appservice_stream_position",
+        ),
+        appservices=part("application services", appservices, [])
+        if {"application_services_state", "application_services_txns"} <= set(tables)
+        else [],
+        federation=part("federation", federation, {}) if "federation_stream_position" in tables else {},
+        pushers=part("pushers", pushers, None) if "pushers" in tables else None,
+    )

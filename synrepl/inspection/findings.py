@@ -1,0 +1,59 @@
+"""What an inspection finds: kinds with stable names, and what it could not see."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong.
+
+    `kind` is one of `KINDS`. `stream` (the name on the wire), `writer` and `process` are empty if it is not
+    about one. `position` is the token that it is about; `since_seconds` and `count` say for how long, and how
+    many; each is None if it is not known. `why` is what was seen, `remedy` what to do, `command` shows it
+    again; the last may be empty.
+    """
+
+    kind: str
+    stream: str = ""
+    writer: str = ""
+    process: str = ""
+    position: int | None = None
+    since_seconds: float | None = None
+    count: int | None = None
+    why: str
+    remedy: str
+    command: str = ""
+
+
+class Unseen(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that the inspection could not look at: what, why, and what to give."""
+
+    what: str
+    why: str
+
+
+KINDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "never_announced": "a writer stores positions of a stream, and announces nothing on Redis",
+        "not_received": "a process lacks what others had at the look before",
+        "held": "ids are taken, or rows committed, and the writer's position stands still",
+        "sequence_behind_positions": "a sequence is below stored positions: the homeserver does not start",
+        "sequence_behind_tables": "a sequence is below the rows of its tables",
+        "sequence_unused": "the first id would be 1, which all readers count as seen",
+        "silent_process": "a process accepts connections, and does not answer",
+        "not_connected": "a process has no connection to Redis",
+        "fewer_subscribers": "fewer processes listen on Redis than the configuration has",
+        "different_secrets": "processes have different replication secrets",
+        "no_redis": "a worker's configuration has no Redis",
+        "name_twice": "two processes have one name",
+        "unknown_writer": "a process writes a stream, and the configuration does not say so",
+        "appservice_down": "an application service does not accept its transactions",
+        "appservices_behind": "the sender of application services is behind the events",
+        "federation_behind": "the federation sender is behind the events",
+        "pushers_failing": "pushers fail, and are behind",
+    }
+)
+"""The kinds of findings, with what each means. A kind keeps its name."""

@@ -1,0 +1,227 @@
+"""One inspection of a homeserver: looks at its three ends, several times, and compares them."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+
+from synrepl.errors import ReplicationError, StorageError
+from synrepl.inspection.channel import ChannelListener
+from synrepl.inspection.comparison import compare, unseen
+from synrepl.inspection.configuration import Homeserver
+from synrepl.inspection.database import DatabaseViewer, open_database
+from synrepl.inspection.findings import Finding, Unseen
+from synrepl.inspection.looks import DatabaseLook, Look, MetricsLook
+from synrepl.inspection.metrics import MetricsReader
+from synrepl.inspection.streams import WIRE
+from synrepl.storage.doctor.complaints import Complaint
+from synrepl.storage.doctor.examination import Doctor
+from synrepl.transports.redis.connections import RedisRefused
+
+SUBSCRIBE_SECONDS: Final = 3.0
+SHORT_SECONDS: Final = 5.0
+"""From the first look to the second, of the database only."""
+LONG_SECONDS: Final = 15.0
+"""From the first look to the last; metrics are read no more often."""
+ANSWER_SECONDS: Final = 2.0
+"""How long answers to REPLICATE are awaited before it is published again."""
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InspectionReport:
+    """The result: what is wrong, what could not be looked at, and what was.
+
+    `mended` are findings that were there before REPLICATE was published, and are gone. `seen` counts what was
+    looked at: ``streams``, ``writers``, ``processes``, ``announced`` (writers heard on Redis).
+    """
+
+    homeserver: Homeserver
+    findings: Sequence[Finding]
+    unseen: Sequence[Unseen]
+    seen: dict[str, int]
+    mended: Sequence[Finding] = ()
+    looks: Sequence[Look] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 well, 1 unwell, 2 nothing was seen, 3 nothing unwell in what was seen."""
+        if self.findings:
+            return 1
+        if not any(self.seen.values()):
+            return 2
+        return 3 if self.unseen else 0
+
+
+class Inspection:
+    """Looks at one homeserver. `progress` gets the name of a step, and the seconds done and in all."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        homeserver: Homeserver,
+        *,
+        asks: bool = False,
+        progress: Callable[[str, float, float], None] = lambda step, done, total: None,
+    ) -> None:
+        self._reactor = reactor
+        self._homeserver = homeserver
+        self._asks = asks
+        self._progress = progress
+        self._metrics = MetricsReader(reactor)
+        self._viewer: DatabaseViewer | None = None
+        self._unseen: list[Unseen] = []
+        self._seconds = LONG_SECONDS * (2 if asks else 1)
+        self._began = 0.0
+
+    async def run(self) -> InspectionReport:
+        """Inspect. What cannot be looked at is told in the report; raises nothing but a bug."""
+        homeserver = self._homeserver
+        self._began = self._reactor.seconds()
+        listener = None
+        if homeserver.redis is not None:
+            listener = ChannelListener(self._reactor, homeserver.redis, homeserver.server_name)
+            listener.start()
+            await self._wait_for(listener.ready, SUBSCRIBE_SECONDS)
+        elif len(homeserver.processes) > 1:
+            self._miss("Redis", "`redis` is not enabled in the files: name the file that has it")
+        try:
+            return await self._look_and_compare(listener)
+        finally:
+            if listener is not None:
+                await listener.stop()
+            if self._viewer is not None:
+                self._viewer.close()
+
+    async def _look_and_compare(self, listener: ChannelListener | None) -> InspectionReport:
+        complaints = await self._open_database()
+        began = self._reactor.seconds()
+        looks = [await self._look(listener, None, has_metrics=True)]
+        await self._pass_until(began + SHORT_SECONDS)
+        looks.append(await self._look(listener, looks[-1].database))
+        await self._pass_until(began + LONG_SECONDS)
+        looks.append(await self._look(listener, looks[-1].database, has_metrics=True))
+        findings = compare(self._homeserver, looks)
+        mended: list[Finding] = []
+        if self._asks and listener is not None:
+            before = findings
+            await self._ask(listener)
+            await self._pass_until(began + 2 * LONG_SECONDS)
+            looks.append(await self._look(listener, looks[-1].database, has_metrics=True))
+            findings = compare(self._homeserver, looks, has_asked=True)
+            there = {(one.kind, one.stream, one.process) for one in findings}
+            mended = [one for one in before if (one.kind, one.stream, one.process) not in there]
+        return InspectionReport(
+            homeserver=self._homeserver,
+            findings=[*findings, *complaints],
+            unseen=[*self._unseen, *unseen(self._homeserver, looks)],
+            seen=_count(looks),
+            mended=mended,
+            looks=looks,
+        )
+
+    # -- looking -------------------------------------------------------------------------------------------
+
+    async def _open_database(self) -> list[Finding]:
+        settings = self._homeserver.database
+        if settings is None:
+            return []
+        try:
+            database = open_database(settings)
+        except ReplicationError as error:
+            self._miss("database", str(error))
+            return []
+        self._viewer = DatabaseViewer(database, self._reactor.seconds)
+        doctor = Doctor(database, now=self._reactor.seconds, has_log=False, only_indexed=True)
+        try:
+            diagnosis = await self._in_thread(doctor.examine)
+        except StorageError as error:
+            self._miss("sequences", str(error))
+            return []
+        for complaint in diagnosis.complaints:
+            if complaint.kind == "not_examined":
+                self._miss(
+                    "sequences", complaint.text + (f": {complaint.remedy}" if complaint.remedy else "")
+                )
+        return [
+            _finding(one) for one in diagnosis.complaints if one.severity == "error" and one.kind in DOCTORS
+        ]
+
+    async def _look(
+        self, listener: ChannelListener | None, before: DatabaseLook | None, *, has_metrics: bool = False
+    ) -> Look:
+        at = self._reactor.seconds()
+        database = None
+        if self._viewer is not None:
+            try:
+                database = await self._in_thread(lambda viewer: viewer.look(before), self._viewer)
+            except StorageError as error:
+                self._miss("database", str(error))
+        found: dict[str, MetricsLook] = {}
+        if has_metrics:
+            found = await self._metrics.look_at(self._homeserver.processes)
+            if listener is not None:
+                await listener.count_subscribers()
+        heard = None if listener is None else listener.heard()
+        return Look(at=at, database=database, heard=heard, metrics=found)
+
+    async def _ask(self, listener: ChannelListener) -> None:
+        """Publish REPLICATE; again if an answer came twice, which only a second process explains then."""
+        try:
+            await listener.ask()
+            await self._pass_until(self._reactor.seconds() + ANSWER_SECONDS)
+            if any(count > 1 for count in listener.heard().answers.values()):
+                await listener.ask()
+        except RedisRefused as error:
+            self._miss("answers to REPLICATE", str(error))
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    async def _pass_until(self, moment: float) -> None:
+        while (left := moment - self._reactor.seconds()) > 0:
+            self._progress("listening", self._reactor.seconds() - self._began, self._seconds)
+            await deferLater(self._reactor, min(left, 0.5))
+
+    async def _wait_for(self, event: "Deferred[None]", seconds: float) -> None:
+        until = self._reactor.seconds() + seconds
+        while not event.called and self._reactor.seconds() < until:
+            await deferLater(self._reactor, 0.02)
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        found: T = await deferToThread(work, *args)
+        return found
+
+    def _miss(self, what: str, why: str) -> None:
+        missed = Unseen(what=what, why=why)
+        if missed not in self._unseen:
+            self._unseen.append(missed)
+
+
+DOCTORS: Final = ("sequence_behind_positions", "sequence_behind_tables", "sequence_unused")
+"""The doctor's complaints that are findings here, by the same kinds."""
+
+
+def _finding(complaint: Complaint) -> Finding:
+    return Finding(
+        kind=complaint.kind,
+        stream=WIRE.get(complaint.stream, complaint.stream),
+        why=complaint.text,
+        remedy=f"{complaint.remedy}: {complaint.statement}" if complaint.statement else complaint.remedy,
+        command="synrepl doctor --database URL",
+    )
+
+
+def _count(looks: Sequence[Look]) -> dict[str, int]:
+    last = looks[-1]
+    positions = {} if last.database is None else last.database.positions
+    heard = {} if last.heard is None else last.heard.positions
+    return {
+        "streams": len({} if last.database is None else last.database.sequences),
+        "writers": sum(map(len, positions.values())),
+        "announced": sum(map(len, heard.values())),
+        "processes": sum(not look.trouble for look in last.metrics.values()),
+    }

@@ -1,0 +1,403 @@
+"""Makes the stale caches of a running homeserver right: rows, an announcement, and who received it.
+
+The rows are written as Synapse writes them, under a name of our own, and then announced on Redis. No process
+is restarted, and none is asked (docs/howto/invalidate.md).
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+
+from synrepl.caches.changes import Changes
+from synrepl.caches.names import KNOWN, ROOM_ALIASES, CacheName, Release, find_name, names_of, parse_release
+from synrepl.caches.vintage import PACKED, Invalidation, unpack
+from synrepl.errors import ConfigError, LocalProtocolError, ReplicationError
+from synrepl.inspection.channel import redis_address
+from synrepl.inspection.configuration import Homeserver
+from synrepl.inspection.database import open_database
+from synrepl.inspection.looks import MetricsLook
+from synrepl.inspection.metrics import MetricsReader
+from synrepl.ports.metrics import Metrics
+from synrepl.storage.homeserver_invalidations import HomeserverInvalidations
+from synrepl.streams.catalog import CACHES, CacheInvalidation
+from synrepl.transports.redis.link import RedisLink
+from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.grammar import Command
+from synrepl.wire.rdata_runs import RdataRun
+
+INSTANCE: Final = "synrepl-invalidate"
+"""The name that the rows are written under."""
+MAX_ROWS: Final = 1_000
+CONNECT_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 5.0
+"""How long our own announcement, and then each process, is awaited."""
+STEP_SECONDS: Final = 0.25
+ATTEMPTS: Final = 5
+"""How often rows are written again that others overtook."""
+
+T = TypeVar("T")
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be dropped: one entry (`name`, `key`), all of the caches `whole`, all about the `rooms`."""
+
+    name: str = ""
+    key: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    rooms: tuple[str, ...] = ()
+
+
+class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: its release (empty: unknown), and whether it received the rows (None: not asked)."""
+
+    name: str
+    release: str = ""
+    has_received: bool | None = None
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InvalidationReport:
+    """What was written and who received it. Without `ids` nothing was written.
+
+    `overtaken` are ids that some process may have ignored, as others' later ids were announced before.
+    """
+
+    rows: Sequence[CacheInvalidation]
+    ids: Sequence[int] = ()
+    overtaken: Sequence[int] = ()
+    processes: Sequence[ProcessReport] = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all rows were announced in time, and received by those that were asked."""
+        return not self.overtaken and all(one.has_received is not False for one in self.processes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InvalidationPlan:
+    """The rows to write. `drops` are what the processes of each release drop. `notes` are for people."""
+
+    rows: Sequence[CacheInvalidation]
+    drops: Mapping[Release, Sequence[Invalidation]]
+    notes: Sequence[str] = ()
+
+
+def make_plan(wanted: Wanted, releases: Sequence[Release], *, now_ms: int = 0) -> InvalidationPlan:
+    """Plan the rows for processes of these releases. Without releases the newest known counts.
+
+    Raises `ConfigError` for a name that none of them has, for keys that do not fit, and for too many rows.
+    """
+    notes = []
+    if not releases:
+        releases = KNOWN[-1:]
+        newest = ".".join(map(str, releases[0]))
+        notes.append(f"the release is unknown: taken for {newest}; --release says another")
+    entries: list[tuple[str, tuple[str, ...] | None]] = []
+    if wanted.name:
+        entries.append((wanted.name, wanted.key))
+    entries += [(name, None) for name in wanted.whole]
+    for room in wanted.rooms:
+        if not room.startswith("!"):
+            raise ConfigError("--room takes the id of a room, which begins with !")
+        for release in sorted(set(releases), reverse=True):
+            alias = next(one for one in ROOM_ALIASES if one in names_of(release))
+            if alias != ROOM_ALIASES[0]:
+                notes.append(f"{alias} is all that Synapse {_text(release)} has: only the state of the room")
+            entries.append((alias, (room,)))
+    rows: dict[tuple[str, tuple[str, ...] | None], CacheInvalidation] = {}
+    for name, key in entries:
+        found = _find(name, releases)
+        # One for each: together, an alias would replace another that older processes need.
+        changes = Changes()
+        try:
+            if key is not None:
+                found.check(key)
+                changes.invalidate(name, key)
+            elif found.can_drop_all:
+                changes.invalidate_all(name)
+            else:
+                raise ConfigError(f"{name} cannot be dropped whole: give {' '.join(found.arguments)}")
+        except LocalProtocolError as error:
+            raise ConfigError(error.why) from error
+        for row in changes.rows(now_ms):
+            rows[row.cache_func, None if row.keys is None else tuple(row.keys)] = row
+    if len(rows) > MAX_ROWS or sum(len(row.keys or ()) for row in rows.values()) > MAX_ROWS:
+        raise ConfigError(f"at most {MAX_ROWS} rows and keys at once")
+    planned = list(rows.values())
+    drops = {release: _drops(planned, release) for release in sorted(set(releases))}
+    return InvalidationPlan(rows=planned, drops=drops, notes=tuple(dict.fromkeys(notes)))
+
+
+def _find(name: str, releases: Sequence[Release]) -> CacheName:
+    newest_first = sorted(set(releases), reverse=True)
+    for release in newest_first:
+        if found := names_of(release).get(name):
+            return found
+    return find_name(name, newest_first[0])
+
+
+def _drops(rows: Sequence[CacheInvalidation], release: Release) -> list[Invalidation]:
+    """What a process of this release drops for the rows."""
+    there = frozenset(names_of(release))
+    found: dict[Invalidation, None] = {}
+    for row in rows:
+        name = names_of(release).get(row.cache_func)
+        if name is None:
+            continue
+        if row.keys is not None and name.name in PACKED:
+            for text in row.keys:
+                found |= dict.fromkeys(name.drops(unpack(text), there))
+        else:
+            found |= dict.fromkeys(name.drops(None if row.keys is None else tuple(row.keys), there))
+    return list(found)
+
+
+def _text(release: Release) -> str:
+    return ".".join(map(str, release))
+
+
+class Announcer:
+    """Announces rows of ``caches`` on the channel, and hears them come back (the member of a `RedisLink`)."""
+
+    def __init__(self, reactor: Any, homeserver: Homeserver) -> None:
+        assert homeserver.redis is not None
+        self.overtaken: list[int] = []
+        """Own ids that came after a higher one of another writer: a process may have ignored them."""
+        self.heard = 0
+        """The last own id that came back."""
+        self.is_name_taken = False
+        """Whether another process announced something under our name."""
+        self._has_announced = False
+        self._highest = 0
+        self._down = {"subscriber", "publisher"}
+        self.trouble = ""
+        """Why an attempt to connect failed."""
+        self._link = RedisLink(
+            reactor,
+            redis_address(homeserver.redis),
+            self,  # type: ignore[arg-type]  # all that a link calls
+            server_name=homeserver.server_name,
+            instance=INSTANCE,
+            metrics=Metrics(CollectorRegistry()),
+            hears=("",),
+        )
+
+    @property
+    def is_up(self) -> bool:
+        """Whether both connections are established."""
+        return not self._down
+
+    def start(self) -> None:
+        """Connect."""
+        self._link.start()
+
+    def stop(self) -> Any:
+        """Close the connections. Fires when Redis has processed what was announced."""
+        return self._link.stop()
+
+    def announce_position(self, prev_token: int, token: int) -> None:
+        """Say that there are no rows between: without a position, processes drop the rows that follow."""
+        self._has_announced = True
+        self._link.send(Position(stream="caches", instance=INSTANCE, prev_token=prev_token, token=token))
+
+    def announce(self, ids: Sequence[int], rows: Sequence[CacheInvalidation]) -> None:
+        """Publish each row under its id."""
+        self._has_announced = True
+        for token, row in zip(ids, rows, strict=True):
+            self._link.send(Rdata(stream="caches", instance=INSTANCE, token=token, row=CACHES.encode(row)))
+
+    # -- what the link calls -------------------------------------------------------------------------------
+
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
+        """Compare own ids with those of others, in the order in which all processes hear them."""
+        for command in commands:
+            match command:
+                case RdataRun(stream=stream, instance=writer, tokens=tokens):
+                    self._hear(stream, writer, [token for token in tokens if token is not None], is_row=True)
+                case Rdata(stream=stream, instance=writer, token=int(token)):
+                    self._hear(stream, writer, [token], is_row=True)
+                case Position(stream=stream, instance=writer, token=token):
+                    self._hear(stream, writer, [token], is_row=False)
+
+    def _hear(self, stream: str, writer: str, tokens: Sequence[int], *, is_row: bool) -> None:
+        if writer == INSTANCE:
+            self.is_name_taken = self.is_name_taken or not self._has_announced or stream != "caches"
+            if is_row and tokens and stream == "caches":
+                self.overtaken += [token for token in tokens if token < self._highest]
+                self.heard = max(self.heard, *tokens)
+        elif stream == "caches":
+            self._highest = max(self._highest, *tokens, 0)
+
+    def subscriber_up(self) -> None:
+        """Redis has confirmed the subscription."""
+        self._down.discard("subscriber")
+
+    def subscriber_down(self, why: str) -> None:
+        """The subscription was lost."""
+        self._down.add("subscriber")
+        self.trouble = why
+
+    def publisher_up(self) -> None:
+        """What is announced from now on reaches Redis."""
+        self._down.discard("publisher")
+
+    def publisher_down(self, why: str) -> None:
+        """The other connection was lost."""
+        self._down.add("publisher")
+        self.trouble = why
+
+    def unreachable(self, why: str) -> None:
+        """An attempt to connect failed."""
+        self.trouble = why
+
+    def pause(self) -> None:
+        """Do nothing: rows are few, and may wait in memory."""
+
+    resume = pause
+
+
+class NotDone(ReplicationError):
+    """The invalidation failed; the text says whether rows were written."""
+
+
+class Invalidator:
+    """Invalidates caches of one homeserver. `seconds` gives the time in seconds since 1970."""
+
+    def __init__(self, reactor: Any, homeserver: Homeserver, *, seconds: Callable[[], float]) -> None:
+        self._reactor = reactor
+        self._homeserver = homeserver
+        self._seconds = seconds
+        self._reader = MetricsReader(reactor)
+        self._before: dict[str, MetricsLook] = {}
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the files say that it cannot work."""
+        homeserver = self._homeserver
+        if any(one.name == INSTANCE for one in homeserver.processes):
+            raise ConfigError(f"a process of the homeserver is called {INSTANCE}: rename it")
+        if homeserver.database is None:
+            raise ConfigError("the files name no database that can be used")
+        if homeserver.redis is None:
+            raise ConfigError(
+                "`redis` is not enabled in the files: a homeserver of one process hears nothing; restart it"
+            )
+
+    async def look(self) -> list[ProcessReport]:
+        """Read the metrics of each process, which tell its release."""
+        self._before = await self._look_at([one.name for one in self._homeserver.processes])
+        return [
+            ProcessReport(name=name, release=look.release, why=look.trouble)
+            for name, look in self._before.items()
+        ]
+
+    async def run(
+        self, wanted: Wanted, releases: Sequence[Release], *, verifies: bool = False
+    ) -> InvalidationReport:
+        """Write the rows, announce them, and with `verifies` wait until each process has received them.
+
+        Raises `ConfigError`, and `ReplicationError` if it failed.
+        """
+        self.check()
+        plan = make_plan(wanted, releases, now_ms=int(self._seconds() * 1000))
+        database = self._homeserver.database
+        assert database is not None
+        writer = HomeserverInvalidations(open_database(database, what=INSTANCE), instance=INSTANCE)
+        announcer = Announcer(self._reactor, self._homeserver)
+        if verifies:
+            # Again: what was received before this is no answer.
+            await self.look()
+        announcer.start()
+        try:
+            # Both ends first: nothing is written that cannot be announced.
+            await self._until(lambda: announcer.is_up or bool(announcer.trouble), CONNECT_SECONDS)
+            if not announcer.is_up:
+                raise NotDone(f"nothing was written: Redis: {announcer.trouble or 'no answer'}")
+            standing = await self._in_thread(writer.open)
+            if announcer.is_name_taken:
+                raise NotDone(f"nothing was written: another process announces as {INSTANCE} on Redis")
+            announcer.announce_position(standing.last_row, standing.allocated)
+            ids, overtaken = await self._write(writer, announcer, plan.rows)
+        finally:
+            await announcer.stop()
+            await self._in_thread(writer.close)
+        processes = await self._verify(len(plan.rows)) if verifies else []
+        return InvalidationReport(rows=plan.rows, ids=ids, overtaken=overtaken, processes=processes)
+
+    async def _write(
+        self, writer: HomeserverInvalidations, announcer: Announcer, rows: Sequence[CacheInvalidation]
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of all rows, and those that were overtaken at every attempt."""
+        ids: list[int] = []
+        left = list(rows)
+        for _ in range(ATTEMPTS):
+            written = await self._in_thread(writer.write, left)
+            ids += written
+            announcer.overtaken.clear()
+            announcer.announce(written, left)
+            await self._until(lambda last=written[-1]: announcer.heard >= last, ANSWER_SECONDS)  # type: ignore[misc]
+            if announcer.heard < written[-1]:
+                why = announcer.trouble or "they did not come back"
+                raise NotDone(f"{len(ids)} rows are written, and were not all announced: {why}; run it again")
+            overtaken = set(announcer.overtaken)
+            left = [row for token, row in zip(written, left, strict=True) if token in overtaken]
+            if not left:
+                return ids, []
+        return ids, sorted(overtaken)
+
+    async def _verify(self, count: int) -> list[ProcessReport]:
+        """Wait until each process has received this many rows more than before."""
+        waiting = {name for name, look in self._before.items() if not look.trouble}
+        last: dict[str, MetricsLook] = dict(self._before)
+        until = self._reactor.seconds() + ANSWER_SECONDS
+        while waiting:
+            last |= await self._look_at(sorted(waiting))
+            waiting -= {name for name in waiting if self._rise(name, last[name]) >= count}
+            if not waiting or self._reactor.seconds() >= until:
+                break
+            await deferLater(self._reactor, STEP_SECONDS)
+        found = []
+        for name, look in last.items():
+            rise = self._rise(name, look)
+            why = look.trouble or f"its metrics count {rise} of {count} rows"
+            has_received = not look.trouble and rise >= count
+            found.append(
+                ProcessReport(
+                    name=name,
+                    release=look.release,
+                    has_received=has_received,
+                    why="" if has_received else why,
+                )
+            )
+        return found
+
+    def _rise(self, name: str, look: MetricsLook) -> int:
+        return look.received.get("caches", 0) - self._before[name].received.get("caches", 0)
+
+    async def _look_at(self, names: Sequence[str]) -> dict[str, MetricsLook]:
+        return await self._reader.look_at(one for one in self._homeserver.processes if one.name in names)
+
+    async def _until(self, is_so: Callable[[], bool], seconds: float) -> None:
+        until = self._reactor.seconds() + seconds
+        while not is_so() and self._reactor.seconds() < until:
+            await deferLater(self._reactor, 0.01)
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        found: T = await deferToThread(work, *args)
+        return found
+
+
+def releases_of(processes: Sequence[ProcessReport]) -> list[Release]:
+    """The releases that processes told, without those that are no release."""
+    found = []
+    for one in processes:
+        try:
+            found.append(parse_release(one.release))
+        except ConfigError:
+            continue
+    return found

@@ -1,0 +1,120 @@
+"""What is seen of a homeserver at one moment; pure data, without judgement."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+Positions = Mapping[str, Mapping[str, int]]
+"""Tokens by stream (the generator's name, as in ``stream_positions``) and writer, as ascending numbers."""
+
+
+class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
+    """A session of the database with an open transaction.
+
+    `seconds` is the age of the transaction. `is_idle`: it waits for its client. `waits_for` are the sessions
+    that block it, and `lock` the table or kind of its lock; empty if it waits for none.
+    """
+
+    pid: int
+    program: str
+    seconds: float
+    is_idle: bool = False
+    waits_for: tuple[int, ...] = ()
+    lock: str = ""
+
+
+class CommittedRow(msgspec.Struct, frozen=True):
+    """A row of a stream's table: its id as an ascending number, and its writer."""
+
+    stream: str
+    writer: str
+    token: int
+
+
+class Appservice(msgspec.Struct, frozen=True, kw_only=True):
+    """An application service: whether Synapse has it as down, and the transactions that wait for it."""
+
+    name: str
+    is_down: bool
+    first_waiting: int | None = None
+    last_waiting: int | None = None
+
+
+class FailingPushers(msgspec.Struct, frozen=True, kw_only=True):
+    """Pushers of one process that fail and are behind: how many, and the first failure (Unix seconds)."""
+
+    count: int
+    failing_since: float
+    lowest: int
+
+
+class Consumers(msgspec.Struct, frozen=True, kw_only=True):
+    """How far those are that read the events. None: the database has no such position."""
+
+    events: int | None = None
+    appservices_position: int | None = None
+    appservices: Sequence[Appservice] = ()
+    federation: Mapping[str, int] = {}
+    pushers: FailingPushers | None = None
+
+
+class DatabaseLook(msgspec.Struct, frozen=True, kw_only=True):
+    """The database at `at` (seconds of a monotonic clock).
+
+    `rows` are rows that were committed since the look before. `unread` are parts that could not be read.
+    """
+
+    at: float
+    positions: Positions
+    sequences: Mapping[str, int]
+    rows: Sequence[CommittedRow] = ()
+    sessions: Sequence[OpenTransaction] = ()
+    consumers: Consumers = Consumers()
+    unread: Sequence[str] = ()
+
+
+class MetricsLook(msgspec.Struct, frozen=True, kw_only=True):
+    """The metrics of one process.
+
+    `positions` are linear, by the generator's name; None if the release shows none. `sent` and `received`
+    count rows by the name on the wire. `connections` to Redis; None if it is not shown. `timeouts` count
+    waits for a stream that ended without it. `release` is empty if it is not shown. `trouble` says why
+    nothing was read; `is_silent`: the process accepts connections and does not answer.
+    """
+
+    at: float
+    positions: Mapping[str, int] | None = None
+    sent: Mapping[str, int] = {}
+    received: Mapping[str, int] = {}
+    connections: int | None = None
+    timeouts: Mapping[str, int] = {}
+    release: str = ""
+    trouble: str = ""
+    is_silent: bool = False
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """What was heard on Redis up to now.
+
+    `positions` are the highest tokens of RDATA and POSITION, by the name on the wire and writer. `answers`
+    are POSITIONs after our REPLICATE: how often each stream and writer answered, at least, to each of `asks`
+    such questions. `rows` counts RDATA. `since` is when the listener was subscribed, of the looks' clock.
+    `subscribers` of the channel, without us; None if Redis did not say. `trouble`: why there is nothing.
+    """
+
+    positions: Positions = {}
+    answers: Mapping[tuple[str, str], int] = {}
+    asks: int = 0
+    rows: Mapping[tuple[str, str], int] = {}
+    subscribers: int | None = None
+    since: float = float("inf")
+    trouble: str = ""
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was seen at one moment. A part that was not looked at is None, or not there."""
+
+    at: float
+    database: DatabaseLook | None = None
+    heard: Heard | None = None
+    metrics: Mapping[str, MetricsLook] = {}

@@ -1,0 +1,229 @@
+"""The check of a homeserver's database before the homeserver starts, and the repair that lets it start.
+
+After PostgreSQL was switched over and back, a stored position can be above its sequence, and Synapse refuses
+to start (its issue #18544). Only sequences are raised; positions and rows are never written.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from synrepl.errors import StorageError
+from synrepl.storage.databases import Database
+from synrepl.storage.doctor.complaints import Complaint, Diagnosis, Severity
+from synrepl.storage.doctor.examination import (
+    NO_SEQUENCES,
+    Doctor,
+    present_streams,
+    raise_sequence_sql,
+    reason_of,
+)
+from synrepl.storage.doctor.synapse import MARKS, read_catalog
+from synrepl.storage.id_tables import IdStream
+from synrepl.storage.ids.database import IdDatabase
+from synrepl.storage.ids.startup import examine
+
+APPLY_LOCK: Final = 0x5359_4E44
+"""The advisory lock (1398361668) that lets one doctor at a time raise sequences."""
+
+BATCH: Final = 10_000
+"""The most ids that one statement takes from a sequence."""
+
+MAX_BESIDE_OTHERS: Final = 1_000_000
+"""The most ids that a sequence is raised by while other sessions are in the database."""
+
+STATEMENT_SECONDS: Final = 30.0
+"""The longest statement, in seconds: also the longest wait for another doctor's lock."""
+
+RETRY_SECONDS: Final = 1.0
+SAY_SECONDS: Final = 10.0
+
+BEHIND: Final = frozenset(("sequence_behind_positions", "sequence_behind_tables"))
+
+REMEDY: Final = "add --apply, or run the statement, as the owner of the sequence"
+
+NO_TABLES: Final = Complaint(
+    severity="note",
+    kind="no_tables",
+    stream="",
+    text="this database has no homeserver's tables yet: the homeserver makes them at its start",
+)
+
+# Not counted: this program's connection of the look before, which may still be ending; autovacuum, which has
+# no user; replicas; and doctors that wait for the lock, since they look again when they have it.
+OTHERS: Final = """
+    SELECT count(*) FROM pg_stat_activity AS activity
+    WHERE activity.datname = current_database() AND activity.pid <> pg_backend_pid()
+        AND activity.application_name <> current_setting('application_name')
+        AND activity.usesysid IS NOT NULL AND activity.backend_type IS DISTINCT FROM 'walsender'
+        AND NOT EXISTS (SELECT FROM pg_locks AS locks WHERE locks.pid = activity.pid AND NOT locks.granted
+            AND locks.locktype = 'advisory' AND locks.classid = 0 AND locks.objid = %s)
+"""
+
+T = TypeVar("T")
+
+
+class RaisedSequence(msgspec.Struct, frozen=True):
+    """A sequence that was raised: the last ids that it had allocated `before` and `after`."""
+
+    stream: str
+    sequence: str
+    before: int
+    after: int
+
+
+class StartReport(msgspec.Struct, frozen=True):
+    """What was found before a start, after what was `raised`."""
+
+    diagnosis: Diagnosis
+    raised: list[RaisedSequence] = []
+
+    @property
+    def may_start(self) -> bool | None:
+        """Whether the homeserver would start, and reuse no id. None: a part could not be read."""
+        kinds = {one.kind for one in self.diagnosis.complaints if one.severity == "error"}
+        if kinds == {"not_examined"}:
+            return None
+        return not kinds
+
+
+@dataclasses.dataclass(eq=False)
+class StartCheck:
+    """Looks at the sequences of one homeserver's database before a start, and raises those that are behind.
+
+    Only tables are read whose highest id an index gives, so that a look takes no scan. On SQLite, where ids
+    have no sequences, the file is not opened: the homeserver may be about to make it.
+    """
+
+    database: Database
+
+    def run(self, *, applies: bool) -> StartReport:
+        """Look, and if it `applies`, raise sequences and look again.
+
+        Raises `StorageError`; `retryable` while the database is starting, switched over or a standby.
+        """
+        if self.database.flavor == "sqlite":
+            return StartReport(self._diagnosis([], [NO_SEQUENCES]))
+        found = self.database.read_transaction("look", self._look)
+        if not applies or not any(one.kind in BEHIND for one in found.complaints):
+            return StartReport(found)
+        raised, failed = self.database.write_transaction("raise", self._raise_sequences)
+        found = self.database.read_transaction("look", self._look)
+        refused = {one.stream for one in found.complaints if one.severity == "error"}
+        for stream, text in failed:
+            severity: Severity = "error" if stream in refused else "note"
+            found.complaints.append(Complaint(severity=severity, kind="not_mended", stream=stream, text=text))
+        return StartReport(found, raised)
+
+    def _look(self, cursor: Any) -> Diagnosis:
+        self._check_primary(cursor)
+        if not set(MARKS) <= set(read_catalog(cursor, self.database.flavor).tables):
+            return self._diagnosis([], [NO_TABLES])
+        # The time would only be compared with what writers told.
+        doctor = Doctor(self.database, now=lambda: 0.0, has_log=False, has_writers=False, only_indexed=True)
+        found = doctor.examine_in(cursor)
+        refused = {one.stream for one in found.complaints if one.kind == "sequence_behind_positions"}
+        complaints = []
+        for one in found.complaints:
+            if one.kind in BEHIND:
+                # Rows above the sequence alone are no reason to refuse: the homeserver raises it by itself.
+                severity: Severity = "error" if one.stream in refused else "note"
+                complaints.append(msgspec.structs.replace(one, severity=severity, remedy=REMEDY))
+            elif one.kind == "not_examined":
+                complaints.append(one)
+        return self._diagnosis(found.streams, complaints)
+
+    def _check_primary(self, cursor: Any) -> None:
+        """Raise a retryable `StorageError` on a standby: its sequences show the 32 ids logged ahead."""
+        cursor.execute("SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')")
+        is_standby, read_only = cursor.fetchone()
+        if is_standby or read_only == "on":
+            what = "a standby" if is_standby else "read only"
+            raise StorageError(
+                op="look",
+                why=f"{self.database.name}: the server is {what}, and the homeserver would write to it",
+                hint="wait until it is promoted, or use the primary",
+                retryable=True,
+                tried=False,
+            )
+
+    def _raise_sequences(self, cursor: Any) -> tuple[list[RaisedSequence], list[tuple[str, str]]]:
+        """Raise what is behind. Returns what was raised, and stream and reason of what could not be."""
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", (APPLY_LOCK,))
+        raised: list[RaisedSequence] = []
+        failed: list[tuple[str, str]] = []
+        for stream in present_streams(read_catalog(cursor, self.database.flavor), only_indexed=True):
+            try:
+                # Looked at again: another doctor may have held the lock.
+                one = self.database.savepoint(cursor, "raise", partial(self._raise_sequence, stream))
+            except StorageError as error:
+                failed.append((stream.name, f"{stream.sequence} could not be raised: {reason_of(error)}"))
+            else:
+                raised += [] if one is None else [one]
+        return raised, failed
+
+    def _raise_sequence(self, stream: IdStream, cursor: Any) -> RaisedSequence | None:
+        examined = examine(cursor, IdDatabase(stream, self.database.flavor))
+        if not any(problem.kind in BEHIND for problem in examined.found):
+            return None
+        before, goal = examined.allocated, examined.goal
+        if goal - before > MAX_BESIDE_OTHERS:
+            after = self._set_sequence(stream, before, goal, cursor)
+        else:
+            after = before
+            while after < goal:
+                # Taking ids cannot lower a sequence, whatever other processes take meanwhile.
+                cursor.execute(
+                    "SELECT max(nextval(%s)) FROM generate_series(1, %s)",
+                    (stream.sequence, min(goal - after, BATCH)),
+                )
+                after = int(cursor.fetchone()[0])
+        return RaisedSequence(stream.name, stream.sequence, before, after)
+
+    def _set_sequence(self, stream: IdStream, before: int, goal: int, cursor: Any) -> int:
+        """Set a sequence to `goal`, if no other session could take ids from it meanwhile."""
+        cursor.execute(OTHERS, (APPLY_LOCK,))
+        others = cursor.fetchone()[0]
+        if others:
+            raise StorageError(
+                op="raise",
+                why=f"from {before} to {goal} are more than {MAX_BESIDE_OTHERS:,} ids, and this database has"
+                f" other sessions ({others}): stop the homeserver with all its workers, and repeat this",
+                tried=False,
+            )
+        cursor.execute(raise_sequence_sql(stream, goal, self.database.flavor))
+        return int(cursor.fetchone()[0])
+
+    def _diagnosis(self, streams: list[str], complaints: list[Complaint]) -> Diagnosis:
+        return Diagnosis(database=self.database.name, kind="synapse", streams=streams, complaints=complaints)
+
+
+def wait_for(
+    work: Callable[[], T],
+    seconds: float,
+    *,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+    say: Callable[[str], None],
+) -> T:
+    """Do `work`, and again for as long as the database cannot be reached, for at most so many seconds.
+
+    `clock` gives seconds, `sleep` waits, and `say` gets a line at once and then every ten seconds. Raises the
+    last `StorageError`, and at once one that is not `retryable`.
+    """
+    until = clock() + seconds
+    say_at = clock()
+    while True:
+        try:
+            return work()
+        except StorageError as error:
+            now = clock()
+            if not error.retryable or now >= until:
+                raise
+            if now >= say_at:
+                say(f"waiting for the database, {until - now:.0f} s left: {error}")
+                say_at = now + SAY_SECONDS
+        sleep(min(RETRY_SECONDS, until - now))

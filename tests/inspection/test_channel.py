@@ -1,0 +1,51 @@
+"""What is kept of a channel on which any process can say anything."""
+
+from twisted.internet.task import Clock
+
+from synrepl.inspection.channel import MAX_WRITERS, ChannelListener
+from synrepl.inspection.configuration import RedisSettings
+from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.rdata_runs import RdataRun
+
+
+def listener() -> ChannelListener:
+    """One that is not connected."""
+    return ChannelListener(Clock(), RedisSettings(), "example.org")
+
+
+def row(stream: str, writer: str, token: int | None) -> Rdata:
+    """A row."""
+    return Rdata(stream=stream, instance=writer, token=token, row=b"[]")
+
+
+def test_the_highest_token_of_each_writer_is_kept() -> None:
+    """Of rows, runs of rows and positions; ids that descend count as they ascend."""
+    heard = listener()
+    run = RdataRun(stream="receipts", instance="w1", tokens=[4, None, 7], rows=[b"[]"] * 3)
+    back = Position(stream="backfill", instance="w1", prev_token=-2, token=-9)
+    heard.received([row("receipts", "w1", 5), run, row("receipts", "w2", None), back])
+    found = heard.heard()
+
+    assert {"receipts": {"w1": 7, "w2": 0}, "backfill": {"w1": 9}} == found.positions
+    assert {("receipts", "w1"): 4, ("receipts", "w2"): 1} == found.rows
+
+
+def test_invented_names_are_bounded() -> None:
+    """Those that are known go on."""
+    heard = listener()
+    heard.received([row("receipts", "w1", 1)])
+    heard.received([row(f"stream{number}", f"writer{number}", 1) for number in range(2 * MAX_WRITERS)])
+    heard.received([row("receipts", "w1", 2)])
+    found = heard.heard()
+
+    assert MAX_WRITERS == sum(map(len, found.positions.values())) == len(found.rows)
+    assert found.positions["receipts"] == {"w1": 2}
+
+
+def test_names_are_safe_to_show() -> None:
+    """A terminal would obey them."""
+    heard = listener()
+    heard.received([row("receipts", "a\x1b[2J", 1)])
+    ((_, writer),) = heard.heard().rows
+
+    assert writer.isprintable()

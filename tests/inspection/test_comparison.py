@@ -1,0 +1,380 @@
+"""What is found in looks, and what is not: each finding beside the healthy case that is nearest to it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from synrepl.inspection.comparison import BEHIND_EVENTS, compare, unseen
+from synrepl.inspection.configuration import Homeserver, Process, RedisSettings
+from synrepl.inspection.findings import KINDS
+from synrepl.inspection.looks import (
+    Appservice,
+    CommittedRow,
+    Consumers,
+    DatabaseLook,
+    FailingPushers,
+    Heard,
+    Look,
+    MetricsLook,
+    OpenTransaction,
+)
+
+SERVER = Homeserver(
+    server_name="example.org",
+    database=None,
+    redis=RedisSettings(),
+    processes=(
+        Process(name="master", file="homeserver.yaml", secret_mark="m"),
+        Process(name="w1", file="w1.yaml", secret_mark="m"),
+        Process(name="w2", file="w2.yaml", secret_mark="m"),
+    ),
+    writers={"receipts": ("w1", "w2")},
+    appservices=("bridge",),
+)
+TIMES = (0.0, 5.0, 15.0)
+
+
+def looks(
+    *positions: int,
+    sequences: tuple[int, ...] = (9, 9, 9),
+    rows: tuple[CommittedRow, ...] = (),
+    sessions: tuple[OpenTransaction, ...] = (),
+    other: tuple[int, ...] = (4, 4, 4),
+    **heard: Any,
+) -> list[Look]:
+    """Three looks at the stream receipts, of which w1 stores these positions, and w2 `other`."""
+    return [
+        Look(
+            at=at,
+            database=DatabaseLook(
+                at=at,
+                positions={"receipts": {"w1": position, "w2": others}},
+                sequences={"receipts": sequence},
+                rows=rows if at == 5.0 else (),
+                sessions=sessions,
+            ),
+            heard=Heard(since=-1.0, **heard),
+        )
+        for at, position, others, sequence in zip(TIMES, positions, other, sequences, strict=True)
+    ]
+
+
+def found(*args: Any, **asked: Any) -> list[tuple[str, str, str]]:
+    """Kind, stream and process of each finding."""
+    findings = compare(*args, **asked)
+    assert all(one.kind in KINDS and one.why and one.remedy for one in findings)
+    return [(one.kind, one.stream, one.process or one.writer) for one in findings]
+
+
+class TestNeverAnnounced:
+    """Stored, and not said."""
+
+    def test_a_position_that_moved_in_silence(self) -> None:
+        """The first look's position was above all that was heard until the end."""
+        assert [("never_announced", "receipts", "w1")] == found(SERVER, looks(5, 7, 8))
+
+    def test_one_that_is_heard_late(self) -> None:
+        """Synapse stores after it notifies, and the line may take some seconds."""
+        assert [] == found(SERVER, looks(5, 7, 8, positions={"receipts": {"w1": 5}}))
+
+    def test_an_idle_writer(self) -> None:
+        """It says nothing without a reason."""
+        assert [] == found(SERVER, looks(5, 5, 5))
+
+    def test_an_idle_writer_that_was_asked(self) -> None:
+        """It answered for other streams, and not for this one."""
+        heard = {"caches": {"w1": 3}, "receipts": {"w2": 4}}
+        asked = looks(5, 5, 5, answers={("caches", "w1"): 1}, positions=heard)
+
+        assert [("never_announced", "receipts", "w1")] == found(SERVER, asked, has_asked=True)
+        assert [] == found(SERVER, asked)
+
+    def test_one_that_did_not_answer_at_all(self) -> None:
+        """It may not run."""
+        seen = looks(5, 5, 5, answers={("caches", "w2"): 1}, positions={"receipts": {"w2": 4}})
+
+        assert [] == found(SERVER, seen, has_asked=True)
+
+    def test_one_that_was_a_writer(self) -> None:
+        """Its position stays in the database until the homeserver starts."""
+        asked = looks(5, 5, 5, answers={("caches", "w1"): 1}, positions={"receipts": {"w2": 4}})
+        without = msgspec.structs.replace(SERVER, writers={"receipts": ("w2",)})
+
+        assert [] == found(without, asked, has_asked=True)
+
+    def test_one_that_moved_after_the_second_look(self) -> None:
+        """It is judged at the next."""
+        assert [] == found(SERVER, looks(5, 5, 8))
+
+    def test_without_redis(self) -> None:
+        """Nothing could be heard."""
+        assert [] == found(SERVER, looks(5, 7, 8, trouble="connection refused"))
+
+    def test_a_stream_that_is_not_replicated(self) -> None:
+        """Cross-signing keys have ids, and no stream."""
+        others = [
+            msgspec.structs.replace(
+                look,
+                database=DatabaseLook(
+                    at=look.at, positions={"e2e_cross_signing_keys": {"w1": int(look.at)}}, sequences={}
+                ),
+            )
+            for look in looks(1, 1, 1)
+        ]
+
+        assert [] == found(SERVER, others)
+
+
+def measured(*pages: Mapping[str, MetricsLook], heard: Heard | None = None) -> list[Look]:
+    """Looks at metrics only, 15 seconds apart."""
+    return [
+        Look(at=at, metrics=page, heard=heard) for at, page in zip((0.0, 15.0, 30.0), pages, strict=False)
+    ]
+
+
+def page(at: float, connections: int | None = 1, **positions: int) -> MetricsLook:
+    """The metrics of a process."""
+    return MetricsLook(at=at, positions=positions or None, connections=connections)
+
+
+class TestNotReceived:
+    """Said, and not there."""
+
+    def test_a_process_below_what_others_had(self) -> None:
+        """By the name of the process that is behind, with how much."""
+        seen = measured(
+            {"w1": page(0, receipts=9), "w2": page(0, receipts=5)},
+            {"w1": page(15, receipts=12), "w2": page(15, receipts=5)},
+        )
+        (finding,) = compare(SERVER, seen)
+
+        assert ("not_received", "receipts", "w2", 4) == (
+            finding.kind,
+            finding.stream,
+            finding.process,
+            finding.count,
+        )
+        assert "does not move" in finding.why
+
+    @pytest.mark.parametrize("position", [9, 11])
+    def test_one_that_has_what_others_had_before(self, position: int) -> None:
+        """What came since is on its way."""
+        seen = measured(
+            {"w1": page(0, receipts=9), "w2": page(0, receipts=5)},
+            {"w1": page(15, receipts=12), "w2": page(15, receipts=position)},
+        )
+
+        assert [] == found(SERVER, seen)
+
+    def test_caches_have_no_order(self) -> None:
+        """Each writer counts for itself."""
+        seen = measured(
+            {"w1": page(0, caches=9), "w2": page(0, caches=5)},
+            {"w1": page(15, caches=9), "w2": page(15, caches=5)},
+        )
+
+        assert [] == found(SERVER, seen)
+
+    def test_a_release_without_the_gauge(self) -> None:
+        """1.157 has none."""
+        assert [] == found(SERVER, measured({"w1": page(0)}, {"w1": page(15)}))
+
+
+class TestHeld:
+    """Ids that go on, and a position that does not."""
+
+    ROWS = (CommittedRow("receipts", "w1", 11), CommittedRow("receipts", "w1", 12))
+    SESSION = OpenTransaction(
+        pid=7, program="synapse-w1", seconds=20.0, waits_for=(8,), lock="receipts_linearized"
+    )
+    BLOCKED = ("held", "receipts", "w1")
+
+    def test_rows_above_a_position_that_stands_still(self) -> None:
+        """With the session that waits, and who blocks it."""
+        seen = looks(9, 9, 9, sequences=(10, 12, 12), rows=self.ROWS, sessions=(self.SESSION,))
+        (finding,) = compare(SERVER, seen)
+
+        assert self.BLOCKED == (finding.kind, finding.stream, finding.writer)
+        assert (
+            "session 7 (synapse-w1) waits for a lock (receipts_linearized) that session 8 holds"
+            in finding.why
+        )
+        assert "pg_terminate_backend(8)" in finding.remedy
+
+    def test_a_position_that_moves(self) -> None:
+        """It is busy."""
+        heard = {"receipts": {"w1": 12}}
+        seen = looks(9, 10, 11, sequences=(10, 12, 12), rows=self.ROWS, positions=heard)
+
+        assert [] == found(SERVER, seen)
+
+    def test_rows_of_another_writer(self) -> None:
+        """The idle one waits for nothing."""
+        heard = {"receipts": {"w1": 12}}
+        seen = looks(
+            9,
+            9,
+            9,
+            sequences=(10, 12, 12),
+            rows=(CommittedRow("receipts", "w2", 12),),
+            other=(10, 12, 12),
+            positions=heard | {"receipts": {"w2": 12}},
+        )
+
+        assert [] == found(SERVER, seen)
+
+    def test_a_sequence_that_moves_under_an_open_transaction(self) -> None:
+        """No row is committed yet."""
+        seen = looks(9, 9, 9, sequences=(10, 12, 12), sessions=(self.SESSION,))
+
+        assert ["held"] == [kind for kind, *_ in found(SERVER, seen)]
+
+    @pytest.mark.parametrize(
+        "sessions", [(), (msgspec.structs.replace(SESSION, seconds=3.0),)], ids=["none", "a young one"]
+    )
+    def test_a_sequence_above_all_positions(self, sessions: tuple[OpenTransaction, ...]) -> None:
+        """Ids of a transaction that was rolled back, or that are kept in reserve."""
+        assert [] == found(SERVER, looks(9, 9, 9, sequences=(10, 12, 12), sessions=sessions))
+
+    def test_a_short_look(self) -> None:
+        """Ten seconds are needed."""
+        seen = looks(9, 9, 9, sequences=(10, 12, 12), rows=self.ROWS)[:2]
+
+        assert [] == found(SERVER, seen)
+
+
+class TestProcesses:
+    """What processes and the channel show."""
+
+    def test_a_process_that_does_not_answer(self) -> None:
+        """Twice; once may be a busy moment."""
+        silent = MetricsLook(at=0, trouble="no answer", is_silent=True)
+
+        assert [("silent_process", "", "w1")] == found(SERVER, measured({"w1": silent}, {"w1": silent}))
+        assert [] == found(SERVER, measured({"w1": silent}, {"w1": page(15)}))
+        assert [] == found(SERVER, measured({"w1": page(0)}, {"w1": silent}))
+
+    def test_a_process_without_redis(self) -> None:
+        """Twice; once may be while it connects again."""
+        off = page(0, connections=0)
+
+        assert [("not_connected", "", "w1")] == found(SERVER, measured({"w1": off}, {"w1": off}))
+        assert [] == found(SERVER, measured({"w1": off}, {"w1": page(15)}))
+        assert [] == found(SERVER, measured({"w1": page(0)}, {"w1": off}))
+        without = msgspec.structs.replace(SERVER, redis=None)
+        assert [] == found(without, measured({"w1": off}, {"w1": off}))
+
+    @pytest.mark.parametrize(("counts", "is_fewer"), [((2, 2), True), ((2, 3), False), ((3, 4), False)])
+    def test_fewer_subscribers_than_processes(self, counts: tuple[int, int], is_fewer: bool) -> None:
+        """At both counts. More are no harm: others may listen."""
+        seen = [Look(at=float(n), heard=Heard(subscribers=count)) for n, count in enumerate(counts)]
+
+        assert is_fewer is bool(found(SERVER, seen))
+
+    def test_a_writer_that_is_not_configured(self) -> None:
+        """Any process may write caches."""
+        seen = [
+            Look(
+                at=0.0, heard=Heard(rows={("receipts", "w3"): 2, ("receipts", "w1"): 1, ("caches", "w3"): 9})
+            )
+        ]
+
+        assert [("unknown_writer", "receipts", "w3")] == found(SERVER, seen)
+
+    def test_two_processes_of_one_name_answer_twice(self) -> None:
+        """To each of two questions: one answer may be a POSITION of a writer that moved."""
+        answers = {("typing", "w1"): 2, ("to_device", "w1"): 2}
+        twice = [Look(at=0.0, heard=Heard(answers=answers, asks=2))]
+        once = [Look(at=0.0, heard=Heard(answers=answers, asks=1))]
+
+        assert [("name_twice", "to_device", "w1")] == found(SERVER, twice, has_asked=True)
+        assert [] == found(SERVER, once, has_asked=True)
+
+
+class TestConfiguration:
+    """What the files alone show."""
+
+    def with_process(self, **changes: Any) -> Homeserver:
+        """The homeserver with another w2."""
+        changed = msgspec.structs.replace(SERVER.processes[2], **changes)
+        return msgspec.structs.replace(SERVER, processes=(*SERVER.processes[:2], changed))
+
+    def test_a_secret_of_its_own(self) -> None:
+        """The one that is alone is named."""
+        assert [("different_secrets", "", "w2")] == found(self.with_process(secret_mark="x"), [])
+
+    def test_a_worker_without_redis(self) -> None:
+        """Its file replaced the key."""
+        assert [("no_redis", "", "w2")] == found(self.with_process(has_redis=False), [])
+
+    def test_a_process_without_a_file(self) -> None:
+        """Its settings are not known."""
+        assert [] == found(self.with_process(file="", has_redis=False, secret_mark=""), [])
+
+    def test_two_files_of_one_name(self) -> None:
+        """By the name."""
+        twice = msgspec.structs.replace(SERVER, twice={"w1": ("a.yaml", "b.yaml")})
+
+        assert [("name_twice", "", "w1")] == found(twice, [])
+
+
+def consumers(**changes: Any) -> list[Look]:
+    """Two looks at the same consumers."""
+    return [
+        Look(at=at, database=DatabaseLook(at=at, positions={}, sequences={}, consumers=Consumers(**changes)))
+        for at in (0.0, 15.0)
+    ]
+
+
+class TestConsumers:
+    """Those who read the events."""
+
+    def test_an_appservice_that_is_down(self) -> None:
+        """With the transactions that wait."""
+        down = Appservice(name="bridge", is_down=True, first_waiting=3, last_waiting=5)
+        (finding,) = compare(SERVER, consumers(appservices=[down]))
+
+        assert ("appservice_down", "bridge", 3) == (finding.kind, finding.process, finding.count)
+
+    def test_one_that_is_no_longer_configured(self) -> None:
+        """Its rows stay in the database for ever."""
+        assert [] == found(SERVER, consumers(appservices=[Appservice(name="gone", is_down=True)]))
+
+    @pytest.mark.parametrize(("behind", "is_found"), [(BEHIND_EVENTS, True), (BEHIND_EVENTS - 1, False)])
+    def test_the_sender_of_appservices(self, behind: int, is_found: bool) -> None:
+        """It stands still, far behind."""
+        seen = consumers(events=5_000, appservices_position=5_000 - behind)
+
+        assert is_found is bool(found(SERVER, seen))
+        assert [] == found(msgspec.structs.replace(SERVER, appservices=()), seen)
+
+    def test_federation(self) -> None:
+        """A sender that was removed is left out, and so is one that never sent."""
+        seen = consumers(events=5_000, federation={"master": 100, "gone": 1, "w1": -1})
+
+        assert [("federation_behind", "", "master")] == found(SERVER, seen)
+        assert [] == found(msgspec.structs.replace(SERVER, federates=False), seen)
+
+    def test_pushers(self) -> None:
+        """Failing, and behind: a pusher without news is at an old position."""
+        failing = FailingPushers(count=2, failing_since=1_700_000_000.0, lowest=100)
+        seen = consumers(events=5_000, pushers=failing)
+
+        assert [("pushers_failing", "", "")] == found(SERVER, seen)
+        assert [] == found(SERVER, consumers(events=100, pushers=failing))
+
+
+def test_what_was_not_seen_is_told() -> None:
+    """By what, and why."""
+    server = msgspec.structs.replace(SERVER, notes=("a note",))
+    last = Look(
+        at=0.0,
+        heard=Heard(trouble="refused"),
+        metrics={"w1": MetricsLook(at=0, trouble="off"), "w2": page(0)},
+    )
+
+    assert [("configuration", "a note"), ("Redis", "refused"), ("metrics of w1", "off")] == [
+        (one.what, one.why) for one in unseen(server, [last])
+    ]

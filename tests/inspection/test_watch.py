@@ -1,0 +1,103 @@
+"""The watch keeps what is wrong now, and tells it; the looks are made by hand."""
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from twisted.internet.task import Clock
+
+from synrepl.inspection.configuration import Homeserver, Process
+from synrepl.inspection.looks import DatabaseLook, Heard, Look, MetricsLook
+from synrepl.inspection.watch import HomeserverWatch
+from synrepl.ports.metrics import Metrics
+
+SERVER = Homeserver(
+    server_name="example.org",
+    database=None,
+    redis=None,
+    processes=(Process(name="master", file="homeserver.yaml"), Process(name="w1", file="w1.yaml")),
+    writers={"receipts": ("w1",)},
+)
+
+
+class Watched:
+    """A watch, and what it would see."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.metrics = Metrics(CollectorRegistry())
+        self.watch = HomeserverWatch(self.clock, SERVER, self.metrics)
+
+    def see(self, position: int, announced: int | None = None, *, since: float = -60.0) -> list[str]:
+        """Look once, 5 seconds after the last time: the kinds of what is wrong."""
+        at = self.clock.seconds()
+        heard = {} if announced is None else {"receipts": {"w1": announced}}
+        database = DatabaseLook(at=at, positions={"receipts": {"w1": position}}, sequences={})
+        self.watch._looks.append(Look(at=at, database=database, heard=Heard(positions=heard, since=since)))
+        self.watch._compare()
+        self.clock.advance(5)
+        return [one.kind for one in self.watch.findings]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """A metric."""
+        return self.metrics.registry.get_sample_value(f"synrepl_{name}", labels)
+
+
+def test_one_silent_row_is_told_within_two_looks() -> None:
+    """It need not move again: the listener was there long before."""
+    watched = Watched()
+    seen = [watched.see(position) for position in (5, 5, 6, 6)]
+
+    assert [[], [], [], ["never_announced"]] == seen
+    assert watched.value("stream_unannounced_rows", stream="receipts", writer="w1") == 1
+    assert watched.value("homeserver_findings", kind="never_announced") == 1
+    labels = {"stream": "receipts", "writer": "w1", "process": "w1", "because": "never_announced"}
+    assert watched.value("homeserver_lag_rows", **labels) == 1
+
+
+def test_it_stays_until_it_is_announced() -> None:
+    """Although the writer is idle, and the looks are forgotten."""
+    watched = Watched()
+    for position in (5, 6, 6, *[6] * 10):
+        watched.see(position)
+    (finding,) = watched.watch.findings
+
+    assert finding.since_seconds is not None
+    assert finding.since_seconds >= 50
+    assert (watched.value("stream_unannounced_seconds", stream="receipts", writer="w1") or 0) >= 50
+    assert [] == watched.see(6, 6)
+    assert watched.value("stream_unannounced_rows", stream="receipts", writer="w1") is None
+
+
+@pytest.mark.parametrize("announced", [6, 7])
+def test_what_is_announced_is_well(announced: int) -> None:
+    """Before it is stored, or after."""
+    watched = Watched()
+    seen = [watched.see(5), watched.see(6), watched.see(6, announced), watched.see(6, announced)]
+
+    assert [[]] * 4 == seen
+
+
+def test_a_listener_that_has_just_come_knows_nothing() -> None:
+    """What moved may have been announced before."""
+    watched = Watched()
+    seen = [watched.see(position, since=2.0) for position in (5, 6, 6)]
+
+    assert [[]] * 3 == seen
+
+
+def test_pages_of_metrics_are_compared_with_those_before() -> None:
+    """Whatever looks come between."""
+    watched = Watched()
+    first = {
+        "master": MetricsLook(at=0, positions={"receipts": 9}),
+        "w1": MetricsLook(at=0, positions={"receipts": 5}),
+    }
+    watched.watch._pages.append(first)
+    watched.see(5, 9)
+    watched.see(5, 9)
+    watched.watch._pages.append({name: msgspec.structs.replace(page, at=15) for name, page in first.items()})
+
+    assert ["not_received"] == watched.see(5, 9)
+    assert watched.watch.status()["findings"][0]["process"] == "w1"
+    watched.watch._pages.append({"w1": MetricsLook(at=30, positions={"receipts": 9})})
+    assert [] == watched.see(5, 9)
