@@ -57,7 +57,9 @@ def post_facts(
     def on_failure(error: ConnectError | HttpError) -> None:
         nonlocal is_unsent
         is_unsent &= error.is_unsent
-        if isinstance(error, HttpError) and (primary := address(str(error.body.get("moved_to") or ""))):
+        if client.has_several or not isinstance(error, HttpError):
+            return  # the address of the primary may be among the others
+        if primary := address(str(error.body.get("moved_to") or "")):
             why = f"{error}; the primary is at {primary}: use its --url"
             raise HttpError(error.status, error.code, why, {"retryable": False}) from error
 
@@ -112,7 +114,7 @@ def _note_new_writer(daemon: DaemonTarget, stream: str, writer: str) -> None:
     try:
         status = daemon.connect().json(STATUS.request())
         writers = sorted(status["streams"][stream]["writers"])
-    except (*REQUEST_ERRORS, KeyError, TypeError):
+    except (*REQUEST_ERRORS, KeyError):
         return  # The append itself reports what is wrong.
     if writers and writer not in writers:
         text = f"note: {writer} is a new writer of {stream}{suggest(writer, writers)}"

@@ -14,7 +14,7 @@ import msgspec
 from synrepl.caches.lint import CacheWarning
 from synrepl.caches.lint import lint as find_wrong
 from synrepl.caches.registry import CacheRegistry, NameCounts
-from synrepl.cli.command import EXIT_CODES, CliCommand, CliError
+from synrepl.cli.command import CliCommand, CliError, CliGroup
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
 from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import read_file
@@ -37,12 +37,12 @@ class _Fact(msgspec.Struct):
     rows: list[_Row]
 
 
-@click.group(epilog=EXIT_CODES)
+@click.group(cls=CliGroup)
 def caches() -> None:
     """Check the caches of a worker and their invalidations."""
 
 
-@caches.command(cls=CliCommand)
+@caches.command(cls=CliCommand, short_help="Find probable mistakes in the caches of a module.")
 @click.argument("registry", metavar="MODULE:ATTRIBUTE")
 @click.option(
     "--capture",

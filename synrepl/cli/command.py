@@ -1,5 +1,6 @@
 """Base classes of commands: groups that import late, help in groups, one-line errors with an exit code."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -7,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from synrepl.errors import ReplicationError
+from synrepl.errors import ReplicationError, suggest
 
 EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
 
@@ -46,6 +47,14 @@ class CliCommand(click.Command):
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **{"epilog": EXIT_CODES, **attributes})
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments. An error of usage gets this command, so that the advice names its help."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings."""
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -57,7 +66,23 @@ class CliCommand(click.Command):
                 formatter.write_dl(records)
 
 
-class LazyGroup(click.Group):
+class CliGroup(click.Group):
+    """A group of commands that suggests a name for a mistyped one."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"epilog": EXIT_CODES, **options})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command named first in `args`. Raises `click.UsageError`."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}{suggest(args[0], names)}")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(CliGroup):
     """A group of commands in other modules, each imported when it is used: `--help` imports none.
 
     `places` maps the name of a command to ``module:attribute`` and its line in the list of commands.
@@ -71,7 +96,7 @@ class LazyGroup(click.Group):
         headings: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(*args, **{"epilog": EXIT_CODES, **options})
+        super().__init__(*args, **options)
         self.places = places
         self.headings = headings or {"Commands": " ".join(places)}
 
@@ -116,6 +141,14 @@ def _one_line() -> Iterator[None]:
     except click.UsageError as error:
         context = error.ctx or click.get_current_context(silent=True)
         advice = f"; see {context.command_path} --help" if context is not None else ""
-        raise UsageMistake(f"{error.format_message().rstrip('.')}{advice}") from error
+        text = error.format_message().rstrip(".") + _nearest_choice(error)
+        raise UsageMistake(text + advice) from error
     except ReplicationError as error:
         raise CliError(str(error)) from error
+
+
+def _nearest_choice(error: click.UsageError) -> str:
+    """Return ``; did you mean ...?`` if the error is a mistyped word of a choice."""
+    kind = error.param.type if isinstance(error, click.BadParameter) and error.param is not None else None
+    found = re.match(r"'([^']*)' is not one of", error.message)
+    return suggest(found[1], list(kind.choices)) if isinstance(kind, click.Choice) and found else ""

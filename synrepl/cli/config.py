@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from synrepl.cli.command import EXIT_CODES, CliCommand, UsageMistake
+from synrepl.cli.command import CliCommand, CliGroup, UsageMistake
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.tables import table
 from synrepl.errors import ConfigError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from synrepl.config import Settings
 
 
-@click.group(epilog=EXIT_CODES)
+@click.group(cls=CliGroup)
 def config() -> None:
     """Check the configuration of a daemon."""
 
@@ -66,7 +66,7 @@ def _guards(built: "Settings", kind: str, endpoint: str) -> Iterator[str]:
 def _lines(built: "Settings", listeners: Iterator[str]) -> Iterator[str]:
     yield from listeners
     name = built.server_name if built.is_named else "that of the log or the upstream"
-    role = f"replica of {built.upstream}" if built.upstream else "primary"
+    role = f"replica of {', '.join(built.upstream)}" if built.upstream else "primary"
     yield f"{role}; server name {name}; log {built.database}"
     for warning in built.warnings:
         yield click.style(f"warning: {warning}", "yellow")

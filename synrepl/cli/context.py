@@ -1,6 +1,6 @@
 """``synrepl context``: name the daemons that commands connect to.
 
-The names are in a TOML file, with the address and the secret file of each daemon.
+The names are in a TOML file, with the address of each daemon, and the files of its secret and its CAs.
 """
 
 import json
@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 import click
 import msgspec
 
-from synrepl.cli.command import EXIT_CODES, CliCommand
-from synrepl.cli.options import Output, output_option, secret_option
+from synrepl.cli.command import CliCommand, CliGroup
+from synrepl.cli.options import Output, ca_option, output_option, secret_option
 from synrepl.cli.tables import table
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_client import BlockingClient
@@ -25,10 +25,17 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
 class Context(NamedTuple):
-    """The address of a daemon, and the file with its secret, if it has one."""
+    """The address of a daemon, and the files with its secret and with the CAs to trust, if it has them."""
 
     url: str
     secret_file: Path | None = None
+    ca_file: Path | None = None
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that are named, by their key in the file of contexts."""
+        named = {"secret_file": self.secret_file, "ca_file": self.ca_file}
+        return {key: path for key, path in named.items() if path is not None}
 
 
 class Contexts(msgspec.Struct):
@@ -73,8 +80,7 @@ class Contexts(msgspec.Struct):
         lines = [f"current = {_quote(self.current)}"] if self.current else []
         for name, context in sorted(self.by_name.items()):
             lines += ["", f"[contexts.{name}]", f"url = {_quote(context.url)}"]
-            if context.secret_file is not None:
-                lines.append(f"secret_file = {_quote(str(context.secret_file))}")
+            lines += [f"{key} = {_quote(str(path))}" for key, path in context.files.items()]
         new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,33 +102,38 @@ def _parse(path: Path, found: dict[str, Any]) -> tuple[str, dict[str, Context]]:
         raise ConfigError(f"{path}: `current` must be a name, and `contexts` a table")
     by_name = {}
     for name, entry in tables.items():
-        url = entry.get("url") if isinstance(entry, dict) else None
-        secret = entry.get("secret_file") if isinstance(entry, dict) else None
-        if not isinstance(url, str) or not isinstance(secret, str | None):
-            raise ConfigError(f"{path}: contexts.{name} needs `url`, and may have `secret_file`, both texts")
-        by_name[name] = Context(url, None if secret is None else Path(secret))
+        fields = entry if isinstance(entry, dict) else {}
+        url, *files = (fields.get(key) for key in Context._fields)
+        if not isinstance(url, str) or not all(isinstance(file, str | None) for file in files):
+            raise ConfigError(
+                f"{path}: contexts.{name} needs `url`, and may have `secret_file` and `ca_file`, all texts"
+            )
+        by_name[name] = Context(url, *(None if file is None else Path(file) for file in files))
     return current, by_name
 
 
-@click.group(epilog=EXIT_CODES)
+@click.group(cls=CliGroup)
 def context() -> None:
     """Name the daemons that commands connect to: --context NAME, or the one in use."""
 
 
 @context.command("list", cls=CliCommand)
-@output_option('{"current": name, "contexts": {name: {"url", "secret_file"}}}', is_table=True)
+@output_option('{"current": name, "contexts": {name: {"url", "secret_file", "ca_file"}}}', is_table=True)
 def list_contexts(output: Output) -> None:
     """List the contexts; an asterisk marks the one in use."""
     found = Contexts.load()
     rows = [
-        ("*" if name == found.current else "", name, one.url, str(one.secret_file or ""))
+        ("*" if name == found.current else "", name, one.url, *(str(file or "") for file in one[1:]))
         for name, one in sorted(found.by_name.items())
     ]
     result = {
         "current": found.current,
-        "contexts": {name: {"url": url, "secret_file": path or None} for _, name, url, path in rows},
+        "contexts": {
+            name: {"url": url, "secret_file": secret or None, "ca_file": ca or None}
+            for _, name, url, secret, ca in rows
+        },
     }
-    lines = table(("", "name", "url", "secret file"), rows) if rows else ["no contexts"]
+    lines = table(("", "name", "url", "secret file", "CA file"), rows) if rows else ["no contexts"]
     output.show(result, lines)
 
 
@@ -138,12 +149,19 @@ def use(name: str) -> None:
 
 @context.command(cls=CliCommand)
 @click.argument("name")
-@click.option("--url", required=True, metavar="URL", help="The HTTP address of the daemon.")
+@click.option(
+    "--url",
+    required=True,
+    metavar="URL",
+    help="The HTTP address of the daemon, or several of one log with commas, in order of preference.",
+)
 @secret_option
-def add(name: str, url: str, secret_file: Path | None) -> None:
+@ca_option
+def add(name: str, url: str, secret_file: Path | None, ca_file: Path | None) -> None:
     """Add a daemon as NAME, or replace its address. The first one added is then the one in use."""
     daemon = BlockingClient(url)  # raises if this is not a URL
     contexts = Contexts.load()
-    contexts.add(name, Context(daemon.url, secret_file.absolute() if secret_file is not None else None))
+    files = (None if path is None else path.absolute() for path in (secret_file, ca_file))
+    contexts.add(name, Context(",".join(daemon.addresses.addresses), *files))
     contexts.current = contexts.current or name
     contexts.save()

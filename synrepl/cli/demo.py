@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,12 +58,22 @@ def demo(data: Path | None, port: int, http_port: int, once: bool) -> None:
             click.echo("each worker received each row once" if is_same else "NOT as recorded: see the table")
             if not once:
                 click.echo("\nThe daemon goes on serving until Ctrl-C. To look at it:")
-                click.echo(f"  synrepl tail {daemon.follow} --http {daemon.url}")
-                click.echo(f"  synrepl status --url {daemon.url}      or {daemon.url}/status in a browser")
+                program = _program()
+                click.echo(f"  {program} tail {daemon.follow} --http {daemon.url}")
+                click.echo(f"  {program} status --url {daemon.url}      or {daemon.url}/status in a browser")
                 daemon.process.wait()
         except KeyboardInterrupt:
             sys.exit(0)
     sys.exit(0 if is_same else 1)
+
+
+def _program() -> str:
+    """Return how to run synrepl in another terminal: its path, unless it is on the PATH."""
+    program = Path(sys.argv[0])
+    found = shutil.which(program.name)
+    if program.name != "synrepl" or (found is not None and Path(found).samefile(program)):
+        return "synrepl"
+    return os.path.relpath(program)
 
 
 class _Process:

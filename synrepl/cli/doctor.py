@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from synrepl.cli.command import CliCommand, CliError
-from synrepl.cli.options import Output, output_option
+from synrepl.cli.command import CliCommand, CliError, Option
+from synrepl.cli.homeserver import files_option
+from synrepl.cli.options import Output, duration_option, output_option
 from synrepl.cli.progress import Advance
-from synrepl.errors import ReplicationError
+from synrepl.errors import ConfigError, ReplicationError
 from synrepl.html.humanize import counted
 
 if TYPE_CHECKING:
+    from synrepl.storage.databases import Database
+    from synrepl.storage.doctor.before_start import StartReport
     from synrepl.storage.doctor.complaints import Diagnosis
     from synrepl.storage.id_tables import IdStream
 
@@ -33,29 +36,113 @@ READ_ONLY: Final = (
 )
 
 
-@click.command(cls=CliCommand)
-@click.option("--database", "url", required=True, metavar="URL", help="sqlite:PATH or postgresql://...")
+CONCLUSIONS: Final = {
+    True: ("the homeserver may start", "green"),
+    False: ("the homeserver would be refused, or would reuse ids", "red"),
+    None: ("whether the homeserver may start is not known", "red"),
+}
+"""The last line of a look before a start, with its color."""
+
+START: Final = "Before a start of the homeserver"
+EXIT_CODES: Final = (
+    "Exit codes: 0 nothing is wrong, or all was repaired; 1 a problem was not repaired, or the command failed"
+    " (explained in one line); 2 wrong usage. With --before-start: 0 the homeserver may start; 1 it would be"
+    " refused, or reuse ids; 2 that could not be looked at, or wrong usage."
+)
+
+
+class CannotLook(CliError):
+    """The database could not be looked at before a start. Ends the command with exit code 2."""
+
+    exit_code = 2
+
+
+@click.command(cls=CliCommand, epilog=EXIT_CODES)
+@click.option("--database", "url", metavar="URL", help="sqlite:PATH or postgresql://...")
+@files_option(
+    "Instead of --database: a configuration file of the homeserver, which names its database, or a directory"
+    " of them"
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
     help="A daemon's configuration file, to check the tables of its `table_streams`.",
 )
-@click.option("--fix", is_flag=True, help="Repair what can be repaired without data loss.")
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="Repair what can be repaired without data loss in a database of synrepl's own. It never changes the"
+    " tables and sequences of a homeserver; see --apply.",
+)
 @click.option("--quick", is_flag=True, help="Check the newest 10,000 facts of a log only.")
+@click.option(
+    "--before-start",
+    is_flag=True,
+    cls=Option,
+    group=START,
+    help="Look only at what would make the homeserver refuse to start, or reuse ids; needs --homeserver.",
+)
+@duration_option(
+    "--wait",
+    group=START,
+    help="How long to retry while the database cannot be reached, or is a standby [default: look once]",
+)
+@click.option(
+    "--apply",
+    "applies",
+    is_flag=True,
+    cls=Option,
+    group=START,
+    help="Raise the homeserver's sequences that are behind, and look again. Nothing else is written.",
+)
 @output_option("Print the diagnosis as JSON.")
-def doctor(url: str, config: Path | None, fix: bool, quick: bool, output: Output) -> None:
+def doctor(
+    url: str | None,
+    homeserver_files: tuple[Path, ...],
+    config: Path | None,
+    fix: bool,
+    quick: bool,
+    before_start: bool,
+    wait: float | None,
+    applies: bool,
+    output: Output,
+) -> None:
     """Find problems of the streams in a database: a daemon's log, or a homeserver's database.
 
     The tables of a Synapse are recognized and only read: their repair is printed as SQL. Exit code 1: there
     is a problem that was not repaired.
+
+    With --before-start it is the step before each start of a homeserver: an init container, or
+    ExecStartPre of systemd. With --apply as well it raises sequences, which is safe beside running processes.
     """
+    if not (url or homeserver_files):
+        raise click.UsageError("Missing option '--database' or '--homeserver'")
+    if url and homeserver_files:
+        raise click.UsageError("--database and --homeserver exclude each other: use one of them")
+    if before_start:
+        if not homeserver_files:
+            raise click.UsageError("--before-start needs --homeserver: it looks as the homeserver would")
+        if fix:
+            raise click.UsageError(
+                "--fix is for databases of synrepl's own: with --before-start, use --apply"
+            )
+        if config or quick:
+            raise click.UsageError("--before-start takes neither --config nor --quick: it looks at no log")
+        _before_start(homeserver_files, wait or 0.0, applies=applies, output=output)
+        return
+    if applies or wait is not None:
+        raise click.UsageError(f"{'--apply' if applies else '--wait'} needs --before-start")
     # Imported on use, also below: these load Twisted.
     from synrepl.storage.databases import Database
     from synrepl.storage.doctor.examination import Doctor
 
     try:
-        database = Database(url, what="synrepl doctor")
-        streams = _configured_streams(config, url) if config is not None else []
+        database = (
+            _homeservers_database(homeserver_files, statement_seconds=0.0)
+            if homeserver_files
+            else Database(url or "", what="synrepl doctor")
+        )
+        streams = _configured_streams(config, url or "") if config is not None else []
     except ReplicationError as error:
         raise click.UsageError(str(error)) from error
     try:
@@ -76,6 +163,50 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, output: Output
         sys.exit(1)
 
 
+def _before_start(paths: tuple[Path, ...], wait: float, *, applies: bool, output: Output) -> None:
+    from synrepl.storage.doctor.before_start import STATEMENT_SECONDS, StartCheck, wait_for
+    from synrepl.wire.text import printable
+
+    try:
+        database = _homeservers_database(paths, statement_seconds=STATEMENT_SECONDS)
+    except ReplicationError as error:
+        raise click.UsageError(str(error)) from error
+    check = StartCheck(database)
+    try:
+        report = wait_for(
+            lambda: check.run(applies=applies),
+            wait,
+            clock=time.monotonic,
+            sleep=time.sleep,
+            say=lambda text: click.echo(printable(" ".join(text.split())), err=True),
+        )
+    except ReplicationError as error:
+        raise CannotLook(str(error)) from error
+    except KeyboardInterrupt:
+        raise CannotLook("interrupted") from None
+    result = {
+        **msgspec.structs.asdict(report.diagnosis),
+        "healthy": report.diagnosis.is_healthy,
+        "raised": report.raised,
+        "may_start": report.may_start,
+    }
+    output.show(msgspec.to_builtins(result), _lines_before_start(report))
+    if not report.may_start:
+        sys.exit(2 if report.may_start is None else 1)
+
+
+def _homeservers_database(paths: tuple[Path, ...], *, statement_seconds: float) -> "Database":
+    """Return the database that these files name. Raises `ReplicationError`."""
+    from synrepl.inspection.configuration import read_homeserver
+    from synrepl.inspection.database import open_database
+
+    settings = read_homeserver(paths).database
+    if settings is None:
+        names = ", ".join(map(str, paths))
+        raise ConfigError(f"{names}: no database of PostgreSQL, nor a file of SQLite, is configured there")
+    return open_database(settings, what="synrepl doctor", statement_seconds=statement_seconds)
+
+
 def _configured_streams(config: Path, url: str) -> "list[IdStream]":
     """Return the streams of a configuration file whose tables are in this database. Raises `ConfigError`."""
     from synrepl.config import Settings
@@ -87,12 +218,33 @@ def _configured_streams(config: Path, url: str) -> "list[IdStream]":
 
 
 def _lines(diagnosis: "Diagnosis", *, fix: bool) -> Iterator[str]:
+    yield _heading(diagnosis)
+    yield from _complaints(diagnosis)
+    if diagnosis.is_healthy:
+        again = " any more" if fix and diagnosis.complaints else ""
+        yield click.style(f"nothing is wrong{again}", "green")
+    elif fix and diagnosis.kind == "synapse" and any(one.statement for one in diagnosis.complaints):
+        yield READ_ONLY
+
+
+def _lines_before_start(report: "StartReport") -> Iterator[str]:
+    yield _heading(report.diagnosis)
+    for one in report.raised:
+        yield click.style(f"raised {one.sequence} from {one.before} to {one.after}", "yellow")
+    yield from _complaints(report.diagnosis)
+    yield click.style(*CONCLUSIONS[report.may_start])
+
+
+def _heading(diagnosis: "Diagnosis") -> str:
     parts = [WHAT[diagnosis.kind]]
     if diagnosis.streams:
         parts.append(f"{counted(len(diagnosis.streams), 'stream')} examined")
     if diagnosis.facts_checked is not None:
         parts.append(f"{counted(diagnosis.facts_checked, 'fact')} of the log checked")
-    yield f"{diagnosis.database}: {', '.join(parts)}"
+    return f"{diagnosis.database}: {', '.join(parts)}"
+
+
+def _complaints(diagnosis: "Diagnosis") -> Iterator[str]:
     statements: set[str] = set()
     idle = [one for one in diagnosis.complaints if one.severity == "note" and one.kind in IDLE]
     for complaint in diagnosis.complaints:
@@ -112,8 +264,3 @@ def _lines(diagnosis: "Diagnosis", *, fix: bool) -> Iterator[str]:
     if idle:
         of = ", ".join(dict.fromkeys(one.stream for one in idle))
         yield f"note: idle or gone: {counted(len(idle), 'writer')} of {of}; synrepl doctor --json names them"
-    if diagnosis.is_healthy:
-        again = " any more" if fix and diagnosis.complaints else ""
-        yield click.style(f"nothing is wrong{again}", "green")
-    elif fix and diagnosis.kind == "synapse" and statements:
-        yield READ_ONLY

@@ -26,7 +26,7 @@ from synrepl.cli.options import (
     with_options,
 )
 from synrepl.cli.progress import Advance
-from synrepl.html.humanize import counted
+from synrepl.html.humanize import counted, size
 from synrepl.http_client import ConnectError, HttpError
 from synrepl.pipeline.jobs import explain_failure
 from synrepl.pipeline.session import session as start_session
@@ -157,17 +157,19 @@ def spark_session(daemon: DaemonTarget | None, options: dict[str, Any]) -> Itera
 
 def _with_secret(daemon: DaemonTarget | None) -> dict[str, Any]:
     if daemon is None:
-        return {"url": None, "secret": None}
-    return {"url": daemon.url, "secret": read_secret(daemon.secret_file)}
+        return {"url": None}
+    return {"url": daemon.url, "secret": read_secret(daemon.secret_file), "ca_file": daemon.ca_file}
 
 
-def _with_secret_file(daemon: DaemonTarget) -> dict[str, Any]:
-    """Return the arguments `url` and `secret_file` of a job whose tasks read or write a daemon.
+def _with_files(daemon: DaemonTarget) -> dict[str, Any]:
+    """Return the arguments `url`, `secret_file` and `ca_file` of a job whose tasks read or write a daemon.
 
-    The path is absolute: tasks may have another working directory.
+    The paths are absolute: tasks may have another working directory.
     """
-    path = daemon.secret_file
-    return {"url": daemon.url, "secret_file": None if path is None else str(path.absolute())}
+    files = {"secret_file": daemon.secret_file, "ca_file": daemon.ca_file}
+    return {"url": daemon.url} | {
+        name: None if path is None else str(path.absolute()) for name, path in files.items()
+    }
 
 
 def _stop_on_signal() -> Callable[[], bool]:
@@ -198,7 +200,7 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
 def _archive_lines(done: Any) -> Iterator[str]:
     if done.batches:
         yield (
-            f"archived {done.facts:,} facts ({done.rows:,} rows, {done.bytes / 1e6:,.1f} MB)"
+            f"archived {counted(done.facts, 'fact')} ({counted(done.rows, 'row')}, {size(done.bytes)})"
             f" in {counted(done.batches, 'batch', 'batches')}, {done.seconds:.1f} s"
         )
     else:
@@ -231,12 +233,12 @@ def archive_command(
 
     if follow:
         options["stopped"] = _stop_on_signal()
-    return run(session, store=archive, follow=follow, **_with_secret_file(daemon), **options)
+    return run(session, store=archive, follow=follow, **_with_files(daemon), **options)
 
 
 def _optimize_lines(done: Any) -> Iterator[str]:
     if done.merged:
-        yield f"merged {done.merged:,} files into {done.made:,}, {done.bytes / 1e6:,.1f} MB"
+        yield f"merged {done.merged:,} files into {done.made:,}, {size(done.bytes)}"
     else:
         yield "no small files to merge"
 
@@ -345,7 +347,7 @@ def _audit_lines(done: Any) -> Iterator[str]:
     if done.omitted:
         yield f"and {done.omitted} more findings"
     looked = (
-        f"{done.facts:,} facts, {done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in"
+        f"{counted(done.facts, 'fact')}, {counted(done.rows, 'row')}, {size(done.bytes)} in"
         f" {counted(done.files, 'file')} of version {done.version},"
         f" serials {done.first_serial} to {done.last_serial}"
     )
@@ -374,7 +376,8 @@ def audit_command(
 def _report_lines(done: Any) -> Iterator[str]:
     for finding in done.found:
         yield finding.text
-    yield f"{done.page}: {done.facts:,} facts of {done.streams} streams by {done.writers} writers"
+    streams, writers = counted(done.streams, "stream"), counted(done.writers, "writer")
+    yield f"{done.page}: {counted(done.facts, 'fact')} of {streams} by {writers}"
 
 
 @click.command("report", cls=CliCommand)
@@ -429,7 +432,7 @@ def replay_command(session: "SparkSession", archive: "Store", daemon: DaemonTarg
     from synrepl.pipeline.replay import replay
 
     streams = options.pop("streams") or None
-    return replay(session, archive, streams=streams, **_with_secret_file(daemon), **options)
+    return replay(session, archive, streams=streams, **_with_files(daemon), **options)
 
 
 @click.command("watch", cls=CliCommand)
@@ -462,6 +465,6 @@ def watch_command(session: "SparkSession", daemon: DaemonTarget, **options: Any)
         streams=options.pop("streams") or None,
         write=lambda line: click.echo(line, nl=False),
         stopped=_stop_on_signal(),
-        **_with_secret_file(daemon),
+        **_with_files(daemon),
         **options,
     )

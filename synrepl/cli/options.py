@@ -17,6 +17,7 @@ from synrepl import http_client
 from synrepl.cli.command import CliError, Option
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.route import HttpRequest, public_url
+from synrepl.http_client import split_urls
 from synrepl.ports.settings import duration
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.text import printable_values
@@ -34,12 +35,15 @@ T = TypeVar("T")
 class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon that a command asks over HTTP, and how long it tries.
 
-    `timeout` (seconds) limits each request, and the retries in all; None: the command has its own limits.
-    `retry` tells whether transient failures are retried: no connection, a timeout, a busy or unready daemon.
+    `url` may be several URLs, separated by commas: the first daemon that can answer is asked. `secret_file`
+    has the shared secret, `ca_file` the CAs to trust for HTTPS (None: the system's). `timeout` (seconds)
+    limits each request, and the retries in all; None: the command has its own limits. `retry` tells whether
+    transient failures are retried: no connection, a timeout, a busy or unready daemon.
     """
 
     url: str
     secret_file: Path | None
+    ca_file: Path | None
     timeout: float | None
     retry: bool
 
@@ -48,9 +52,16 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
         return http_client.BlockingClient(
             self.url,
             secret=read_secret(self.secret_file),
+            ca_file=self.ca_file,
+            advice={"unauthorized": secret_advice(self.secret_file)},
             timeout=self.timeout or timeout,
             clean=printable_values,
         )
+
+    def check_single(self) -> None:
+        """Raises `click.UsageError` for several URLs: the command changes the role of one daemon."""
+        if len(split_urls(self.url)) > 1:
+            raise click.UsageError("this command changes one daemon: give only its --url, not several")
 
     def ask(
         self, request: HttpRequest, body: bytes | None = None, *, timeout: float = TIMEOUT_SECONDS
@@ -70,9 +81,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
         """Return the status of the daemon. Raises `CliError`."""
         from synrepl.http_api.routes import STATUS
 
-        found = self.ask(STATUS.request())
-        if not isinstance(found, dict):
-            raise CliError(f"{self.url} does not respond as a synrepl daemon; check --url")
+        found: dict[str, Any] = self.ask(STATUS.request())
         return found
 
 
@@ -92,7 +101,8 @@ def send(
             return client.json(request, body)
         except http_client.REQUEST_ERRORS as error:
             on_failure(error)
-            delay = next(delays, None) if error.is_retryable else None
+            can_retry = error.is_retryable or (client.has_several and http_client.can_try_elsewhere(error))
+            delay = next(delays, None) if can_retry else None
             if delay is None:
                 raise
             click.echo(f"{client.url}: {error}; retrying in {delay:g} s", err=True)
@@ -111,12 +121,28 @@ def read_secret(path: Path | None) -> str | None:
     return None if path is None else http_client.read_secret(path)
 
 
+def secret_advice(path: Path | None) -> str:
+    """Return what to do if a daemon refuses the secret of this file, or a request without a secret."""
+    if path is not None:
+        return f"the secret in {path} is unknown to the daemon, or was revoked: give another --secret-file"
+    return (
+        "the daemon requires a secret: name the file that has it with --secret-file, or with a context"
+        " (synrepl context add NAME --url URL --secret-file FILE)"
+    )
+
+
 _connection_option: Final = partial(click.option, cls=Option, group=CONNECTION)
 
 secret_option = _connection_option(
     "--secret-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file with the shared secret of the HTTP API.",
+)
+
+ca_option = _connection_option(
+    "--ca-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A PEM file with the CAs to trust for https:// [default: those of the system]",
 )
 
 
@@ -143,17 +169,18 @@ def daemon_options(
         _connection_option(
             "--url",
             metavar="URL",
-            help="The HTTP address of the daemon."
+            help="The HTTP address of the daemon, or several of one log with commas, in order of preference."
             + ("" if optional else f" [default: $SYNREPL_URL, the current context{default}]"),
         ),
         _connection_option(
             "--context", metavar="NAME", help="A daemon named by synrepl context add, in place of --url."
         ),
         secret_option,
+        ca_option,
         duration_option(
             "--timeout",
             group=CONNECTION,
-            help="How long to try [default: a limit for each request; 60s with --retry, 30s to append facts]",
+            help="How long to try, retries included [default: depends on the request]",
         ),
         _connection_option(
             "--retry/--no-retry",
@@ -164,12 +191,13 @@ def daemon_options(
 
     def decorate(command: Command) -> Command:
         def run(*args: Any, url: str | None, context: str | None, timeout: float | None, **rest: Any) -> Any:
-            secret_file, retry = rest.pop("secret_file"), rest.pop("retry")
+            files = {name: rest.pop(name) for name in ("secret_file", "ca_file")}
+            retry = rest.pop("retry")
             daemon = None
             if not optional or url or context:
                 default = "" if required else DEFAULT_URL
-                url, secret_file = _locate(url, context, secret_file, default=default)
-                daemon = DaemonTarget(url=url, secret_file=secret_file, timeout=timeout, retry=retry)
+                url = _locate(url, context, files, default=default)
+                daemon = DaemonTarget(url=url, **files, timeout=timeout, retry=retry)
             return command(*args, daemon=daemon, **rest)
 
         return with_options(run, command, options)
@@ -177,10 +205,11 @@ def daemon_options(
     return decorate
 
 
-def _locate(
-    url: str | None, context: str | None, secret_file: Path | None, *, default: str
-) -> tuple[str, Path | None]:
-    """Find address and secret file by --url, --context, $SYNREPL_URL, the current context or `default`."""
+def _locate(url: str | None, context: str | None, files: dict[str, Path | None], *, default: str) -> str:
+    """Find the address by --url, --context, $SYNREPL_URL, the current context or `default`.
+
+    The files of a context are set in `files`, unless the command names its own.
+    """
     from synrepl.cli.context import Contexts
 
     if url is not None and context is not None:
@@ -190,10 +219,15 @@ def _locate(
         contexts = Contexts.load()
         if name := context or contexts.current:
             found = contexts.get(name)
-            url, secret_file = found.url, secret_file or found.secret_file
+            url = found.url
+            for name, path in files.items():
+                files[name] = path or getattr(found, name)
     if not (url or default):
-        raise click.UsageError("Missing option '--url'; --context or $SYNREPL_URL can replace it")
-    return public_url(url or default), secret_file
+        raise click.UsageError(
+            "Missing option '--url': this command has no default address; add for example --url"
+            f" {DEFAULT_URL}, or --context NAME, or set $SYNREPL_URL"
+        )
+    return ",".join(map(public_url, split_urls(url or default)))
 
 
 class Output:
@@ -291,8 +325,13 @@ def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Com
 
 def stream_option(verb: str) -> Callable[[Command], Command]:
     """Return the ``--stream`` option; its help begins with `verb`, such as ``Show``."""
-    text = f"{verb} this stream only. May be repeated."
-    return click.option("--stream", "streams", multiple=True, metavar="STREAM", help=text)
+    text = f"{verb} this stream only. May be repeated, or name several, separated by commas."
+
+    def split(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+        names = (name.strip() for value in values for name in value.split(","))
+        return tuple(dict.fromkeys(filter(None, names)))
+
+    return click.option("--stream", "streams", multiple=True, metavar="STREAM", help=text, callback=split)
 
 
 def speed_option(original: str) -> Callable[[Command], Command]:

@@ -1,6 +1,7 @@
 """The output of synrepl tail: lines, saved positions, the log level, and when the command ends."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -11,24 +12,39 @@ from synrepl.daemon.logs import log_observer
 from synrepl.errors import StorageError
 from synrepl.ports.time import Timer
 from synrepl.storage.position_files import FilePositions
+from synrepl.transports.credentials import Credentials
 from synrepl.wire.dialect import Dialect
 
 
 class TailOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tail follows, and how. `endpoint` is a URL, or a Twisted client endpoint string.
+    """What a tail follows, and how. `endpoints` are URLs, or Twisted client endpoint strings.
 
-    A position in `state` overrides `start`. Missing rows are fetched from `http`.
+    A position in `state` overrides `start`. Missing rows are fetched from `http`: one URL for all endpoints,
+    that of each, or none. It is a guess unless `is_http_known`. `secret` is from `secret_file`; `ca_file` has
+    the CAs to trust for HTTPS.
     """
 
-    endpoint: str
+    endpoints: Sequence[str]
     streams: Sequence[str]
     start: Literal["latest", "earliest"]
     state: FilePositions | None
     dialect: Dialect
     name: str
     server_name: str | None
-    http: str | None
+    http: Sequence[str]
+    is_http_known: bool
     secret: str | None
+    secret_file: Path | None
+    ca_file: Path | None
+
+    @property
+    def credentials(self) -> Credentials:
+        """What requests over HTTP authenticate with, and trust."""
+        if self.ca_file is None:
+            return Credentials(self.secret)
+        from synrepl.transports.tls import TlsFiles  # OpenSSL is large
+
+        return Credentials(self.secret, TlsFiles(ca_file=self.ca_file))
 
 
 class TailOutput:

@@ -50,6 +50,7 @@ def promote(daemon: DaemonTarget, force: bool, yes: bool, output: Output) -> Non
     With --force a fenced daemon becomes primary again, for the case that the other daemon is not primary
     after all. The command asks for confirmation on a terminal, and requires --yes without one.
     """
+    daemon.check_single()
     url = daemon.url
     if force:
         _confirm_if_fenced(daemon, yes=yes)
@@ -126,6 +127,7 @@ def resync(daemon: DaemonTarget, yes: bool, wait: float, output: Output) -> None
     (fenced). The discarded facts are first written to a file next to the daemon's database, and the command
     prints the file's path. It asks for confirmation on a terminal, and requires --yes without one.
     """
+    daemon.check_single()
     _explain(daemon.ask_status())
     confirm(yes=yes)
     daemon.ask(RESYNC.request(), b"{}", timeout=30.0)

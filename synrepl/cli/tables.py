@@ -18,6 +18,11 @@ COLORS: Final = {
     **dict.fromkeys(("failing", "stopped", "fenced", "lost", "ended", "refused", "disconnected"), "red"),
 }
 
+LABELS: Final = {"instance": "writes as"}
+"""What tables call a field of the status, where its own name is misread."""
+
+STATE_WORDS: Final = {"ended": "its lease has ended"}
+
 BAR: Final = 30
 """The width of a progress bar in characters."""
 
@@ -56,9 +61,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def styled(state: str) -> str:
-    """Return a state in its color."""
-    return click.style(state, COLORS.get(state, "yellow"))
+def styled(state: str, text: str = "") -> str:
+    """Return a state in its color, in other words if `text` is given."""
+    return click.style(text or state, COLORS.get(state, "yellow"))
+
+
+def _replica_lag(replica: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the lag in rows and in seconds; nobody knows it if a replica is away and had everything."""
+    if replica["state"] in {"lost", "ended", "never seen"} and not replica["lag_rows"]:
+        return "unknown", "unknown"
+    return replica["lag_rows"], _number(replica["lag_seconds"])
 
 
 def address(text: str) -> str:
@@ -101,15 +113,14 @@ def _about(found: Mapping[str, Any]) -> Iterator[str]:
     facts = {"state": "; ".join((styled(str(found.get("state"))), *warnings))}
     for key in ("role", "why", "holds", "name", "server_name", "instance", "epoch", "serial", "digest"):
         if found.get(key) not in {None, ""}:
-            facts[key] = str(found[key])
+            facts[LABELS.get(key, key)] = str(found[key])
     facts["lag"] = f"{found.get('lag_rows')} rows, {found.get('lag_seconds')} seconds"
     if found.get("role") != "primary" and found.get("primary"):
         facts["primary"] = address(found["primary"])
     for key, value in facts.items():
         yield f"{key:<12} {value}"
-    if found.get("role") == "fenced":
-        yield "what to do   synrepl resync: become a replica of the other daemon"
-        yield "             synrepl promote --force: become primary again, if the other daemon is not"
+    for text in found.get("what_to_do") or ():
+        yield f"{'what to do':<12} {text}"
 
 
 def _upstream(found: Mapping[str, Any]) -> Iterator[str]:
@@ -121,8 +132,6 @@ def _upstream(found: Mapping[str, Any]) -> Iterator[str]:
     yield from table(("upstream", "state", "serial there", "serial here", "last received"), [row])
     if one["why"]:
         yield click.style(f"{one['state']}: {one['why']}", "yellow")
-    if one["state"] == "stopped":
-        yield "what to do: synrepl resync; facts that only this copy has are written to a file"
     yield from (f"only this copy had: {path}" for path in one["only_here"])
     if (join := one.get("join")) is not None:
         yield _progress(one["state"], join)
@@ -151,11 +160,10 @@ def replicas_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: b
         rows = [
             (
                 one["name"],
-                styled(one["state"]),
+                styled(one["state"], STATE_WORDS.get(one["state"], one["state"])),
                 one["relay"] or "none",
                 one["serial"],
-                one["lag_rows"],
-                _number(one["lag_seconds"]),
+                *_replica_lag(one),
                 "never" if one["seen"] is None else _ago(now - one["seen"]),
                 address(one["address"]),
                 one["why"],

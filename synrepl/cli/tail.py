@@ -7,7 +7,14 @@ from typing import Any
 import click
 
 from synrepl.cli.command import CliCommand, CliError
-from synrepl.cli.options import dialect_option, duration_option, read_secret, secret_option, stream_option
+from synrepl.cli.options import (
+    ca_option,
+    dialect_option,
+    duration_option,
+    read_secret,
+    secret_option,
+    stream_option,
+)
 from synrepl.errors import ConfigError
 from synrepl.storage.position_files import FilePositions
 from synrepl.transports.endpoints import check_client
@@ -35,12 +42,14 @@ from synrepl.transports.redis.address import SCHEMES
 @click.option(
     "--http",
     metavar="URL",
-    help="The HTTP address to fetch missing rows from [default: the same host, port 9093]",
+    help="The HTTP address to fetch missing rows from, or that of each TARGET, with commas [default: the same"
+    " host, port 9093]",
 )
 @click.option("--exit-after", type=click.IntRange(1), metavar="N", help="Stop after N facts.")
 @click.option("--retry/--no-retry", default=True, help="Connect again when a connection is lost.")
 @duration_option("--timeout", help="Fail after this long without a connection [default: no limit]")
 @secret_option
+@ca_option
 def tail(
     target: str,
     state: Path | None,
@@ -50,23 +59,30 @@ def tail(
     retry: bool,
     timeout: float | None,
     secret_file: Path | None,
+    ca_file: Path | None,
     **options: Any,
 ) -> None:
     """Follow TARGET, and print one JSON object per line.
 
     TARGET is host:port or a Twisted client endpoint string (the line protocol), the URL of a Redis (the
     channel of --server-name, as redis://localhost:6379), or an HTTP URL (the changelog of a synrepl daemon).
+    It may be several daemons of one log, with commas, in order of preference: when one is lost, fenced or
+    stopped, the command goes on at the next.
+
     The "type" of a line is connected, disconnected, server, position, rdata or error. SIGINT and SIGTERM end
     the command with exit code 0, and save the state. A refused or lost connection is retried, within the
     limit of --timeout. A permanent failure (another server_name, no such stream, no rights, no TLS) ends the
-    command with exit code 1.
+    command with exit code 1, as does over HTTP a daemon whose log lacks facts that were printed.
     """
     if name.split() != [name]:
         raise click.UsageError("--name must be one word")
     secret = read_secret(secret_file)
+    targets = [one.strip() for one in target.split(",") if one.strip()] or [target]
     is_http = target.startswith(("http://", "https://"))
     is_redis = target.startswith(SCHEMES)
-    endpoint = target if is_http or is_redis else _endpoint(target)
+    if is_http != all(one.startswith(("http://", "https://")) for one in targets):
+        raise click.UsageError("TARGETs must be of one kind: URLs, or addresses of the line protocol")
+    endpoints = targets if is_http else [target] if is_redis else list(map(_endpoint, targets))
     file = FilePositions(state) if state is not None else None
     # Imported on use: the first installs the reactor, the others take most of the start time.
     from twisted.internet import reactor
@@ -79,8 +95,24 @@ def tail(
     quiet()
     patience = timeout if retry else 0.0
     output = TailOutput(reactor, JsonLines(), exit_after=exit_after, patience=patience)
-    http = http or (None if is_http or is_redis else _http(endpoint))
-    what = TailOptions(endpoint=endpoint, state=file, name=name, http=http, secret=secret, **options)
+    urls: list[str] = [] if http is None else [one.strip() for one in http.split(",")]
+    is_http_known = bool(urls)
+    if not (urls or is_http or is_redis):
+        found = list(map(_http, endpoints))
+        urls = [url for url in found if url is not None] if None not in found else []
+    if not (len(endpoints) == len(set(endpoints)) and len(urls) in (0, 1, len(endpoints))):
+        raise click.UsageError("give each TARGET once, and as many --http addresses as TARGETs, or one")
+    what = TailOptions(
+        endpoints=endpoints,
+        state=file,
+        name=name,
+        http=urls,
+        is_http_known=is_http_known,
+        secret=secret,
+        secret_file=secret_file,
+        ca_file=ca_file,
+        **options,
+    )
     try:
         if file is not None:
             file.open()

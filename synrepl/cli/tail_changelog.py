@@ -1,7 +1,8 @@
 """``synrepl tail`` over HTTP: the changelog, by long polls."""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from OpenSSL import SSL
@@ -9,17 +10,19 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.web._newclient import ParseError
 
+from synrepl.cli.options import secret_advice
 from synrepl.cli.output import TailOptions, TailOutput
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import STATUS
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Backoff, Timer, sleep
+from synrepl.ports.time import Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace
-from synrepl.transports.http.client import ChangelogClient
+from synrepl.transports.http.client import ChangelogClient, FirstAnswer
+from synrepl.transports.http.http_client import decode_json
 from synrepl.transports.tls import is_permanent, tls_trouble
-from synrepl.wire import jsontext
+from synrepl.wire.address_list import AddressList, Fault, fault_of
 
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
@@ -42,16 +45,24 @@ class _Fact(msgspec.Struct):
     writer: str
     token: int
     rows: msgspec.Raw
+    digest: str = ""
 
 
 class ChangelogTail:
-    """Prints the changelog of a daemon from the position in `options.state`, or else from `options.start`."""
+    """Prints the changelog of daemons of one log, from the position in `options.state` or `options.start`.
+
+    It reads from one daemon at a time (`AddressList`). A daemon whose log lacks a fact that was printed, as
+    its epochs show, ends the tail with an error.
+    """
 
     def __init__(self, output: TailOutput, options: TailOptions) -> None:
         self._output = output
         self._options = options
-        self._url = public_url(options.endpoint).rstrip("/")
-        self._changelog = ChangelogClient(output.reactor, options.endpoint, secret=options.secret)
+        self._addresses = AddressList(options.endpoints, RETRY_SECONDS)
+        self._names = {public_url(one).rstrip("/"): one for one in options.endpoints}
+        self._changelog = ChangelogClient(output.reactor, options.endpoints[0], secret=options.credentials)
+        self._epoch = 0
+        """The epoch of the daemon's log when its last answer began."""
         self._tasks = Tasks(Logger(), "tail")
         self._position = options.state.load_place() if options.state is not None else None
         self._save_timer = Timer(output.reactor, self._save)
@@ -69,37 +80,64 @@ class ChangelogTail:
             self._save()
         return Deferred.fromCoroutine(self._changelog.stop())
 
+    @property
+    def _url(self) -> str:
+        return public_url(self._addresses.current).rstrip("/")
+
     async def _read(self) -> None:
-        backoff = Backoff(RETRY_SECONDS)
         while not self._output.is_ending:
             try:
                 if not self._is_connected:
                     await self._connect()
-                assert self._position is not None
-                streams = list(self._options.streams) or None
-                upto = await self._changelog.pages(self._position.serial, streams, WAIT_SECONDS, self._show)
-                self._move(ChangelogPlace(max(upto, self._position.serial), self._position.epoch))
-                backoff.reset()
+                await self._read_page()
+                self._addresses.succeeded()
             except ApiResponseError as error:
-                if error.code == "ahead_of_log":
+                has_others = len(self._names) > 1
+                if error.code == "fork" or (error.code == "ahead_of_log" and not has_others):
                     self._output.write_event(
-                        "error", message=f"{error}: the log of the daemon is not the one that was read before"
+                        "error",
+                        message=f"{error}: the log of the daemon is not the one that was read before, and"
+                        " lacks facts that were printed",
                     )
                     self._output.end(f"{error}; start again, without the --state file if there is one")
                     continue
-                if not error.retryable:
-                    self._output.end(str(error))
+                fault = fault_of(error.code)
+                if error.code == "ahead_of_log":
+                    fault = Fault.NOT_READY  # of the same epoch, but behind: it may catch up, or be promoted
+                elif not error.retryable and not (has_others and fault is not Fault.REFUSING):
+                    advice = secret_advice(self._options.secret_file)
+                    self._output.end(f"{self._url}: {advice}" if error.code == "unauthorized" else str(error))
                     return
-                await self._pause(error, backoff.next())
+                await self._pause(error, fault, str(error.body.get("moved_to") or "").split())
+            except RemoteProtocolError as error:
+                self._output.end(f"{self._url} does not respond as a synrepl daemon; check TARGET ({error})")
+                return
             except ReplicationError as error:
-                await self._pause(error, backoff.next())
+                await self._pause(error, Fault.UNREACHABLE)
+
+    async def _read_page(self) -> None:
+        position = self._position
+        assert position is not None
+        streams = list(self._options.streams) or None
+        upto = await self._changelog.pages(
+            position.serial,
+            streams,
+            WAIT_SECONDS,
+            self._show,
+            on_begin=self._begin,
+            epoch=position.epoch,
+            digest=position.digest or None,
+        )
+        assert self._position is not None
+        if upto > self._position.serial:
+            self._move(ChangelogPlace(upto, max(self._epoch, self._position.epoch)))
+
+    def _begin(self, head: FirstAnswer) -> None:
+        self._epoch = head.epoch
 
     async def _connect(self) -> None:
         try:
             status = await self._changelog.call(STATUS.request(), _Status, max_bytes=STATUS_BYTES, timeout=10)
-        except RemoteProtocolError:
-            self._output.end(f"{self._url} does not respond as a synrepl daemon; check TARGET")
-            await Deferred()
         except NotConnected as error:
             if not (why := _permanent_failure(error)):
                 raise
@@ -113,36 +151,29 @@ class ChangelogTail:
         self._output.write_event("server", name=status.server_name)
         if self._position is None:
             serial = 0 if self._options.start == "earliest" else status.serial
-            self._move(ChangelogPlace(serial, status.epoch))
-        else:
-            self._check_epoch(status.epoch)
+            self._move(ChangelogPlace(serial, status.epoch if serial else 1))
 
     def _show(self, text: bytes) -> Deferred[None] | None:
-        fact = msgspec.json.decode(text, type=_Fact)
-        self._check_epoch(fact.epoch)
+        fact = decode_json(_Fact, text, self._url)
         line = {
             "type": "rdata",
             "stream": fact.stream,
             "writer": fact.writer,
             "token": fact.token,
             "serial": fact.serial,
-            "rows": jsontext.loads(bytes(fact.rows)),
+            "rows": decode_json(list[Any], bytes(fact.rows), self._url),
         }
         if not self._output.write_fact(line):
             return Deferred()  # It never fires: this fact must not count as printed.
-        self._move(ChangelogPlace(fact.serial, fact.epoch))
+        self._move(ChangelogPlace(fact.serial, fact.epoch, fact.digest))
         return None
 
-    def _check_epoch(self, epoch: int) -> None:
-        assert self._position is not None
-        if epoch != self._position.epoch:
-            why = f"the epoch changed from {self._position.epoch} to {epoch}: history may have forked"
-            self._output.write_event("error", message=why)
-            self._move(ChangelogPlace(self._position.serial, epoch))
-
-    async def _pause(self, error: ReplicationError, seconds: float) -> None:
+    async def _pause(self, error: ReplicationError, fault: Fault, moved_to: Sequence[str] = ()) -> None:
         self._is_connected = False
-        self._output.write_event("disconnected", reason=str(error))
+        self._output.write_event("disconnected", address=self._url, reason=str(error))
+        named = [self._names[url.rstrip("/")] for url in moved_to if url.rstrip("/") in self._names]
+        seconds = self._addresses.failed(fault, moved_to=named)
+        self._changelog.base_url = self._addresses.current.rstrip("/")
         await sleep(self._output.reactor, seconds)
 
     def _move(self, position: ChangelogPlace) -> None:
@@ -162,7 +193,9 @@ def _permanent_failure(error: NotConnected) -> str:
     while reasons := getattr(cause, "reasons", None):
         cause = reasons[0].value
     if isinstance(cause, ParseError):
-        return f"it does not speak HTTP ({cause.args[-1]!r}); for the line protocol give host:port, not a URL"
+        if b"SERVER " in cause.args[-1]:
+            return "this is the port of the line protocol: give host:port, not a URL, or the port of HTTP"
+        return "it does not speak HTTP: check the port"
     if isinstance(cause, SSL.Error):
         return tls_trouble(cause) if is_permanent(cause) else ""
     return str(cause) if isinstance(cause, OverflowError) else ""

@@ -1,16 +1,13 @@
 """``synrepl tail`` over the line protocol, and the permanent failures that end the command."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IStreamClientEndpoint
-from twisted.web.client import Agent
-from twisted.web.iweb import IAgentEndpointFactory
-from zope.interface import implementer
 
 from synrepl.cli.output import TailOptions, TailOutput
+from synrepl.errors import GapError, suggest
 from synrepl.ports.interfaces import SaveablePosition
 from synrepl.ports.time import Timer
 from synrepl.replication.follower.facts import untyped
@@ -20,23 +17,24 @@ from synrepl.replication.strategies import following
 from synrepl.services import connect
 from synrepl.storage.position_files import FilePositions
 from synrepl.streams.table import StreamTable
-from synrepl.transports.endpoints import client_endpoint
-from synrepl.transports.redis.address import SCHEMES
+from synrepl.transports.http.client import UNAUTHORIZED_500
+from synrepl.transports.redis.address import SCHEMES, RedisAddress
 from synrepl.wire.commands import Position
 
-SILENT_SECONDS: Final = 3.0
-"""A server sends its greeting at once. If none comes for this long, the target is probed for HTTP."""
-
 STREAMS_SECONDS: Final = 3.0
-"""A server announces all streams at once. A stream that is not announced after this long does not exist."""
+"""A server announces all streams at once. One that is not announced so long after another is not there."""
 
-PROBE_SECONDS: Final = 5.0
+MISTYPED_SECONDS: Final = 0.5
+"""The same for a name that no release has, unless the server's operator declared it: mostly a mistake."""
+
+MAX_ERRORS: Final = 1_000
+"""The most errors that are remembered, so as not to be repeated."""
 
 SAID_BY_SERVER: Final = "the server reports: "
 
 ADVICE: Final = {
     "wrong_server": "check TARGET and --server-name",
-    "bad_port": "check the port of TARGET",
+    "bad_port": "check the port of TARGET, or use a URL for the HTTP API",
     "unknown_stream": "check --stream",
 }
 """The advice for codes of `FollowerEvent` whose text contains no advice."""
@@ -45,9 +43,8 @@ ADVICE: Final = {
 class TargetCheck:
     """Ends a `synrepl tail` over the line protocol when the target can never be followed.
 
-    `target` is its name in messages. `probe` checks whether the target speaks HTTP. `streams` are the
-    requested streams, which the server must have, unless `announces_all` is False: a server that pushes does
-    not announce all of its streams.
+    `target` is its name in messages. `streams` are the requested streams, which the server must have, unless
+    `announces_all` is False: a server that pushes does not announce all of its streams.
     """
 
     def __init__(
@@ -57,15 +54,12 @@ class TargetCheck:
         *,
         streams: Collection[str],
         announces_all: bool,
-        probe: "Callable[[], Deferred[bool]]",
     ) -> None:
         self._output = output
         self._target = target
         self._streams = streams if announces_all else ()
-        self._probe = probe
         self._announced: set[str] = set()
-        self._is_greeted = True
-        self._silence_timer = Timer(output.reactor, self._probe_http)
+        self._known = StreamTable.default()
         self._streams_timer = Timer(output.reactor, self._compare_streams)
 
     def watch(self, follower: Follower) -> None:
@@ -77,28 +71,24 @@ class TargetCheck:
         """Handle an event of the follower."""
         match event.kind:
             case "connected":
-                self._is_greeted = False
                 self._announced.clear()
-                self.stop()
-                self._silence_timer.start(SILENT_SECONDS)
-            case "server":
-                self._is_greeted = True
                 self.stop()
             case "disconnected":
                 self.stop()
                 self._judge(event)
-                if not self._is_greeted:
-                    self._is_greeted = True
-                    self._probe_http()
             case "error":
                 self._judge(event)
 
     def on_position(self, command: Position) -> None:
         """Handle the position of a stream."""
-        if not self._announced and self._streams:
-            self.stop()
-            self._streams_timer.start(STREAMS_SECONDS)
+        if command.stream in self._announced:
+            return
         self._announced.add(command.stream)
+        if missing := self._missing():
+            is_known = all(stream in self._known for stream in missing)
+            self._streams_timer.restart(STREAMS_SECONDS if is_known else MISTYPED_SECONDS)
+        else:
+            self._streams_timer.stop()
 
     def _judge(self, event: FollowerEvent) -> None:
         if event.code:
@@ -106,46 +96,21 @@ class TargetCheck:
             self._end(event.text.removeprefix(SAID_BY_SERVER) + advice)
 
     def _compare_streams(self) -> None:
-        missing = [stream for stream in self._streams if stream not in self._announced]
-        if missing:
-            announced = ", ".join(sorted(self._announced))
-            self._end(f"there is no stream {', '.join(missing)}; the server has {announced}")
+        missing = self._missing()
+        announced = sorted(self._announced)
+        hint = suggest(missing[0], announced)
+        self._end(f"there is no stream {', '.join(missing)}{hint}; the server has {', '.join(announced)}")
 
-    def _probe_http(self) -> None:
-        self._probe().addCallback(self._on_probed)
-
-    def _on_probed(self, is_http: bool) -> None:
-        if is_http:
-            self._end("it speaks HTTP, not the line protocol; use the port of the line protocol, or a URL")
+    def _missing(self) -> list[str]:
+        """The requested streams that were not announced yet."""
+        return [stream for stream in self._streams if stream not in self._announced]
 
     def _end(self, why: str) -> None:
         self._output.end(f"cannot follow {self._target}: {why}")
 
     def stop(self) -> None:
         """Stop checking."""
-        self._silence_timer.stop()
         self._streams_timer.stop()
-
-
-@implementer(IAgentEndpointFactory)
-class _FixedEndpoint:
-    """Connects every request to one endpoint, whatever its URL."""
-
-    def __init__(self, endpoint: IStreamClientEndpoint) -> None:
-        self._endpoint = endpoint
-
-    def endpointForURI(self, uri: Any) -> IStreamClientEndpoint:
-        return self._endpoint
-
-
-async def _speaks_http(reactor: Any, endpoint: IStreamClientEndpoint) -> bool:
-    """Whether the server at `endpoint` responds over HTTP in time."""
-    agent = Agent.usingEndpointFactory(reactor, _FixedEndpoint(endpoint))
-    try:
-        await agent.request(b"GET", b"http://localhost/").addTimeout(PROBE_SECONDS, reactor)
-    except Exception:  # no response is not an HTTP response
-        return False
-    return True
 
 
 class _PrintedPositions:
@@ -162,10 +127,15 @@ class _PrintedPositions:
 
 def tail_lines(output: TailOutput, options: TailOptions) -> None:
     """Follow a server or a Redis, and print its updates, until the command ends or fails permanently."""
-    endpoint, dialect = options.endpoint, options.dialect
+    dialect = options.dialect
+    is_redis = options.endpoints[0].startswith(SCHEMES)
     store = _PrintedPositions(options.state, output) if options.state is not None else None
     follower = Follower(
-        instance=options.name, clock=output.reactor, positions=store, start=options.start, raw=True
+        instance=options.name,
+        clock=output.reactor,
+        positions=store,
+        start=options.start,
+        raw=True,
     )
 
     def show(updates: Updates[Any]) -> Deferred[None] | None:
@@ -184,19 +154,19 @@ def tail_lines(output: TailOutput, options: TailOptions) -> None:
         follower.on(known.get(one) or untyped(one))(show)
     if not options.streams:
         follower.on_everything(show)
-    follower.on_event(lambda event: _show_event(output, event))
+    follower.on_event(EventPrinter(output, options).show)
     service = connect(
         output.reactor,
-        endpoint,
+        options.endpoints[0] if is_redis else options.endpoints,
         follower,
         dialect=dialect,
         server_name=options.server_name,
-        http=options.http,
-        secret=options.secret,
+        http=options.http or None,
+        secret=options.credentials,
     )
 
     # On a Redis channel no server sends a greeting or announces all streams.
-    check = None if endpoint.startswith(SCHEMES) else _check(output, options)
+    check = None if is_redis else _check(output, options)
     if check is not None:
         check.watch(follower)
 
@@ -212,28 +182,57 @@ def tail_lines(output: TailOutput, options: TailOptions) -> None:
 
 
 def _check(output: TailOutput, options: TailOptions) -> TargetCheck:
-    def probe() -> "Deferred[bool]":
-        endpoint = client_endpoint(output.reactor, options.endpoint)
-        return Deferred.fromCoroutine(_speaks_http(output.reactor, endpoint))
-
     announces_all = not following(options.dialect).pushed
     return TargetCheck(
-        output, options.endpoint, streams=options.streams, announces_all=announces_all, probe=probe
+        output, ", ".join(options.endpoints), streams=options.streams, announces_all=announces_all
     )
 
 
-def _show_event(output: TailOutput, event: FollowerEvent) -> None:
-    match event.kind:
-        case "connected":
-            output.write_event("connected")
-        case "disconnected":
-            output.write_event("disconnected", reason=event.text)
-        case "server":
-            output.write_event("server", name=event.text)
-        case "position":
-            output.write_event("position", stream=event.stream, writer=event.writer, token=event.token)
-        case "error":
-            where = {"stream": event.stream, "writer": event.writer}
-            output.write_event(
-                "error", message=event.text, **{key: value for key, value in where.items() if value}
-            )
+class EventPrinter:
+    """Prints the events of a follower as lines. An error is printed once, not with each retry."""
+
+    def __init__(self, output: TailOutput, options: TailOptions) -> None:
+        self._output = output
+        self._is_http_known = options.is_http_known
+        self._secret_file = options.secret_file
+        self._address = ", ".join(
+            RedisAddress.parse(one).public if one.startswith(SCHEMES) else one for one in options.endpoints
+        )
+        self._errors: set[str] = set()
+
+    def show(self, event: FollowerEvent) -> None:
+        """Print an event, unless it says nothing new."""
+        output = self._output
+        match event.kind:
+            case "connected":
+                output.write_event("connected")
+            case "disconnected":
+                output.write_event("disconnected", address=self._address, reason=event.text)
+            case "server":
+                output.write_event("server", name=event.text)
+            case "position":
+                output.write_event("position", stream=event.stream, writer=event.writer, token=event.token)
+            case "went_back":
+                where = {"stream": event.stream, "writer": event.writer, "token": event.token}
+                self._write_error(event.text, {key: value for key, value in where.items() if value != ""})
+            case "error" | "moved" if event.text not in self._errors:
+                if len(self._errors) < MAX_ERRORS:
+                    self._errors.add(event.text)
+                where = {"stream": event.stream, "writer": event.writer}
+                text = event.text + self._advice(event)
+                self._write_error(text, {key: value for key, value in where.items() if value})
+
+    def _write_error(self, text: str, where: dict[str, Any]) -> None:
+        self._output.write_event("error", message=text, **where)
+
+    def _advice(self, event: FollowerEvent) -> str:
+        """Return what to do about a gap: give a secret, or once, if nobody said where missing rows are."""
+        if not isinstance(event.error, GapError):
+            return ""
+        why = event.error.why
+        if UNAUTHORIZED_500 in why:
+            return "" if self._secret_file is not None else "; name the file of the secret with --secret-file"
+        if self._is_http_known or "TLS: " in why:
+            return ""
+        self._is_http_known = True
+        return "; name the HTTP address of the server, which has missing rows, with --http URL"

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from synrepl.cli import main
@@ -162,6 +164,143 @@ def test_trouble_and_wrong_usage(arguments: list[str], code: int, said: str) -> 
     assert said in result.stderr
     assert "secret" not in result.stderr
     assert isinstance(result.exception, SystemExit)
+
+
+# -- before a start ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def homeserver(tmp_path: Path) -> Place:
+    """A homeserver's database on PostgreSQL with one stream, and ``homeserver.yaml`` that names it."""
+    place = Place("postgresql", tmp_path)
+    place.do(
+        "CREATE TABLE schema_version (version INTEGER)",
+        "CREATE TABLE applied_schema_deltas (version INTEGER)",
+        "CREATE TABLE stream_positions (stream_name TEXT, instance_name TEXT, stream_id BIGINT)",
+        "CREATE TABLE receipts_linearized (stream_id BIGINT PRIMARY KEY, instance_name TEXT)",
+        "CREATE SEQUENCE receipts_sequence START 2",
+        "SELECT setval('receipts_sequence', 4)",
+    )
+    write_homeserver(tmp_path, {"name": "psycopg2", "args": {"dsn": place.url, "cp_min": 1}})
+    return place
+
+
+def write_homeserver(folder: Path, database: dict[str, Any]) -> None:
+    """The homeserver's file; its database is given in another one."""
+    (folder / "homeserver.yaml").write_text("server_name: example.org\n")
+    (folder / "database.yaml").write_text(yaml.safe_dump({"database": database}))
+
+
+def files_in(folder: Path) -> list[str]:
+    """The options that name them."""
+    return [word for name in ("homeserver", "database") for word in ("--homeserver", f"{folder}/{name}.yaml")]
+
+
+def before_start(folder: Path, *options: str) -> Result:
+    """Run it, as an init container does."""
+    return CliRunner().invoke(main, ["doctor", *files_in(folder), "--before-start", *options])
+
+
+def test_what_a_homeserver_would_be_refused_for_is_raised(homeserver: Place, tmp_path: Path) -> None:
+    """It may not start before, and may after; once raised there is nothing to do."""
+    homeserver.position(36, "master", "receipts")
+    first_line = f"{homeserver.database.name}: a Synapse homeserver's database, 1 stream examined"
+
+    found, mended, after = (before_start(tmp_path, *options) for options in ([], ["--apply"], ["--apply"]))
+
+    assert (1, 0, 0) == (found.exit_code, mended.exit_code, after.exit_code)
+    assert found.stdout.splitlines() == [
+        first_line,
+        (
+            "error: receipts: sequence receipts_sequence is at 4, behind the stored positions of its writers"
+            " (36); without a repair it would reuse ids; the homeserver refuses to start with it"
+        ),
+        "    add --apply, or run the statement, as the owner of the sequence",
+        "    SELECT setval('receipts_sequence', greatest(36, (SELECT last_value FROM receipts_sequence)));",
+        "the homeserver would be refused, or would reuse ids",
+    ]
+    assert mended.stdout.splitlines() == [
+        first_line,
+        "raised receipts_sequence from 4 to 36",
+        "the homeserver may start",
+    ]
+    assert after.stdout.splitlines() == [first_line, "the homeserver may start"]
+    assert "" == found.stderr + mended.stderr + after.stderr
+
+
+def test_the_shape_of_the_json_before_a_start(homeserver: Place, tmp_path: Path) -> None:
+    """Programs rely on it."""
+    homeserver.position(36, "master", "receipts")
+
+    found, mended = before_start(tmp_path, "--json"), before_start(tmp_path, "--json", "--apply")
+
+    known = {
+        "database": homeserver.database.name,
+        "kind": "synapse",
+        "streams": ["receipts"],
+        "facts_checked": None,
+    }
+    seen = json.loads(found.stdout)
+    assert ["sequence_behind_positions"] == [one["kind"] for one in seen.pop("complaints")]
+    assert {**known, "healthy": False, "raised": [], "may_start": False} == seen
+    raised = {"stream": "receipts", "sequence": "receipts_sequence", "before": 4, "after": 36}
+    assert {
+        **known,
+        "complaints": [],
+        "healthy": True,
+        "raised": [raised],
+        "may_start": True,
+    } == json.loads(mended.stdout)
+
+
+def test_a_part_that_cannot_be_read_before_a_start(homeserver: Place, tmp_path: Path) -> None:
+    """Neither yes nor no: its exit code is that of a database which cannot be looked at."""
+    homeserver.do("ALTER TABLE stream_positions RENAME COLUMN stream_id TO token")
+
+    result = before_start(tmp_path)
+
+    assert 2 == result.exit_code
+    assert [
+        'error: receipts: not examined: column "stream_id" does not exist',
+        "whether the homeserver may start is not known",
+    ] == result.stdout.splitlines()[1:]
+
+
+def test_the_ordinary_examination_of_the_configured_database(homeserver: Place, tmp_path: Path) -> None:
+    """As with its URL: it repairs nothing in it."""
+    homeserver.position(36, "master", "receipts")
+
+    by_file = CliRunner().invoke(main, ["doctor", *files_in(tmp_path), "--fix"])
+    by_url = CliRunner().invoke(main, ["doctor", "--database", homeserver.url, "--fix"])
+
+    assert (1, by_url.stdout, "") == (by_file.exit_code, by_file.stdout, by_file.stderr)
+    assert [(4,)] == homeserver.do("SELECT last_value FROM receipts_sequence")
+
+
+def test_a_homeserver_on_sqlite_may_start(tmp_path: Path) -> None:
+    """Also for the first time."""
+    write_homeserver(tmp_path, {"name": "sqlite3", "args": {"database": str(tmp_path / "hs.db")}})
+
+    result = before_start(tmp_path, "--apply")
+
+    assert (0, "") == (result.exit_code, result.stderr)
+    assert [f"{tmp_path}/hs.db: a Synapse homeserver's database", "the homeserver may start"] == [
+        line for line in result.stdout.splitlines() if not line.startswith("note: a homeserver on SQLite")
+    ]
+
+
+def test_waiting_is_told_and_ends(tmp_path: Path) -> None:
+    """With the reason, and without the password."""
+    arguments = {"host": "127.0.0.1", "port": 1, "user": "synapse", "password": "s3cret", "database": "s"}
+    write_homeserver(tmp_path, {"name": "psycopg2", "args": arguments})
+
+    result = before_start(tmp_path, "--wait", "0.01", "--apply", "--json")
+
+    assert (2, "") == (result.exit_code, result.stdout)
+    waiting, error = result.stderr.splitlines()
+    assert waiting.startswith("waiting for the database, 0 s left: connect failed: postgresql://synapse@")
+    assert error.startswith("Error: connect failed: postgresql://synapse@127.0.0.1:1/s: ")
+    assert "s3cret" not in result.stderr
 
 
 def test_the_log_when_its_tables_are_elsewhere(place: Place) -> None:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from synrepl.cli import main
+from tests.cli.test_targets import json_server
 
 NOBODY: Final = "http://127.0.0.1:1"
 
@@ -50,6 +51,9 @@ DAEMON_MISTAKES: Final = [
 
 MISTAKES: Final = [
     ("dance", USAGE, "No such command 'dance'"),
+    ("statsu", USAGE, "No such command 'statsu'; did you mean status?"),
+    ("context lst", USAGE, "No such command 'lst'; did you mean list?"),
+    ("pipeline archiv", USAGE, "did you mean archive?"),
     ("--nope", USAGE, "No such option '--nope'"),
     ("status --sevret-file x", USAGE, "--secret-file"),
     ("status -o yaml", USAGE, "'yaml' is not one of"),
@@ -58,18 +62,41 @@ MISTAKES: Final = [
     ("top --url {nobody}", USAGE, "top needs a terminal"),
     ("promote", USAGE, "Missing option '--url'"),
     ("resync", USAGE, "Missing option '--url'"),
-    ("append x", USAGE, "Missing option '--url'"),
+    ("append x", USAGE, "add for example --url http://127.0.0.1:9093, or --context NAME"),
     ("append --url {nobody}", USAGE, "Missing argument 'STREAM'"),
     ("append x --url {nobody} --batch 0", USAGE, "0 is not in the range"),
     ("leases add --url {nobody}", USAGE, "add takes the name of a replica"),
     ("leases give", USAGE, "'give' is not one of"),
+    ("streams craete x", USAGE, "did you mean create?; see synrepl streams --help"),
+    ("serve --server-name", USAGE, "requires an argument; see synrepl serve --help"),
+    ("serve --server-name x --database log.db", USAGE, "not 'log.db'; did you mean sqlite:log.db?"),
+    ("serve --server-name x --log-level debg", USAGE, "did you mean debug?"),
     ("streams --database sqlite:x", USAGE, "--database needs --stuck"),
     ("streams --stuck --database x", USAGE, "the database must be sqlite:PATH or"),
     ("doctor", USAGE, "Missing option '--database'"),
-    ("doctor --database x", USAGE, "the database must be sqlite:PATH or"),
+    ("doctor --database sqlite:x --homeserver {folder}/hs.yaml", USAGE, "exclude each other"),
+    ("doctor --homeserver {folder}/none.yaml", USAGE, "none.yaml"),
+    ("doctor --homeserver {folder}/text --before-start", USAGE, "{folder}/text"),
+    ("doctor --homeserver {folder}/open.yaml --before-start", USAGE, "no server_name"),
+    ("doctor --homeserver {folder}/hs.yaml --before-start", USAGE, "no database of PostgreSQL, nor"),
+    ("doctor --homeserver {folder}/dsn.yaml --before-start", USAGE, "not a PostgreSQL URL"),
+    ("doctor --homeserver {folder}/far.yaml --before-start", USAGE, "Connection refused"),
+    ("doctor --homeserver {folder}/far.yaml --before-start --apply", USAGE, "Connection refused"),
+    ("doctor --homeserver {folder}/far.yaml", FAILURE, "Connection refused"),
+    ("doctor --homeserver {folder}/hs.yaml --apply", USAGE, "--apply needs --before-start"),
+    ("doctor --homeserver {folder}/hs.yaml --wait 3", USAGE, "--wait needs --before-start"),
+    ("doctor --homeserver {folder}/hs.yaml --before-start --wait soon", USAGE, "number of seconds"),
+    ("doctor --homeserver {folder}/hs.yaml --before-start --fix", USAGE, "use --apply"),
+    ("doctor --homeserver {folder}/hs.yaml --before-start --quick", USAGE, "neither --config nor"),
+    ("doctor --database sqlite:x --before-start", USAGE, "--before-start needs --homeserver"),
+    ("doctor --database x.db", USAGE, "not 'x.db'; did you mean sqlite:x.db?"),
     ("doctor --database sqlite:{folder}/none.db", FAILURE, "none.db"),
     ("doctor --database sqlite:{folder}/text", FAILURE, "not a database"),
     ("doctor --database sqlite:x --config /no/such", USAGE, "cannot read /no/such"),
+    ("explain hello", FAILURE, "nothing was recognized; known are a sync token"),
+    ("explain Timed out", USAGE, "unexpected extra argument (out)"),
+    ("explain ", USAGE, "the text is empty: give it in quotes"),
+    ("explain s1_2 -o text", USAGE, "'text' is not one of"),
     ("replay /no/such --url {nobody}", FAILURE, "cannot read /no/such"),
     ("replay {folder}/text --url {nobody}", FAILURE, "contains no rows"),
     ("replay {folder}/text --url {nobody} --dialect curent", USAGE, "did you mean current?"),
@@ -85,6 +112,18 @@ MISTAKES: Final = [
     ("tail 127.0.0.1:1 --secret-file /no/such", FAILURE, "cannot read the secret file"),
     ("tail 127.0.0.1:1 --state {folder}/text", FAILURE, "not a file of positions"),
     ("tail 127.0.0.1:1 --state {folder}/none/s", FAILURE, "none"),
+    ("probe {nobody}", USAGE, "Missing option '--token-file'"),
+    ("probe {nobody} --token-file /no/such", FAILURE, "cannot read the secret file"),
+    ("probe nowhere --token-file {folder}/word", USAGE, "is not an HTTP URL"),
+    ("probe {nobody} --token-file {folder}/word --via a", USAGE, "--via must be NAME=URL"),
+    ("probe {nobody} --token-file {folder}/word --rounds 0", USAGE, "0 is not in the range"),
+    ("probe {nobody} --token-file {folder}/word", FAILURE, "refused"),
+    ("inspect", USAGE, "Missing option '--homeserver'"),
+    ("inspect --homeserver /no/such", USAGE, "does not exist"),
+    ("inspect --homeserver {folder}/text", USAGE, "has no settings at its top"),
+    ("inspect --homeserver {folder}/open.yaml", USAGE, "no server_name"),
+    ("inspect --homeserver {folder}/hs.yaml --metrics a", USAGE, "--metrics must be NAME=URL"),
+    ("inspect --homeserver {folder}/hs.yaml --metrics a=http://b", USAGE, "is no process"),
     ("caches lint nope", USAGE, "is not MODULE:ATTRIBUTE"),
     ("caches lint nope:nope", USAGE, "cannot import nope:nope"),
     ("caches lint json:loads", USAGE, "not CacheRegistry"),
@@ -129,6 +168,11 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "text").write_text("this is a text, of some length, and has nothing to do with synrepl\n" * 9)
     (folder / "open.yaml").write_text("http: tcp:9093\n")
+    (folder / "word").write_text("word\n")
+    (folder / "hs.yaml").write_text("server_name: example.org\n")
+    for name, arguments in (("far", "{host: 127.0.0.1, port: 1}"), ("dsn", "{dsn: secret}")):
+        database = f"database: {{name: psycopg2, args: {arguments}}}"
+        (folder / f"{name}.yaml").write_text(f"server_name: example.org\n{database}\n")
     lines = socket.create_server(("127.0.0.1", 0))
     web = ThreadingHTTPServer(("127.0.0.1", 0), _OtherServer)
 
@@ -188,9 +232,44 @@ def test_a_mistake_is_one_line(
     assert time.monotonic() - before < LONGEST_SECONDS
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert (code, "", 1) == (result.exit_code, result.stdout, len(result.stderr.splitlines())), result.stderr
-    assert said in result.stderr
+    assert said.format(**addresses) in result.stderr
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+JUNK_COMMANDS: Final = (
+    *("status", "status --json", "who", "replicas --check", "leases", "leases add x", "leases drop x"),
+    *("streams", "streams --stuck", "streams create x --untyped", "promote", "promote --force --yes"),
+    *("resync --yes", "append x", "append x --writer w", "replay {facts}", "pipeline archive --archive x"),
+)
+
+JUNK: Final = (
+    *(b"", b"text", b"<html>", b"\xff\xfe\0\1" * 9, b"null", b"7", b'"x"', b"[]", b"{}"),
+    *(b"[" * 5_000, b'{"a":' * 3_000),
+    b'{"leases":7,"streams":7,"serial":"x","tokens":3,"first_serial":[],"role":{},"state":[],"errors":5}',
+    b'{"leases":[1],"streams":{"a":1},"followers":[1],"replicas":[1],"role":"fenced","state":"x","serial":1}',
+    b'{"error":"busy","message":"a refusal with status 200"}',
+)
+
+
+@pytest.mark.parametrize("command", JUNK_COMMANDS)
+def test_junk_in_place_of_a_response_is_one_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any other server that says 200: no traceback, and no success that was none."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    facts = tmp_path / "facts"
+    facts.write_text('{"stream":"push_rules","writer":"master","token":1,"rows":[["@a:b"]]}\n')
+    for junk in JUNK:
+        with json_server(junk) as port:
+            words = [*command.format(facts=facts).split(), "--url", f"http://127.0.0.1:{port}"]
+            result = CliRunner().invoke(main, words, prog_name="synrepl", input='["@a:b"]\n')
+
+        assert result.exception is None or isinstance(result.exception, SystemExit), (junk, result.exception)
+        shown = (result.exit_code, result.stdout, len(result.stderr.splitlines()))
+        assert (FAILURE, "", 1) == shown, (junk, result.output)
+        assert "is not a synrepl daemon" in result.stderr
 
 
 def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:

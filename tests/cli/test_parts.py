@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.cli import tables
+from synrepl.cli import jobs, tables
 from synrepl.cli.append import post_facts
 from synrepl.cli.command import CliError
 from synrepl.cli.json_lines import JsonLines
@@ -21,6 +22,7 @@ class Daemon:
     """Answers what a test says, and notes what it was asked."""
 
     url = "http://daemon"
+    has_several = False
 
     def __init__(self, *answers: Exception | dict[str, Any]) -> None:
         self.bodies: list[bytes] = []
@@ -83,7 +85,7 @@ def test_facts_beyond_enough_do_not_count_as_had() -> None:
 def test_what_a_daemon_answers_is_safe_to_show() -> None:
     """Names come from peers, and escape sequences act on a terminal."""
     clean = (
-        DaemonTarget(url="http://127.0.0.1:9093", secret_file=None, timeout=None, retry=False)
+        DaemonTarget(url="http://127.0.0.1:9093", secret_file=None, ca_file=None, timeout=None, retry=False)
         .connect()
         ._clean
     )
@@ -99,3 +101,16 @@ def test_the_state_says_what_is_wrong_elsewhere() -> None:
     lines = [click.unstyle(line) for line in tables._about(found)]
 
     assert lines[0].endswith("serving; 1 replica lost, 1 behind; 1 follower behind")
+
+
+def test_the_pipeline_counts_bytes_as_the_status_does() -> None:
+    """It had MB of its own, of 1,000,000 bytes: a small archive was 0.0 MB."""
+    done = SimpleNamespace(
+        batches=1, facts=1, rows=1, bytes=2_048, seconds=1.0, merged=0, serial=1, epoch=1, digest="ab"
+    )
+
+    first, _ = jobs._archive_lines(done)
+
+    assert first == "archived 1 fact (1 row, 2.0 KiB) in 1 batch, 1.0 s"
+    merged = SimpleNamespace(merged=8, made=1, bytes=3 << 20)
+    assert [*jobs._optimize_lines(merged)] == ["merged 8 files into 1, 3.0 MiB"]

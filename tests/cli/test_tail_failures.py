@@ -2,20 +2,23 @@
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from OpenSSL import SSL
-from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
 from twisted.internet.task import Clock
 
-from synrepl.cli.tail_lines import SILENT_SECONDS, STREAMS_SECONDS, TargetCheck
+from synrepl.cli.tail_lines import MISTYPED_SECONDS, STREAMS_SECONDS, EventPrinter, TargetCheck
+from synrepl.errors import GapError
 from synrepl.replication.follower.updates import FollowerEvent, code_of
 from synrepl.transports.connection import failure_code
+from synrepl.transports.http.client import UNAUTHORIZED_500
 from synrepl.transports.tls import is_permanent
 from synrepl.transports.tls_endpoints import TlsFailed, TlsLost
 from synrepl.wire.commands import Position
 from tests.cli.test_processes import run
+from tests.cli.test_targets import json_server
 from tests.service.processes import Daemon
 
 
@@ -91,20 +94,14 @@ class FakeOutput:
 class Story:
     """A check, and what its follower meets."""
 
-    def __init__(self, *streams: str, announces_all: bool = True, is_http: bool = False) -> None:
+    def __init__(self, *streams: str, announces_all: bool = True) -> None:
         self.output = FakeOutput()
-        self.probes = 0
         self.check = TargetCheck(
             self.output,  # type: ignore[arg-type]
             "tcp:h:1",
             streams=streams,
             announces_all=announces_all,
-            probe=lambda: self._probe(is_http),
         )
-
-    def _probe(self, is_http: bool) -> "Deferred[bool]":
-        self.probes += 1
-        return succeed(is_http)
 
     def greeted(self, *streams: str) -> "Story":
         """A server greets, and tells its streams."""
@@ -139,6 +136,77 @@ def test_streams_that_are_there_or_cannot_be_known_end_nothing(announces_all: bo
     assert story.output.error == ""
 
 
+def test_a_mistyped_stream_ends_the_tail_at_once() -> None:
+    """It took four seconds; a name of another release is waited for, as its server may be slow."""
+    story = Story("push_rulez").greeted("events", "push_rules")
+
+    story.output.reactor.advance(MISTYPED_SECONDS)
+
+    assert "there is no stream push_rulez; did you mean push_rules?; the server has" in story.output.error
+
+
+def test_all_streams_are_waited_for_while_they_come() -> None:
+    """The last of many may come late."""
+    story = Story("own").greeted("events")
+    for stream in ("push_rules", "receipts", "typing", "own"):
+        story.output.reactor.advance(MISTYPED_SECONDS * 0.9)
+        story.check.on_position(Position(stream=stream, instance="master", prev_token=1, token=1))
+    story.output.reactor.advance(STREAMS_SECONDS)
+
+    assert story.output.error == ""
+
+
+@pytest.mark.parametrize("is_http_known", [False, True])
+def test_a_gap_names_the_option_of_the_address_once(is_http_known: bool) -> None:
+    """On other ports than the default ones the guess is wrong, and each retry said so again."""
+    written: list[tuple[str, dict[str, object]]] = []
+    output = SimpleNamespace(write_event=lambda kind, **fields: written.append((kind, fields)))
+    options = SimpleNamespace(endpoints=["tcp:h:1"], is_http_known=is_http_known, secret_file=None)
+    printer = EventPrinter(output, options)  # type: ignore[arg-type]
+    for stream in ("receipts", "receipts", "typing"):
+        gap = GapError(stream=stream, writer="master", have=1, want=2, why="no response from http://h:9093")
+        printer.show(FollowerEvent(kind="error", stream=stream, writer="master", text=str(gap), error=gap))
+
+    messages = [fields["message"] for _, fields in written]
+    assert len(messages) == 2
+    assert ["--http URL" in str(message) for message in messages] == [not is_http_known, False]
+
+
+@pytest.mark.parametrize(
+    ("why", "advice"),
+    [
+        (
+            f"http://h:9093/x answered 500 M_UNKNOWN: Internal server error ({UNAUTHORIZED_500})",
+            "--secret-file",
+        ),
+        ("no response from https://h:9093: TLS: the certificate expired on 2021-03-04", ""),
+    ],
+)
+def test_a_gap_names_the_option_that_ends_it(why: str, advice: str) -> None:
+    """Another address was advised in place of a secret or a certificate."""
+    written: list[str] = []
+    output = SimpleNamespace(write_event=lambda kind, **fields: written.append(fields["message"]))
+    options = SimpleNamespace(endpoints=["tcp:h:1"], is_http_known=False, secret_file=None)
+    gap = GapError(stream="receipts", writer="master", have=1, want=2, why=why)
+
+    EventPrinter(output, options).show(FollowerEvent(kind="error", text=str(gap), error=gap))  # type: ignore[arg-type]
+
+    [message] = written
+    assert message.startswith(str(gap))
+    assert advice in message
+    assert "--http" not in message
+
+
+def test_a_lost_connection_names_its_address() -> None:
+    """One of several tails in a log."""
+    written: list[object] = []
+    output = SimpleNamespace(write_event=lambda kind, **fields: written.append(fields))
+    options = SimpleNamespace(endpoints=["redis://h:6379"], is_http_known=True, secret_file=None)
+    EventPrinter(output, options).show(FollowerEvent(kind="disconnected", text="no answer"))  # type: ignore[arg-type]
+
+    assert written == [{"address": "redis://h", "reason": "no answer"}]
+
+
 def test_a_connection_lost_before_all_streams_are_told_ends_nothing() -> None:
     """What is lacking may come with the next connection."""
     story = Story("receipts", "typing").greeted("receipts")
@@ -147,31 +215,6 @@ def test_a_connection_lost_before_all_streams_are_told_ends_nothing() -> None:
     story.output.reactor.advance(STREAMS_SECONDS * 2)
 
     assert story.output.error == ""
-
-
-@pytest.mark.parametrize("is_closed", [True, False])
-def test_an_http_server_on_the_line_port_ends_the_tail(is_closed: bool) -> None:
-    """It says nothing, as it waits for the end of a request, or it closes; neither ever passes."""
-    story = Story(is_http=True)
-    story.check.on_event(FollowerEvent(kind="connected"))
-
-    if is_closed:
-        story.check.on_event(FollowerEvent(kind="disconnected", text="Connection was closed cleanly."))
-    else:
-        story.output.reactor.advance(SILENT_SECONDS)
-
-    assert "it speaks HTTP, not the line protocol" in story.output.error
-
-
-def test_a_server_that_is_only_slow_is_waited_for() -> None:
-    """One question whether it speaks HTTP, and none when it greets."""
-    story = Story()
-    story.check.on_event(FollowerEvent(kind="connected"))
-    story.output.reactor.advance(SILENT_SECONDS)
-    story.greeted()
-    story.output.reactor.advance(SILENT_SECONDS)
-
-    assert (story.output.error, story.probes) == ("", 1)
 
 
 def test_a_missing_row_says_nothing_of_the_target() -> None:
@@ -193,7 +236,7 @@ def test_a_missing_row_says_nothing_of_the_target() -> None:
     ("code", "ending"),
     [
         ("wrong_server", "; check TARGET and --server-name"),
-        ("bad_port", "; check the port of TARGET"),
+        ("bad_port", "; check the port of TARGET, or use a URL for the HTTP API"),
         ("tls", ""),
         ("forbidden", ""),
     ],
@@ -207,6 +250,17 @@ def test_a_disconnection_with_a_code_ends_the_tail_with_advice(code: str, ending
     assert story.output.error == f"cannot follow tcp:h:1: the reason{ending}"
 
 
+@pytest.mark.parametrize("line", [b"junk", b"[]", b'{"serial":"x"}', b'{"serial":1}'])
+def test_a_changelog_of_junk_ends_the_tail(line: bytes, tmp_path: Path) -> None:
+    """The status was right, and then came something else."""
+    status = b'{"server_name":"hs","epoch":1,"serial":0}'
+    with json_server(line + b"\n", paths={"/v1/status": status}) as port:
+        answer = run(tmp_path, "tail", f"http://127.0.0.1:{port}")
+
+    assert (1, 1) == (answer.returncode, len(answer.stderr.splitlines())), answer.stderr
+    assert "does not respond as a synrepl daemon; check TARGET" in answer.stderr
+
+
 def test_a_real_tail_ends_with_code_1_and_one_line(tmp_path: Path) -> None:
     """At a daemon, over the line protocol and over HTTP."""
 
@@ -214,7 +268,7 @@ def test_a_real_tail_ends_with_code_1_and_one_line(tmp_path: Path) -> None:
         answer: subprocess.CompletedProcess[str] = run(tmp_path, "tail", *arguments)
         assert answer.returncode == 1, answer
         assert len(answer.stderr.splitlines()) == 1, answer.stderr
-        return answer.stderr
+        return answer.stdout + answer.stderr
 
     with Daemon(tmp_path) as daemon:
         http_port = daemon.url.removeprefix("http://")
@@ -223,8 +277,10 @@ def test_a_real_tail_ends_with_code_1_and_one_line(tmp_path: Path) -> None:
         assert "expected other.org" in ended(daemon.follow, "--server-name", "other.org")
         assert "port must be 0-65535" in ended("127.0.0.1:99999")
         assert "it speaks HTTP" in ended(http_port)
-        assert "there is no stream nope" in ended(daemon.follow, "--stream", "nope")
+        assert "there is no stream nope" in ended(daemon.follow, "--stream", "receipts,nope")
         assert "unknown stream nope" in ended(daemon.follow, "--stream", "nope", "--dialect", "legacy")
-        assert "expected other.org" in ended(daemon.url, "--server-name", "other.org")
+        wrong = ended(daemon.url, "--server-name", "other.org")
+        assert "expected other.org" in wrong
+        assert "connected" not in wrong
         assert "nope" in ended(daemon.url, "--stream", "nope")
-        assert "it does not speak HTTP" in ended(line_url)
+        assert "this is the port of the line protocol: give host:port" in ended(line_url)

@@ -3,9 +3,15 @@
 import gzip
 import itertools
 import json
+import ssl
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 
 import click
 import pytest
@@ -16,10 +22,84 @@ from synrepl.cli.command import CliError
 from synrepl.cli.tables import table
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from tests.certificates import Authority
 from tests.cli.test_parts import Daemon, post
-from tests.service.processes import ROOT
+from tests.service.processes import ROOT, Process
 
 BERLIN, PARIS, ROME = (f"http://{name}.example:9093" for name in ("berlin", "paris", "rome"))
+
+
+def test_the_ca_of_a_context_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--ca-file` once, and not a variable with each command; without it the message names the option."""
+    authority = Authority(tmp_path, "ca")
+    certificate, key = authority.sign("localhost")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("SYNREPL_URL", raising=False)
+    with json_server(b'{"leases": []}', context) as port:
+        url = f"https://localhost:{port}"
+        unknown = run("leases", "--url", url)
+        named = run("leases", "--url", url, "--ca-file", str(authority.ca_file))
+        run("context", "add", "berlin", "--url", url, "--ca-file", str(authority.ca_file))
+        of_context = run("leases")
+        unusable = run("leases", "--url", url, "--ca-file", str(key))
+        missing = run("leases", "--url", url, "--ca-file", "/no/such")
+
+    assert "name the CA to trust with --ca-file" in unknown.stderr
+    assert [named.stdout, of_context.stdout] == ["no leases\n"] * 2
+    assert "must have certificates in PEM" in unusable.stderr
+    assert "cannot read the CA file /no/such: No such file or directory" in missing.stderr
+
+
+@pytest.mark.parametrize("has_secret", [False, True])
+def test_a_refused_secret_names_the_option(has_secret: bool, tmp_path: Path) -> None:
+    """The daemon speaks of HTTP headers, which nobody gives to a command."""
+    secret = tmp_path / "secret"
+    secret.write_text("old")
+    refusal = {"error": "unauthorized", "message": "no key was sent: send Authorization: Bearer SECRET"}
+    with json_server(json.dumps(refusal).encode(), status=401) as port:
+        words = ["--url", f"http://localhost:{port}", *(["--secret-file", str(secret)] if has_secret else [])]
+        failed = [run("status", *words), run("promote", *words), run("leases", "add", "a", *words)]
+
+    for one in failed:
+        assert ("--secret-file" in one.stderr, "Authorization" in one.stderr) == (True, False)
+        assert (f"the secret in {secret} is unknown" in one.stderr) is has_secret
+
+
+@contextmanager
+def json_server(
+    body: bytes,
+    context: ssl.SSLContext | None = None,
+    *,
+    status: int = 200,
+    paths: Mapping[str, bytes] = MappingProxyType({}),
+) -> Iterator[int]:
+    """A server that answers every request with this body, or with that of its path; yields its port."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            content = paths.get(self.path, body)
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_DELETE = do_GET
+
+        def log_message(self, *words: object) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def run(*words: str) -> Result:
@@ -48,8 +128,9 @@ def test_a_daemon_is_found_by_the_nearest_name(
     """The option, the variable, the context in use, the default."""
     secret = tmp_path / "secret"
     secret.write_text("hush")
+    ca_file = Authority(tmp_path, "ca").ca_file
     run("who")
-    run("context", "add", "berlin", "--url", BERLIN, "--secret-file", str(secret))
+    run("context", "add", "berlin", "--url", BERLIN, "--secret-file", str(secret), "--ca-file", str(ca_file))
     run("context", "add", "paris", "--url", PARIS)
     run("who")
     run("who", "--context", "paris")
@@ -72,8 +153,8 @@ def test_a_daemon_is_found_by_the_nearest_name(
     assert json.loads(run("context", "list", "--json").stdout) == {
         "current": "paris",
         "contexts": {
-            "berlin": {"url": BERLIN, "secret_file": str(secret)},
-            "paris": {"url": PARIS, "secret_file": None},
+            "berlin": {"url": BERLIN, "secret_file": str(secret), "ca_file": str(ca_file)},
+            "paris": {"url": PARIS, "secret_file": None, "ca_file": None},
         },
     }
     assert run("context", "list").stdout.splitlines()[2].split() == ["*", "paris", PARIS]
@@ -234,6 +315,14 @@ def test_the_demo_shows_that_everything_comes_out_once(tmp_path: Path) -> None:
     assert (0, "") == (answer.returncode, answer.stderr)
     assert "each worker received each row once" in answer.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_a_demo_that_is_stopped_before_its_comparison_ends_with_code_0(tmp_path: Path) -> None:
+    """SIGTERM and Ctrl-C end it in the same way."""
+    with Process("-m", "synrepl", "demo", "--port", "0", "--http-port", "0", cwd=tmp_path) as demo:
+        demo.wait_for("the daemon serves followers")
+
+        assert 0 == demo.terminate(), demo.lines
 
 
 @pytest.mark.parametrize(

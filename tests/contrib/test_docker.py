@@ -156,8 +156,8 @@ def test_a_daemon_starts_with_its_settings_and_finds_the_others(name: str, tmp_p
     text = (DOCKER / f"{name}.yaml").read_text()
     urls = [*built.instance_map.values(), *re.findall(r"^redis: (\S+)", text, re.MULTILINE)]
     addresses += [(str(urlsplit(url).hostname), str(urlsplit(url).port)) for url in urls]
-    if built.upstream is not None:
-        _, host, port = built.upstream.split(":")
+    if built.upstream:
+        _, host, port = built.upstream[0].split(":")
         addresses.append((host, port))
     for host, port in addresses:
         assert int(port) in listening(host, secret), (host, port)
@@ -177,6 +177,29 @@ def test_the_homeserver_and_the_daemons_agree() -> None:
         assert homeserver["instance_map"] == daemon["instance_map"]
         assert daemon.get("server_name", homeserver["server_name"]) == homeserver["server_name"]
     assert set(homeserver["stream_writers"].values()) <= set(homeserver["instance_map"])
+
+
+def test_the_step_before_the_homeserver_fits_the_others(tmp_path: Path) -> None:
+    """It sees what the homeserver sees, is confined alike, and runs before it."""
+    added = yaml.safe_load((DOCKER / "before-start.yaml").read_text())["services"]
+    step, homeserver = added["before-start"], SERVICES["synapse"]
+    assert {"before-start": {"condition": "service_completed_successfully"}} == added["synapse"]["depends_on"]
+    for name in ("user", "read_only", "cap_drop", "security_opt"):
+        assert homeserver[name] == step[name]
+    assert {one.split(":")[1] for one in homeserver["volumes"]} == {
+        one.split(":")[1] for one in step["volumes"]
+    }
+    assert set(step["depends_on"]) <= set(SERVICES)
+    assert set(step["networks"]) <= set(SERVICES["postgres"]["networks"])
+    assert SERVICES["primary"]["build"] == step["build"]
+    name, *arguments = step["command"]
+    (tmp_path / "homeserver.yaml").touch()
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+
+    given = command.make_context(name, [one.replace("/config", str(tmp_path)) for one in arguments]).params
+
+    assert (True, True, 60) == (given["before_start"], given["applies"], given["wait"])
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="there is no docker on this machine")

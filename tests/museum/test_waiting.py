@@ -27,11 +27,11 @@ def test_a_stream_that_rarely_moves_stalls_nobody() -> None:
 def test_the_position_moves_after_the_caches() -> None:
     """Case 17, Synapse #14723: a waiter was woken after the rows, but before caches were invalidated.
 
-    Here: rows, then caches, then the position, then waiters, for each fact.
+    Here: caches, then subscribers, then caches again, then the position, then waiters, for each fact.
     """
     told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
     told.since()
 
     told.hears(f"RDATA to_device master 2 {to_device(2)}")
 
-    assert ["subscriber", "caches", "position", "waiter"] == [what for what, _ in told.since()]
+    assert ["caches", "subscriber", "again", "position", "waiter"] == [what for what, _ in told.since()]

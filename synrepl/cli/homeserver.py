@@ -1,0 +1,79 @@
+"""The options for the files of a live homeserver, which several commands have."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from synrepl.cli.options import with_options
+from synrepl.errors import ConfigError
+from synrepl.http_api.route import public_url
+
+if TYPE_CHECKING:
+    from synrepl.inspection.configuration import Homeserver
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def files_option(what: str, *, required: bool = False) -> Callable[[Command], Command]:
+    """Return ``--homeserver``; the command receives paths as `homeserver_files`. `what` begins the help."""
+    return click.option(
+        "--homeserver",
+        "homeserver_files",
+        required=required,
+        multiple=True,
+        metavar="PATH",
+        type=click.Path(path_type=Path, exists=True),
+        help=f"{what}; may be repeated, as Synapse's -c.",
+    )
+
+
+def homeserver_options(command: Command) -> Command:
+    """Add the options for the homeserver's files; the command receives a `Homeserver` as `homeserver`."""
+    options = [
+        files_option("A configuration file of the homeserver, or a directory of them", required=True),
+        click.option(
+            "--worker",
+            "workers",
+            multiple=True,
+            metavar="PATH",
+            type=click.Path(path_type=Path, exists=True),
+            help="The configuration file of a worker, or a directory of them; may be repeated.",
+        ),
+        click.option(
+            "--metrics",
+            "metrics",
+            multiple=True,
+            metavar="NAME=URL",
+            help="Where a process shows its metrics, if the files do not say; may be repeated.",
+        ),
+    ]
+
+    def run(*args: Any, **rest: Any) -> Any:
+        given = {name: rest.pop(name) for name in ("homeserver_files", "workers", "metrics")}
+        return command(*args, homeserver=_read(**given), **rest)
+
+    return with_options(run, command, options)
+
+
+def _read(
+    homeserver_files: tuple[Path, ...], workers: tuple[Path, ...], metrics: tuple[str, ...]
+) -> "Homeserver":
+    # Imported on use: it takes most of the start time.
+    from synrepl.inspection.configuration import read_homeserver
+
+    try:
+        return read_homeserver(homeserver_files, workers, metrics=_metrics(metrics))
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _metrics(given: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for one in given:
+        name, equals, url = one.partition("=")
+        if not (name and equals and url.startswith(("http://", "https://"))):
+            raise ConfigError(f"--metrics must be NAME=URL, not {public_url(one)}")
+        found[name] = url
+    return found

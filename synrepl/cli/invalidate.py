@@ -1,0 +1,219 @@
+"""``synrepl invalidate``: make stale caches of a live homeserver right, without a restart."""
+
+import getpass
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from synrepl.cli.command import CliCommand
+from synrepl.cli.homeserver import homeserver_options
+from synrepl.cli.options import Output, confirm, output_option
+from synrepl.errors import ConfigError
+from synrepl.html.humanize import counted
+from synrepl.wire.text import printable
+
+if TYPE_CHECKING:
+    from synrepl.caches.names import Release
+    from synrepl.inspection.configuration import Homeserver
+    from synrepl.inspection.invalidation import InvalidationPlan, InvalidationReport, ProcessReport, Wanted
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 failed, or with --verify not seen at a process; 2 wrong usage, such as a name that"
+    " the release does not have."
+)
+SHOWN: Final = 100
+"""The most entries of caches that the text lists for a release."""
+
+
+@click.command(cls=CliCommand, epilog=EXIT_CODES)
+@click.argument("name", required=False)
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option(
+    "--all", "whole", multiple=True, metavar="NAME", help="Drop the whole cache NAME; may be repeated."
+)
+@click.option(
+    "--room", "rooms", multiple=True, metavar="ROOM", help="Drop all that is cached of ROOM; may be repeated."
+)
+@homeserver_options
+@click.option("--release", metavar="RELEASE", help="The release of Synapse [default: what its metrics tell]")
+@click.option("--why", metavar="TEXT", help="Why it is done, for the record that is printed.")
+@click.option(
+    "--verify", is_flag=True, help="Wait until the metrics of each process count the rows as received."
+)
+@click.option("--dry-run", is_flag=True, help="Print the rows and what each process drops; write nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@output_option('{"rows": [...], "processes": [...], "overtaken": [...], "by": "...", "why": "..."}')
+def invalidate(
+    name: str | None,
+    keys: tuple[str, ...],
+    whole: tuple[str, ...],
+    rooms: tuple[str, ...],
+    homeserver: "Homeserver",
+    release: str | None,
+    why: str | None,
+    verify: bool,
+    dry_run: bool,
+    yes: bool,
+    output: Output,
+) -> None:
+    """Make a stale answer of a live homeserver right: drop the entry with the KEYs of the cache NAME.
+
+    The row is written to the homeserver's database as Synapse writes it, in a transaction of its own, and
+    announced on Redis. It asks for confirmation on a terminal, and requires --yes without one.
+    """
+    if not (name or whole or rooms):
+        raise click.UsageError("name a cache with the keys of an entry, or give --all NAME or --room ROOM")
+    # Imported on use, also below: these take most of the start time.
+    from synrepl.caches.names import parse_release
+    from synrepl.inspection.invalidation import Wanted, make_plan
+
+    wanted = Wanted(name=name or "", key=keys, whole=whole, rooms=rooms)
+    by = f"{_user()}@{socket.gethostname()}"
+    try:
+        given = [] if release is None else [parse_release(release)]
+        if given:
+            plan = make_plan(wanted, given)
+            if dry_run:
+                _tell(plan)
+                output.show(_planned(plan, []), _plan_lines(plan))
+                return
+        plan, processes, report = _run(homeserver, wanted, given, verify=verify, dry_run=dry_run, yes=yes)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    if report is None:
+        output.show(_planned(plan, processes), _plan_lines(plan))
+        return
+    reason = f": {printable(why)}" if why else ""
+    click.echo(f"{counted(len(report.ids), 'row')} written and announced by {by}{reason}", err=True)
+    output.show({**_result(report), "by": by, "why": why or ""}, _lines(report))
+    if not report.is_done:
+        sys.exit(1)
+
+
+def _run(
+    homeserver: "Homeserver",
+    wanted: "Wanted",
+    given: Sequence["Release"],
+    *,
+    verify: bool,
+    dry_run: bool,
+    yes: bool,
+) -> tuple["InvalidationPlan", Sequence["ProcessReport"], "InvalidationReport | None"]:
+    """Plan and do it, for the releases `given` or those that the metrics tell; no report of a dry run."""
+    # The first import installs the reactor.
+    from twisted.internet import reactor
+
+    from synrepl.cli.output import quiet
+    from synrepl.cli.reactor import run_reactor
+    from synrepl.inspection.invalidation import Invalidator, make_plan, releases_of
+
+    quiet()
+    invalidator = Invalidator(reactor, homeserver, seconds=time.time)
+    if not dry_run:
+        invalidator.check()
+
+    async def work() -> tuple["InvalidationPlan", Sequence["ProcessReport"], "InvalidationReport | None"]:
+        processes = [] if given else await invalidator.look()
+        releases = given or releases_of(processes)
+        plan = make_plan(wanted, releases)
+        _tell(plan)
+        if dry_run:
+            return plan, processes, None
+        click.echo(f"{homeserver.server_name}: {_summary(plan)}", err=True)
+        with _interruptible():
+            confirm(yes=yes)
+        return plan, processes, await invalidator.run(wanted, releases, verifies=verify)
+
+    found: tuple[InvalidationPlan, Sequence[ProcessReport], InvalidationReport | None] = run_reactor(
+        reactor, work
+    )
+    return found
+
+
+def _tell(plan: "InvalidationPlan") -> None:
+    for note in plan.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a question: the reactor's own handler would wait for its answer."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _summary(plan: "InvalidationPlan") -> str:
+    entries = counted(max(map(len, plan.drops.values()), default=0), "entry or cache", "entries or caches")
+    return f"{counted(len(plan.rows), 'row')} to write; each process drops {entries}"
+
+
+def _entry(name: str, key: Sequence[str] | None) -> str:
+    return f"{name}: all" if key is None else " ".join([name, *map(printable, key)])
+
+
+def _planned(plan: "InvalidationPlan", processes: Sequence["ProcessReport"]) -> dict[str, Any]:
+    drops = {
+        ".".join(map(str, release)): [{"name": one.cache, "key": one.key} for one in found]
+        for release, found in plan.drops.items()
+    }
+    return {
+        "rows": [{"name": row.cache_func, "keys": row.keys} for row in plan.rows],
+        "drops": drops,
+        "processes": [{"name": one.name, "release": one.release, "why": one.why} for one in processes],
+    }
+
+
+def _plan_lines(plan: "InvalidationPlan") -> Iterator[str]:
+    for row in plan.rows:
+        yield f"row: {_entry(row.cache_func, row.keys)}"
+    for release, found in plan.drops.items():
+        yield f"each process of Synapse {'.'.join(map(str, release))} drops:"
+        for one in found[:SHOWN]:
+            yield f"    {_entry(one.cache, one.key)}"
+        if len(found) > SHOWN:
+            yield f"    and {len(found) - SHOWN:,} more"
+    yield "nothing was written"
+
+
+def _result(report: "InvalidationReport") -> dict[str, Any]:
+    return {
+        "rows": [{"name": row.cache_func, "keys": row.keys} for row in report.rows],
+        "ids": list(report.ids),
+        "overtaken": list(report.overtaken),
+        "processes": [
+            {"name": one.name, "release": one.release, "received": one.has_received, "why": one.why}
+            for one in report.processes
+        ],
+    }
+
+
+def _lines(report: "InvalidationReport") -> Iterator[str]:
+    for one in report.processes:
+        if one.has_received:
+            yield click.style(f"{one.name}: received", "green")
+        else:
+            yield click.style(f"{one.name}: not seen: {one.why}", "red")
+    if report.overtaken:
+        yield click.style(
+            f"{counted(len(report.overtaken), 'row')} came after later rows of the homeserver, and may have"
+            " been ignored: run it again",
+            "red",
+        )
+    if not report.processes:
+        yield "announced; --verify says which process has received it"

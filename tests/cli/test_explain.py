@@ -1,0 +1,98 @@
+"""``synrepl explain``: words, tables, JSON, exit codes."""
+
+import json
+
+from click.testing import CliRunner, Result
+
+from synrepl.cli import main
+from synrepl.inspection.explanation import MAX_BYTES
+
+STUCK = "Timed out waiting for repl stream 'device_lists' to reach 17 (dw1); currently at: 5"
+
+
+def explain(*words: str, typed: str | bytes = "") -> Result:
+    return CliRunner().invoke(main, ["explain", *words], input=typed)
+
+
+def test_words_come_before_the_table() -> None:
+    result = explain(STUCK)
+
+    lines = result.stdout.splitlines()
+    assert (0, "") == (result.exit_code, result.stderr)
+    assert lines[0] == "device_lists is 12 behind: dw1 has written up to 17, this process is at 5."
+    assert lines[-2].split() == [
+        "stream",
+        "writer",
+        "written",
+        "up",
+        "to",
+        "this",
+        "process",
+        "behind",
+        "written",
+        "by",
+    ]
+    assert lines[-1].split()[:5] == ["device_lists", "dw1", "17", "5", "12"]
+
+
+def test_text_comes_from_standard_input() -> None:
+    for words in ((), ("-",)):
+        assert explain(*words, typed=f"{STUCK}\n").stdout == explain(STUCK).stdout
+
+
+def test_several_lines_are_numbered_and_the_others_counted() -> None:
+    result = explain(f"{STUCK}\nhello\n{STUCK}\nt12-345")
+
+    lines = result.stdout.splitlines()
+    assert lines[0] == "line 1 and 1 other: a time-out on a stream ('Timed out waiting for repl stream')"
+    assert "line 4: a position in rooms, such as t12-345" in lines
+    assert lines[-1] == "1 line not recognized"
+
+
+def test_lines_beyond_the_limit_are_counted() -> None:
+    result = explain("\n".join(f"POSITION typing tw1 0 {number}" for number in range(102)))
+
+    assert result.stdout.splitlines()[-1] == "2 lines after these not read: paste them separately"
+
+
+def test_json_has_everything() -> None:
+    for option in ("--json", "-ojson"):
+        found = json.loads(explain(STUCK, option).stdout)
+
+        assert (found["lines"], found["unrecognized"], found["skipped"]) == (1, 0, 0)
+        [passage] = found["passages"]
+        assert passage["kind"] == "stuck_request"
+        assert passage["fields"][0]["behind"] == 12
+
+
+def test_wide_tables_name_the_streams() -> None:
+    token = "s7_1_1_1_1_1_1_1_0"
+
+    assert "device_lists " not in explain(token).stdout
+    assert "device_lists " in explain(token, "-o", "wide").stdout
+
+
+def test_nothing_recognized_is_one_line_with_what_is_known() -> None:
+    result = explain("hello")
+
+    assert (1, "") == (result.exit_code, result.stdout)
+    [line] = result.stderr.splitlines()
+    assert line.startswith("Error: nothing was recognized; known are a sync token;")
+    assert "a line of the replication protocol" in line
+
+
+def test_text_that_is_not_utf_8_is_read() -> None:
+    assert explain(typed=b"\xff\xfe\n" + STUCK.encode()).exit_code == 0
+
+
+def test_too_much_text_is_wrong_usage() -> None:
+    for result in (explain("x" * (MAX_BYTES + 1)), explain(typed="x" * (2 * MAX_BYTES))):
+        assert (2, "") == (result.exit_code, result.stdout)
+        assert "the text has more than 65,536 bytes: paste fewer lines" in result.stderr
+
+
+def test_control_characters_are_not_printed() -> None:
+    result = explain('RDATA typing a\x1b[2J 5 ["!r\x07",["@\x9b"]]')
+
+    assert result.exit_code == 0
+    assert all(line.isprintable() for line in result.stdout.splitlines())

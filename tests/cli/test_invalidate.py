@@ -1,0 +1,83 @@
+"""`synrepl invalidate`: mistakes, and dry runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from synrepl.cli import main
+
+USER = "@ada:hs.test"
+
+
+def invalidate(folder: Path, *words: str, **settings: object) -> Result:
+    """Run it at a homeserver that cannot be reached."""
+    database = {"name": "psycopg2", "args": {"host": "127.0.0.1", "port": 1}}
+    redis = {"enabled": True, "host": "127.0.0.1", "port": 1}
+    file = folder / "homeserver.yaml"
+    file.write_text(json.dumps({"server_name": "hs.test", "database": database, "redis": redis} | settings))
+    return CliRunner().invoke(main, ["invalidate", "--homeserver", str(file), *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "name a cache with the keys of an entry"),
+        (["get_user_by_idd", USER], "did you mean get_user_by_id?"),
+        (["get_user_in_directory", USER], "it is known in 1.66"),
+        (["get_user_by_id"], "--all get_user_by_id drops the whole cache"),
+        (["--all", "dr_cache_fake"], "cannot be dropped whole"),
+        (["--room", "#lobby:hs.test"], "begins with !"),
+        (["get_user_by_id", USER, "--release", "new"], "is no release of Synapse"),
+        (["get_user_by_id", USER, "--metrics", "nobody=http://127.0.0.1:1/"], "no process of the homeserver"),
+    ],
+)
+def test_mistakes(words: list[str], why: str, tmp_path: Path) -> None:
+    """One line, and exit code 2; nothing is connected to."""
+    result = invalidate(tmp_path, "--release", "1.163", *words, "--yes")
+
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert why in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"redis": {}}, "`redis` is not enabled"),
+        ({"instance_map": {"synrepl-invalidate": {"host": "127.0.0.1", "port": 2}}}, "rename it"),
+        ({"database": {"name": "other"}}, "no database"),
+    ],
+)
+def test_a_homeserver_where_it_cannot_work(settings: dict[str, object], why: str, tmp_path: Path) -> None:
+    """The files say so."""
+    result = invalidate(tmp_path, "--release", "1.163", "get_user_by_id", USER, "--yes", **settings)
+
+    assert result.exit_code == 2
+    assert why in result.stderr
+
+
+def test_a_dry_run(tmp_path: Path) -> None:
+    """Rows, and what a process drops; neither end is needed."""
+    result = invalidate(tmp_path, "cs_cache_fake", "!r:hs", "@a:hs", "--dry-run", "--release", "1.163")
+
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "row: cs_cache_fake !r:hs @a:hs"
+    assert lines[1] == "each process of Synapse 1.163 drops:"
+    assert "    get_rooms_for_user @a:hs" in lines
+    assert "    does_pair_of_users_share_a_room: all" in lines
+    assert lines[-1] == "nothing was written"
+
+
+def test_a_room_of_an_old_release(tmp_path: Path) -> None:
+    """Only its state can be dropped, which is said."""
+    result = invalidate(tmp_path, "--room", "!r:hs", "--dry-run", "--release", "1.66", "--json")
+
+    found = json.loads(result.stdout)
+    assert [{"name": "cs_cache_fake", "keys": ["!r:hs"]}] == found["rows"]
+    assert {"get_room_summary", "get_partial_current_state_ids"} <= {
+        one["name"] for one in found["drops"]["1.66"]
+    }
+    assert "only the state of the room" in result.stderr
