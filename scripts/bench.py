@@ -33,6 +33,7 @@ from scripts.bench_parts.over_redis import redis  # noqa: E402
 from scripts.bench_parts.pipeline import pipeline  # noqa: E402
 from scripts.bench_parts.publishing import live, publisher  # noqa: E402
 from scripts.bench_parts.replicas import replicas  # noqa: E402
+from scripts.bench_parts.watching import watch  # noqa: E402
 
 PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
     "follower": follower,
@@ -50,6 +51,7 @@ PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
     "tables": tables,
     "pipeline": pipeline,
     "idle": idle,
+    "watch": watch,
 }
 
 

@@ -20,17 +20,19 @@ from prometheus_client.metrics import MetricWrapperBase
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.lib.http_reference import http_reference  # noqa: E402  # after the path
-from scripts.lib.library_reference import library_reference  # noqa: E402
+from scripts.lib.http_reference import http_reference, streams_of  # noqa: E402  # after the path
+from scripts.lib.library_reference import library_reference, markdown  # noqa: E402
 from scripts.lib.museum import cases  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
 from synrepl.ports.metrics import Metrics  # noqa: E402
+from synrepl.ports.rights import command_operation  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
+from synrepl.wire import records  # noqa: E402
 from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
 from synrepl.wire.commands import Position, declared_commands  # noqa: E402
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
@@ -87,8 +89,8 @@ them. The second column names the report, or else the year of the commit."""
 FOLLOWER: Final = """\
 This page explains how a follower applies each fact of a stream once and in order. Each stream has a state
 machine of its own, `StreamMachine` (`synrepl/replication/follower/stream.py`). It does no I/O: it is fed
-events, and returns actions. `StreamExecutor` (`executor.py` beside it) performs the actions: it calls
-subscribers, invalidates caches, fetches missing facts and waits."""
+events, and returns actions. `StreamExecutor` (`executor.py` beside it) performs the actions: it
+invalidates caches, calls subscribers, fetches missing facts and waits."""
 
 FOLLOWER_STATES: Final = """\
 In every state except `DISCONNECTED` and `LIVE` the stream is blocked: rows and positions that arrive are
@@ -160,12 +162,17 @@ def wire() -> str:
     ]
     for command in declared_commands():
         lines += ["", f"## {command.NAME}", "", *_doc(command), "", *_about(command)]
+    lines += ["", "## Records", "", *markdown(inspect.getdoc(records) or "", "text")]
     return _page(lines)
 
 
 def _about(command: type[Command]) -> Iterator[str]:
     senders = ", ".join(name for side, name in SENDERS.items() if side & command.SENT_BY)
-    yield f"Sent by: {senders}. Releases: {_span(command.SPAN)}."
+    takes = ""
+    if command.RIGHT:
+        streams = streams_of(command_operation(command))
+        takes = f" Right: `{command.RIGHT}`{f'; streams: {streams}' if streams else ''}."
+    yield f"Sent by: {senders}. Releases: {_span(command.SPAN)}.{takes}"
     yield ""
     yield from _table(
         ("releases", "line"), [(_span(span), f"`{grammar}`") for span, grammar in _grammars(command)]
@@ -417,7 +424,7 @@ def metrics() -> str:
             ", ".join(f"`{label}`" for label in one._labelnames),
             one.documentation,
         )
-        for one in made.caches.collect()
+        for one in (*made.turns.collect(), *made.caches.collect())
     ]
     return _page(
         [

@@ -29,7 +29,7 @@ MANUAL: Final = ROOT / "docs" / "howto" / "replicas.md"
 BEGIN: Final = "<!-- refusals: written by scripts/docs_refusals.py -->"
 END: Final = "<!-- end of refusals -->"
 CHECKED: Final = "<!-- not run: `scripts/docs_refusals.py --check` compares it -->"
-SECONDS: Final = 240
+SECONDS: Final = 600
 
 Seen = list[str]
 
@@ -265,19 +265,20 @@ CASES: Final[dict[str, Told]] = {
     ),
     "ahead": Told(
         "The primary was restored from an older copy, or its disk lost the last writes.",
-        "The replica stops following (state `stopped`), and serves its copy. Decide which history is right:"
-        " promote this replica by force, and let the old primary rejoin; or `synrepl resync` this one.",
+        "The replica stops following (state `stopped`), and refuses its readers, as its facts may be lost."
+        " Decide which history is right: promote this replica by force, and let the old primary rejoin; or"
+        " `synrepl resync` this one.",
         ahead,
     ),
     "fork": Told(
         "An old primary comes back with facts that the primary promoted by force never had.",
-        "The daemon stops following (state `stopped`), and serves its copy. `synrepl resync` writes the facts"
-        " that only this daemon has to a file, and prints its path.",
+        "The daemon stops following (state `stopped`), and refuses its readers, as its facts may be lost."
+        " `synrepl resync` writes the facts that only this daemon has to a file, and prints its path.",
         fork,
     ),
     "other_history": Told(
         "Its `--upstream` is a daemon with another log.",
-        "The replica stops following (state `stopped`), and serves its copy. Most likely `--upstream` is"
+        "The replica stops following (state `stopped`), and refuses its readers. Most likely `--upstream` is"
         " wrong: restart the replica with the right one. If it is right, `synrepl resync`.",
         other_history,
     ),

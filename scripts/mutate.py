@@ -1,8 +1,10 @@
 """Puts faults into a copy of synrepl, one at a time, and says which of them no test notices.
 
-tests/mutants.toml lists the faults, each with the tests that must notice it. The checkout is not touched:
-the copy lies in a temporary folder and is removed at the end. Exit code 1: a fault was not noticed; 2: wrong
-arguments, a stale list, or tests that fail without any fault.
+tests/mutants.toml lists the faults, each with the tests that must notice it. With --draw they are drawn at
+random instead, and the tests that are nearest to their modules are run: for each that survives, write a test,
+or say in the list why it changes nothing. The checkout is not touched: the copy lies in a temporary folder
+and is removed at the end. Exit code 1: a fault was not noticed; 2: wrong arguments, a stale list, or tests
+that fail without any fault.
 """
 
 import argparse
@@ -31,6 +33,7 @@ import msgspec
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.lib.drawn_mutants import DrawnMutant, draw, entry  # noqa: E402  # after the path
 from scripts.lib.mutants import TRIAL, BadList, Mutant, complaints, load, mutated  # noqa: E402  # after the path
 
 NO_TESTS: Final = 5
@@ -180,6 +183,63 @@ def _first_failed(output: str) -> str:
     return ""
 
 
+class DrawnRun:
+    """Runs the tests of drawn mutants, nearest first. Outcomes are kept in a file, to go on after a stop.
+
+    `say` is called with a line for each outcome.
+    """
+
+    def __init__(self, options: argparse.Namespace, say: Callable[[str], None]) -> None:
+        self._timeout: float = options.timeout
+        self._results: Path | None = options.results
+        self._say = say
+        self._stop = threading.Event()
+        self._sound: dict[str, bool] = {}
+
+    def run(self, drawn: Sequence[DrawnMutant], folder: Path) -> list[Outcome]:
+        """Run the tests of these mutants, in a copy inside `folder`, but for those whose outcome is known."""
+        known = self._known()
+        copy = Copy(folder, self._stop)
+        outcomes: list[Outcome] = []
+        for number, one in enumerate(drawn, 1):
+            if (outcome := known.get(one.mutant.id)) is None:
+                outcome = self._outcome(copy, one)
+                if self._results is not None:
+                    with self._results.open("ab") as file:
+                        file.write(msgspec.json.encode(outcome) + b"\n")
+            outcomes.append(outcome)
+            place, by = f"{number}/{len(drawn)}", f" by {outcome.failed}" if outcome.failed else ""
+            self._say(f"{outcome.verdict:<13} {outcome.seconds:5.1f} s  {place}  {outcome.id}{by}")
+        return outcomes
+
+    def _known(self) -> dict[str, Outcome]:
+        if self._results is None or not self._results.exists():
+            return {}
+        lines = self._results.read_bytes().splitlines()
+        found = [msgspec.json.decode(line, type=Outcome) for line in lines if line]
+        return {outcome.id: outcome for outcome in found}
+
+    def _outcome(self, copy: Copy, drawn: DrawnMutant) -> Outcome:
+        mutant, seconds = drawn.mutant, 0.0
+        for tests in drawn.stages:
+            try:
+                run = copy.run_mutant(msgspec.structs.replace(mutant, tests=tests), self._timeout)
+            except BadList:
+                continue  # these tests are left out here, as those of a server that is not installed
+            seconds += run.seconds
+            if not run.passed and self._passes_without(copy, tests if run.is_late else run.failed or tests):
+                return Outcome(mutant.id, mutant.file, _verdict(run), round(seconds, 1), run.failed)
+        return Outcome(mutant.id, mutant.file, "SURVIVED", round(seconds, 1))
+
+    def _passes_without(self, copy: Copy, tests: str) -> bool:
+        """Whether these tests pass without the fault: else it is not the fault that they notice."""
+        # Parameters are left out: they may have spaces.
+        named = f"{TRIAL}{tests}" if tests.startswith("tests.") else tests.partition("[")[0]
+        if named not in self._sound:
+            self._sound[named] = copy.run(named, self._timeout).passed
+        return self._sound[named]
+
+
 class Mutation:
     """Runs the tests of mutants in copies. `say` is called with a line for each outcome."""
 
@@ -289,9 +349,19 @@ def main() -> int:
         "--no-baseline", action="store_true", help="do not run the tests without a fault first"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+    parser.add_argument(
+        "--draw", nargs=2, type=int, metavar=("SEED", "COUNT"), help="draw mutants, and print who survives"
+    )
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="with --draw: keep outcomes here, and skip those it has"
+    )
     options = parser.parse_args()
     if options.jobs < 1:
         parser.error("-j must be 1 or more")
+    if options.results is not None and options.draw is None:
+        parser.error("--results goes with --draw")
+    if options.draw is not None and (options.jobs > 1 or options.only or options.package):
+        parser.error("--draw goes without -j, --only and --package: it draws from the whole package")
     # SIGTERM ends the program as Ctrl-C does, so that the copies are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
@@ -299,6 +369,8 @@ def main() -> int:
         print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
 
     try:
+        if options.draw is not None:
+            return _run_drawn(options, say)
         mutants = load(ROOT)
         if wrong := complaints(ROOT, mutants):
             raise BadList("\n".join(wrong))
@@ -318,6 +390,20 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    return _report(outcomes, options, say)
+
+
+def _run_drawn(options: argparse.Namespace, say: Callable[[str], None]) -> int:
+    drawn = draw(ROOT, *options.draw)
+    with tempfile.TemporaryDirectory(prefix="mutate-", ignore_cleanup_errors=True) as folder:
+        outcomes = DrawnRun(options, say).run(drawn, Path(folder))
+    for one, outcome in zip(drawn, outcomes, strict=True):
+        if outcome.verdict == "SURVIVED":
+            say(entry(one))
+    return _report(outcomes, options, say)
+
+
+def _report(outcomes: list[Outcome], options: argparse.Namespace, say: Callable[[str], None]) -> int:
     say(_summary(outcomes))
     if options.json:
         print(msgspec.json.encode({"mutants": outcomes}).decode())

@@ -20,8 +20,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.interop.client import Client  # noqa: E402  # after the path
-from tests.interop.harness import free_port  # noqa: E402
 from tests.interop.homeserver import Homeserver  # noqa: E402
+from tests.servers.ports import free_port  # noqa: E402
 
 SERVER_NAME: Final = "story.example"
 SECONDS: Final = 60.0

@@ -8,6 +8,11 @@ import re
 from typing import Final
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test may fail because the machine is busy: by default Hypothesis judges examples by the time they take.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 SLOW: Final = (
     # Real processes.

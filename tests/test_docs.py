@@ -40,7 +40,7 @@ def test_every_stream_and_command_has_a_heading() -> None:
     from synrepl.wire.codec import COMMANDS
 
     assert [stream.name for stream in StreamTable.default()] == _headings("reference/streams.md")
-    assert list(COMMANDS) == _headings("reference/wire.md")
+    assert [*COMMANDS, "Records"] == _headings("reference/wire.md")
 
 
 def _headings(name: str) -> list[str]:
@@ -57,7 +57,7 @@ def test_links_within_the_manual_lead_somewhere(page: Path) -> None:
     assert [] == [target for target in targets if not (page.parent / target).exists()]
 
 
-NAMED_FILE = re.compile(r"(?<![\w/.])((?:synrepl|scripts|tests|contrib)/[\w/.*-]+)")
+NAMED_FILE = re.compile(r"(?<![\w/.])((?:synrepl|scripts|tests|contrib)/(?!\d)[\w/.*-]+)")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """The list of mutants: it fits the code, and no part of the code is left out."""
 
 import subprocess
+import tomllib
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from scripts import mutate
+from scripts.lib.drawn_mutants import draw, entry, mutations
 from scripts.lib.mutants import LIST, BadList, Mutant, complaints, load, mutated
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,3 +165,75 @@ def test_tests_that_fail_without_a_fault_are_told(
         given = mutant(tests=f"tests/test_module.py{tests}")
         with pytest.raises(BadList, match=why):
             mutate.Mutation(options, print).run([given], tmp_path / f"folder{len(tests)}")
+
+
+DRAWN_MODULE: Final = '''"""What least is."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from x import y
+
+
+class Least:
+    """The least."""
+
+    def __repr__(self) -> str:
+        return "a" if self else "b"
+
+    async def find(self, a: int, b: int) -> bool:
+        """Of two."""
+        assert a < 100
+        self._logger.info("looking")
+        try:
+            if a < b and b:
+                self.found = 7
+                await self.save()
+        except OSError:
+            self.clear()
+            raise ValueError(f"{a < b}") from None
+        return a == b
+'''
+
+
+def test_faults_are_drawn_from_what_the_program_does() -> None:
+    """Not from docstrings, assertions, logging, texts of exceptions, or what only a type checker reads."""
+    lines = DRAWN_MODULE.encode().split(b"\n")
+
+    found = {(lines[one.line - 1].strip().decode(), one.operator, one.new) for one in mutations(DRAWN_MODULE)}
+
+    condition = "if a < b and b:"
+    assert found == {
+        (condition, "negate-if", "not (a < b and b)"),
+        (condition, "and-or", "((a < b) or (b))"),
+        (condition, "swap-comparison", "(a) <= (b)"),
+        ("self.found = 7", "drop-assignment", "pass"),
+        ("self.found = 7", "off-by-one", "8"),
+        ("await self.save()", "drop-call", "pass"),
+        ("self.clear()", "drop-call", "pass"),
+        ("self.clear()", "handler-raises", "raise"),
+        ("return a == b", "return-constant", "False"),
+        ("return a == b", "swap-comparison", "(a) != (b)"),
+    }
+
+
+def test_a_seed_draws_the_same_mutants_with_the_nearest_tests_first(root: Path) -> None:
+    """A run that was stopped goes on with the same; each fits its file, whatever else is like it there."""
+    (root / "synrepl/part/module.py").write_text(
+        "def least(a, b):\n    return a\n\ndef most(a, b):\n    return a\n"
+    )
+    (root / "synrepl/part/user.py").write_text("from synrepl.part.module import least\n")
+    for name, module in (("test_far", "synrepl.part.user"), ("test_near", "synrepl.part.module")):
+        (root / f"tests/{name}.py").write_text(f"import {module}\n")
+    (root / "tests/test_module.py").write_text("import synrepl.part.module\n")
+
+    drawn = draw(root, 7, 10)
+
+    assert drawn == draw(root, 7, 10)
+    assert {one.mutant.id for one in drawn} == {f"part-module-{line}-return-constant" for line in (2, 5)}
+    assert {one.stages for one in drawn} == {
+        ("tests/test_module.py", "tests/test_near.py", "tests/test_far.py")
+    }
+    assert [] == complaints(root, [replace(one.mutant, tests="tests/test_near.py") for one in drawn])
+    (listed,) = tomllib.loads(entry(drawn[0]))["mutant"]
+    assert replace(drawn[0].mutant, tests="tests/test_module.py") == Mutant(**listed)

@@ -93,8 +93,8 @@ def _invalidate(rows: list[CacheInvalidation]) -> float:
     facts = [[row] for row in rows]
 
     def apply() -> None:
-        for token, fact in enumerate(facts):
-            registry.apply("caches", fact, token=token)
+        for fact in facts:
+            registry.apply("caches", fact)
 
     return _seconds(apply)
 

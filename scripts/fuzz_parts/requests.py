@@ -21,7 +21,7 @@ class Unreachable(Nobody):
     async def hand_over(self, address: Address, asked: HandOver) -> Any:
         raise NotConnected(f"{address} cannot be reached")
 
-    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
+    async def digest(self, address: Address, serial: int) -> str | None:
         raise NotConnected(f"{address} cannot be reached")
 
 

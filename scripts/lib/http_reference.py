@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from synrepl.http_api.route import Example, Parameter, Route
 from synrepl.http_api.routes import ROUTES
+from synrepl.ports.rights import Operation, route_operation
 from synrepl.transports.http.openapi_routes import build_description
 from synrepl.wire.error_codes import ERROR_CODES, RETRYABLE_STATUSES, ErrorCode
+from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
 
 __all__ = ["BASE_URL", "http_reference"]
 
@@ -40,12 +42,19 @@ def http_reference() -> list[str]:
 
 
 def _endpoints() -> Iterator[str]:
-    yield "| endpoint | right | effect |"
-    yield "|---|---|---|"
+    yield "| endpoint | right | streams | effect |"
+    yield "|---|---|---|---|"
     for route in ROUTES:
         title = _title(route)
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-        yield f"| [`{title}`](#{anchor}) | {route.right or 'none'} | {route.summary} |"
+        takes = f"{route.right or 'none'} | {streams_of(route_operation(route))}"
+        yield f"| [`{title}`](#{anchor}) | {takes} | {route.summary} |"
+
+
+def streams_of(operation: Operation) -> str:
+    """Return the streams that an operation concerns, in words."""
+    words = {NO_STREAM: "", NAMED_STREAMS: "the named", SEEN_STREAMS: "the seen", ALL_STREAMS: "all"}
+    return words.get(operation.streams, f"`{operation.streams}`")
 
 
 def _errors() -> Iterator[str]:

@@ -226,8 +226,11 @@ def _first_sentence(found: Any) -> str:
     return " ".join(paragraph.split()).replace("|", "\\|")
 
 
-def markdown(docstring: str) -> Iterable[str]:
-    """Return a docstring as Markdown: fences go around doctests, and around blocks after a double colon."""
+def markdown(docstring: str, language: str = "python") -> Iterable[str]:
+    """Return a docstring as Markdown: fences go around doctests, and around blocks after a double colon.
+
+    These blocks are in `language`.
+    """
     lines: list[str] = []
     fence = ""
     is_code_next = False
@@ -243,7 +246,7 @@ def markdown(docstring: str) -> Iterable[str]:
             lines += ["```pycon"]
             fence = "doctest"
         elif not fence and is_code_next and is_indented:
-            lines += ["```python"]
+            lines += [f"```{language}"]
             fence = "```"
         if line.endswith("::") and not fence:
             is_code_next = True

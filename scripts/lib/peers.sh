@@ -5,11 +5,12 @@
 #   legacy    Synapse 1.0.0     needs Python 3.7
 #   current   Synapse 1.66.0    needs Python 3.9 (the last release that speaks the protocol over TCP)
 #   newest    Synapse 1.163.2   needs Python 3.12 (it prepares databases, starts on them, and is a whole homeserver)
+#   silent    Synapse 1.157.1   needs Python 3.12 (it has a stream that is written and never announced)
 #
 #   SYNREPL_PEERS            where they are (default: synrepl-peers in the user's cache folder)
 #   SYNREPL_PYTHON_LEGACY    the Python 3.7 to make it with (default: pyenv's newest, else python3.7)
 #   SYNREPL_PYTHON_CURRENT   the Python 3.9 to make it with (default: pyenv's newest, else python3.9)
-#   SYNREPL_PYTHON_NEWEST    the Python 3.12 to make it with (default: pyenv's newest, else python3.12)
+#   SYNREPL_PYTHON_NEWEST    the Python 3.12 to make both of its releases with (default: pyenv's newest, else python3.12)
 
 SYNREPL_PEERS=${SYNREPL_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/synrepl-peers}
 export SYNREPL_PEERS
@@ -41,26 +42,27 @@ _peer_find_python() { # version, the variable that names one
     return 1
 }
 
-_peer_facts() { # legacy|current|newest; sets wanted, python, variable and setuptools
+_peer_facts() { # legacy|current|newest|silent; sets wanted, python, variable and setuptools
     case $1 in
         legacy) wanted=1.0.0 python=3.7 variable=SYNREPL_PYTHON_LEGACY setuptools='setuptools<58' ;;
         current) wanted=1.66.0 python=3.9 variable=SYNREPL_PYTHON_CURRENT setuptools='setuptools<66' ;;
         newest) wanted=1.163.2 python=3.12 variable=SYNREPL_PYTHON_NEWEST setuptools=setuptools ;;
+        silent) wanted=1.157.1 python=3.12 variable=SYNREPL_PYTHON_NEWEST setuptools=setuptools ;;
         *)
-            echo "there is no peer '$1': say legacy, current or newest" >&2
+            echo "there is no peer '$1': say legacy, current, newest or silent" >&2
             return 2
             ;;
     esac
 }
 
 # Whether it is there, or its Python is to make it with. Says what is missing.
-synrepl_peer_is_possible() { # legacy|current|newest
+synrepl_peer_is_possible() { # legacy|current|newest|silent
     local wanted setuptools python variable
     _peer_facts "$1" || return
     [ "$(_peer_release "$1")" = "$wanted" ] || _peer_find_python "$python" "$variable" >/dev/null
 }
 
-synrepl_peer() { # legacy|current|newest
+synrepl_peer() { # legacy|current|newest|silent
     local wanted setuptools python variable
     _peer_facts "$1" || return
     _peer_is_current "$1" "$wanted" && return 0

@@ -232,17 +232,17 @@ class Client:
 
     # Media, and what only administrators may do
 
-    def upload(self, content: bytes) -> str:
+    def upload(self, content: bytes, at: str = MAIN) -> str:
         """A file: its id."""
-        said = self._ask(MAIN, "POST", "/_matrix/media/v3/upload?filename=test.txt", content, "text/plain")
+        said = self._ask(at, "POST", "/_matrix/media/v3/upload?filename=test.txt", content, "text/plain")
         media: str = said["content_uri"].rpartition("/")[2]
         return media
 
-    def quarantine(self, media: str, *, is_wanted: bool = True) -> None:
+    def quarantine(self, media: str, *, is_wanted: bool = True, at: str = MAIN) -> None:
         """Hide a file of this homeserver from everybody, or show it again."""
         verb = "quarantine" if is_wanted else "unquarantine"
         server = self.user.partition(":")[2]
-        self.request(MAIN, "POST", f"{ADMIN}/media/{verb}/{_quoted(server)}/{_quoted(media)}", {})
+        self.request(at, "POST", f"{ADMIN}/media/{verb}/{_quoted(server)}/{_quoted(media)}", {})
 
     def delete_room(self, room: str) -> None:
         """Put everybody out, and forget that it ever was; returns when it is done."""

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -17,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from tests.servers.ports import free_port
+
 PEERS = Path(__file__).parent / "peers"
 PATIENCE_SECONDS = 30.0  # importing Synapse alone can take 20
 
@@ -28,18 +29,6 @@ def peer_python(release: str) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     peers = os.environ.get("SYNREPL_PEERS") or str(Path(cache) / "synrepl-peers")
     return Path(peers) / f"synapse-{release}" / "bin" / "python"
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now, for a program that must get the same one twice.
-
-    Not one of those that systems give to connections going out: such a one may be in use when it comes back.
-    """
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Program:
@@ -274,7 +263,10 @@ def worker(port: int, dialect: str) -> Program:
 
 
 class Daemon:
-    """Our daemon. It keeps its ports and its log through `kill` and `start`."""
+    """Our daemon. It keeps its ports and its log through `kill` and `start`.
+
+    If another program takes one of its ports before it has ever listened, it starts again with others.
+    """
 
     def __init__(
         self,
@@ -283,6 +275,8 @@ class Daemon:
         server_name: str = "interop.test",
         http_port: int | None = None,
     ) -> None:
+        self._may_choose_http_port = http_port is None
+        self._may_choose_ports = True
         self.port = free_port()
         self.http_port = free_port() if http_port is None else http_port
         self.secret: str | None = None
@@ -296,10 +290,6 @@ class Daemon:
             "synrepl",
             "--server-name",
             server_name,
-            "--listen",
-            f"tcp:{self.port}:interface=127.0.0.1",
-            "--http",
-            f"tcp:{self.http_port}:interface=127.0.0.1",
             "--database",
             f"sqlite:{folder / 'synrepl.db'}",
             *options,
@@ -319,9 +309,31 @@ class Daemon:
 
     def start(self) -> None:
         """Start it and wait until it says that it is ready."""
+        for left in reversed(range(5)):
+            try:
+                self._start()
+            except AssertionError as error:
+                if not left or not self._may_choose_ports or "Address already in use" not in str(error):
+                    raise
+                self.port = free_port()
+                if self._may_choose_http_port:
+                    self.http_port = free_port()
+            else:
+                break
+        # Others reconnect to these.
+        self._may_choose_ports = False
+
+    def _start(self) -> None:
+        listening = [
+            "--listen",
+            f"tcp:{self.port}:interface=127.0.0.1",
+            "--http",
+            f"tcp:{self.http_port}:interface=127.0.0.1",
+        ]
+        said = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                self._argv, cwd=self._folder, stdout=log, stderr=subprocess.STDOUT
+                [*self._argv, *listening], cwd=self._folder, stdout=log, stderr=subprocess.STDOUT
             )
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -332,7 +344,7 @@ class Daemon:
                 status = self._process.wait(0.05)
             except subprocess.TimeoutExpired:
                 status = None
-            text = self.log_file.read_text(errors="replace")
+            text = self.log_file.read_bytes()[said:].decode(errors="replace")
             assert status is None, f"the daemon ended with {status}:\n{text}"
             assert time.monotonic() < deadline, f"the daemon is not ready:\n{text}"
 

@@ -1,5 +1,6 @@
-"""A whole homeserver of the newest release: its main process, two workers, a Redis and a PostgreSQL.
+"""A whole homeserver: its main process, two workers, a Redis and a PostgreSQL.
 
+It is of the newest release, unless another is named.
 Nothing of it is a stand-in, and nothing of it can be reached from other machines. Every stream that may have
 several writers has two. It sends nothing to other homeservers.
 """
@@ -23,7 +24,8 @@ from typing import Any, Final, Self
 
 import psycopg
 
-from tests.interop.harness import free_port, peer_python
+from tests.interop.harness import peer_python
+from tests.servers.ports import free_port
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 
@@ -76,9 +78,10 @@ UNLIMITED: Final = {"per_second": 10_000, "burst_count": 10_000}
 class Process:
     """One process of the homeserver: its ports, its settings and its log stay when it is started again."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, *, has_media: bool) -> None:
         self.name = name
-        self.client_port, self.replication_port = free_port(), free_port()
+        self.has_media = has_media
+        self.client_port, self.replication_port, self.metrics_port = free_port(), free_port(), free_port()
         self.settings = folder / f"{name}.json"
         self.log_file = folder / f"{name}.log"
         self._folder = folder
@@ -95,6 +98,12 @@ class Process:
     def replication_url(self) -> str:
         """Where its fellows go."""
         return f"http://127.0.0.1:{self.replication_port}"
+
+    @property
+    def pid(self) -> int:
+        """Its number, while it runs."""
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def log(self) -> str:
@@ -114,10 +123,11 @@ class Process:
     def listeners(self) -> list[dict[str, Any]]:
         """What it listens on, as its settings say it."""
         here = {"type": "http", "bind_addresses": ["127.0.0.1"], "x_forwarded": True}
-        names = ["client", "media"] if self.name == MAIN else ["client"]
+        names = ["client", "media"] if self.has_media else ["client"]
         return [
             here | {"port": self.client_port, "resources": [{"names": names}]},
             here | {"port": self.replication_port, "resources": [{"names": ["replication"]}]},
+            {"type": "metrics", "bind_addresses": ["127.0.0.1"], "port": self.metrics_port},
         ]
 
     def spawn(self, python: Path, common: Path) -> None:
@@ -145,13 +155,13 @@ class Process:
             cwd="/",
         )
 
-    def wait_until_healthy(self) -> None:
-        """Return once it answers its clients, and hears its fellows."""
+    def wait_until_healthy(self, says: str = SUBSCRIBED) -> None:
+        """Return once it answers its clients, and hears its fellows (has said this in its log)."""
         until = time.monotonic() + START_SECONDS
         while True:
             with contextlib.suppress(OSError):
                 with urllib.request.urlopen(self.url + "/health", timeout=5):
-                    if SUBSCRIBED in self.log[self._said :]:
+                    if says in self.log[self._said :]:
                         return
             assert self._process is not None
             status = self._process.poll()
@@ -183,7 +193,8 @@ class Homeserver:
     """The homeserver; a context manager that starts all of it, and leaves nothing behind.
 
     `others` are the HTTP ports of writers that are none of its processes, by their names; `writers` says who
-    writes what where that is not as in `WRITERS`.
+    writes what where that is not as in `WRITERS`. `own` are settings of single processes, by their names, and
+    `shared` are further settings of all. The process `media` has the media.
     """
 
     def __init__(
@@ -193,6 +204,10 @@ class Homeserver:
         redis: RedisServer | None = None,
         others: Mapping[str, int] = MappingProxyType({}),
         writers: Mapping[str, Any] = MappingProxyType({}),
+        own: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        shared: Mapping[str, Any] = MappingProxyType({}),
+        release: str = "newest",
+        media: str = MAIN,
     ) -> None:
         self.server_name = server_name
         self.secret = "replication-secret-of-the-tests"
@@ -200,15 +215,19 @@ class Homeserver:
         self.registration_secret = "registration-secret-of-the-tests"
         """What `Client.register` shows."""
         self.folder = Path(tempfile.mkdtemp(prefix="synrepl-homeserver-"))
-        self.redis = redis if redis is not None else RedisServer(port=free_port())
-        self.processes = {name: Process(name, self.folder) for name in PROCESSES}
+        self.redis = redis if redis is not None else RedisServer()
+        self.media = media
+        self.processes = {name: Process(name, self.folder, has_media=name == media) for name in PROCESSES}
         self.database = ""
         """The URL of its database, once it has started."""
         self._others = others
         self._writers = writers
+        self._own = own
+        self._shared = shared
         self._postgres = PostgresServer()
-        self._common = self.folder / "common.json"
-        self._python = peer_python("newest")
+        self.common = self.folder / "common.json"
+        """The settings that its processes share."""
+        self._python = peer_python(release)
         atexit.register(self.stop)
 
     def __enter__(self) -> Self:
@@ -300,7 +319,7 @@ class Homeserver:
 
     def _start(self, *names: str) -> None:
         for name in names:
-            self.processes[name].spawn(self._python, self._common)
+            self.processes[name].spawn(self._python, self.common)
         for name in names:
             self.processes[name].wait_until_healthy()
 
@@ -310,7 +329,7 @@ class Homeserver:
         key = self.folder / "signing.key"
         seed = hashlib.sha256(self.server_name.encode()).digest()
         key.write_text(f"ed25519 a_test {base64.b64encode(seed).decode().rstrip('=')}\n")
-        self._common.write_text(json.dumps(self._common_settings(log, key)))
+        self.common.write_text(json.dumps(self._common_settings(log, key) | dict(self._shared)))
         for name, process in self.processes.items():
             settings: dict[str, Any] = {"listeners": process.listeners()}
             if name != MAIN:
@@ -319,20 +338,22 @@ class Homeserver:
                     "worker_name": name,
                     "worker_listeners": process.listeners(),
                     "worker_log_config": str(log),
-                    "enable_media_repo": False,
+                    "enable_media_repo": process.has_media,
                 }
-            process.settings.write_text(json.dumps(settings))
+            process.settings.write_text(json.dumps(settings | dict(self._own.get(name, {}))))
 
     def _common_settings(self, log: Path, key: Path) -> dict[str, Any]:
         ports = {name: process.replication_port for name, process in self.processes.items()}
         return {
             "server_name": self.server_name,
             "report_stats": False,
+            "enable_metrics": True,
             "log_config": str(log),
             "signing_key_path": str(key),
             "pid_file": str(self.folder / "main.pid"),
             "background_updates": {"sleep_enabled": False},
             "media_store_path": str(self.folder / "media"),
+            "enable_media_repo": self.media == MAIN,
             "database": {"name": "psycopg2", "args": {"dsn": self.database, "cp_min": 1, "cp_max": 5}},
             "redis": {"enabled": True, "host": "127.0.0.1", "port": self.redis.port},
             "worker_replication_secret": self.secret,
@@ -357,6 +378,7 @@ class Homeserver:
             "rc_joins": {"local": UNLIMITED, "remote": UNLIMITED},
             "rc_invites": {"per_room": UNLIMITED, "per_user": UNLIMITED, "per_issuer": UNLIMITED},
             "rc_presence": {"per_user": UNLIMITED},
+            **({} if self.media == MAIN else {"media_instance_running_background_jobs": self.media}),
         } | dict.fromkeys(
             [
                 "rc_message",

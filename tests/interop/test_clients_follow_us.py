@@ -217,7 +217,8 @@ def test_what_a_release_cannot_know_is_not_in_what_it_missed(release: str, daemo
 def test_a_long_backlog_is_caught_up_on(release: str, daemon: Daemon) -> None:
     """Longer than a real 1.0.0 server can send (10,000 rows), and many pages over HTTP."""
     names = [f"@{number}:here" for number in range(12_000)]
-    daemon.append("push_rules", *([[name]] for name in names))
+    for first in (0, 6_000):
+        daemon.append("push_rules", *([[name]] for name in names[first : first + 6_000]))
 
     with follow(release, daemon, "--from", "all=0") as client:
         client.expect("position", stream="push_rules", token=len(names))

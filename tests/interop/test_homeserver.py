@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from tests.interop.drive import DRIVEN, Driver, Driving, drive
-from tests.interop.harness import Program, free_port, peer_python
+from tests.interop.harness import Program, peer_python
 from tests.interop.homeserver import MAIN, PERSISTER, PROCESSES, WORKER, Homeserver, trouble_in
 from tests.interop.observer import Observer
 from tests.interop.recorder import Fact, Recorder, canonical, table
@@ -70,7 +70,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    redis = RedisServer(port=free_port())
+    redis = RedisServer()
     with redis, Recorder(redis.port, SERVER_NAME) as recorder:
         with Homeserver(SERVER_NAME, redis=redis) as homeserver:
             yield Running(homeserver, recorder)

@@ -24,10 +24,11 @@ from twisted.python.failure import Failure
 
 from synrepl import IdStream, IdTable, InvalidationWriter, MultiWriterIdGenerator, transact
 from tests.interop.client import Client, Refused
-from tests.interop.harness import free_port, peer_python
+from tests.interop.harness import peer_python
 from tests.interop.homeserver import MAIN, PERSISTER, PROCESSES, WORKER, Homeserver, trouble_in
 from tests.interop.observer import Observer
 from tests.interop.recorder import Recorder
+from tests.servers.ports import free_port
 from tests.servers.redis import RedisServer
 
 SERVER_NAME: Final = "hs.test"
@@ -144,7 +145,7 @@ def _result(done: "Deferred[T]") -> T:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     http_port = free_port()
-    redis = RedisServer(port=free_port())
+    redis = RedisServer()
     with redis, Recorder(redis.port, SERVER_NAME) as recorder:
         with Homeserver(
             SERVER_NAME, redis=redis, others={OURS: http_port}, writers={"typing": OURS}

@@ -88,8 +88,23 @@ def eventually(check: Callable[[], T], what: str | Callable[[], str], *, seconds
 # -- what a daemon says ------------------------------------------------------------------------------------
 
 
+CACHED: Final = ("/v1/status", "/metrics")
+"""What a daemon makes anew once a second."""
+
+_asked: dict[tuple[str, str], float] = {}
+
+
+def outlast_cache(url: str, path: str) -> None:
+    """Wait until this page is made anew, if it was asked for within the last second."""
+    until = _asked.get((url, path), 0.0) + 1.1
+    while path in CACHED and time.monotonic() < until:
+        time.sleep(STEP_SECONDS)
+    _asked[url, path] = time.monotonic()
+
+
 def ask(url: str, path: str) -> bytes:
     """What it answers to this GET. Raises `Unanswered` and `Refused`."""
+    outlast_cache(url, path)
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {SECRET}"})

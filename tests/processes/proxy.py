@@ -39,6 +39,7 @@ class Proxy:
         self._chunks = 0
         self._cut_after: int | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._clients: set[asyncio.StreamWriter] = set()
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind((host, at))
@@ -96,6 +97,15 @@ class Proxy:
         self._flip_every = every
         self._flips_up = up
 
+    def add(self, data: bytes) -> None:
+        """Send this to every client, as if the server had sent it."""
+
+        async def write() -> None:
+            for writer in self._clients & self._open:
+                writer.write(data)
+
+        self._do(write())
+
     def close(self) -> None:
         """End it."""
         self._is_stalled = False
@@ -137,6 +147,7 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
+        self._clients.add(writer)
         server: asyncio.StreamWriter | None = None
         try:
             if not self._is_refusing:
@@ -149,6 +160,7 @@ class Proxy:
         except OSError:
             pass
         finally:
+            self._clients.discard(writer)
             for one in filter(None, (writer, server)):
                 self._open.discard(one)
                 one.transport.abort()

@@ -163,15 +163,17 @@ def test_a_subscription_over_the_line_port_fences_nobody(pair: tuple[Member, Mem
     """Anybody may connect there."""
     primary, _ = pair
     found = subscribe_by_lines(primary, epoch)
-    status = primary.status()
 
     assert (found["code"], found["message"]) == (
         "other_epoch",
         f"u1 is in epoch {epoch}, later than epoch 1 here",
     )
     if epoch == LATER:
-        assert any("u1 knows epoch 999999" in one["what"] for one in status["errors"]), status["errors"]
-    assert metric(primary.url, "synrepl_later_epochs_total") == 1
+        eventually(
+            lambda: any("u1 knows epoch 999999" in one["what"] for one in primary.status()["errors"]),
+            "the status tells of the epoch",
+        )
+    eventually(lambda: metric(primary.url, "synrepl_later_epochs_total") == 1, "the epoch is counted")
     assert_primary(primary, 10)
 
 
@@ -213,21 +215,21 @@ def test_a_claim_without_a_history_is_refused(pair: tuple[Member, Member]) -> No
     assert_primary(primary, 10)
 
 
-@pytest.mark.parametrize("epoch", [2, LATER, 0, HUGE])
-def test_a_claim_that_names_no_address_is_refused(pair: tuple[Member, Member], epoch: int) -> None:
+def test_a_claim_that_names_no_address_is_refused(pair: tuple[Member, Member]) -> None:
     """Nobody can be asked."""
     primary, _ = pair
-    status, word, message = refused(primary, "/v1/claim", claim(primary, epoch=epoch))
-
-    if epoch in (0, HUGE):
-        assert (status, word, message) == (
+    for epoch in (2, LATER):
+        assert refused(primary, "/v1/claim", claim(primary, epoch=epoch)) == (
+            409,
+            "not_verified",
+            "cannot verify the claim: it has no address of the primary",
+        )
+    for epoch in (0, HUGE):
+        assert refused(primary, "/v1/claim", claim(primary, epoch=epoch)) == (
             409,
             "epoch_too_far",
             f"the claim names epoch {epoch}; an epoch must be from 1 to 2**53",
         )
-    else:
-        assert (status, word) == (409, "not_verified")
-        assert message == "cannot verify the claim: it has no address of the primary"
     assert_primary(primary, 10)
 
 
@@ -275,20 +277,21 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], int, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_claim_of_a_stranger_that_lies_is_refused(pair: tuple[Member, Member], lie: str) -> None:
+def test_a_claim_of_a_stranger_that_lies_is_refused(pair: tuple[Member, Member]) -> None:
     """It answers, but not as a primary of this log would."""
     primary, _ = pair
-    change, epoch, word, text = LIES[lie]
-    with liar(primary, change) as stranger:
-        made = claim(primary, epoch=epoch, address=stranger.address)
-        status, code_, message = refused(primary, "/v1/claim", made)
+    for lie, (change, epoch, word, text) in LIES.items():
+        with liar(primary, change) as stranger:
+            made = claim(primary, epoch=epoch, address=stranger.address)
+            status, code_, message = refused(primary, "/v1/claim", made)
 
-    assert (status, code_) == (409, word)
-    assert text in message
-    assert stranger.asked[0] == "/v1/replication"
-    assert all("authorization" not in {name.lower() for name in one} for one in stranger.headers)
-    assert metric(primary.url, "synrepl_claims_refused_total", code=word) == 1
+        assert (status, code_) == (409, word), lie
+        assert text in message, lie
+        assert stranger.asked[0] == "/v1/replication", lie
+        assert all("authorization" not in {name.lower() for name in one} for one in stranger.headers), lie
+        assert metric(primary.url, "synrepl_claims_refused_total", code=word) == 1, lie
+        primary.restart()  # or it would ask no stranger for a while
+        assert primary.status()["role"] == "primary", lie
     assert_primary(primary, 10)
 
 
@@ -417,7 +420,7 @@ def keyed(tmp_path: Path) -> Iterator[tuple[Member, Member]]:
 
 
 def test_a_key_that_may_only_replicate_learns_no_other(keyed: tuple[Member, Member]) -> None:
-    """Its holder names an address of his own, and knows a later epoch: he is asked there without a secret."""
+    """Its holder names an address of his own, and knows a later epoch: he is shown no secret there."""
     primary, _ = keyed
     history = asked(primary, SECRET, "GET", "/v1/status")[1]["history"]
     made = Liar(lambda said: None, {"history": "x", "uuid": "x", "role": "primary"}, 0)
@@ -433,7 +436,7 @@ def test_a_key_that_may_only_replicate_learns_no_other(keyed: tuple[Member, Memb
     finally:
         made.close()
 
-    assert all("authorization" not in {name.lower() for name in one} for one in made.headers)
+    assert not any(secret in str(one) for one in made.headers for secret in (SECRET, "of-lisbon"))
     assert primary.status()["role"] == "primary"
 
 

@@ -1,11 +1,14 @@
 """Attacks that fill a daemon with names, or a replica with bytes. It answers, and its memory is bounded."""
 
+import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -19,6 +22,7 @@ from synrepl.transports.http.append_routes import MAX_WRITERS
 from synrepl.wire.blocks import MAX_BLOCK, encode_block
 from synrepl.wire.native import Challenge, Joining, Welcome, heartbeat_check
 from synrepl.wire.position import LogPosition
+from tests.processes.channel import eventually, status
 from tests.processes.loading import MIB, Asker, RawReader, Refused, made_rows, memory, report
 from tests.service.processes import Daemon
 
@@ -294,3 +298,84 @@ def test_a_hostile_upstream(tmp_path: Path, attack: Callable[[], Iterator[bytes]
     watch.check(f"{what}, afterwards {after / MIB:.0f} MiB, disk {disk / MIB:.1f} MiB", most)
     assert 0 == found["serial"]
     assert after - watch.before < KEPT_BYTES
+
+
+class EndlessFiles(ThreadingHTTPServer):
+    """Passes requests on to the daemon at `url`, but answers each request for a file without an end.
+
+    `sent` counts the bytes of these answers.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, url: str) -> None:
+        super().__init__(("127.0.0.1", 0), _EndlessAnswer)
+        self.upstream = url.removeprefix("http://")
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.sent = 0
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _EndlessAnswer(BaseHTTPRequestHandler):
+    server: EndlessFiles
+
+    def do_GET(self) -> None:
+        with suppress(OSError, http.client.HTTPException):
+            if self.path.startswith("/v1/files/"):
+                self.send_response(200)
+                self.end_headers()
+                while self.wfile.write(bytes(MIB)):
+                    self.server.sent += MIB
+            self._pass_on()
+
+    def do_POST(self) -> None:
+        with suppress(OSError, http.client.HTTPException):
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        connection = http.client.HTTPConnection(self.server.upstream, timeout=60)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))) or None
+        headers = {name: value for name, value in self.headers.items() if name != "Host"}
+        connection.request(self.command, self.path, body, headers)
+        answer = connection.getresponse()
+        self.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection"):
+                self.send_header(name, value)
+        self.end_headers()
+        while data := answer.read1(65_536):
+            self.wfile.write(data)
+        connection.close()
+
+    def log_message(self, *arguments: Any) -> None:
+        """Not on standard error."""
+
+
+def test_a_file_that_does_not_end(tmp_path: Path) -> None:
+    """Its row states 4 bytes: 1,046 MB were written in 7 s, and again after each wrong checksum."""
+    row = ["create", "endless", sha256(b"true").hexdigest(), 4]
+    (tmp_path / "primary").mkdir()
+    (tmp_path / "replica").mkdir()
+    with Daemon(tmp_path / "primary") as primary, EndlessFiles(primary.url) as liar:
+        with Asker(primary.url) as asker:
+            asker.post("files", [[row]])
+        options = ("--upstream", liar.url)
+        with Daemon(tmp_path / "replica", options=options) as replica, Watch(replica) as watch:
+
+            def failing() -> Any:
+                found = status(replica.url)["files"]["failing"]
+                return found and found[0]["tries"] >= 3 and found[0]
+
+            told = eventually(failing, "three failed downloads")
+            stored = list((tmp_path / "replica").rglob("partial/*"))
+
+    watch.check(f"a file without an end, {liar.sent / MIB:,.0f} MiB sent, {told['tries']} tries", 30 * MIB)
+    assert "sent more than the 4 bytes that the row of endless states" in told["why"]
+    assert [] == stored

@@ -8,17 +8,22 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.processes.loading import MIB, Asker, memory, report
+from tests.processes.loading import MIB, NO_HEADERS, Asker, memory, report
 from tests.service.processes import Daemon
 
 LIVE_SECONDS = 2.0
 """How long /livez may take to answer, at any time."""
+
+TURN_SECONDS = 0.1
+"""How much CPU time the reactor may use in one turn. Nobody else is served in a turn, so this is the one
+thing that tests judge by time; CPU time, since wall time depends on what else the machine does.
+"""
 
 SEND_SECONDS = 3.0
 """How long a socket that takes nothing is tried: the daemon has stopped reading it."""
@@ -78,13 +83,33 @@ def watched(daemon: Daemon, attack: str, *, grows_mib: float) -> Iterator[None]:
         yield
     finally:
         watch.stop()
+    turn = longest_turn(daemon)
     report(
         f"{attack}: {time.monotonic() - started:.1f} s, RSS {watch.before / MIB:.0f} ->"
-        f" {watch.largest / MIB:.0f} MiB, /livez at worst {watch.slowest:.2f} s"
+        f" {watch.largest / MIB:.0f} MiB, /livez at worst {watch.slowest:.2f} s,"
+        f" longest turn {turn * 1000:.0f} ms"
     )
     assert [] == watch.trouble
+    assert turn <= TURN_SECONDS
     assert watch.slowest < LIVE_SECONDS
     assert watch.grown < grows_mib
+
+
+def longest_turn(daemon: Daemon, headers: Mapping[str, str] = NO_HEADERS) -> float:
+    """The most CPU time of a turn of the reactor since the daemon was ready, in seconds."""
+
+    def value(name: str) -> float:
+        found = re.search(rf"^synrepl_reactor_turn_{name} (\S+)$", text, re.MULTILINE)
+        assert found is not None, text
+        return float(found[1])
+
+    with Asker(daemon.url) as asker:
+        text = asker.ask("GET", "/metrics", headers=headers).decode()
+        before = value("seconds_count")
+        # A page of metrics is kept for a second; the next one has all turns up to now.
+        while value("seconds_count") == before:
+            text = asker.ask("GET", "/metrics", headers=headers).decode()
+    return value("cpu_seconds_max")
 
 
 def connected(daemon: Daemon) -> socket.socket:
@@ -122,6 +147,7 @@ def said(to: socket.socket, text: bytes) -> bool:
 
 def answered(to: socket.socket) -> bool:
     """Whether it answers to what was said up to here."""
+    to.settimeout(10 * SEND_SECONDS)  # others have their turns meanwhile
     return send(to, b"REPLICATE\n") and said(to, b"POSITION")
 
 
@@ -163,6 +189,17 @@ def test_made_up_federation_senders_stop_nothing(tmp_path: Path) -> None:
             send(one, b"".join(b"FEDERATION_ACK x%d 1\n" % n for n in range(100_000)))
         with watched(daemon, "FEDERATION_ACK, 2,000 lines later", grows_mib=20), ExitStack() as stack:
             flood(daemon, stack, lambda _: [f"FEDERATION_ACK later {n}" for n in range(2_000)], 1)
+
+
+def test_commands_for_all_stop_nothing(tmp_path: Path) -> None:
+    """A few lines in one piece became a hundred thousand messages in a turn of five seconds."""
+    with Daemon(tmp_path) as daemon, ExitStack() as stack:
+        for _ in range(200):
+            assert send(stack.enter_context(connected(daemon)), b"NAME f\nREPLICATE\n")
+        one = stack.enter_context(connected(daemon))
+        with watched(daemon, "REMOTE_SERVER_UP, 4,000 lines to 200 followers", grows_mib=60):
+            assert send(one, b"REMOTE_SERVER_UP x.y\n" * 4_000)
+            assert answered(one)
 
 
 def test_digests_that_nobody_reads_cost_nothing(tmp_path: Path) -> None:

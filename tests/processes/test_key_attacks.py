@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from synrepl.replication.relay.handshake import REPLICA, proof
+from synrepl.replication.relay.handshake import PRIMARY_SIDE, REPLICA_SIDE, Greetings, proof, record_key
+from synrepl.wire.codec import LineBuffer
+from synrepl.wire.records import HandshakeReader, RecordWriter
 from tests.certificates import Authority
 from tests.service.processes import Daemon, Process
 
@@ -24,6 +26,9 @@ laptop    certificate  read            push_rules
 writer    certificate  read,write
 reader    of-a-reader  read
 paris     of-paris     replicate       push_rules
+lim       of-lim       read,write,replicate push_rules
+ada       of-ada       read,write
+root      of-root      all
 """
 
 
@@ -69,24 +74,47 @@ class Deployment:
         connection.close()
         return answer.status, json.loads(data)["message"] if answer.status >= 400 else ""
 
+    def tell(self, method: str, path: str, secret: str, body: Any = None) -> tuple[int, str]:
+        """The status and the whole answer to a body of JSON, over plain HTTP."""
+        connection = http.client.HTTPConnection(self.daemon.url.removeprefix("http://"), timeout=20)
+        headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        data = answer.read().decode()
+        connection.close()
+        return answer.status, data
+
 
 class Line:
     """A connection to the line port."""
 
     def __init__(self, secured: socket.socket) -> None:
         self._secured = secured
-        self._read = secured.makefile("rb")
+        self._reader = HandshakeReader(b"WELCOME ", LineBuffer)
+        self._writer: RecordWriter | None = None
+        self._heard: list[str] = []
 
     def say(self, *lines: str) -> None:
         """Send these lines."""
-        self._secured.sendall("".join(f"{line}\n" for line in lines).encode())
+        data = "".join(f"{line}\n" for line in lines).encode()
+        self._secured.sendall(data if self._writer is None else self._writer.write(data))
+
+    def authenticate(self, secret: str, greetings: Greetings) -> None:
+        """Use records from here on, as a replica with this secret does after AUTH."""
+        self._writer = RecordWriter(record_key(secret, REPLICA_SIDE, greetings))
+        self._reader.read_records(record_key(secret, PRIMARY_SIDE, greetings))
 
     def hear(self, word: str) -> str:
         """The next line that begins with this word."""
-        while line := self._read.readline().decode():
-            if line.startswith(word):
-                return line.rstrip("\n")
-        raise AssertionError(f"the connection ended without {word}")
+        while True:
+            while self._heard:
+                if (line := self._heard.pop(0)).startswith(word):
+                    return line
+            if not (data := self._secured.recv(65_536)):
+                raise AssertionError(f"the connection ended without {word}")
+            for run in self._reader.runs(data):
+                assert isinstance(run, list)
+                self._heard += [line.decode() for line in run]
 
 
 @pytest.fixture
@@ -171,10 +199,12 @@ def test_a_wrong_and_a_revoked_key_are_refused(deployment: Deployment) -> None:
 
 def replica_says(line: Line, secret: str, *, name: str, nonce: str = "n", shown: str = "") -> str:
     """Greets as a replica of this name does; gives the proof that was shown."""
-    line.say("HELLO " + json.dumps({"uuid": "u", "name": name, "nonce": nonce}))
-    challenge = json.loads(line.hear("CHALLENGE").partition(" ")[2])
-    shown = shown or proof(secret, REPLICA, (challenge["nonce"], nonce), "u", name)
+    hello = "HELLO " + json.dumps({"uuid": "u", "name": name, "nonce": nonce})
+    line.say(hello)
+    greetings = Greetings(hello.encode(), line.hear("CHALLENGE").encode())
+    shown = shown or proof(secret, REPLICA_SIDE, greetings)
     line.say("AUTH " + json.dumps({"proof": shown}))
+    line.authenticate(secret, greetings)
     return shown
 
 
@@ -220,6 +250,98 @@ def test_a_replica_is_refused_in_one_line_that_says_why(deployment: Deployment) 
         one.hear("WELCOME")
         one.say('JOIN {"filter":{"streams":["push_rules"]}}')
         one.hear("JOINED")
+
+
+def test_a_key_with_streams_sees_no_names_of_others(deployment: Deployment) -> None:
+    """n2_rights: positions, idempotency keys and readers, in every answer."""
+    tell = deployment.tell
+    for stream, writer, row in (
+        ("account_data", "hiddenwriter", ["@a:hs", None, "m.type"]),
+        ("push_rules", "openwriter", ["@a:hs"]),
+    ):
+        body = {"facts": [[row]], "writer": writer, "idempotency_key": f"key-of-{writer}"}
+        status, told = tell("POST", f"/v1/streams/{stream}/facts", "of-root", body)
+        assert status == 200, told
+    assert tell("POST", "/v1/leases", "of-root", {"name": "hiddenreader"})[0] == 200
+    query = {"filter": {"streams": ["push_rules"]}}
+    about = json.loads(tell("GET", "/v1/replication", "of-lim")[1])
+    subscription = {"history": about["history"], "position": about["position"], **query}
+
+    answers = [
+        tell("POST", "/v1/replicas/u/join", "of-lim", {"name": "lim", "join": query}),
+        tell("POST", "/v1/replicas/u", "of-lim", {"name": "lim", "subscription": subscription}),
+        tell("GET", "/v1/changelog?streams=push_rules&receipts=true", "of-lim"),
+        tell("GET", "/v1/changelog?receipts=true&epoch_starts=true", "of-lim"),
+        tell("GET", "/v1/extent", "of-lim"),
+        tell("GET", "/v1/status", "of-lim"),
+        tell("GET", "/status", "of-lim"),
+        tell("GET", "/v1/leases", "of-lim"),
+    ]
+
+    assert [status for status, _ in answers] == [200] * len(answers)
+    told = "".join(text for _, text in answers)
+    assert "openwriter" in told
+    assert not [name for name in ("hiddenwriter", "hiddenreader", "account_data") if name in told]
+    plain = deployment.daemon.follow.split(":")
+    with socket.create_connection((plain[0], int(plain[1])), timeout=20) as made:
+        line = Line(made)
+        replica_says(line, "of-lim", name="lim")
+        line.hear("WELCOME")
+        line.say("JOIN " + json.dumps(query))
+        line.hear("BLOCK snapshot")
+        while not (text := line.hear("")).startswith("JOINED"):
+            assert "hiddenwriter" not in text
+
+
+def test_a_replica_key_with_streams_sends_no_commands_for_others(deployment: Deployment) -> None:
+    """n17_misc: three facts for federation senders were deleted by an invented sender."""
+    tell = deployment.tell
+    rows = "/_synapse/replication/get_repl_stream_updates/federation/t?from_token=0&upto_token=9"
+    for number in range(3):
+        body = {"facts": [[["k", {"number": number}]]]}
+        assert tell("POST", "/v1/streams/federation/facts", "of-root", body)[0] == 200
+    before = json.loads(tell("GET", rows, "of-root")[1])
+    said = [
+        "FEDERATION_ACK ghost 999",
+        "FEDERATION_ACK ghost 3",
+        "USER_SYNC w @ghost:hs PHONE start 1",
+        "REMOVE_PUSHER app key @ghost:hs",
+        'USER_IP @ghost:hs ["token","ip","agent",null,1]',
+    ]
+
+    status, told = tell(
+        "POST", "/v1/commands", "of-lim", {"origin": "o", "commands": list(enumerate(said, 1))}
+    )
+
+    assert (status, json.loads(told)) == (200, {"number": len(said), "since": 1})
+    assert len(before["updates"]) == 3
+    assert json.loads(tell("GET", rows, "of-root")[1]) == before
+    assert "ghost" not in tell("GET", "/v1/commands", "of-root")[1]
+    assert json.loads(tell("GET", "/v1/syncing", "of-root")[1]) == {"users": []}
+    beyond = {"origin": "p", "commands": [[1, "FEDERATION_ACK sender 999"]]}
+    assert tell("POST", "/v1/commands", "of-root", beyond)[0] == 200
+    assert json.loads(tell("GET", rows, "of-root")[1]) == before
+    metrics = tell("GET", "/metrics", "")[1]
+    assert 'synrepl_commands_dropped_total{command="FEDERATION_ACK"} 3.0' in metrics
+
+
+def test_the_idempotency_key_of_one_peer_fails_no_other(deployment: Deployment) -> None:
+    """n10: a key of another peer took the name of a part of a batch."""
+    tell = deployment.tell
+    appends = [{"stream": "push_rules", "facts": [[[f"@{name}:hs"]]]} for name in "ab"]
+    squatted = {"facts": [[["@ghost:hs"]]], "idempotency_key": "import-7/0"}
+    assert tell("POST", "/v1/streams/push_rules/facts", "of-lim", squatted)[0] == 200
+    squatted["idempotency_key"] = "import-7"
+    assert tell("POST", "/v1/streams/push_rules/facts", "of-lim", squatted)[0] == 200
+
+    batches = [
+        tell("POST", "/v1/facts", secret, {"appends": appends, "idempotency_key": "import-7"})
+        for secret in ("of-ada", "of-ada", "of-root")
+    ]
+
+    assert [status for status, _ in batches] == [200] * 3
+    serials = [[one["first_serial"] for one in json.loads(told)["appends"]] for _, told in batches]
+    assert serials == [[3, 4], [3, 4], [5, 6]]
 
 
 @pytest.mark.parametrize(

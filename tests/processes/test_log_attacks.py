@@ -286,3 +286,17 @@ def test_files_are_private(tmp_path: Path) -> None:
             "synrepl.db.state",
         } <= set(modes)
         assert set(modes.values()) == {0}, modes
+
+
+def test_a_link_in_the_place_of_a_file_next_to_the_log(tmp_path: Path) -> None:
+    """Its target was overwritten with a process id, and made private."""
+    target = tmp_path / "target"
+    target.write_text("of another program")
+    for ending in (".lock", "-wal", "-shm", ".state"):
+        link = tmp_path / f"synrepl.db{ending}"
+        link.symlink_to(target)
+
+        assert f"synrepl.db{ending} is a symbolic link (remove it" in cannot_open(tmp_path)
+
+        assert target.read_text() == "of another program"
+        link.unlink()

@@ -88,7 +88,7 @@ def test_metrics_tell_what_a_deployment_writes(tmp_path: Path, redis: RedisServe
             for row in had if fact.stream == "caches" else ():
                 caches[row[0]] = caches.get(row[0], 0) + 1
         for stream, count in rows.items():
-            assert metric(daemon.url, "synrepl_rows_total", stream=stream, direction="in") == count, stream
+            assert metric(daemon.url, "synrepl_rows_total", stream=stream) == count, stream
             assert metric(daemon.url, "synrepl_stream_bytes_total", stream=stream) > count, stream
         seen = {name: metric(daemon.url, "synrepl_invalidations_seen_total", cache=name) for name in caches}
         assert seen == caches

@@ -14,10 +14,10 @@ from tests.processes.loading import Asker, Refused, made_rows, report
 from tests.processes.replicas import Cluster, Member, code, numbers_of, told
 
 WAITS: Final = 100
-BOUND_SECONDS: Final = 4.0
+BOUND_SECONDS: Final = 10.0
 """For an answer that is promised after one second: a hundred of them are given at once, on a busy machine."""
 
-GET_SECONDS: Final = 1.0
+GET_SECONDS: Final = 5.0
 LONG_SECONDS: Final = 15
 
 

@@ -1,12 +1,16 @@
 """What a primary cannot do for a replica, provoked: it stops, or waits, and says why."""
 
 import shutil
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.processes.channel import SECRET, eventually
-from tests.processes.loading import report
+from tests.processes.loading import Refused, report
 from tests.processes.replicas import Cluster, Member, fill
 
 
@@ -28,8 +32,15 @@ def stopped(member: Member) -> Any:
     return said if said["state"] == "stopped" else None
 
 
+def stored(member: Member) -> int:
+    """How many facts its database has: a stopped replica serves none of them."""
+    with closing(sqlite3.connect(f"file:{member.database}?mode=ro", uri=True)) as database:
+        found: int = database.execute("SELECT count(*) FROM facts").fetchone()[0]
+        return found
+
+
 def wait_until_stopped(member: Member) -> dict[str, Any]:
-    """Until it has; it must say so everywhere, and go on serving what it has."""
+    """Until it has; it must say so everywhere."""
     said: dict[str, Any] = eventually(
         lambda: stopped(member), lambda: f"a replica that stops\n{member.describe()}"
     )
@@ -62,7 +73,10 @@ def test_a_primary_that_was_restored_from_an_older_copy_is_not_followed(tmp_path
             assert said["upstream"]["refusal"]["code"] == "ahead", said["upstream"]
             assert "ahead" in said["errors"][0]["what"]
             assert member.place() == position, "nothing is given up"
-            assert len(member.facts()) == position.serial
+            assert stored(member) == position.serial
+            with pytest.raises(Refused) as refused:
+                member.facts()
+            assert (refused.value.status, b'"stopped"' in refused.value.body) == (503, True)
         assert not replica.ask("GET", "/v1/leases")["leases"]
 
         # Its writing goes on: then it is a fork, which is no better.

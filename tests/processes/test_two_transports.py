@@ -99,7 +99,7 @@ def test_the_first_wins(world: World) -> None:
         assert [] == ascends(facts)
         world.tail.wait_for_facts(2 * FACTS)
         assert sorted(facts) == sorted(world.tail.told)
-        assert FACTS == metric(world.reader.url, "synrepl_rows_total", stream="receipts", direction="in")
+        assert FACTS == metric(world.reader.url, "synrepl_rows_total", stream="receipts")
         # It came over both, and the reader told nothing of it on Redis.
         assert 2 * FACTS == len(listener.payloads("RDATA"))
         heard = metric(world.reader.url, "synrepl_commands_received_total", command="RDATA")

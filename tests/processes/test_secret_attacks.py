@@ -1,0 +1,273 @@
+"""A peer names addresses, uuids and names of others: no daemon sends it a secret, or moves a lease for it."""
+
+import http.client
+import json
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import pytest
+
+from synrepl.replication.relay.leases import MAX_LEASES_OF_KEY
+from tests.processes.channel import eventually
+from tests.processes.loading import report
+from tests.service.processes import TWISTD, Daemon
+
+SHARED: Final = "SHAREDsecretOFALLdaemons0123"
+PARIS: Final = "parisADMINkey0123456789"
+MALLORY: Final = "malloryREPLICATEkey01234567"
+SECRETS: Final = (SHARED, PARIS, MALLORY)
+KEYS: Final = f"paris {PARIS} all\nmallory {MALLORY} replicate push_rules\n"
+
+INQUIRY_SECONDS: Final = 0.3
+QUICK: Final = (
+    "-c",
+    "import synrepl.replication.roles.manager as manager;"
+    f"manager.INQUIRY_INTERVAL = {INQUIRY_SECONDS};" + TWISTD[1],
+    *TWISTD[2:],
+)
+"""A daemon that asks the daemons that it knows every few tenths of a second, not every minute."""
+
+
+class Answer(NamedTuple):
+    """What a daemon answered: the status, and the body."""
+
+    status: int
+    body: dict[str, Any]
+
+
+def ask(url: str, secret: str, method: str, path: str, body: object = None) -> Answer:
+    """Send a request with this secret."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    try:
+        headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        return Answer(response.status, json.loads(response.read()))
+    finally:
+        connection.close()
+
+
+class QuietServer(ThreadingHTTPServer):
+    """A server that says nothing of connections that are cut: daemons are killed here."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+
+class Listener:
+    """An HTTP server of an attacker, which records all that it is sent.
+
+    It answers each request with this status, and asks for a signature as a daemon does.
+    """
+
+    def __init__(self, status: int) -> None:
+        self.requests: list[str] = []
+        listener = self
+
+        class Handler(BaseHTTPRequestHandler):
+            """Records requests."""
+
+            def do_GET(self) -> None:
+                """Record it, and answer."""
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                listener.requests.append(f"{self.requestline}\n{self.headers}\n{body.decode()}")
+                self.send_response(status)
+                self.send_header("WWW-Authenticate", 'Bearer, Synrepl nonce="0123456789abcdef"')
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            do_POST = do_GET
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                """Say nothing."""
+
+        self._server = QuietServer(("127.0.0.1", 0), Handler)
+        self.address = f"- http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10)
+
+    def wait_for(self, count: int) -> None:
+        """Until it was sent so many more requests."""
+        wanted = len(self.requests) + count
+        eventually(lambda: len(self.requests) >= wanted, f"{wanted} requests to the attacker")
+
+
+def options(folder: Path, *, is_shared: bool) -> tuple[str, ...]:
+    """The options of a primary with keys, and with a shared secret or not."""
+    found: list[str] = []
+    for name, text in (("keys", KEYS), ("secret", SHARED)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600)
+        if name == "keys" or is_shared:
+            found += [f"--{name}-file", str(folder / name)]
+    return tuple(found)
+
+
+def register(
+    daemon: Daemon, uuid: str, *, name: str, secret: str = MALLORY, address: str = "", serial: int = 0
+) -> Answer:
+    """Subscribe over HTTP to the stream that mallory may see, as a replica of this name, uuid and address."""
+    admin = PARIS
+    told = ask(daemon.url, admin, "GET", "/v1/replication").body
+    digests = ask(daemon.url, admin, "GET", f"/v1/digests?serials={serial}").body["digests"]
+    position = {"epoch": told["position"]["epoch"], "serial": serial, "digest": digests[str(serial)] or ""}
+    subscription = {"history": told["history"], "position": position, "filter": {"streams": ["push_rules"]}}
+    body = {"name": name, "subscription": subscription, "address": address}
+    return ask(daemon.url, secret, "POST", f"/v1/replicas/{uuid}", body)
+
+
+def shown(listeners: Sequence[Listener]) -> list[str]:
+    """The requests that contain a secret."""
+    requests = [request for listener in listeners for request in listener.requests]
+    return [request for request in requests if any(secret in request for secret in SECRETS)]
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["a secret and keys", "keys"])
+def test_a_replicas_address_is_sent_no_secret(tmp_path: Path, is_shared: bool) -> None:
+    """Not in inquiries, at a restart nor with a claim, whichever name it gives, and however it answers."""
+    given = options(tmp_path, is_shared=is_shared)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(Listener(status)) for status in (401, 401, 401, 200, 404)]
+        names = ("paris", "mallory", "made-up", "made-up", "made-up")
+        with Daemon(tmp_path, options=given, program=QUICK) as daemon:
+            for number, (listener, name) in enumerate(zip(listeners, names, strict=True)):
+                register(daemon, f"u{number}", name=name, address=listener.address)
+            for listener in listeners[1:]:
+                listener.wait_for(4)
+            eventually(lambda: ask(daemon.url, PARIS, "GET", "/v1/leases").body["leases"], "saved leases")
+            daemon.terminate()
+        with Daemon(tmp_path, options=given, program=QUICK) as daemon:
+            for listener in listeners[1:]:
+                listener.wait_for(4)
+            # A replica learns these addresses from its upstream, and sends claims there once it is promoted.
+            own, home = tmp_path / "own", tmp_path / "oslo"
+            own.write_text(secret := SHARED if is_shared else PARIS)
+            own.chmod(0o600)
+            home.mkdir()
+            more = ("--upstream", daemon.url, "--replica-name", "oslo", "--secret-file", str(own))
+            with Daemon(home, options=more, program=QUICK) as replica:
+                eventually(
+                    lambda: ask(replica.url, secret, "GET", "/v1/status").body["state"] == "serving",
+                    "a replica that is up to date",
+                )
+                daemon.terminate()
+                promoted = ask(replica.url, secret, "POST", "/v1/promote", {"force": True})
+                assert promoted.status == 200, promoted
+                for listener in listeners[1:]:
+                    listener.wait_for(2)
+
+        asked = sum(len(listener.requests) for listener in listeners)
+        report(f"{asked} requests to the attacker's addresses, {len(shown(listeners))} with a secret")
+        assert shown(listeners) == []
+
+
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "HTTP"])
+def test_a_replica_with_a_key_forwards_writes_and_takes_over(tmp_path: Path, is_native: bool) -> None:
+    """What is sent in good faith arrives: facts, the request for a hand-over, and the claim."""
+    home, own = tmp_path / "replica", tmp_path / "own"
+    home.mkdir()
+    own.write_text(PARIS)
+    own.chmod(0o600)
+    with Daemon(tmp_path, options=options(tmp_path, is_shared=False), program=QUICK) as primary:
+        upstream = f"tcp:{primary.follow}" if is_native else primary.url
+        more = ("--upstream", upstream, "--replica-name", "paris", "--secret-file", str(own))
+        with Daemon(home, options=more, program=QUICK) as replica:
+            eventually(
+                lambda: ask(replica.url, PARIS, "GET", "/v1/status").body["state"] == "serving",
+                "a replica that is up to date",
+            )
+            append(replica, 3)
+            promoted = ask(replica.url, PARIS, "POST", "/v1/promote", {})
+            eventually(
+                lambda: ask(primary.url, PARIS, "GET", "/v1/status").body["role"] == "fenced",
+                "a fenced primary",
+            )
+            eventually(
+                lambda: ask(replica.url, PARIS, "GET", "/v1/status").body["unnotified"] == [],
+                "the answer to the claim",
+            )
+
+    assert (promoted.status, promoted.body.get("role"), promoted.body.get("serial")) == (200, "primary", 3)
+
+
+def serials(daemon: Daemon) -> dict[str, int]:
+    """The serial of each lease, by uuid."""
+    leases = ask(daemon.url, PARIS, "GET", "/v1/leases").body["leases"]
+    return {one["uuid"]: one["serial"] for one in leases}
+
+
+def append(daemon: Daemon, count: int) -> None:
+    """Append so many facts to the stream that mallory may see."""
+    facts = [[[f"@u{number}:a"]] for number in range(count)]
+    assert ask(daemon.url, PARIS, "POST", "/v1/streams/push_rules/facts", {"facts": facts}).status == 200
+
+
+def test_a_replica_key_moves_no_lease_of_another_key(tmp_path: Path) -> None:
+    """By acknowledging, subscribing, joining or naming it: the facts that it retains stay."""
+    with Daemon(tmp_path, options=options(tmp_path, is_shared=True)) as daemon:
+        append(daemon, 250)
+        assert register(daemon, "p1", name="paris", secret=PARIS, serial=50).status == 200
+        cases = [
+            ask(daemon.url, MALLORY, "POST", "/v1/replicas/p1/ack", {"epoch": 1, "serial": 250}),
+            register(daemon, "p1", name="mallory", serial=250),
+            register(daemon, "p1", name="mallory", address="- http://127.0.0.1:1", serial=250),
+            register(daemon, "p2", name="paris", serial=250),
+            ask(daemon.url, MALLORY, "POST", "/v1/replicas/p1/join", {"name": "mallory", "join": {}}),
+        ]
+        whys = [(one.status, one.body["error"], one.body["message"]) for one in cases]
+        after = serials(daemon)
+        own = register(daemon, "m1", name="mallory", serial=250)
+        acknowledged = ask(daemon.url, PARIS, "POST", "/v1/replicas/m1/ack", {"epoch": 1, "serial": 250})
+
+    report(f"the lease of paris: serial 50 before, {after['p1']} after {len(cases)} attempts of mallory")
+    ways_out = "synrepl leases drop paris and synrepl leases add paris give it to any key"
+    lease = f"lease paris belongs to another key: {ways_out}"
+    name = "the name paris belongs to another key: set replica_name, or prove the key paris"
+    assert whys[0] == (403, "no_rights", lease)
+    assert whys[1:] == [(409, "no_rights", text) for text in (lease, lease, name, lease)]
+    assert after == {"p1": 50}
+    assert (own.status, acknowledged.status) == (200, 200)
+
+
+def test_one_key_takes_few_of_the_leases(tmp_path: Path) -> None:
+    """It took all 1,000 of anonymous readers, for an hour."""
+    given = options(tmp_path, is_shared=True)
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEYS}grafana of-grafana read\nspark of-spark read\n")
+    with Daemon(tmp_path, options=given) as daemon:
+        append(daemon, 1)
+        statuses = [read(daemon, "of-grafana", f"r{number}") for number in range(1_000)]
+        again = read(daemon, "of-grafana", "r7")
+        others = [read(daemon, "of-spark", "report"), read(daemon, SHARED, "other")]
+        taken = read(daemon, "of-spark", "r7")
+
+    report(f"of 1,000 anonymous leases one key has taken {statuses.count(200)}")
+    assert statuses == [200] * MAX_LEASES_OF_KEY + [429] * (1_000 - MAX_LEASES_OF_KEY)
+    assert [again, *others] == [200] * 3
+    assert taken == 403
+
+
+def read(daemon: Daemon, secret: str, reader: str) -> int:
+    """The status of an answer to a reader of the changelog with this name."""
+    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=30)
+    headers = {"Authorization": f"Bearer {secret}", "Synrepl-Reader": reader}
+    try:
+        connection.request("GET", "/v1/changelog?limit=1", headers=headers)
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
