@@ -11,7 +11,14 @@ from typing import Final
 
 from synrepl.inspection.configuration import MAIN, Homeserver
 from synrepl.inspection.findings import Finding, Unseen
-from synrepl.inspection.looks import DatabaseLook, Heard, Look, MetricsLook, OpenTransaction
+from synrepl.inspection.looks import (
+    DatabaseLook,
+    EventsReader,
+    Heard,
+    Look,
+    MetricsLook,
+    OpenTransaction,
+)
 from synrepl.inspection.streams import WIRE, WRITER_KEYS
 
 HELD_SECONDS: Final = 10.0
@@ -24,6 +31,8 @@ LATENESS_SECONDS: Final = 0.5
 
 BEHIND_EVENTS: Final = 1_000
 """A consumer so many ids behind the events, and not moving, is behind."""
+WAITING_SECONDS: Final = 60.0
+"""So is one that an event waits for so long, while new ones come and call it."""
 
 
 def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = False) -> list[Finding]:
@@ -32,6 +41,7 @@ def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = 
         *_never_announced(homeserver, looks, has_asked=has_asked),
         *_not_received(looks),
         *_held(looks),
+        *_not_running(homeserver, looks),
         *_processes(homeserver, looks),
         *_channel(homeserver, looks, has_asked=has_asked),
         *_configuration(homeserver),
@@ -165,6 +175,8 @@ def _not_received(looks: Sequence[Look]) -> Iterator[Finding]:
             known = before.metrics.get(name)
             first = abs((known.positions or {}).get(stream, position)) if known is not None else abs(position)
             moves = "does not move" if first == abs(position) else f"was at {first} then"
+            waits = look.timeouts.get(wire, 0) - (known.timeouts.get(wire, 0) if known is not None else 0)
+            in_vain = f"; {waits} requests waited there for {wire} in vain meanwhile" if waits > 0 else ""
             yield Finding(
                 kind="not_received",
                 stream=wire,
@@ -172,7 +184,7 @@ def _not_received(looks: Sequence[Look]) -> Iterator[Finding]:
                 since_seconds=round(look.at - before.at, 1),
                 count=goal - abs(position),
                 why=f"{name} is at {abs(position)} of {stream}, and {ahead} was at {goal}"
-                f" {look.at - before.at:.0f} s before; {name} {moves}",
+                f" {look.at - before.at:.0f} s before; {name} {moves}{in_vain}",
                 remedy=_receive_remedy(name, look),
                 command=f"curl -s URL/_synapse/metrics | grep 'current_position.*{stream}'",
             )
@@ -280,6 +292,59 @@ def _describe(session: OpenTransaction) -> str:
         blockers = ", ".join(map(str, session.waits_for))
         return f"{who} waits for a lock ({session.lock}) that session {blockers} holds"
     return f"{who} is idle in its transaction" if session.is_idle else f"{who} is working"
+
+
+def _not_running(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
+    """A writer that is configured and does not run, while all wait below an id that another one passed.
+
+    An id that was rolled back is passed when each configured writer has announced a position above it. One
+    that runs does so when it hears of the others, even if it is idle. Without a gap in the ids all go on.
+    """
+    seen = [look for look in looks if look.metrics and look.database is not None]
+    if len(seen) < 2 or seen[-1].at - seen[0].at < HELD_SECONDS:
+        return
+    before, last = seen[0], seen[-1]
+    if before.database is None or last.database is None:
+        return
+    still = last.at - before.at
+    if _oldest(last.database.sessions, still) is not None:
+        return  # an id may be in flight
+    for stream, positions in sorted(before.database.positions.items()):
+        wire = WIRE.get(stream, "")
+        configured = homeserver.writers.get(WRITER_KEYS.get(wire, ""), ())
+        linear = _linear(last, stream)
+        if linear is None or linear != _linear(before, stream):
+            continue
+        ahead = [
+            writer
+            for writer, position in positions.items()
+            if position > linear
+            and (look := last.metrics.get(writer))
+            and look.positions
+            and look.connections
+        ]
+        for writer in configured if ahead else ():
+            refused = [writer in look.metrics and look.metrics[writer].is_refused for look in (before, last)]
+            if all(refused) and positions.get(writer, 0) <= linear:
+                goal = positions[ahead[0]]
+                yield Finding(
+                    kind="writer_not_running",
+                    stream=wire,
+                    writer=writer,
+                    process=writer,
+                    position=linear,
+                    since_seconds=round(still, 1),
+                    count=goal - linear,
+                    why=f"all processes stay at {linear} of {wire}, and {ahead[0]} stored {goal} before: an"
+                    f" id between was given up, and {writer}, which stream_writers names, does not run",
+                    remedy=f"start {writer}; or remove it from stream_writers and restart all processes",
+                )
+
+
+def _linear(look: Look, stream: str) -> int | None:
+    """How far the process is that is furthest."""
+    pages = [one.positions or {} for one in look.metrics.values()]
+    return max((abs(page[stream]) for page in pages if stream in page), default=None)
 
 
 # -- processes and the channel -----------------------------------------------------------------------------
@@ -408,7 +473,7 @@ def _consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Findin
     databases = [look.database for look in looks if look.database is not None]
     if not databases:
         return
-    first, last = databases[0].consumers, databases[-1].consumers
+    last = databases[-1].consumers
     for service in last.appservices:
         if service.is_down and service.name in homeserver.appservices:
             waiting = service.first_waiting is not None
@@ -428,30 +493,29 @@ def _consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Findin
         yield from _behind(
             "appservices_behind",
             "the sender of application services",
-            first.appservices_position,
-            last.appservices_position,
-            first.events,
+            [look.consumers.appservices_reader for look in databases],
+            [look.consumers.events for look in databases],
             "look at the log of the process in notify_appservices_from_worker (or the main process)",
         )
     if homeserver.federates:
-        for sender, position in sorted(last.federation.items()):
-            known = homeserver.process(sender)
-            if position >= 0 and known is not None:
+        for sender in sorted(last.federation):
+            if homeserver.process(sender) is not None:
                 yield from _behind(
                     "federation_behind",
                     f"the federation sender {sender}",
-                    first.federation.get(sender),
-                    position,
-                    first.events,
+                    [look.consumers.federation.get(sender) for look in databases],
+                    [look.consumers.events for look in databases],
                     f"look whether {sender} runs, and at its log",
                     process=sender,
                 )
     if homeserver.pushes and last.pushers is not None and (events := last.events) is not None:
-        behind = events - last.pushers.lowest
+        lowest = last.pushers.lowest
+        behind = events - lowest.position
         if behind > 0:
             yield Finding(
                 kind="pushers_failing",
                 count=last.pushers.count,
+                since_seconds=_rounded(lowest.waiting_seconds),
                 why=f"{last.pushers.count} pushers fail, the first since"
                 f" {_time(last.pushers.failing_since)}, and are up to {behind} ids behind the events",
                 remedy="look whether their push gateway can be reached, and at the log of the pusher",
@@ -461,26 +525,37 @@ def _consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Findin
 def _behind(
     kind: str,
     who: str,
-    first: int | None,
-    last: int | None,
-    events: int | None,
+    readers: Sequence[EventsReader | None],
+    events: Sequence[int | None],
     remedy: str,
     *,
     process: str = "",
 ) -> Iterator[Finding]:
-    """Behind the events of the first look at the last, and standing still or far behind."""
-    if first is None or last is None or events is None or last >= events:
+    """Behind the events of the first look at the last, and standing still: far, or long although called.
+
+    Each new event calls it. Until one comes, a reader may rest below the last events: Synapse does not store
+    a position for events that are none of its business.
+    """
+    first, last, highest = readers[0], readers[-1], events[0]
+    if first is None or last is None or highest is None or first.position != last.position:
         return
-    if last == first and events - last >= BEHIND_EVENTS:
+    behind = highest - last.position
+    was_called = len(events) > 2 and (events[1] or 0) > highest
+    is_late = was_called and (last.waiting_seconds or 0.0) >= WAITING_SECONDS
+    if behind >= BEHIND_EVENTS or (behind > 0 and is_late):
         yield Finding(
             kind=kind,
             process=process,
-            count=events - last,
-            why=f"{who} is at {last}, {events - last} ids behind the events, and does not move",
+            since_seconds=_rounded(last.waiting_seconds),
+            count=behind,
+            why=f"{who} is at {last.position}, {behind} ids behind the events, and does not move",
             remedy=remedy,
         )
 
 
-def _time(seconds: float) -> str:
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
 
+
+def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -36,6 +36,11 @@ class MetricsAddress(msgspec.Struct, frozen=True):
     socket: str = ""
     is_loopback: bool = False
 
+    @property
+    def shown(self) -> str:
+        """The address as a person reads it."""
+        return self.socket or self.url
+
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the homeserver.

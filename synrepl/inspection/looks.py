@@ -40,21 +40,36 @@ class Appservice(msgspec.Struct, frozen=True, kw_only=True):
     last_waiting: int | None = None
 
 
+class EventsReader(msgspec.Struct, frozen=True):
+    """How far somebody who reads the events is.
+
+    `waiting_seconds` is the age of the first event above `position` that is more than an outlier; None if
+    there is no such event.
+    """
+
+    position: int
+    waiting_seconds: float | None = None
+
+
 class FailingPushers(msgspec.Struct, frozen=True, kw_only=True):
-    """Pushers of one process that fail and are behind: how many, and the first failure (Unix seconds)."""
+    """Pushers that fail: how many, the first failure (Unix seconds), and how far the last of them is."""
 
     count: int
     failing_since: float
-    lowest: int
+    lowest: EventsReader
 
 
 class Consumers(msgspec.Struct, frozen=True, kw_only=True):
-    """How far those are that read the events. None: the database has no such position."""
+    """How far those are that read the events. None: the database has no such position.
+
+    `events` is the highest event. `appservices_reader` hands events to all application services, and
+    `federation` are the senders by their names.
+    """
 
     events: int | None = None
-    appservices_position: int | None = None
+    appservices_reader: EventsReader | None = None
     appservices: Sequence[Appservice] = ()
-    federation: Mapping[str, int] = {}
+    federation: Mapping[str, EventsReader] = {}
     pushers: FailingPushers | None = None
 
 
@@ -79,7 +94,8 @@ class MetricsLook(msgspec.Struct, frozen=True, kw_only=True):
     `positions` are linear, by the generator's name; None if the release shows none. `sent` and `received`
     count rows by the name on the wire. `connections` to Redis; None if it is not shown. `timeouts` count
     waits for a stream that ended without it. `release` is empty if it is not shown. `trouble` says why
-    nothing was read; `is_silent`: the process accepts connections and does not answer.
+    nothing was read; `is_silent`: the process accepts connections and does not answer; `is_refused`: its
+    machine says that nothing listens there.
     """
 
     at: float
@@ -91,6 +107,7 @@ class MetricsLook(msgspec.Struct, frozen=True, kw_only=True):
     release: str = ""
     trouble: str = ""
     is_silent: bool = False
+    is_refused: bool = False
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True):

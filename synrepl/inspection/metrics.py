@@ -133,10 +133,10 @@ class MetricsReader:
             await Deferred.fromCoroutine(read()).addTimeout(ANSWER_SECONDS, self._reactor)
         except Exception as error:  # what a library or a peer may do is told, and ends nothing
             if self._clock() - began < ANSWER_SECONDS:
-                return MetricsLook(at=self._clock(), trouble=_explain(error, process, address))
+                return _failed(self._clock(), error, process, address)
             # To connect takes less time: what a cancelled request raises differs by how far it came.
             why = f"it accepts connections and does not answer within {ANSWER_SECONDS:g} s"
-            return MetricsLook(at=self._clock(), trouble=f"{address.url}: {why}", is_silent=True)
+            return MetricsLook(at=self._clock(), trouble=f"{address.shown}: {why}", is_silent=True)
         return page.look(self._clock())
 
     def _agent(self, address: MetricsAddress) -> Any:
@@ -163,18 +163,20 @@ class _SocketEndpoints:
         )
 
 
-def _explain(error: Exception, process: Process, address: MetricsAddress) -> str:
+def _failed(at: float, error: Exception, process: Process, address: MetricsAddress) -> MetricsLook:
     failure: Any = Failure(error)  # type: ignore[no-untyped-call]
     if isinstance(error, ResponseNeverReceived) and error.reasons:
         failure = error.reasons[0]
     why = describe_failure(failure)
     if address.is_loopback and process.host and not is_here(process.host):
-        return (
-            f"not reachable from here: it listens at {address.url} on {process.host}; run the command there"
+        where = f"{address.shown} on {process.host}"
+        return MetricsLook(
+            at=at, trouble=f"not reachable from here: it listens at {where}; run the command there"
         )
-    if address.is_loopback and isinstance(failure.value, Refused):
-        return f"{address.url}: connection refused: it does not run, or runs on another machine"
-    return f"{address.url}: {why}"
+    is_refused = isinstance(failure.value, Refused)
+    if address.is_loopback and is_refused:
+        why = "connection refused: it does not run, or runs on another machine"
+    return MetricsLook(at=at, trouble=f"{address.shown}: {why}", is_refused=is_refused)
 
 
 def is_here(host: str) -> bool:

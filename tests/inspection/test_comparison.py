@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from synrepl.inspection.comparison import BEHIND_EVENTS, compare, unseen
+from synrepl.inspection.comparison import BEHIND_EVENTS, WAITING_SECONDS, compare, unseen
 from synrepl.inspection.configuration import Homeserver, Process, RedisSettings
 from synrepl.inspection.findings import KINDS
 from synrepl.inspection.looks import (
@@ -14,6 +14,7 @@ from synrepl.inspection.looks import (
     CommittedRow,
     Consumers,
     DatabaseLook,
+    EventsReader,
     FailingPushers,
     Heard,
     Look,
@@ -150,6 +151,7 @@ class TestNotReceived:
         )
         (finding,) = compare(SERVER, seen)
 
+        assert "in vain" not in finding.why
         assert ("not_received", "receipts", "w2", 4) == (
             finding.kind,
             finding.stream,
@@ -328,6 +330,59 @@ def consumers(**changes: Any) -> list[Look]:
     ]
 
 
+GONE = MetricsLook(at=0, trouble="refused", is_refused=True)
+
+
+class TestWriterNotRunning:
+    """All wait for a writer that is configured, and is not there."""
+
+    @staticmethod
+    def seen(
+        *, first: int = 6, last: int = 6, w2: MetricsLook = GONE, sessions: tuple[OpenTransaction, ...] = ()
+    ) -> list[Look]:
+        """w1 stored 9 at the first look, w2 4; w1's own metrics say these positions of the stream."""
+        return [
+            Look(
+                at=at,
+                database=DatabaseLook(
+                    at=at, positions={"receipts": {"w1": 9, "w2": 4}}, sequences={}, sessions=sessions
+                ),
+                metrics={"w1": page(at, receipts=position), "w2": w2},
+            )
+            for at, position in ((0.0, first), (15.0, last))
+        ]
+
+    def test_one_that_nobody_can_pass(self) -> None:
+        """The id 7 was given up."""
+        (finding,) = compare(SERVER, self.seen())
+
+        assert ("writer_not_running", "receipts", "w2", 6, 3) == (
+            finding.kind,
+            finding.stream,
+            finding.writer,
+            finding.position,
+            finding.count,
+        )
+
+    def test_one_that_holds_nobody_up(self) -> None:
+        """Without a gap all go on, and are where w1 is."""
+        assert [] == found(SERVER, self.seen(first=5))
+        assert [] == found(SERVER, self.seen(first=9, last=9))
+
+    def test_one_that_runs(self) -> None:
+        """It says nothing of its metrics, or shows them."""
+        assert [] == found(SERVER, self.seen(w2=MetricsLook(at=0, trouble="it answers 404")))
+        assert [] == found(SERVER, self.seen(w2=page(0, receipts=6)))
+
+    def test_one_that_is_no_writer(self) -> None:
+        """It was one."""
+        assert [] == found(msgspec.structs.replace(SERVER, writers={"receipts": ("w1",)}), self.seen())
+
+    def test_an_id_in_flight(self) -> None:
+        """A transaction that is open for so long may have it."""
+        assert [] == found(SERVER, self.seen(sessions=(OpenTransaction(pid=1, program="", seconds=20.0),)))
+
+
 class TestConsumers:
     """Those who read the events."""
 
@@ -345,21 +400,55 @@ class TestConsumers:
     @pytest.mark.parametrize(("behind", "is_found"), [(BEHIND_EVENTS, True), (BEHIND_EVENTS - 1, False)])
     def test_the_sender_of_appservices(self, behind: int, is_found: bool) -> None:
         """It stands still, far behind."""
-        seen = consumers(events=5_000, appservices_position=5_000 - behind)
+        seen = consumers(events=5_000, appservices_reader=EventsReader(5_000 - behind, 0.0))
 
         assert is_found is bool(found(SERVER, seen))
         assert [] == found(msgspec.structs.replace(SERVER, appservices=()), seen)
 
     def test_federation(self) -> None:
         """A sender that was removed is left out, and so is one that never sent."""
-        seen = consumers(events=5_000, federation={"master": 100, "gone": 1, "w1": -1})
+        readers = {"master": EventsReader(100, 7.0), "gone": EventsReader(1)}
+        seen = consumers(events=5_000, federation=readers)
 
         assert [("federation_behind", "", "master")] == found(SERVER, seen)
         assert [] == found(msgspec.structs.replace(SERVER, federates=False), seen)
 
+    @pytest.mark.parametrize(
+        ("highest", "waiting", "is_found"),
+        [
+            ((50, 60, 60), WAITING_SECONDS, True),
+            ((50, 60, 60), WAITING_SECONDS - 1, False),
+            ((50, 60, 60), None, False),
+            ((50, 50, 60), WAITING_SECONDS, False),
+            ((40, 60, 60), WAITING_SECONDS, False),
+        ],
+    )
+    def test_an_event_that_waits_long(
+        self, highest: tuple[int, ...], waiting: float | None, is_found: bool
+    ) -> None:
+        """Although a new one called the sender ten seconds ago. It rests below events without that."""
+        seen = [
+            Look(
+                at=at,
+                database=DatabaseLook(
+                    at=at,
+                    positions={},
+                    sequences={},
+                    consumers=Consumers(events=events, appservices_reader=EventsReader(40, waiting)),
+                ),
+            )
+            for at, events in zip(TIMES, highest, strict=True)
+        ]
+        findings = compare(SERVER, seen)
+
+        assert [("appservices_behind", waiting, 10)] * is_found == [
+            (one.kind, one.since_seconds, one.count) for one in findings
+        ]
+
     def test_pushers(self) -> None:
         """Failing, and behind: a pusher without news is at an old position."""
-        failing = FailingPushers(count=2, failing_since=1_700_000_000.0, lowest=100)
+        lowest = EventsReader(100, 300.0)
+        failing = FailingPushers(count=2, failing_since=1_700_000_000.0, lowest=lowest)
         seen = consumers(events=5_000, pushers=failing)
 
         assert [("pushers_failing", "", "")] == found(SERVER, seen)

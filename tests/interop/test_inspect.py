@@ -1,5 +1,6 @@
 """`synrepl inspect` at a homeserver of the newest release: silent while all is well, and right when not."""
 
+import itertools
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from tests.interop.homeserver import MAIN, PERSISTER, WORKER, Homeserver, Proces
 from tests.processes.channel import eventually
 from tests.processes.loading import report, size
 from tests.processes.proxy import Proxy
+from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 
 pytestmark = pytest.mark.skipif(
@@ -32,7 +34,10 @@ pytestmark = pytest.mark.skipif(
     reason="the newest Synapse is not there; run scripts/interop newest",
 )
 
-HEALTHY_LOOKS: Final = size(3, 200)
+HEALTHY_LOOKS: Final = 3
+HEALTHY_SECONDS: Final = size(0, 3600)
+ROUNDS: Final = size(1, 20)
+"""How often each fault is made."""
 BRIDGE: Final = "bridge"
 
 
@@ -174,6 +179,26 @@ def homeserver(redis_proxy: tuple[RedisServer, Proxy], bridge: Bridge) -> Iterat
         yield found
 
 
+@pytest.fixture(scope="module")
+def listener() -> Iterator[tuple[Homeserver, Proxy]]:
+    """A homeserver of which one worker writes nothing, and reaches Redis through this proxy."""
+    redis = RedisServer()
+    redis.start()
+    writers = {key: [WORKER] for key in ("events", "receipts", "device_lists", "thread_subscriptions")}
+    with Proxy(redis.port) as proxy:
+        own = {PERSISTER: {"redis": {"enabled": True, "host": "127.0.0.1", "port": proxy.port}}}
+        with Homeserver(redis=redis, own=own, writers=writers) as found:
+            yield found, proxy
+
+
+@pytest.fixture(params=range(ROUNDS))
+def again() -> None:
+    """Each fault is made so often."""
+
+
+fault = pytest.mark.usefixtures("again")
+
+
 @pytest.fixture
 def traffic(homeserver: Homeserver, driver: Driver) -> Iterator[Driving]:
     """Users who do everything meanwhile."""
@@ -192,7 +217,10 @@ def driver(homeserver: Homeserver) -> Driver:
 
 def test_silent_while_all_is_well(homeserver: Homeserver, traffic: Driving) -> None:
     """Under traffic, with writers that are idle, and while single processes are started again."""
-    for number in range(HEALTHY_LOOKS):
+    until = time.monotonic() + HEALTHY_SECONDS
+    for number in itertools.count():
+        if number >= HEALTHY_LOOKS and time.monotonic() >= until:
+            break
         if number % 3 == 2:
             homeserver.restart(WORKER)
         found = inspect(homeserver, *(["--ask"] if number % 3 == 1 else []))
@@ -201,6 +229,7 @@ def test_silent_while_all_is_well(homeserver: Homeserver, traffic: Driving) -> N
         assert found["seen"]["processes"] == 3
         assert found["seen"]["writers"] > 10
         assert found["seen"]["announced"] > 5
+    report(f"{number} looks at a homeserver under traffic found nothing")
 
 
 def test_it_takes_little(homeserver: Homeserver) -> None:
@@ -265,20 +294,16 @@ def test_a_probe_finds_all_processes_fresh(homeserver: Homeserver, tmp_path: Pat
         assert database.execute(left).fetchone() == (0,)
 
 
-def test_a_probe_names_the_worker_that_is_late(tmp_path: Path) -> None:
-    """It writes nothing itself, and nothing comes to it from Redis for 14 seconds."""
-    redis = RedisServer()
-    redis.start()
-    writers = {key: [WORKER] for key in ("events", "receipts", "device_lists", "thread_subscriptions")}
-    with Proxy(redis.port) as proxy:
-        own = {PERSISTER: {"redis": {"enabled": True, "host": "127.0.0.1", "port": proxy.port}}}
-        with Homeserver(redis=redis, own=own, writers=writers) as homeserver:
-            words = probe_words(homeserver, tmp_path, "--rounds", "1", "--timeout", "60s")
-            with proxy.stalled():
-                probe = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-                with pytest.raises(subprocess.TimeoutExpired):
-                    probe.wait(14)
-            output, _ = probe.communicate(timeout=120)
+@fault
+def test_a_probe_names_the_worker_that_is_late(listener: tuple[Homeserver, Proxy], tmp_path: Path) -> None:
+    """Nothing comes to it from Redis for 14 seconds."""
+    homeserver, proxy = listener
+    words = probe_words(homeserver, tmp_path, "--rounds", "1", "--timeout", "60s")
+    with proxy.stalled():
+        probe = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            probe.wait(14)
+    output, _ = probe.communicate(timeout=120)
     found = json.loads(output)
 
     assert probe.returncode == 1
@@ -288,6 +313,7 @@ def test_a_probe_names_the_worker_that_is_late(tmp_path: Path) -> None:
     assert all(row["p99"] > 5 for row in found["late"])
 
 
+@fault
 def test_a_stopped_worker(homeserver: Homeserver) -> None:
     """As SIGSTOP, or a thread that never ends, leaves it."""
     process = homeserver.processes[WORKER].pid
@@ -300,6 +326,7 @@ def test_a_stopped_worker(homeserver: Homeserver) -> None:
     assert (1, {("silent_process", WORKER)}) == (found["code"], kinds(found))
 
 
+@fault
 def test_a_worker_without_its_connection_to_redis(
     homeserver: Homeserver, redis_proxy: tuple[RedisServer, Proxy]
 ) -> None:
@@ -311,28 +338,25 @@ def test_a_worker_without_its_connection_to_redis(
     assert {("not_connected", PERSISTER), ("fewer_subscribers", "")} <= kinds(found)
 
 
-def test_a_worker_that_hears_nothing() -> None:
-    """Its connection is there, and nothing comes. It writes nothing: else the others were behind, too."""
-    redis = RedisServer()
-    redis.start()
-    writers = {key: [WORKER] for key in ("events", "receipts", "device_lists", "thread_subscriptions")}
-    with Proxy(redis.port) as proxy:
-        own = {PERSISTER: {"redis": {"enabled": True, "host": "127.0.0.1", "port": proxy.port}}}
-        with Homeserver(redis=redis, own=own, writers=writers) as homeserver:
-            user = Client.register(homeserver, "user")
-            with in_background() as run:
-                with proxy.stalled():
-                    ending = run.until_ended(lambda: user.send_to_devices([user.user], {"a": "message"}))
-                    found = inspect(homeserver)
-                ending.set()
+@fault
+def test_a_worker_that_hears_nothing(listener: tuple[Homeserver, Proxy], tmp_path: Path) -> None:
+    """Its connection is there, and nothing comes. If it wrote, the others were behind as well."""
+    homeserver, proxy = listener
+    user = Client.register(homeserver, f"user-{tmp_path.name}".lower())
+    with in_background() as run:
+        with proxy.stalled():
+            ending = run.until_ended(lambda: user.send_to_devices([user.user], {"a": "message"}))
+            found = inspect(homeserver)
+        ending.set()
 
     assert (1, {("not_received", PERSISTER)}) == (found["code"], kinds(found))
     assert {"to_device"} == {one["stream"] for one in found["findings"]}
 
 
+@fault
 def test_a_transaction_that_hangs_after_it_took_its_id(homeserver: Homeserver) -> None:
     """Somebody holds the row that a receipt replaces, in a session that was left open."""
-    held, other = (Client.register(homeserver, name) for name in ("held", "other"))
+    held, other = (Client.register(homeserver, f"{name}-{time.time_ns()}") for name in ("held", "other"))
     room = held.create_room(preset="public_chat")
     other.join(room)
     held.read(room, held.send(room, "Welcome."))
@@ -354,6 +378,30 @@ def test_a_transaction_that_hangs_after_it_took_its_id(homeserver: Homeserver) -
     assert f"pg_terminate_backend({blocker})" in finding["remedy"]
 
 
+@fault
+def test_a_writer_that_does_not_run(homeserver: Homeserver) -> None:
+    """An id was given up, and of two writers of receipts one is gone: nobody passes that id."""
+    reader, other = (Client.register(homeserver, f"{name}-{time.time_ns()}") for name in ("reader", "other"))
+    room = other.create_room(preset="public_chat")
+    reader.join(room)
+    messages = [other.send(room, f"Message {number}.") for number in range(2)]
+    homeserver.processes[PERSISTER].stop()
+    try:
+        with psycopg.connect(homeserver.database, autocommit=True) as database:
+            database.execute("SELECT nextval('receipts_sequence')")
+        for message in messages:
+            reader.read(room, message)
+        found = inspect(homeserver)
+    finally:
+        homeserver.restart(PERSISTER)
+    after = inspect(homeserver, "--ask")
+
+    (finding,) = [one for one in found["findings"] if one["kind"] == "writer_not_running"]
+    assert (1, "receipts", PERSISTER) == (found["code"], finding["stream"], finding["process"])
+    assert (0, []) == (after["code"], after["findings"])
+
+
+@fault
 def test_a_sequence_that_was_set_back(homeserver: Homeserver) -> None:
     """As after a switch-over to a standby and back."""
     with psycopg.connect(homeserver.database, autocommit=True) as database:
@@ -370,6 +418,7 @@ def test_a_sequence_that_was_set_back(homeserver: Homeserver) -> None:
     assert {"push_rules"} == {stream for _, stream in told}
 
 
+@fault
 def test_a_wrong_secret_in_one_file(homeserver: Homeserver, tmp_path: Path) -> None:
     """Neither secret is shown."""
     settings = json.loads(homeserver.processes[WORKER].settings.read_text())
@@ -382,6 +431,7 @@ def test_a_wrong_secret_in_one_file(homeserver: Homeserver, tmp_path: Path) -> N
     assert homeserver.secret not in json.dumps(found)
 
 
+@fault
 def test_an_application_service_that_fails(homeserver: Homeserver, driver: Driver, bridge: Bridge) -> None:
     """Synapse has it as down, and its transactions wait."""
     bridge.fails = True
@@ -413,6 +463,7 @@ def second_process(homeserver: Homeserver, name: str, folder: Path) -> Iterator[
         process.stop()
 
 
+@fault
 def test_two_processes_of_one_name(homeserver: Homeserver, tmp_path: Path) -> None:
     """The files cannot show it; both answer one question."""
     with second_process(homeserver, WORKER, tmp_path):
@@ -459,8 +510,24 @@ def test_a_stream_that_is_never_announced() -> None:
         )
 
 
-@pytest.mark.parametrize("peer", ["current", "newest"])
-def test_a_homeserver_on_sqlite_without_workers(peer: str, tmp_path: Path) -> None:
+@pytest.fixture
+def alone(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """The settings of an empty database: SQLite's, or those of a PostgreSQL."""
+    if request.param == "sqlite":
+        yield {"name": "sqlite3", "args": {"database": str(tmp_path / "homeserver.db")}}
+        return
+    postgres = PostgresServer()
+    postgres.start()
+    yield {"name": "psycopg2", "args": {"dsn": postgres.new_database(), "cp_min": 1, "cp_max": 5}}
+    postgres.remove()
+
+
+@pytest.mark.parametrize(
+    ("peer", "alone"),
+    [("current", "sqlite"), ("current", "postgresql"), ("newest", "sqlite")],
+    indirect=["alone"],
+)
+def test_a_homeserver_without_workers(peer: str, alone: dict[str, Any], tmp_path: Path) -> None:
     """1.66.0 shows no positions in its metrics; that is no finding."""
     if not peer_python(peer).exists():
         pytest.skip(f"no Synapse of release {peer!r}; run scripts/interop {peer}")
@@ -477,7 +544,7 @@ def test_a_homeserver_on_sqlite_without_workers(peer: str, tmp_path: Path) -> No
         "form_secret": "tests",
         "media_store_path": str(tmp_path / "media"),
         "pid_file": str(tmp_path / "main.pid"),
-        "database": {"name": "sqlite3", "args": {"database": str(tmp_path / "homeserver.db")}},
+        "database": alone,
         "trusted_key_servers": [],
         "suppress_key_server_warning": True,
     }
@@ -497,6 +564,7 @@ def test_a_homeserver_on_sqlite_without_workers(peer: str, tmp_path: Path) -> No
     found = json.loads(done.stdout)
     assert (0, [], []) == (done.returncode, found["findings"], found["unseen"])
     assert found["seen"]["processes"] == 1
+    assert (found["seen"]["streams"] > 5) is (alone["name"] == "psycopg2")
 
 
 def test_the_release_that_announces_it_is_well() -> None:

@@ -1,0 +1,141 @@
+"""What a look reads of a homeserver's database, on both kinds of databases."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synrepl.inspection.database import DatabaseViewer
+from synrepl.inspection.looks import CommittedRow, DatabaseLook
+from tests.storage.doctor.places import FLAVORS, Place
+
+NOW = int(time.time() * 1000)
+
+
+@pytest.fixture(params=FLAVORS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """What matters of a homeserver's database."""
+    place = Place(request.param, tmp_path)
+    place.do(
+        "CREATE TABLE schema_version (version INTEGER)",
+        "CREATE TABLE applied_schema_deltas (version INTEGER)",
+        "CREATE TABLE stream_positions (stream_name TEXT, instance_name TEXT, stream_id BIGINT)",
+        "CREATE TABLE events (stream_ordering BIGINT UNIQUE, received_ts BIGINT, outlier BOOLEAN,"
+        " instance_name TEXT)",
+        "CREATE TABLE appservice_stream_position (lock CHAR(1), stream_ordering BIGINT)",
+        "CREATE TABLE federation_stream_position (type TEXT, stream_id BIGINT, instance_name TEXT)",
+        "CREATE TABLE application_services_state (as_id TEXT, state TEXT)",
+        "CREATE TABLE application_services_txns (as_id TEXT, txn_id BIGINT)",
+        "CREATE TABLE pushers (id BIGINT, failing_since BIGINT, last_stream_ordering BIGINT)",
+        "INSERT INTO stream_positions VALUES ('events', 'w1', 30)",
+        "INSERT INTO appservice_stream_position VALUES ('X', 10)",
+        "INSERT INTO federation_stream_position VALUES ('events', 29, 'w1'), ('events', -1, 'w2'),"
+        " ('federation', 7, 'w1')",
+        "INSERT INTO application_services_state VALUES ('bridge', 'down'), ('other', 'up')",
+        "INSERT INTO application_services_txns VALUES ('bridge', 3), ('bridge', 5)",
+        f"INSERT INTO pushers VALUES (1, NULL, 2), (2, {NOW - 500_000}, 30), (3, {NOW - 600_000}, 30)",
+    )
+    # The first event above position 10 is an outlier, which nobody sends on.
+    for token, seconds, outlier in ((10, 900, False), (20, 800, True), (29, 600, False), (30, 500, False)):
+        flag = str(outlier).upper()
+        place.do(f"INSERT INTO events VALUES ({token}, {NOW - seconds * 1000}, {flag}, 'w1')")
+    if place.flavor == "postgresql":
+        place.do("CREATE SEQUENCE events_stream_seq", "SELECT setval('events_stream_seq', 30)")
+    return place
+
+
+def look(place: Place, before: DatabaseLook | None = None) -> DatabaseLook:
+    """One look, over a connection of its own."""
+    viewer = DatabaseViewer(place.database, time.monotonic)
+    try:
+        return viewer.look(before)
+    finally:
+        viewer.close()
+
+
+def test_how_far_readers_of_events_are(place: Place) -> None:
+    """With the age of the first event that waits for each."""
+    found = look(place).consumers
+    appservices, federation, pushers = found.appservices_reader, found.federation, found.pushers
+
+    assert found.events == 30
+    assert appservices is not None
+    assert appservices.position == 10
+    assert appservices.waiting_seconds == pytest.approx(600, abs=60)
+    assert list(federation) == ["w1"]
+    assert federation["w1"].position == 29
+    assert federation["w1"].waiting_seconds == pytest.approx(500, abs=60)
+    assert pushers is not None
+    assert (2, 30, None) == (pushers.count, pushers.lowest.position, pushers.lowest.waiting_seconds)
+    assert pushers.failing_since == pytest.approx((NOW - 600_000) / 1000)
+
+
+def test_application_services(place: Place) -> None:
+    """Which are down, and the transactions that wait for them."""
+    bridge, other = sorted(look(place).consumers.appservices, key=lambda one: one.name)
+
+    assert (True, 3, 5) == (bridge.is_down, bridge.first_waiting, bridge.last_waiting)
+    assert (False, None) == (other.is_down, other.first_waiting)
+
+
+def test_a_database_without_events(place: Place) -> None:
+    """Nobody is behind."""
+    place.do("DELETE FROM events", "DELETE FROM pushers", "DELETE FROM appservice_stream_position")
+    found = look(place).consumers
+
+    assert (None, None, None) == (found.events, found.appservices_reader, found.pushers)
+    assert found.federation["w1"].waiting_seconds is None
+
+
+def test_a_table_of_an_older_release(place: Place) -> None:
+    """What it lacks is left out, and the rest is read."""
+    place.do("DROP TABLE federation_stream_position", "DROP TABLE application_services_state")
+    found = look(place)
+
+    assert ({}, [], 30) == (found.consumers.federation, found.consumers.appservices, found.consumers.events)
+    assert {"events": {"w1": 30}} == found.positions
+    assert () == found.unread
+
+
+def test_a_part_that_cannot_be_read(place: Place) -> None:
+    """It is named, and the others are read."""
+    place.do("DROP TABLE pushers", "CREATE TABLE pushers (id BIGINT)")
+    found = look(place)
+
+    assert found.consumers.events == 30
+    assert found.consumers.pushers is None
+    assert [True] == [one.startswith("pushers: ") for one in found.unread]
+
+
+def test_rows_since_the_look_before(place: Place) -> None:
+    """With their writers; PostgreSQL only, as sequences are."""
+    if place.flavor == "sqlite":
+        assert {} == look(place).sequences
+        return
+    before = look(place)
+    place.do("SELECT setval('events_stream_seq', 33)")
+    place.do(f"INSERT INTO events VALUES (33, {NOW}, FALSE, NULL), (40, {NOW}, FALSE, 'w1')")
+    after = look(place, before)
+
+    assert (30, 33) == (before.sequences["events"], after.sequences["events"])
+    assert [CommittedRow("events", "master", 33)] == after.rows
+
+
+def test_an_open_transaction(place: Place) -> None:
+    """Its session, its program and how old it is."""
+    if place.flavor == "sqlite":
+        assert [] == look(place).sessions
+        return
+    connection: Any = place.database.connect()
+    try:
+        cursor = connection.cursor()
+        cursor.execute("SELECT pg_sleep(1.1), pg_backend_pid()")
+        (_, pid) = cursor.fetchone()
+        sessions = look(place).sessions
+    finally:
+        connection.close()
+
+    assert [pid] == [one.pid for one in sessions]
+    assert sessions[0].is_idle
+    assert sessions[0].seconds > 1
