@@ -12,7 +12,7 @@ from synrepl.cli.homeserver import homeserver_options
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import table
-from synrepl.html.humanize import counted
+from synrepl.html.humanize import counted, span
 
 if TYPE_CHECKING:
     from synrepl.inspection.configuration import Homeserver
@@ -56,7 +56,7 @@ def inspect(homeserver: "Homeserver", ask: bool, output: Output) -> None:
 
         inspection = Inspection(reactor, homeserver, asks=ask, progress=progress)
         report: InspectionReport = run_reactor(reactor, inspection.run)
-    output.show(_result(report), _lines(report, output))
+    output.show(_result(report), report_lines(report, output))
     sys.exit(report.exit_code)
 
 
@@ -70,7 +70,7 @@ def _result(report: "InspectionReport") -> dict[str, Any]:
     }
 
 
-def _lines(report: "InspectionReport", output: Output) -> Iterator[str]:
+def report_lines(report: "InspectionReport", output: Output) -> Iterator[str]:
     seen = report.seen
     parts = [counted(seen["streams"], "stream"), counted(seen["writers"], "writer")]
     yield (
@@ -94,7 +94,7 @@ def _lines(report: "InspectionReport", output: Output) -> Iterator[str]:
                     one.stream,
                     one.writer,
                     one.process,
-                    "" if one.since_seconds is None else f"{one.since_seconds:.0f} s",
+                    "" if one.since_seconds is None else span(one.since_seconds),
                     "" if one.count is None else one.count,
                 )
                 for one in report.findings
@@ -102,7 +102,9 @@ def _lines(report: "InspectionReport", output: Output) -> Iterator[str]:
         )
     for missed in report.unseen:
         yield click.style(f"not seen: {missed.what}: {missed.why}", "yellow")
-    if not report.findings:
+    if not any(seen.values()):
+        yield click.style("nothing was seen of it", "red")
+    elif not report.findings:
         yield click.style("nothing is wrong" + (" in what was seen" if report.unseen else ""), "green")
 
 
