@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from synrepl.cli.command import CliCommand
 from synrepl.cli.homeserver import homeserver_options
@@ -19,9 +20,9 @@ from synrepl.html.humanize import counted
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
-    from synrepl.caches.names import Release
     from synrepl.inspection.configuration import Homeserver
-    from synrepl.inspection.invalidation import InvalidationPlan, InvalidationReport, ProcessReport, Wanted
+    from synrepl.inspection.invalidation import InvalidationPlan
+    from synrepl.ports.invalidations import InvalidationReport
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed, or with --verify not seen at a process; 2 wrong usage, such as a name that"
@@ -48,7 +49,7 @@ SHOWN: Final = 100
 )
 @click.option("--dry-run", is_flag=True, help="Print the rows and what each process drops; write nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@output_option('{"rows": [...], "processes": [...], "overtaken": [...], "by": "...", "why": "..."}')
+@output_option('{"rows": [...], "drops": {...}, "processes": [...], "overtaken": [...], "by": "...", ...}')
 def invalidate(
     name: str | None,
     keys: tuple[str, ...],
@@ -69,75 +70,51 @@ def invalidate(
     """
     if not (name or whole or rooms):
         raise click.UsageError("name a cache with the keys of an entry, or give --all NAME or --room ROOM")
-    # Imported on use, also below: these take most of the start time.
-    from synrepl.caches.names import parse_release
-    from synrepl.inspection.invalidation import Wanted, make_plan
+    # Imported on use: these take most of the start time.
+    from twisted.internet import reactor  # the first import installs the reactor
 
-    wanted = Wanted(name=name or "", key=keys, whole=whole, rooms=rooms)
+    from synrepl.cli.output import quiet
+    from synrepl.cli.reactor import run_reactor
+    from synrepl.inspection.invalidation import Invalidator
+    from synrepl.ports.invalidations import InvalidationRequest
+
+    request = InvalidationRequest(
+        name=name or "",
+        key=list(keys),
+        all=list(whole),
+        rooms=list(rooms),
+        release=release or "",
+        why=why or "",
+        verify=verify,
+        dry_run=dry_run,
+    )
     by = f"{_user()}@{socket.gethostname()}"
+
+    def ask(plan: "InvalidationPlan") -> None:
+        _tell(plan.notes)
+        click.echo(f"{homeserver.server_name}: {_summary(plan)}", err=True)
+        with _interruptible():
+            confirm(yes=yes)
+
+    quiet()
+    invalidator = Invalidator(reactor, homeserver, seconds=time.time)
     try:
-        given = [] if release is None else [parse_release(release)]
-        if given:
-            plan = make_plan(wanted, given)
-            if dry_run:
-                _tell(plan)
-                output.show(_planned(plan, []), _plan_lines(plan))
-                return
-        plan, processes, report = _run(homeserver, wanted, given, verify=verify, dry_run=dry_run, yes=yes)
+        report: InvalidationReport = run_reactor(reactor, lambda: invalidator.invalidate(request, ask))
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    if report is None:
-        output.show(_planned(plan, processes), _plan_lines(plan))
-        return
-    reason = f": {printable(why)}" if why else ""
-    click.echo(f"{counted(len(report.ids), 'row')} written and announced by {by}{reason}", err=True)
-    output.show({**_result(report), "by": by, "why": why or ""}, _lines(report))
+    if dry_run:
+        _tell(report.notes)
+    else:
+        reason = f": {printable(request.why)}" if request.why else ""
+        click.echo(f"{counted(len(report.ids), 'row')} written and announced by {by}{reason}", err=True)
+    result = {**msgspec.to_builtins(report), "by": by, "why": request.why}
+    output.show(result, _planned_lines(report) if dry_run else _lines(report))
     if not report.is_done:
         sys.exit(1)
 
 
-def _run(
-    homeserver: "Homeserver",
-    wanted: "Wanted",
-    given: Sequence["Release"],
-    *,
-    verify: bool,
-    dry_run: bool,
-    yes: bool,
-) -> tuple["InvalidationPlan", Sequence["ProcessReport"], "InvalidationReport | None"]:
-    """Plan and do it, for the releases `given` or those that the metrics tell; no report of a dry run."""
-    # The first import installs the reactor.
-    from twisted.internet import reactor
-
-    from synrepl.cli.output import quiet
-    from synrepl.cli.reactor import run_reactor
-    from synrepl.inspection.invalidation import Invalidator, make_plan, releases_of
-
-    quiet()
-    invalidator = Invalidator(reactor, homeserver, seconds=time.time)
-    if not dry_run:
-        invalidator.check()
-
-    async def work() -> tuple["InvalidationPlan", Sequence["ProcessReport"], "InvalidationReport | None"]:
-        processes = [] if given else await invalidator.look()
-        releases = given or releases_of(processes)
-        plan = make_plan(wanted, releases)
-        _tell(plan)
-        if dry_run:
-            return plan, processes, None
-        click.echo(f"{homeserver.server_name}: {_summary(plan)}", err=True)
-        with _interruptible():
-            confirm(yes=yes)
-        return plan, processes, await invalidator.run(wanted, releases, verifies=verify)
-
-    found: tuple[InvalidationPlan, Sequence[ProcessReport], InvalidationReport | None] = run_reactor(
-        reactor, work
-    )
-    return found
-
-
-def _tell(plan: "InvalidationPlan") -> None:
-    for note in plan.notes:
+def _tell(notes: Sequence[str]) -> None:
+    for note in notes:
         click.echo(f"note: {note}", err=True)
 
 
@@ -167,45 +144,21 @@ def _entry(name: str, key: Sequence[str] | None) -> str:
     return f"{name}: all" if key is None else " ".join([name, *map(printable, key)])
 
 
-def _planned(plan: "InvalidationPlan", processes: Sequence["ProcessReport"]) -> dict[str, Any]:
-    drops = {
-        ".".join(map(str, release)): [{"name": one.cache, "key": one.key} for one in found]
-        for release, found in plan.drops.items()
-    }
-    return {
-        "rows": [{"name": row.cache_func, "keys": row.keys} for row in plan.rows],
-        "drops": drops,
-        "processes": [{"name": one.name, "release": one.release, "why": one.why} for one in processes],
-    }
-
-
-def _plan_lines(plan: "InvalidationPlan") -> Iterator[str]:
-    for row in plan.rows:
-        yield f"row: {_entry(row.cache_func, row.keys)}"
-    for release, found in plan.drops.items():
-        yield f"each process of Synapse {'.'.join(map(str, release))} drops:"
+def _planned_lines(report: "InvalidationReport") -> Iterator[str]:
+    for row in report.rows:
+        yield f"row: {_entry(row['name'], row['keys'])}"
+    for release, found in report.drops.items():
+        yield f"each process of Synapse {release} drops:"
         for one in found[:SHOWN]:
-            yield f"    {_entry(one.cache, one.key)}"
+            yield f"    {_entry(one['name'], one['key'])}"
         if len(found) > SHOWN:
             yield f"    and {len(found) - SHOWN:,} more"
     yield "nothing was written"
 
 
-def _result(report: "InvalidationReport") -> dict[str, Any]:
-    return {
-        "rows": [{"name": row.cache_func, "keys": row.keys} for row in report.rows],
-        "ids": list(report.ids),
-        "overtaken": list(report.overtaken),
-        "processes": [
-            {"name": one.name, "release": one.release, "received": one.has_received, "why": one.why}
-            for one in report.processes
-        ],
-    }
-
-
 def _lines(report: "InvalidationReport") -> Iterator[str]:
     for one in report.processes:
-        if one.has_received:
+        if one.received:
             yield click.style(f"{one.name}: received", "green")
         else:
             yield click.style(f"{one.name}: not seen: {one.why}", "red")

@@ -13,16 +13,14 @@ T = TypeVar("T")
 def run_reactor(reactor: Any, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run the reactor until `work` ends, and return its result. Raises what it raises.
 
-    Raises `click.Abort` if a signal ends the reactor first.
+    Work that waits for nothing ends before the reactor runs. Raises `click.Abort` if a signal ends the
+    reactor first.
     """
     results: list[Any] = []
-
-    def start() -> None:
-        done = Deferred.fromCoroutine(work())
-        done.addBoth(results.append).addCallback(lambda _: reactor.stop() if reactor.running else None)
-
-    reactor.callWhenRunning(start)
-    reactor.run()
+    done = Deferred.fromCoroutine(work()).addBoth(results.append)
+    if not results:
+        done.addCallback(lambda _: reactor.stop())
+        reactor.run()
     if not results:
         raise click.Abort
     if isinstance(results[0], Failure):

@@ -32,6 +32,7 @@ from synrepl.transports.http.server import Services
 from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
+    from synrepl.inspection.invalidation import Invalidator
     from synrepl.inspection.watch import HomeserverWatch
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
@@ -173,7 +174,7 @@ class Daemon(Service):
             # Before the ports open: a source that cannot be opened ends the start.
             ingest.open(log, publisher)
             await self._declare_streams()
-        watch = self._open_watch()
+        watch, invalidator = self._open_homeserver()
         thread = ReactorThread(reactor, "http work")
         self._stops += [thread.stop, listeners.stop]
         services = self._services = Services(
@@ -193,6 +194,7 @@ class Daemon(Service):
             declared=declared,
             thread=thread,
             watch=watch,
+            invalidator=invalidator,
         )
         await listeners.open(services, replication.relays, self.keyring)
         return log
@@ -230,19 +232,20 @@ class Daemon(Service):
             raise ConfigError(f"the log {database}: {error}") from error
         return log
 
-    def _open_watch(self) -> "HomeserverWatch | None":
+    def _open_homeserver(self) -> "tuple[HomeserverWatch, Invalidator] | tuple[None, None]":
         """Watch the homeserver of the settings, if there is one. Raises `ConfigError`."""
         if not self.settings.homeserver:
-            return None
+            return None, None
         # Imported on use: most daemons watch no homeserver.
         from synrepl.inspection.configuration import read_homeserver
+        from synrepl.inspection.invalidation import Invalidator
         from synrepl.inspection.watch import HomeserverWatch
 
         homeserver = read_homeserver(self.settings.homeserver, self.settings.homeserver_workers)
         watch = HomeserverWatch(self.reactor, homeserver, self.metrics)
         self._stops.append(watch.stop)
         watch.start()
-        return watch
+        return watch, Invalidator(self.reactor, homeserver, seconds=self.reactor.seconds)
 
     def _check_name(self, log: Log) -> None:
         """Warn of a primary's log that belongs to no homeserver. With `needs_name`, refuse an empty one."""

@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-import msgspec
 from prometheus_client import CollectorRegistry
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
@@ -16,13 +15,20 @@ from twisted.internet.threads import deferToThread
 from synrepl.caches.changes import Changes
 from synrepl.caches.names import KNOWN, ROOM_ALIASES, CacheName, Release, find_name, names_of, parse_release
 from synrepl.caches.vintage import PACKED, Invalidation, unpack
-from synrepl.errors import ConfigError, LocalProtocolError, ReplicationError
+from synrepl.errors import ConfigError, LocalProtocolError
 from synrepl.inspection.channel import redis_address
 from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.database import open_database
 from synrepl.inspection.looks import MetricsLook
 from synrepl.inspection.metrics import MetricsReader
+from synrepl.ports.invalidations import (
+    InvalidationReport,
+    InvalidationRequest,
+    NotInvalidated,
+    ProcessReport,
+)
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.tasks import shielded
 from synrepl.storage.homeserver_invalidations import HomeserverInvalidations
 from synrepl.streams.catalog import CACHES, CacheInvalidation
 from synrepl.transports.redis.link import RedisLink
@@ -43,42 +49,6 @@ ATTEMPTS: Final = 5
 T = TypeVar("T")
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be dropped: one entry (`name`, `key`), all of the caches `whole`, all about the `rooms`."""
-
-    name: str = ""
-    key: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
-    rooms: tuple[str, ...] = ()
-
-
-class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: its release (empty: unknown), and whether it received the rows (None: not asked)."""
-
-    name: str
-    release: str = ""
-    has_received: bool | None = None
-    why: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InvalidationReport:
-    """What was written and who received it. Without `ids` nothing was written.
-
-    `overtaken` are ids that some process may have ignored, as others' later ids were announced before.
-    """
-
-    rows: Sequence[CacheInvalidation]
-    ids: Sequence[int] = ()
-    overtaken: Sequence[int] = ()
-    processes: Sequence[ProcessReport] = ()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all rows were announced in time, and received by those that were asked."""
-        return not self.overtaken and all(one.has_received is not False for one in self.processes)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InvalidationPlan:
     """The rows to write. `drops` are what the processes of each release drop. `notes` are for people."""
@@ -87,8 +57,30 @@ class InvalidationPlan:
     drops: Mapping[Release, Sequence[Invalidation]]
     notes: Sequence[str] = ()
 
+    def report(
+        self,
+        processes: Sequence[ProcessReport],
+        *,
+        ids: Sequence[int] = (),
+        overtaken: Sequence[int] = (),
+    ) -> InvalidationReport:
+        """The report of this plan, carried out or not."""
+        return InvalidationReport(
+            rows=[{"name": row.cache_func, "keys": row.keys} for row in self.rows],
+            drops={
+                _text(release): [{"name": one.cache, "key": one.key} for one in found]
+                for release, found in self.drops.items()
+            },
+            notes=list(self.notes),
+            ids=list(ids),
+            overtaken=list(overtaken),
+            processes=list(processes),
+        )
 
-def make_plan(wanted: Wanted, releases: Sequence[Release], *, now_ms: int = 0) -> InvalidationPlan:
+
+def make_plan(
+    wanted: InvalidationRequest, releases: Sequence[Release], *, now_ms: int = 0
+) -> InvalidationPlan:
     """Plan the rows for processes of these releases. Without releases the newest known counts.
 
     Raises `ConfigError` for a name that none of them has, for keys that do not fit, and for too many rows.
@@ -100,8 +92,8 @@ def make_plan(wanted: Wanted, releases: Sequence[Release], *, now_ms: int = 0) -
         notes.append(f"the release is unknown: taken for {newest}; --release says another")
     entries: list[tuple[str, tuple[str, ...] | None]] = []
     if wanted.name:
-        entries.append((wanted.name, wanted.key))
-    entries += [(name, None) for name in wanted.whole]
+        entries.append((wanted.name, tuple(wanted.key)))
+    entries += [(name, None) for name in wanted.all]
     for room in wanted.rooms:
         if not room.startswith("!"):
             raise ConfigError("--room takes the id of a room, which begins with !")
@@ -262,10 +254,6 @@ class Announcer:
     resume = pause
 
 
-class NotDone(ReplicationError):
-    """The invalidation failed; the text says whether rows were written."""
-
-
 class Invalidator:
     """Invalidates caches of one homeserver. `seconds` gives the time in seconds since 1970."""
 
@@ -275,8 +263,9 @@ class Invalidator:
         self._seconds = seconds
         self._reader = MetricsReader(reactor)
         self._before: dict[str, MetricsLook] = {}
+        self._is_running = False
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise `ConfigError` if the files say that it cannot work."""
         homeserver = self._homeserver
         if any(one.name == INSTANCE for one in homeserver.processes):
@@ -288,7 +277,7 @@ class Invalidator:
                 "`redis` is not enabled in the files: a homeserver of one process hears nothing; restart it"
             )
 
-    async def look(self) -> list[ProcessReport]:
+    async def _look(self) -> list[ProcessReport]:
         """Read the metrics of each process, which tell its release."""
         self._before = await self._look_at([one.name for one in self._homeserver.processes])
         return [
@@ -296,38 +285,55 @@ class Invalidator:
             for name, look in self._before.items()
         ]
 
-    async def run(
-        self, wanted: Wanted, releases: Sequence[Release], *, verifies: bool = False
+    async def invalidate(
+        self, request: InvalidationRequest, confirm: Callable[[InvalidationPlan], None] = lambda plan: None
     ) -> InvalidationReport:
-        """Write the rows, announce them, and with `verifies` wait until each process has received them.
+        """Do it. `confirm` is called before anything is written, and may raise. See `IInvalidator`."""
+        given = [parse_release(request.release)] if request.release else []
+        if not request.dry_run:
+            self._check()
+        processes = [] if given else await self._look()
+        releases = given or releases_of(processes)
+        plan = make_plan(request, releases, now_ms=int(self._seconds() * 1000))
+        if request.dry_run:
+            return plan.report(processes)
+        confirm(plan)
+        if self._is_running:
+            raise NotInvalidated("nothing was written: another invalidation is going on", code="busy")
+        self._is_running = True
+        # Who asked may go: rows that are written are announced all the same.
+        return await shielded(self._carry_out(plan, verifies=request.verify))
 
-        Raises `ConfigError`, and `ReplicationError` if it failed.
-        """
-        self.check()
-        plan = make_plan(wanted, releases, now_ms=int(self._seconds() * 1000))
+    async def _carry_out(self, plan: InvalidationPlan, *, verifies: bool) -> InvalidationReport:
+        try:
+            return await self._write_and_announce(plan, verifies=verifies)
+        finally:
+            self._is_running = False
+
+    async def _write_and_announce(self, plan: InvalidationPlan, *, verifies: bool) -> InvalidationReport:
         database = self._homeserver.database
         assert database is not None
         writer = HomeserverInvalidations(open_database(database, what=INSTANCE), instance=INSTANCE)
         announcer = Announcer(self._reactor, self._homeserver)
         if verifies:
             # Again: what was received before this is no answer.
-            await self.look()
+            await self._look()
         announcer.start()
         try:
             # Both ends first: nothing is written that cannot be announced.
             await self._until(lambda: announcer.is_up or bool(announcer.trouble), CONNECT_SECONDS)
             if not announcer.is_up:
-                raise NotDone(f"nothing was written: Redis: {announcer.trouble or 'no answer'}")
+                raise NotInvalidated(f"nothing was written: Redis: {announcer.trouble or 'no answer'}")
             standing = await self._in_thread(writer.open)
             if announcer.is_name_taken:
-                raise NotDone(f"nothing was written: another process announces as {INSTANCE} on Redis")
+                raise NotInvalidated(f"nothing was written: another process announces as {INSTANCE} on Redis")
             announcer.announce_position(standing.last_row, standing.allocated)
             ids, overtaken = await self._write(writer, announcer, plan.rows)
         finally:
             await announcer.stop()
             await self._in_thread(writer.close)
         processes = await self._verify(len(plan.rows)) if verifies else []
-        return InvalidationReport(rows=plan.rows, ids=ids, overtaken=overtaken, processes=processes)
+        return plan.report(processes, ids=ids, overtaken=overtaken)
 
     async def _write(
         self, writer: HomeserverInvalidations, announcer: Announcer, rows: Sequence[CacheInvalidation]
@@ -343,7 +349,9 @@ class Invalidator:
             await self._until(lambda last=written[-1]: announcer.heard >= last, ANSWER_SECONDS)  # type: ignore[misc]
             if announcer.heard < written[-1]:
                 why = announcer.trouble or "they did not come back"
-                raise NotDone(f"{len(ids)} rows are written, and were not all announced: {why}; run it again")
+                raise NotInvalidated(
+                    f"{len(ids)} rows are written, and were not all announced: {why}; run it again"
+                )
             overtaken = set(announcer.overtaken)
             left = [row for token, row in zip(written, left, strict=True) if token in overtaken]
             if not left:
@@ -365,14 +373,9 @@ class Invalidator:
         for name, look in last.items():
             rise = self._rise(name, look)
             why = look.trouble or f"its metrics count {rise} of {count} rows"
-            has_received = not look.trouble and rise >= count
+            received = not look.trouble and rise >= count
             found.append(
-                ProcessReport(
-                    name=name,
-                    release=look.release,
-                    has_received=has_received,
-                    why="" if has_received else why,
-                )
+                ProcessReport(name=name, release=look.release, received=received, why="" if received else why)
             )
         return found
 

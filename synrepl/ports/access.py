@@ -18,7 +18,8 @@ class Right(StrEnum):
     REPLICATE = "replicate"
     """Join, subscribe and acknowledge as a replica; forward its followers' commands, and receive commands."""
     ADMINISTER = "administer"
-    """Promote, resync, hand over, claim; manage leases; declare streams; read and acknowledge commands."""
+    """Promote, resync, hand over, claim; manage leases; declare streams; read and acknowledge commands;
+    invalidate caches of the watched homeserver."""
 
 
 ALL_RIGHTS: Final = frozenset(Right)

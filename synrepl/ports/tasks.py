@@ -1,4 +1,4 @@
-"""Running coroutines: `Tasks` logs their failures and can cancel them.
+"""Running coroutines: `Tasks` logs their failures and can cancel them, `shielded` lets one go on.
 
 `step_eagerly` needs no Deferred for a coroutine that never waits.
 """
@@ -63,6 +63,13 @@ class Tasks:
         """Cancel all running coroutines, and run no more."""
         self._is_stopped = True
         self.cancel_all()
+
+
+def shielded(coroutine: Coroutine[Any, Any, T]) -> "Deferred[T]":
+    """Run a coroutine to its end, also when what waits for the result is cancelled."""
+    result: Deferred[T] = Deferred()
+    Deferred.fromCoroutine(coroutine).chainDeferred(result)
+    return result
 
 
 def step_eagerly(result: Awaitable[None]) -> Awaitable[None] | None:

@@ -209,7 +209,11 @@ _WAITS: Final = {
     ),
     "too_many_waiting": ErrorCode(503, "too many requests wait already", "retry", None, 1),
     "busy": ErrorCode(
-        503, "too many facts are being forwarded, or too many other daemons checked", "retry", True, 1
+        503,
+        "too many facts are being forwarded, too many other daemons checked, or caches are being invalidated",
+        "retry",
+        True,
+        1,
     ),
     "replaced": ErrorCode(
         503, "a copy of another log replaced this one during the answer", "repeat the request", True, 1
@@ -222,6 +226,15 @@ _WAITS: Final = {
     "internal": ErrorCode(500, "a fault of the daemon", "see its log"),
 }
 """Why an answer is not available now, and faults of the daemon."""
+
+_HOMESERVER: Final = {
+    "not_invalidated": ErrorCode(
+        502,
+        "the homeserver's database or Redis failed",
+        "the message says whether rows were written; repeat the request",
+    ),
+}
+"""Why the caches of the watched homeserver are not invalidated."""
 
 _ROLES: Final = {
     "not_a_replica": ErrorCode(409, "only a replica can be promoted", retryable=False),
@@ -268,7 +281,7 @@ _SYNAPSE: Final = {
 }
 """Codes of Synapse, in its form of errors."""
 
-ERROR_CODES: Final = REFUSALS | _REQUESTS | _WRITES | _WAITS | _ROLES | _SYNAPSE
+ERROR_CODES: Final = REFUSALS | _REQUESTS | _WRITES | _WAITS | _HOMESERVER | _ROLES | _SYNAPSE
 
 
 def is_retryable(status: int, code: str, body: Mapping[str, object]) -> bool:

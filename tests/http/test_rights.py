@@ -72,6 +72,7 @@ def requests(stream: str) -> dict[str, Sample]:
         "admin.drop_lease": ("/v1/leases/oslo", None),
         "admin.promote": ("/v1/promote", {}),
         "admin.resync": ("/v1/resync", {}),
+        "homeserver.invalidate": ("/v1/invalidate", {"name": "get_user_by_id", "key": ["@ada:hs"]}),
         "admin.hand_over": (
             "/v1/handover",
             {"uuid": "z", "address": "- http://other:9093", "seconds": 1.0, "position": position},

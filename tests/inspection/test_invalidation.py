@@ -11,11 +11,10 @@ from synrepl.inspection.invalidation import (
     MAX_ROWS,
     Announcer,
     Invalidator,
-    ProcessReport,
-    Wanted,
     make_plan,
     releases_of,
 )
+from synrepl.ports.invalidations import InvalidationRequest, ProcessReport
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -30,21 +29,24 @@ HOMESERVER = Homeserver(
 @pytest.mark.parametrize(
     ("wanted", "rows"),
     [
-        (Wanted(name="get_user_by_id", key=("@a:hs",)), [("get_user_by_id", ["@a:hs"])]),
-        (Wanted(whole=("get_user_by_id", "get_user_by_id")), [("get_user_by_id", None)]),
-        (Wanted(rooms=("!r:hs", "!s:hs")), [("dr_cache_fake", ["!r:hs"]), ("dr_cache_fake", ["!s:hs"])]),
+        (InvalidationRequest(name="get_user_by_id", key=["@a:hs"]), [("get_user_by_id", ["@a:hs"])]),
+        (InvalidationRequest(all=["get_user_by_id", "get_user_by_id"]), [("get_user_by_id", None)]),
         (
-            Wanted(name="_get_server_keys_json", key=("hs", "ed25519:1")),
+            InvalidationRequest(rooms=["!r:hs", "!s:hs"]),
+            [("dr_cache_fake", ["!r:hs"]), ("dr_cache_fake", ["!s:hs"])],
+        ),
+        (
+            InvalidationRequest(name="_get_server_keys_json", key=["hs", "ed25519:1"]),
             [("_get_server_keys_json", ['["hs", "ed25519:1"]'])],
         ),
         (
-            Wanted(name="cs_cache_fake", key=("!r:hs", "@a:hs")),
+            InvalidationRequest(name="cs_cache_fake", key=["!r:hs", "@a:hs"]),
             [("cs_cache_fake", ["!r:hs", "@a:hs"])],
         ),
-        (Wanted(name="get_partial_rooms"), [("get_partial_rooms", [])]),
+        (InvalidationRequest(name="get_partial_rooms"), [("get_partial_rooms", [])]),
     ],
 )
-def test_rows(wanted: Wanted, rows: list[tuple[str, list[str] | None]]) -> None:
+def test_rows(wanted: InvalidationRequest, rows: list[tuple[str, list[str] | None]]) -> None:
     """In the forms of real writers, with the time."""
     plan = make_plan(wanted, [NEW], now_ms=7)
 
@@ -57,21 +59,29 @@ def test_rows(wanted: Wanted, rows: list[tuple[str, list[str] | None]]) -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        (Wanted(name="get_user_in_directory", key=("@a:hs",)), "has no cache"),
-        (Wanted(whole=("nonsense",)), "has no cache nonsense"),
-        (Wanted(whole=("dr_cache_fake",)), "cannot be dropped whole: give room_id"),
-        (Wanted(whole=("_get_server_keys_json",)), "cannot be dropped whole: give server_name key_id"),
-        (Wanted(name="get_user_by_id"), "are user_id; 0 given; --all get_user_by_id drops the whole cache"),
-        (Wanted(name="get_user_filter", key=("@a:hs", "1")), "use --all get_user_filter"),
-        (Wanted(rooms=("#alias:hs",)), "begins with !"),
-        (Wanted(rooms=tuple(f"!{number}:hs" for number in range(MAX_ROWS + 1))), "at most 1000"),
+        (InvalidationRequest(name="get_user_in_directory", key=["@a:hs"]), "has no cache"),
+        (InvalidationRequest(all=["nonsense"]), "has no cache nonsense"),
+        (InvalidationRequest(all=["dr_cache_fake"]), "cannot be dropped whole: give room_id"),
         (
-            Wanted(name="cs_cache_fake", key=("!r:hs", *(f"@{number}:hs" for number in range(MAX_ROWS)))),
+            InvalidationRequest(all=["_get_server_keys_json"]),
+            "cannot be dropped whole: give server_name key_id",
+        ),
+        (
+            InvalidationRequest(name="get_user_by_id"),
+            "are user_id; 0 given; --all get_user_by_id drops the whole cache",
+        ),
+        (InvalidationRequest(name="get_user_filter", key=["@a:hs", "1"]), "use --all get_user_filter"),
+        (InvalidationRequest(rooms=["#alias:hs"]), "begins with !"),
+        (InvalidationRequest(rooms=[f"!{number}:hs" for number in range(MAX_ROWS + 1)]), "at most 1000"),
+        (
+            InvalidationRequest(
+                name="cs_cache_fake", key=["!r:hs", *(f"@{number}:hs" for number in range(MAX_ROWS))]
+            ),
             "at most 1000",
         ),
     ],
 )
-def test_refused(wanted: Wanted, why: str) -> None:
+def test_refused(wanted: InvalidationRequest, why: str) -> None:
     """With what to do instead."""
     with pytest.raises(ConfigError, match=why):
         make_plan(wanted, [NEW])
@@ -79,7 +89,9 @@ def test_refused(wanted: Wanted, why: str) -> None:
 
 def test_processes_of_several_releases() -> None:
     """As during an upgrade: a name that one of them has is enough, and each drops what it knows."""
-    plan = make_plan(Wanted(name="get_user_in_directory", key=("@a:hs",), rooms=("!r:hs",)), [OLD, NEW])
+    plan = make_plan(
+        InvalidationRequest(name="get_user_in_directory", key=["@a:hs"], rooms=["!r:hs"]), [OLD, NEW]
+    )
 
     names = [row.cache_func for row in plan.rows]
     assert {"get_user_in_directory", "dr_cache_fake", "cs_cache_fake"} == set(names)
@@ -91,7 +103,7 @@ def test_processes_of_several_releases() -> None:
 
 def test_an_unknown_release() -> None:
     """The newest known counts, and that is said."""
-    plan = make_plan(Wanted(whole=("get_user_by_id",)), [])
+    plan = make_plan(InvalidationRequest(all=["get_user_by_id"]), [])
 
     assert [NEW] == list(plan.drops)
     assert "taken for 1.163" in plan.notes[0]
@@ -152,5 +164,7 @@ def test_files_that_forbid_it() -> None:
         (ours, f"is called {INSTANCE}"),
         (HOMESERVER, "no database"),
     ):
+        invalidator = Invalidator(Clock(), homeserver, seconds=lambda: 0.0)
+        request = InvalidationRequest(name="get_user_by_id", key=["@a:hs"], release="1.163")
         with pytest.raises(ConfigError, match=why):
-            Invalidator(Clock(), homeserver, seconds=lambda: 0.0).check()
+            invalidator.invalidate(request).send(None)

@@ -137,19 +137,20 @@ def kinds(found: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 @contextmanager
-def watching(homeserver: Homeserver) -> Iterator[Callable[[], dict[str, Any]]]:
-    """A daemon that watches it: what it says of the homeserver."""
+def watching(homeserver: Homeserver) -> Iterator[Daemon]:
+    """A daemon that watches it."""
     words = ["--homeserver", str(homeserver.common), "--homeserver", str(homeserver.processes[MAIN].settings)]
     for name in (PERSISTER, WORKER):
         words += ["--homeserver-workers", str(homeserver.processes[name].settings)]
     with Daemon(homeserver.folder, *words, server_name=homeserver.server_name) as daemon:
+        yield daemon
 
-        def status() -> dict[str, Any]:
-            with urllib.request.urlopen(f"{daemon.url}/v1/status", timeout=10) as answer:
-                found: dict[str, Any] = json.load(answer)["homeserver"]
-                return found
 
-        yield status
+def watched(daemon: Daemon) -> dict[str, Any]:
+    """What the daemon says of the homeserver."""
+    with urllib.request.urlopen(f"{daemon.url}/v1/status", timeout=10) as answer:
+        found: dict[str, Any] = json.load(answer)["homeserver"]
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -490,18 +491,18 @@ def test_a_stream_that_is_never_announced() -> None:
             heard = inspect(homeserver)
             ending.set()
         asked = inspect(homeserver, "--ask")
-        with watching(homeserver) as findings:
-            eventually(lambda: findings()["looked_at"], "it looks", seconds=30)
-            assert [] == findings()["findings"]
+        with watching(homeserver) as daemon:
+            eventually(lambda: watched(daemon)["looked_at"], "it looks", seconds=30)
+            assert [] == watched(daemon)["findings"]
             began = time.monotonic()
             quarantine()
-            eventually(lambda: findings()["findings"], "the finding", seconds=30)
+            eventually(lambda: watched(daemon)["findings"], "the finding", seconds=30)
             took = time.monotonic() - began
-            watched = findings()
+            seen = watched(daemon)
     report(f"a silent stream was found {took:.1f} s after its row")
 
     assert (1, 1) == (heard["code"], asked["code"])
-    for found in (heard, asked, watched):
+    for found in (heard, asked, seen):
         (finding,) = found["findings"]
         assert ("never_announced", "quarantined_media", WORKER) == (
             finding["kind"],

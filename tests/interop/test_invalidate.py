@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
@@ -17,7 +18,7 @@ from tests.interop.client import CLIENT, Client, Refused
 from tests.interop.drive import Driver, Driving
 from tests.interop.harness import peer_python
 from tests.interop.homeserver import PROCESSES, WORKER, Homeserver, trouble_in
-from tests.interop.test_inspect import inspect
+from tests.interop.test_inspect import inspect, watching
 from tests.processes.channel import eventually
 from tests.processes.loading import size
 
@@ -124,6 +125,28 @@ def test_one_entry(homeserver: Homeserver) -> None:
     other.log_out()
     for at in PROCESSES:
         eventually(partial(is_refused, other, at), f"{at} has forgotten the token")
+
+
+def test_a_daemon_that_watches_does_it(homeserver: Homeserver) -> None:
+    """Its log has who and why, and not the key of the entry."""
+    client = Client.register(homeserver, "over-http")
+    guests(client)
+    make_guest(homeserver, client, True)
+    body = {"name": TOKEN_CACHE, "key": [client.token], "why": "row repaired", "verify": True}
+    with watching(homeserver) as daemon:
+        request = urllib.request.Request(
+            f"{daemon.url}/v1/invalidate",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            found = json.load(answer)
+        log = daemon.log_file.read_text()
+
+    assert received(found) == RECEIVED
+    eventually(lambda: guests(client) == [True] * 3, "all see it")
+    assert f"wrote 1 row to invalidate {TOKEN_CACHE} at the homeserver: row repaired" in log
+    assert client.token not in log
 
 
 def is_refused(client: Client, at: str) -> bool:

@@ -16,6 +16,7 @@ from synrepl.http_api.route import Route
 from synrepl.http_api.routes import ROUTE_TABLE
 from synrepl.ports.access import Access, Keyring
 from synrepl.ports.interfaces import IClock, IThread
+from synrepl.ports.invalidations import IInvalidator
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
@@ -49,7 +50,8 @@ class Services:
     `replication` makes the daemon a primary or replica. `clock` is the reactor, except in tests. Catch-up has
     the row shapes of `settings.dialect`; without one, those of the worker's release if it is known, or else
     the newest. `files` must be started. `write_forwarder` takes facts that are posted to a replica. `thread`
-    does what would keep the reactor for long. `watch` looks at the homeserver.
+    does what would keep the reactor for long. `watch` looks at the homeserver, and
+    `invalidator` invalidates its caches.
     """
 
     log: Log
@@ -68,6 +70,7 @@ class Services:
     declared: DeclaredStreams | None = None
     thread: IThread = field(default_factory=ImmediateThread)
     watch: StatusSection | None = None
+    invalidator: IInvalidator | None = None
 
     def not_ready_reasons(self) -> list[str]:
         """Return the reasons this daemon is not ready: of the log, of its role, then of its sources."""
