@@ -111,3 +111,6 @@ NEWEST = Dialect(release=(1, 163, 0), name="1.163")
 
 NATIVE = Dialect(release=(999, 0, 0), name="native")
 """Between synrepl daemons."""
+
+SYNAPSE = Span(until=NATIVE.release)
+"""All releases of Synapse: what is only between synrepl daemons lies outside."""

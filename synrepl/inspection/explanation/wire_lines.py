@@ -17,7 +17,7 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.codec import COMMANDS
 from synrepl.wire.commands import Position, Rdata, Replicate, UserIp
-from synrepl.wire.dialect import NATIVE, NEWEST, Dialect, Release
+from synrepl.wire.dialect import NEWEST, SYNAPSE, Dialect, Release
 from synrepl.wire.grammar import Command, CommandForm
 from synrepl.wire.text import printable
 
@@ -240,10 +240,10 @@ def _misfit(name: str, line: str) -> Passage:
 
 
 def _releases(reading: _Reading) -> str:
-    if reading.since >= NATIVE.release:
+    if reading.since not in SYNAPSE:
         return "synrepl's daemons among themselves"
     since = "" if reading.since == _FIRST else f"from {_release(reading.since)} on"
-    if reading.until is None or reading.until >= NATIVE.release:
+    if reading.until is None or reading.until not in SYNAPSE:
         return f"Synapse {since}" if since else "every release of Synapse"
     before = f"before {_release(reading.until)}"
     return f"Synapse {since}, {before}" if since else f"Synapse {before}"
