@@ -129,10 +129,11 @@ class ChannelListener:
                     self._hear(stream, writer, max(map(abs, known), default=0), rows=len(tokens))
                 case Rdata(stream=stream, instance=writer, token=token):
                     self._hear(stream, writer, abs(token or 0), rows=1)
-                case Position(stream=stream, instance=writer, token=token):
-                    self._hear(stream, writer, abs(token), rows=0)
+                case Position(stream=stream, instance=writer, prev_token=before, token=token):
+                    # An idle writer that moved says from where; an answer says where it is.
+                    self._hear(stream, writer, abs(token), is_answer=before == token)
 
-    def _hear(self, stream: str, writer: str, token: int, *, rows: int) -> None:
+    def _hear(self, stream: str, writer: str, token: int, *, rows: int = 0, is_answer: bool = False) -> None:
         # Names are shown to people, and any process on the channel chooses them.
         key = printable(stream), printable(writer)
         if key not in self._tokens and len(self._tokens) >= MAX_WRITERS:
@@ -140,7 +141,7 @@ class ChannelListener:
         self._tokens[key] = max(token, self._tokens.get(key, -1))
         if rows:
             self._rows[key] += rows
-        elif self._answers:
+        if is_answer and self._answers:
             self._answers[-1][key] += 1
 
     def subscriber_up(self) -> None:

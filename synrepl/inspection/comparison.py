@@ -385,7 +385,7 @@ def _channel(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool) 
     yield from _unknown_writers(homeserver, last)
     if has_asked:
         for (stream, writer), answers in sorted(last.answers.items()):
-            # One may be a POSITION of an idle writer that moved; not twice in a row.
+            # Not at both questions, if it was another process that asked as well, as one that starts does.
             if answers > 1 and last.asks > 1 and last.rows.get((stream, writer), 0) == 0:
                 yield Finding(
                     kind="name_twice",

@@ -1,5 +1,7 @@
 """What is kept of a channel on which any process can say anything."""
 
+import pytest
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
 from synrepl.inspection.channel import MAX_WRITERS, ChannelListener
@@ -28,6 +30,21 @@ def test_the_highest_token_of_each_writer_is_kept() -> None:
 
     assert {"receipts": {"w1": 7, "w2": 0}, "backfill": {"w1": 9}} == found.positions
     assert {("receipts", "w1"): 4, ("receipts", "w2"): 1} == found.rows
+
+
+def test_answers_are_positions_that_do_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of idle writers, which follow the others, are none."""
+    heard = listener()
+    monkeypatch.setattr(heard._link, "query", lambda *words: succeed(0))
+    answer = Position(stream="sticky_events", instance="w1", prev_token=7, token=7)
+    moved = Position(stream="sticky_events", instance="w1", prev_token=7, token=9)
+    heard.received([answer])
+    for extra in (moved, answer):
+        Deferred.fromCoroutine(heard.ask())
+        heard.received([answer, extra])
+    found = heard.heard()
+
+    assert (2, {("sticky_events", "w1"): 1}) == (found.asks, found.answers)
 
 
 def test_invented_names_are_bounded() -> None:
