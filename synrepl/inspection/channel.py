@@ -1,9 +1,9 @@
 """Hears what a homeserver's processes announce on Redis, and publishes nothing unless it is told to ask."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
@@ -43,6 +43,33 @@ def redis_address(settings: RedisSettings) -> RedisAddress:
             "tls": settings.is_tls,
         }
     return RedisAddress(**where, **files, username=settings.username, given_password=settings.password)
+
+
+class Announcement(NamedTuple):
+    """What a writer said of a stream: `tokens` (ascending), of so many `rows` or of a position.
+
+    `is_answer`: a position as in an answer to REPLICATE, which says where the writer is. An idle writer that
+    moved says from where.
+    """
+
+    stream: str
+    writer: str
+    tokens: list[int]
+    rows: int = 0
+    is_answer: bool = False
+
+
+def announcements(commands: Iterable[Command | RdataRun]) -> Iterator[Announcement]:
+    """Yield what was announced, in order, and leave the other commands out."""
+    for command in commands:
+        match command:
+            case RdataRun(stream=stream, instance=writer, tokens=tokens):
+                known = [abs(token) for token in tokens if token is not None]
+                yield Announcement(stream, writer, known, rows=len(tokens))
+            case Rdata(stream=stream, instance=writer, token=token):
+                yield Announcement(stream, writer, [] if token is None else [abs(token)], rows=1)
+            case Position(stream=stream, instance=writer, prev_token=before, token=token):
+                yield Announcement(stream, writer, [abs(token)], is_answer=before == token)
 
 
 class ChannelListener:
@@ -122,27 +149,16 @@ class ChannelListener:
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Keep the highest token of each stream and writer."""
-        for command in commands:
-            match command:
-                case RdataRun(stream=stream, instance=writer, tokens=tokens):
-                    known = [token for token in tokens if token is not None]
-                    self._hear(stream, writer, max(map(abs, known), default=0), rows=len(tokens))
-                case Rdata(stream=stream, instance=writer, token=token):
-                    self._hear(stream, writer, abs(token or 0), rows=1)
-                case Position(stream=stream, instance=writer, prev_token=before, token=token):
-                    # An idle writer that moved says from where; an answer says where it is.
-                    self._hear(stream, writer, abs(token), is_answer=before == token)
-
-    def _hear(self, stream: str, writer: str, token: int, *, rows: int = 0, is_answer: bool = False) -> None:
-        # Names are shown to people, and any process on the channel chooses them.
-        key = printable(stream), printable(writer)
-        if key not in self._tokens and len(self._tokens) >= MAX_WRITERS:
-            return
-        self._tokens[key] = max(token, self._tokens.get(key, -1))
-        if rows:
-            self._rows[key] += rows
-        if is_answer and self._answers:
-            self._answers[-1][key] += 1
+        for one in announcements(commands):
+            # Names are shown to people, and any process on the channel chooses them.
+            key = printable(one.stream), printable(one.writer)
+            if key not in self._tokens and len(self._tokens) >= MAX_WRITERS:
+                continue
+            self._tokens[key] = max(self._tokens.get(key, -1), *one.tokens, 0)
+            if one.rows:
+                self._rows[key] += one.rows
+            if one.is_answer and self._answers:
+                self._answers[-1][key] += 1
 
     def subscriber_up(self) -> None:
         """Redis has confirmed the subscription."""

@@ -211,7 +211,7 @@ def _finding(complaint: Complaint) -> Finding:
         stream=WIRE.get(complaint.stream, complaint.stream),
         why=complaint.text,
         remedy=f"{complaint.remedy}: {complaint.statement}" if complaint.statement else complaint.remedy,
-        command="synrepl doctor --database URL",
+        command="synrepl doctor --homeserver HOMESERVER.YAML",
     )
 
 

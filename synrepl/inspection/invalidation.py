@@ -16,7 +16,7 @@ from synrepl.caches.changes import Changes
 from synrepl.caches.names import KNOWN, ROOM_ALIASES, CacheName, Release, find_name, names_of, parse_release
 from synrepl.caches.vintage import PACKED, Invalidation, unpack
 from synrepl.errors import ConfigError, LocalProtocolError
-from synrepl.inspection.channel import redis_address
+from synrepl.inspection.channel import announcements, redis_address
 from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.database import open_database
 from synrepl.inspection.looks import MetricsLook
@@ -208,23 +208,15 @@ class Announcer:
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Compare own ids with those of others, in the order in which all processes hear them."""
-        for command in commands:
-            match command:
-                case RdataRun(stream=stream, instance=writer, tokens=tokens):
-                    self._hear(stream, writer, [token for token in tokens if token is not None], is_row=True)
-                case Rdata(stream=stream, instance=writer, token=int(token)):
-                    self._hear(stream, writer, [token], is_row=True)
-                case Position(stream=stream, instance=writer, token=token):
-                    self._hear(stream, writer, [token], is_row=False)
-
-    def _hear(self, stream: str, writer: str, tokens: Sequence[int], *, is_row: bool) -> None:
-        if writer == INSTANCE:
-            self.is_name_taken = self.is_name_taken or not self._has_announced or stream != "caches"
-            if is_row and tokens and stream == "caches":
-                self.overtaken += [token for token in tokens if token < self._highest]
-                self.heard = max(self.heard, *tokens)
-        elif stream == "caches":
-            self._highest = max(self._highest, *tokens, 0)
+        for one in announcements(commands):
+            if one.writer == INSTANCE:
+                if not self._has_announced or one.stream != "caches":
+                    self.is_name_taken = True
+                if one.rows and one.stream == "caches":
+                    self.overtaken += [token for token in one.tokens if token < self._highest]
+                    self.heard = max(self.heard, *one.tokens, 0)
+            elif one.stream == "caches":
+                self._highest = max(self._highest, *one.tokens, 0)
 
     def subscriber_up(self) -> None:
         """Redis has confirmed the subscription."""

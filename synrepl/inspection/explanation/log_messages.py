@@ -290,7 +290,7 @@ def _bounded(found: Found, writers: Writers) -> Passage:
     ]
     stream = BY_NAME[field].stream if field in BY_NAME else ""
     row = {"field": field, "token": highest, "highest_id": most, "ahead": highest - most, "stream": stream}
-    advice = ["see whether sequences and positions fit: synrepl doctor --database postgresql://..."]
+    advice = ["see whether sequences and positions fit: synrepl doctor --homeserver HOMESERVER.YAML"]
     return _passage("token_from_future", found, words, advice, [row])
 
 
@@ -333,7 +333,7 @@ def _inconsistent(found: Found, writers: Writers) -> Passage:
         ),
     ]
     advice = [
-        "find the statement that raises the sequence: synrepl doctor --database postgresql://...",
+        "find the statement that raises the sequence: synrepl doctor --homeserver HOMESERVER.YAML",
         SEQUENCE_QUERY.format(sequence),
     ]
     if stored:
@@ -357,7 +357,7 @@ def _sequence_behind(found: Found, writers: Writers) -> Passage:
         "A release that adds 'Updating sequence.' raises it by itself; an older one refuses to start.",
     ]
     row = {"sequence": sequence, "at": current, "table": table, "highest_id": given}
-    advice = ["if Synapse does not start: synrepl doctor --database postgresql://..."]
+    advice = ["if Synapse does not start: synrepl doctor --homeserver HOMESERVER.YAML"]
     return _passage("inconsistent_sequence", found, words, advice, [row])
 
 
