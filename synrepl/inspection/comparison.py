@@ -474,8 +474,12 @@ def _consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Findin
     if not databases:
         return
     last = databases[-1].consumers
+    # One failed transaction makes it down until the next try, two seconds later.
+    down = set(homeserver.appservices).intersection(
+        *({one.name for one in look.consumers.appservices if one.is_down} for look in databases)
+    )
     for service in last.appservices:
-        if service.is_down and service.name in homeserver.appservices:
+        if service.name in down:
             waiting = service.first_waiting is not None
             count = (service.last_waiting or 0) - (service.first_waiting or 0) + 1 if waiting else None
             waits = (

@@ -393,6 +393,15 @@ class TestConsumers:
 
         assert ("appservice_down", "bridge", 3) == (finding.kind, finding.process, finding.count)
 
+    def test_one_that_was_down_for_a_moment(self) -> None:
+        """A transaction failed, and the next try did not."""
+        before, after = (
+            consumers(appservices=[Appservice(name="bridge", is_down=is_down)]) for is_down in (False, True)
+        )
+
+        assert [] == found(SERVER, [before[0], after[1]])
+        assert [] == found(SERVER, [after[0], before[1]])
+
     def test_one_that_is_no_longer_configured(self) -> None:
         """Its rows stay in the database for ever."""
         assert [] == found(SERVER, consumers(appservices=[Appservice(name="gone", is_down=True)]))
