@@ -284,6 +284,17 @@ def test_prefixes_and_quotes_do_not_matter(wrapper: str, line: str, kind: str) -
     assert (passage.kind, passage.fields) == (kind, only(line).fields)
 
 
+def test_what_is_special_about_a_field() -> None:
+    """It stands in its row."""
+    notes = {row["field"]: row["note"] for row in only("t12-345_3_0_m1~2.3_1_1_1_4_1").fields}
+
+    assert "depth 12" in notes["room"]
+    assert notes["presence"] == ""
+    assert "begins at 0 again" in notes["typing"]
+    assert "all writers but those below" in notes["receipt"]
+    assert "unused since 1.61" in notes["groups"]
+
+
 def test_a_command_in_a_message_about_it() -> None:
     """As Synapse logs what it could not parse."""
     passage = only("""ERROR - Failed to parse replication line: b'RDATA typing tw1 5 ["!r:hs",["@a:hs"]]'""")

@@ -12,7 +12,7 @@ import threading
 from types import TracebackType
 from typing import Final, Self
 
-from tests.interop.client import Client
+from tests.interop.client import Client, Refused
 from tests.interop.homeserver import MAIN, PERSISTER, WORKER, Homeserver
 
 USERS: Final = 3
@@ -153,9 +153,9 @@ class Driver:
         user.set_state(passing, "m.room.topic", {"topic": "Nothing lasts"}, at=MAIN)
         friend.leave(passing)
         # Not the one just left: Synapse may still write of it in the background, and then fails to delete it.
-        if self._left is not None:
-            self._users[0].delete_room(self._left)
-        self._left = passing
+        left, self._left = self._left, passing
+        if left is not None:
+            self._users[0].delete_room(left)
 
     def _media(self) -> None:
         administrator = self._users[0]
@@ -170,11 +170,14 @@ class Driver:
 class Driving:
     """Rounds in the background while the test does something else; a context manager that ends them.
 
-    What went wrong in a round is raised at the end.
+    What went wrong in a round is raised at the end. With `goes_on`, a round that fails is given up, and the
+    next one begins: for tests that restart processes meanwhile.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, *, goes_on: bool = False) -> None:
         self._driver = driver
+        self._goes_on = goes_on
+        self.given_up = 0
         self._errors: list[BaseException] = []
         self._is_ending = threading.Event()
         self._done = threading.Condition()
@@ -206,7 +209,12 @@ class Driving:
     def _run(self) -> None:
         try:
             while not self._is_ending.is_set():
-                self._driver.run(1)
+                try:
+                    self._driver.run(1)
+                except (AssertionError, OSError, Refused):
+                    if not self._goes_on:
+                        raise
+                    self.given_up += 1
                 self._tell()
         except BaseException as error:
             self._errors.append(error)

@@ -16,6 +16,7 @@ from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.templates import load_template
 from synrepl.pipeline.archive.table import Batch
 from synrepl.pipeline.audit.findings import ChainBreak
+from synrepl.pipeline.report import charts
 from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags
 from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning
 from synrepl.pipeline.report.measurement import Coverage, DaemonStatus, Measurements, ask, counters
@@ -469,3 +470,12 @@ def test_an_archive_without_caches(tmp_path: Path) -> None:
 
     assert "There are no cache invalidations" in _page(made)
     assert "caches.png" not in {path.name for path in made.files}
+
+
+def test_an_axis_of_times_has_marks_only_at_their_names() -> None:
+    """matplotlib would put eight between two powers of ten."""
+    _, (axes,) = charts._figure(True, 2.0)
+    charts._log_seconds([axes], [0.5, 90.0])
+
+    assert len(axes.get_yticks()) > 2
+    assert [] == list(axes.get_yticks(minor=True))

@@ -86,6 +86,7 @@ def test_clock_does_not_share_its_source() -> None:
         ({"events": {"w": True}}, "position of w in events must be a whole number, not True"),
         ({"events": {"w": 1.0}}, "position of w in events must be a whole number, not 1.0"),
         ({"events": {"w": 2**63}}, "does not fit 64 bits"),
+        ({"events": {"w": -(2**63) - 1}}, "does not fit 64 bits"),
         ({"events": {"": 1}}, "is not the name of a writer"),
         ({"": {"w": 1}}, "is not the name of a stream"),
         ({1: {}}, "1 is not the name of a stream"),
