@@ -36,6 +36,14 @@ class OpenApiTests(SiteCase):
 
             self.assertEqual([*route.variables, *documented], names)
 
+    def test_a_route_that_takes_a_key_may_refuse_it(self) -> None:
+        """A public one does not."""
+        paths = build_description()["paths"]
+
+        self.assertIn("unauthorized", paths["/v1/status"]["get"]["responses"]["401"]["description"])
+        self.assertIn("403", paths["/v1/status"]["get"]["responses"])
+        self.assertEqual({"200"}, set(paths["/livez"]["get"]["responses"]))
+
     def test_bodies_and_answers_have_a_schema(self) -> None:
         """Made from the structs of the handlers."""
         description = build_description()

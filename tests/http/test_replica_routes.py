@@ -322,6 +322,16 @@ class LeaseTests(CopiesCase):
         self.assertEqual({"lisbon": "", "paris": ""}, shown)
         self.assertEqual(404, self.ask("DELETE", "/v1/leases/nobody").status)
 
+    def test_a_replica_that_is_expected_has_an_id_of_its_own(self) -> None:
+        """Unless its own is given."""
+        oslo, rome = (self.say("POST", "/v1/leases", name=name).json()["uuid"] for name in ("oslo", "rome"))
+        given = self.say("POST", "/v1/leases", name="bern", uuid="b-1").json()["uuid"]
+
+        self.assertTrue(oslo.startswith("expected-"), oslo)
+        self.assertTrue(rome.startswith("expected-"), rome)
+        self.assertNotEqual(oslo, rome)
+        self.assertEqual("b-1", given)
+
     def test_what_an_operator_did_to_a_lease_is_on_disk_before_the_answer(self) -> None:
         """A daemon that dies at once must not serve, or retain facts for, whom the operator dropped."""
         self.subscribe()

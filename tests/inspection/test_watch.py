@@ -1,8 +1,13 @@
 """The watch keeps what is wrong now, and tells it; the looks are made by hand."""
 
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
+from twisted.internet.defer import succeed
 from twisted.internet.task import Clock
 
 from synrepl.inspection.configuration import Homeserver, Process
@@ -17,6 +22,12 @@ SERVER = Homeserver(
     processes=(Process(name="master", file="homeserver.yaml"), Process(name="w1", file="w1.yaml")),
     writers={"receipts": ("w1",)},
 )
+
+
+def wait(work: Coroutine[Any, Any, None]) -> None:
+    """Run work that waits for nothing."""
+    with pytest.raises(StopIteration):
+        work.send(None)
 
 
 class Watched:
@@ -83,6 +94,18 @@ def test_a_listener_that_has_just_come_knows_nothing() -> None:
     seen = [watched.see(position, since=2.0) for position in (5, 6, 6)]
 
     assert [[]] * 3 == seen
+
+
+def test_a_look_has_what_was_heard() -> None:
+    """Of a listener, if the homeserver has a Redis."""
+    watched = Watched()
+    heard = Heard(positions={"receipts": {"w1": 7}})
+    for listener in (None, SimpleNamespace(heard=lambda: heard, count_subscribers=lambda: succeed(None))):
+        watched.watch._listener = listener  # type: ignore[assignment]
+        watched.watch._count = 1  # no metrics at this look
+        wait(watched.watch._look())
+
+    assert [None, heard] == [look.heard for look in watched.watch._looks]
 
 
 def test_pages_of_metrics_are_compared_with_those_before() -> None:

@@ -39,6 +39,19 @@ def test_facts_are_kept_under_a_name_that_says_which(tmp_path: Path) -> None:
     assert [path] == list(tmp_path.iterdir())
 
 
+def test_the_name_is_durable_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica gives its facts up then."""
+    synced: list[tuple[Path, list[Path]]] = []
+
+    def sync(folder: Path) -> None:
+        synced.append((folder, sorted(folder.iterdir())))
+
+    monkeypatch.setattr("synrepl.storage.diverged_facts.sync_directory", sync)
+    path = kept(tmp_path / "synrepl.db", FACTS)
+
+    assert [(tmp_path, [path])] == synced
+
+
 @pytest.mark.parametrize("some", [(), ([],)])
 def test_nothing_is_no_file(tmp_path: Path, some: tuple[Sequence[Fact], ...]) -> None:
     """Most replicas have nothing of their own."""

@@ -729,6 +729,13 @@ class LifeTests(LogCase):
         self.failureResultOf(self.thread.run(lambda: None), StorageError)
         self.assertEqual((False, "the log is not open"), log.healthy)
 
+    def test_a_read_before_the_start_fails_as_storage_does(self) -> None:
+        """Nothing is repeated in the background for it."""
+        log = self.log(SQLEngine(SQLiteDatabase(self.directory() / "missing" / "synrepl.db")))
+
+        self.failureResultOf(log.digest_at(1), StorageError)
+        self.assertEqual([], self.clock.getDelayedCalls())
+
     def test_an_append_before_the_start_fails(self) -> None:
         """Not with tokens that begin at 1 again."""
         log = self.log(FaultyEngine())

@@ -56,6 +56,17 @@ class MetricsReaderTests(TestCase):
 
         self.assertEqual({"receipts": 12}, found.positions)
 
+    async def test_all_processes_at_once(self) -> None:
+        """Each by its name."""
+        port = self.listen().getHost().port
+        address = MetricsAddress(url=f"http://127.0.0.1:{port}{PATH}", is_loopback=True)
+        processes = [Process(name="master", metrics=address), Process(name="w1")]
+        found = await MetricsReader(reactor).look_at(processes)
+
+        self.assertEqual({"master", "w1"}, set(found))
+        self.assertEqual({"receipts": 12}, found["master"].positions)
+        self.assertIn("give --metrics w1=URL", found["w1"].trouble)
+
     async def test_over_a_unix_socket(self) -> None:
         """A listener with a `path`."""
         folder = tempfile.mkdtemp()  # short: the path of a socket has 107 bytes
