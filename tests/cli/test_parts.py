@@ -1,7 +1,10 @@
 """Parts of the commands by themselves: posting once, printing enough, showing what is safe."""
 
+import io
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +12,7 @@ import click
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.cli import jobs, tables
+from synrepl.cli import append, jobs, tables
 from synrepl.cli.append import post_facts
 from synrepl.cli.command import CliError
 from synrepl.cli.json_lines import JsonLines
@@ -50,6 +53,16 @@ def test_a_batch_whose_answer_was_lost_is_not_stored_again() -> None:
 
     keys = [json.loads(body)["idempotency_key"] for body in daemon.bodies]
     assert [1, 1, 1, 2] == [1 + (key != keys[0]) for key in keys]
+
+
+def test_how_much_is_read_is_known_of_a_file_only(tmp_path: Path) -> None:
+    """The progress of a pipe has no end."""
+    file = tmp_path / "rows.ndjson"
+    file.write_bytes(b"[[1]]\n")
+    reading, writing = os.pipe()
+    with file.open("rb") as source, os.fdopen(reading, "rb") as pipe, os.fdopen(writing, "wb"):
+        assert (6, None) == (append._size(source), append._size(pipe))
+    assert append._size(io.BytesIO(b"rows")) is None
 
 
 def test_what_the_daemon_does_not_want_is_not_said_again() -> None:
