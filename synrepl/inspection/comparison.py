@@ -363,7 +363,7 @@ def _processes(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Findin
                 kind="silent_process",
                 process=name,
                 since_seconds=round(last.at - before.at, 1),
-                why=f"{name} accepted connections and did not answer, twice: {last.trouble}",
+                why=f"{name} did not answer, twice: {last.trouble}",
                 remedy=f"look whether {name} is stopped (kill -CONT), or busy; else restart it",
             )
         if homeserver.redis is not None and last.connections == 0 and before.connections == 0:

@@ -44,7 +44,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "sequence_behind_positions": "a sequence is below stored positions: the homeserver does not start",
         "sequence_behind_tables": "a sequence is below the rows of its tables",
         "sequence_unused": "the first id would be 1, which all readers count as seen",
-        "silent_process": "a process accepts connections, and does not answer",
+        "silent_process": "a process is there, and does not answer",
         "not_connected": "a process has no connection to Redis",
         "fewer_subscribers": "fewer processes listen on Redis than the configuration has",
         "different_secrets": "processes have different replication secrets",

@@ -94,7 +94,7 @@ class MetricsLook(msgspec.Struct, frozen=True, kw_only=True):
     `positions` are linear, by the generator's name; None if the release shows none. `sent` and `received`
     count rows by the name on the wire. `connections` to Redis; None if it is not shown. `timeouts` count
     waits for a stream that ended without it. `release` is empty if it is not shown. `trouble` says why
-    nothing was read; `is_silent`: the process accepts connections and does not answer; `is_refused`: its
+    nothing was read; `is_silent`: the process is there and does not answer; `is_refused`: its
     machine says that nothing listens there.
     """
 

@@ -4,11 +4,13 @@ import re
 import socket
 from collections.abc import Callable, Iterable
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import treq
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.error import ConnectionRefusedError as Refused
+from twisted.internet.error import TimeoutError as TimedOut
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, ResponseNeverReceived
 from twisted.web.iweb import IAgentEndpointFactory
@@ -174,9 +176,14 @@ def _failed(at: float, error: Exception, process: Process, address: MetricsAddre
             at=at, trouble=f"not reachable from here: it listens at {where}; run the command there"
         )
     is_refused = isinstance(failure.value, Refused)
-    if address.is_loopback and is_refused:
+    # Who asks a stopped process again and again, as Prometheus does, fills its queue of connections. On this
+    # machine nothing else keeps a connection from being made.
+    is_full = isinstance(failure.value, TimedOut) and is_here(urlsplit(address.url).hostname or "")
+    if is_refused and address.is_loopback:
         why = "connection refused: it does not run, or runs on another machine"
-    return MetricsLook(at=at, trouble=f"{address.shown}: {why}", is_refused=is_refused)
+    elif is_full:
+        why = "its queue of connections is full"
+    return MetricsLook(at=at, trouble=f"{address.shown}: {why}", is_refused=is_refused, is_silent=is_full)
 
 
 def is_here(host: str) -> bool:

@@ -1,6 +1,7 @@
 """Pages of metrics are read over TCP and over UNIX sockets, and what does not answer is told."""
 
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
+from synrepl.inspection import metrics
 from synrepl.inspection.configuration import MetricsAddress, Process
 from synrepl.inspection.looks import MetricsLook
 from synrepl.inspection.metrics import MetricsReader
@@ -71,11 +73,9 @@ class MetricsReaderTests(TestCase):
         """A listener with a `path`."""
         folder = tempfile.mkdtemp()  # short: the path of a socket has 107 bytes
         self.addCleanup(shutil.rmtree, folder)
-        socket = str(Path(folder) / "metrics.sock")
-        self.listen(socket)
-        found = await self.look(
-            MetricsAddress(url=f"http://localhost{PATH}", socket=socket, is_loopback=True)
-        )
+        path = str(Path(folder) / "metrics.sock")
+        self.listen(path)
+        found = await self.look(MetricsAddress(url=f"http://localhost{PATH}", socket=path, is_loopback=True))
 
         self.assertEqual(("", {"receipts": 12}), (found.trouble, found.positions))
 
@@ -98,6 +98,25 @@ class MetricsReaderTests(TestCase):
         self.assertIn("it does not run", here.trouble)
         self.assertFalse(there.is_refused)
         self.assertIn("not reachable from here", there.trouble)
+
+    async def test_a_process_whose_queue_of_connections_is_full(self) -> None:
+        """It is stopped, and somebody asked it before."""
+        self.patch(metrics, "CONNECT_SECONDS", 0.2)
+        waiting = []
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+            where = server.getsockname()
+            for _ in range(4):
+                client = socket.socket()
+                client.setblocking(False)
+                client.connect_ex(where)
+                waiting.append(client)
+            url = f"http://127.0.0.1:{where[1]}{PATH}"
+            found = await self.look(MetricsAddress(url=url, is_loopback=True))
+            for client in waiting:
+                client.close()
+
+        self.assertTrue(found.is_silent, found)
+        self.assertIn("queue of connections is full", found.trouble)
 
     async def test_another_page(self) -> None:
         """No metrics are at this address."""
