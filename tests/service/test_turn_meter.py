@@ -57,12 +57,13 @@ def test_the_meter_stands_for_the_poller() -> None:
         def __init__(self) -> None:
             self._poller: Any = Poller()
 
-    reactor = Reactor()
+    reactor, numbers = Reactor(), Recorded()
 
-    assert measure_turns(reactor, TurnNumbers())
+    assert measure_turns(reactor, numbers)
     assert reactor._poller.register(9) == 9
-    assert reactor._poller.poll(0.1) == [7]
-    assert reactor._poller.polls == [(0.1,)]
+    assert [7] == reactor._poller.poll(0.1) == reactor._poller.poll(0.2)
+    assert reactor._poller.polls == [(0.1,), (0.2,)]
+    assert len(numbers.turns) == 1, "from the first poll to the second"
 
 
 def test_a_reactor_of_an_unknown_kind_is_left_alone() -> None:
