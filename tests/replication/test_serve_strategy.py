@@ -591,3 +591,15 @@ class TestSlowReaders:
             room, users = json.loads(line.split(" ", 4)[4])
             last[room] = users[0].partition(":")[0]
         assert last == {"!r0": "@u297", "!r1": "@u298", "!r2": "@u299"}
+
+
+def test_a_connection_that_was_closed_leaves_no_timer() -> None:
+    """One that did not end by itself would be aborted later; this one has ended."""
+    one = cluster()
+    one.settle(1)
+    before = len(one.clock.getDelayedCalls())
+    peer = client(one, "NAME someone", "NONSENSE of a peer")
+    one.settle(1)
+
+    assert not peer.is_connected
+    assert before == len(one.clock.getDelayedCalls())
