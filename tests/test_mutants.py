@@ -235,5 +235,9 @@ def test_a_seed_draws_the_same_mutants_with_the_nearest_tests_first(root: Path) 
         ("tests/test_module.py", "tests/test_near.py", "tests/test_far.py")
     }
     assert [] == complaints(root, [replace(one.mutant, tests="tests/test_near.py") for one in drawn])
+    (root / "synrepl/part/routes.py").write_text("def route(a):\n    return a\n")
+    (root / "tests/part").mkdir()
+    (unknown,) = [one for one in draw(root, 7, 10) if one.mutant.file == "synrepl/part/routes.py"]
+    assert unknown.stages == ("tests/part",), "nobody imports it: it is loaded by its name"
     (listed,) = tomllib.loads(entry(drawn[0]))["mutant"]
     assert replace(drawn[0].mutant, tests="tests/test_module.py") == Mutant(**listed)

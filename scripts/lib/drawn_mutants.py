@@ -240,7 +240,7 @@ class _Tests:
     def with_stages(self, mutant: Mutant) -> DrawnMutant:
         """Choose the tests: those of the same name, those that import the module, those whose helpers do.
 
-        Then those that import a module which uses it; without any, those of the package.
+        Then those that import a module which uses it. If no test imports it, those of its package come last.
         """
         module = _module(mutant.file)
         stem = module.rpartition(".")[2]
@@ -255,9 +255,11 @@ class _Tests:
             plain = [name for name in files if not name.startswith("tests/trial/")]
             stages += [" ".join(plain)] if plain else []
             stages += [TRIAL + _module(name) for name in files if name not in plain]
-        package = f"tests/{mutant.package.partition('/')[0]}"
-        if not stages and (self._root / package).is_dir():
-            stages = [package]
+        if not direct:
+            # A module that is loaded by a text, as the routes are, or that only the whole package uses.
+            parts = mutant.package.split("/")
+            folders = (f"tests/{mutant.package}", f"tests/{parts[-1]}", f"tests/{parts[0]}")
+            stages += [one for one in folders if one not in SLOW and (self._root / one).is_dir()][:1]
         return DrawnMutant(mutant, tuple(stages))
 
     def _using(self, module: str) -> set[str]:
