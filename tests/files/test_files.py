@@ -99,6 +99,8 @@ class NamesTests(FilesCase):
 
         self.assertEqual([("one", A), ("two", B)], missing(files))
         self.assertEqual([], files.problems())
+        self.say(("three", C))
+        self.assertEqual(["files: {why}; will retry", "files: {part} works again"], self.texts())
 
     def test_a_daemon_without_files_makes_no_directory(self) -> None:
         """Not even after days."""

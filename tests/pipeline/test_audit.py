@@ -161,6 +161,21 @@ def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: 
     assert [] == audited(spark, tmp_path, deep=True).findings
 
 
+def test_deep_audit_finds_a_writer_that_goes_back_in_a_trimmed_range(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Trimming removes facts, so that digests prove little there; but it never makes a writer go back."""
+    store, facts = Store(str(tmp_path)), facts_of()
+    back = fixed(facts[18], facts[17], prev_token=1)
+    left = [*(fact for fact in facts if fact.serial in (1, 2, 3)), back]
+    upto = LogPosition(1, 20, facts[19].digest)
+    BatchCommitter(store, LOG).commit(write_facts(store, left), now_ms=0, compacted_upto=upto)
+
+    told = named(audited(spark, tmp_path, deep=True).findings)
+
+    assert [("broken-chain", "push_rules", "w2", 1, 10, 19, 19)] == told
+
+
 def fixed(fact: Fact, before: Fact, **changed: Any) -> Fact:
     """The same with other fields, and the digest that it should have."""
     names = "serial", "epoch", "stream", "writer", "prev_token", "token", "rows", "committed_at_ms"

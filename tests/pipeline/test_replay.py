@@ -74,6 +74,17 @@ def test_an_archive_played_back_is_the_same_facts_in_the_same_order(
     assert ("replaying", 800, 800) == seen[-1]
 
 
+@pytest.mark.parametrize("name", [None, "once"])
+def test_replay_after_the_last_serial_is_an_error(
+    spark: "SparkSession", tmp_path: Path, name: str | None
+) -> None:
+    """A replay of no facts would look like a success."""
+    archive(str(tmp_path / "archive"), made(2))
+
+    with pytest.raises(ConfigError, match="nothing to replay after serial 4: the last one would be 4"):
+        replay(spark, Store(str(tmp_path / "archive")), "http://127.0.0.1:1", after=4, name=name)
+
+
 def test_paced_requests_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two parts may lie within a slice of time, and the clock of the log may have gone back."""
     keys: list[str] = []

@@ -104,6 +104,7 @@ REPAIRS: dict[str, tuple[list[Told], list[str]]] = {
     "once": ([(3, 1, 5, 5), (4, 1, 4, 4), (5, 1, 5, 5)], ["repaired 2 5 1 3"]),
     "not outside": ([(3, 1, 2, 2), (4, 1, 6, 6)], []),
     "by all that was missing": ([(3, 1, 2, 4), (4, 1, 4, 5), (5, 1, 6, 7)], ["repaired 2 5 2 4"]),
+    "by one whose last token comes again, late": ([(3, 1, 2, 5), (4, 1, 5, 5)], ["repaired 2 5 1 3"]),
     "by its end, its beginning open": ([(3, 1, 3, 5)], []),
     "by its end, then its beginning": ([(3, 1, 3, 5), (4, 1, 2, 3)], ["repaired 2 5 2 4"]),
     "while the writer goes on": (

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.logger import Logger
+from twisted.logger import Logger, globalLogPublisher
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
@@ -224,6 +224,24 @@ class TestJoining:
             'RDATA to_device us 1 ["@a:hs"]',
             "POSITION to_device us 1 1",
         ] == story.told()
+
+    def test_each_reason_for_not_reaching_redis_is_logged_once(self) -> None:
+        """Attempts repeat every few seconds, and would fill the log."""
+        story = Story(up=False)
+        reasons: list[str] = []
+
+        def observe(event: Any) -> None:
+            if str(event.get("log_format")).startswith("cannot connect to Redis"):
+                reasons.append(event["why"])
+
+        globalLogPublisher.addObserver(observe)  # type: ignore[arg-type]
+        try:
+            for why in ("refused", "refused", "timed out", "timed out"):
+                story.peer.unreachable(why)
+        finally:
+            globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
+
+        assert ["refused", "timed out"] == reasons
 
     def test_it_asks_again_after_each_time_it_was_deaf(self) -> None:
         """What was told meanwhile was missed."""
@@ -494,6 +512,30 @@ class TestClash:
         assert [] == story.told()
         assert story.peer.name_conflict is not None
         assert "another process on the channel writes to_device as us" in str(story.peer.name_conflict)
+
+    def test_a_page_of_the_log_that_arrives_after_a_conflict_is_not_published(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The log was being read when publishing stopped. Its facts have the name of two processes."""
+        story = Story()
+        monkeypatch.setattr(story.publisher.ring, "_max_bytes", 0)
+        story.peer.pause()
+        story.append("@a:hs")
+        story.append("@b:hs")
+        is_read: Deferred[None] = Deferred()
+        read = story.log.read
+
+        async def read_slowly(**options: Any) -> Any:
+            await is_read
+            return await read(**options)
+
+        monkeypatch.setattr(story.log, "read", read_slowly)
+        story.peer.resume()
+        story.says("POSITION to_device us 7 7")
+        is_read.callback(None)
+        story.wait(1)
+
+        assert [] == story.told()
 
     def test_the_very_next_fact_is_a_clash(self) -> None:
         """Both began at the same place, and the other was first; what is as far as ours may be ours."""

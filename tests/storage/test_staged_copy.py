@@ -172,6 +172,23 @@ class FollowingTests(LogCase):
 
         self.assertEqual(0, self.successResultOf(again).position.serial)
 
+    def test_a_snapshot_may_lack_facts_only_if_it_is_filtered(self) -> None:
+        """A snapshot of all facts is verified by their digests. Its facts are not added if one is missing."""
+        opening = Deferred.fromCoroutine(self.copy.open_staged_copy())
+        self.pass_()
+        staged = self.successResultOf(opening)
+        facts = [FACTS[0], FACTS[2]]
+        adding = Deferred.fromCoroutine(staged.add(facts, place(FACTS[2]), trimmed_upto=BEGINNING))
+        self.pass_()
+        self.failureResultOf(adding, HistoryMismatch)
+        self.assertEqual(BEGINNING, staged.position)
+
+        adding = Deferred.fromCoroutine(staged.add(facts, place(FACTS[2]), trimmed_upto=None))
+        self.pass_()
+
+        self.successResultOf(adding)
+        self.assertEqual(place(FACTS[2]), staged.position)
+
     def test_a_deleted_note_is_gone(self) -> None:
         """In memory as on the disk."""
         opening = Deferred.fromCoroutine(self.copy.open_staged_copy())

@@ -56,6 +56,19 @@ def test_lag_is_told_while_it_is_away_and_not_afterwards() -> None:
     assert 0.0 == b.replica.lag_seconds()
 
 
+def test_status_gives_the_silence_of_the_upstream_in_milliseconds() -> None:
+    """Its other times are rounded in the same way."""
+    world, a, b = pair()
+    replica = b.replica
+    assert replica is not None
+    a.kill()
+    world.pass_(1.5)
+    world.clock.advance(0.0004)
+
+    assert 1.5 < replica.silence()
+    assert round(replica.silence(), 3) == replica.status()["heard_seconds_ago"]
+
+
 def test_an_idle_replica_is_listed() -> None:
     """Idle and lost are not the same (devpi 1124)."""
     world, a, b = pair()
@@ -77,6 +90,24 @@ def test_trimmed_away_it_joins_again_by_itself() -> None:
     world.wrote(a, 10)
     world.pass_(15)
     assert a.leases.lowest() is None
+    world.done(Deferred.fromCoroutine(a.log.trim(18, keys_of(a.table), 100)))
+    world.start(b)
+    assert 10 == b.log.serial
+    world.pass_(5)
+
+    assert (a.log.position, a.log.trimmed_upto) == (b.log.position, b.log.trimmed_upto)
+    assert [] == b.leftover_facts
+
+
+def test_facts_that_the_primary_has_trimmed_are_not_saved_as_leftovers() -> None:
+    """The primary no longer has their digests. A file of leftovers would say that only this copy had them."""
+    world, a, b = pair(lease_seconds=5)
+    for serial in range(1, 21):
+        world.done(a.append("push_rules", [[["@a:hs"]]]))
+        if serial == 10:
+            world.pass_(1)
+            b.kill()
+    world.pass_(15)
     world.done(Deferred.fromCoroutine(a.log.trim(18, keys_of(a.table), 100)))
     world.start(b)
     assert 10 == b.log.serial
