@@ -320,6 +320,7 @@ class Publisher:
         self.tasks = Tasks(self._logger)
         self.comparisons = EpochComparisons(log, self.tasks)
         self._head_samples: list[tuple[int, float]] = [(log.serial, clock.seconds())]
+        self._sampled_at = clock.seconds()
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer = Timer(clock, self._pump)
         self._sample_timer = Timer(clock, self._sample_head)
@@ -471,7 +472,8 @@ class Publisher:
         self._encoders.clear()
         self.comparisons.forget()
         self.ring = self._make_ring()
-        self._head_samples = [(self.log.serial, self.clock.seconds())]
+        self._sampled_at = self.clock.seconds()
+        self._head_samples = [(self.log.serial, self._sampled_at)]
 
     def _make_ring(self) -> Ring:
         tokens = {
@@ -513,7 +515,9 @@ class Publisher:
         if serial >= self.log.serial:
             return 0.0
         position = bisect.bisect_right(self._head_samples, serial, key=lambda sample: sample[0])
-        return self.clock.seconds() - self._head_samples[min(position, len(self._head_samples) - 1)][1]
+        # Beyond the last sample: it was the head when the head was looked at last.
+        is_known = position < len(self._head_samples)
+        return self.clock.seconds() - (self._head_samples[position][1] if is_known else self._sampled_at)
 
     def _note_withheld(self, fact: Fact, why: str) -> None:
         self.metrics.facts_withheld.labels(fact.stream).inc()
@@ -526,9 +530,10 @@ class Publisher:
         )
 
     def _sample_head(self) -> None:
+        self._sampled_at = self.clock.seconds()
         serial = self.log.serial
         if serial > self._head_samples[-1][0]:
-            self._head_samples.append((serial, self.clock.seconds()))
+            self._head_samples.append((serial, self._sampled_at))
             del self._head_samples[:-MAX_HEAD_SAMPLES]
         self._sample_timer.start(HEAD_SAMPLE_SECONDS)
 

@@ -149,6 +149,20 @@ class StatusTests(SiteCase):
         self.assertEqual(3, status["lag_rows"])
         self.assertGreaterEqual(status["lag_seconds"], 3.0)
 
+    def test_a_lag_begins_with_the_first_fact_that_is_behind(self) -> None:
+        """A log that was idle for an hour does not make it an hour."""
+        self.receipts(1)
+        self.clock.pump([1.0] * 10)
+        self.clock.pump([60.0] * 60)
+        self.receipts(1)
+        at_once = self.publisher.lag_seconds_at(1)
+        self.clock.pump([1.0] * 10)
+        later = self.publisher.lag_seconds_at(1)
+
+        self.assertLessEqual(at_once, 60.0)  # the clock was moved on by a minute at once
+        self.assertTrue(9.0 <= later <= 10.0, later)
+        self.assertTrue(3_600 < self.publisher.lag_seconds_at(0))
+
     def test_a_failing_log_shows_everywhere(self) -> None:
         """And status still answers."""
         self.engine.fail_next(BROKEN)
