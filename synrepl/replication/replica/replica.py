@@ -75,9 +75,6 @@ WAYS_OUT: Final = {
 }
 """What an operator can do with a stopped replica, by the code of the refusal that stopped it."""
 
-REQUESTED: Final = "requested by an operator"
-"""The reason to join after `resync` of a replica that had no other reason."""
-
 DIVERGED: Final = frozenset(WAYS_OUT)
 """Codes of refusals after which only an operator (or `resync_on_fork`) may give up facts of this copy."""
 
@@ -158,7 +155,6 @@ class Replica:
         if self.state != "stopped":
             self._is_resync_requested = self.state not in ("catching up", "live")
             return False
-        self._must_join = self._must_join or REQUESTED
         # Saved: after a kill the operator need not request it again.
         self._tasks.start(self.log.note(resync="yes"), "saving the request to join again")
         waiter, self._resync_waiter = self._resync_waiter, None
@@ -211,7 +207,7 @@ class Replica:
         why = self._must_join or self._why_join(welcome)
         if why:
             self._logger.info("joining {address}: {why}", address=self.upstream.where.words, why=why)
-            if why in DIVERGED or why == REQUESTED:
+            if why in DIVERGED:
                 await self._save_diverged(conversation)
             join = JoinAttempt(
                 self.log, conversation, self.clock, self.query, on_progress=self._on_join_progress
