@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from synrepl.http_client import BlockingClient, ConnectError, HttpError, fault_of_error
+from synrepl.wire.address_list import Fault
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -75,3 +76,18 @@ def test_a_password_in_a_wrong_url_is_not_shown(url: str) -> None:
         BlockingClient(url)
 
     assert "pass" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (HttpError(503, "fenced", "another one is primary"), Fault.FENCED),
+        (HttpError(503, "stopped", "it was refused"), Fault.STOPPED),
+        (HttpError(401, "unauthorized", "no"), Fault.REFUSING),
+        (ConnectError("refused"), Fault.UNREACHABLE),
+        (OSError("broke off"), Fault.UNREACHABLE),
+    ],
+)
+def test_a_failed_request_says_what_is_wrong_with_its_address(error: Exception, fault: Fault) -> None:
+    """The next address of a list is chosen by it."""
+    assert fault is fault_of_error(error)
