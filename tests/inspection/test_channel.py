@@ -32,6 +32,21 @@ def test_the_highest_token_of_each_writer_is_kept() -> None:
     assert {("receipts", "w1"): 4, ("receipts", "w2"): 1} == found.rows
 
 
+def test_it_begins_and_ends_with_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says why nothing was heard, until it is subscribed."""
+    heard = listener()
+    done: list[str] = []
+    monkeypatch.setattr(heard._link, "start", lambda: done.append("start"))
+    monkeypatch.setattr(heard._link, "stop", lambda: done.append("stop"))
+    heard.start()
+    assert heard.heard().trouble == "not connected yet"
+    heard.subscriber_up()
+    heard.stop()
+
+    assert ["start", "stop"] == done
+    assert (heard.ready.called, heard.heard().trouble) == (True, "")
+
+
 def test_answers_are_positions_that_do_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of idle writers, which follow the others, are none."""
     heard = listener()

@@ -1,0 +1,211 @@
+"""One inspection from its first look to its report, with ends that are made by hand."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
+from twisted.internet.task import Clock
+
+from synrepl.errors import StorageError
+from synrepl.inspection import inspection
+from synrepl.inspection.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
+from synrepl.inspection.inspection import Inspection, InspectionReport
+from synrepl.inspection.looks import DatabaseLook, Heard, MetricsLook
+from synrepl.transports.redis.connections import RedisRefused
+
+SERVER = Homeserver(
+    server_name="hs",
+    database=DatabaseSettings(path="/hs.db"),
+    redis=RedisSettings(),
+    processes=(Process(name="master", file="a.yaml"), Process(name="w1", file="b.yaml")),
+)
+
+
+class Ends:
+    """What the database, Redis and the processes show, and what was asked of them."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.positions: dict[str, dict[str, int]] = {"receipts": {"w1": 5}}
+        self.heard: dict[str, dict[str, int]] = {"receipts": {"w1": 5}}
+        self.pages: Mapping[str, dict[str, int]] = {"master": {"receipts": 5}, "w1": {"receipts": 5}}
+        self.database_error: StorageError | None = None
+        self.refuses_questions = False
+        self.asked = 0
+        self.answers: dict[tuple[str, str], int] = {}
+        self.looks: list[str] = []
+        self.is_closed = self.is_stopped = False
+        self.steps: list[tuple[float, float]] = []
+
+    def run(self, homeserver: Homeserver = SERVER, *, asks: bool = False) -> InspectionReport:
+        """Inspect, as time goes by."""
+        results: list[Any] = []
+        one = Inspection(
+            self.clock,
+            homeserver,
+            asks=asks,
+            progress=lambda what, done, total: self.steps.append((done, total)),
+        )
+        Deferred.fromCoroutine(one.run()).addBoth(results.append)
+        for _ in range(400):
+            self.clock.advance(0.1)
+        report: InspectionReport = results[0]
+        return report
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    """All is well."""
+    ends = Ends()
+
+    class Listener:
+        def __init__(self, *given: Any) -> None:
+            self.ready: Deferred[None] = succeed(None)
+
+        def start(self) -> None:
+            ends.looks.append("listens")
+
+        def stop(self) -> Deferred[None]:
+            ends.is_stopped = True
+            return succeed(None)
+
+        def heard(self) -> Heard:
+            return Heard(
+                positions=ends.heard, since=-1.0, subscribers=2, asks=ends.asked, answers=ends.answers
+            )
+
+        async def count_subscribers(self) -> None:
+            """They are two."""
+
+        async def ask(self) -> None:
+            if ends.refuses_questions:
+                raise RedisRefused("NOPERM")
+            ends.asked += 1
+
+    class Viewer:
+        def __init__(self, *given: Any) -> None:
+            """Nothing to open."""
+
+        def look(self, before: DatabaseLook | None) -> DatabaseLook:
+            if ends.database_error is not None:
+                raise ends.database_error
+            ends.looks.append("database")
+            positions = {stream: dict(writers) for stream, writers in ends.positions.items()}
+            return DatabaseLook(at=ends.clock.seconds(), positions=positions, sequences={"receipts": 9})
+
+        def close(self) -> None:
+            ends.is_closed = True
+
+    class Reader:
+        def __init__(self, reactor: Any) -> None:
+            """Nothing to open."""
+
+        async def look_at(self, processes: Any) -> dict[str, MetricsLook]:
+            ends.looks.append("metrics")
+            at = ends.clock.seconds()
+            return {one.name: MetricsLook(at=at, positions=ends.pages[one.name]) for one in processes}
+
+    class Healthy:
+        complaints = ()
+
+        def __init__(self, *given: Any, **more: Any) -> None:
+            """Nothing to open."""
+
+        def examine(self) -> "Healthy":
+            return self
+
+    for name, made in (
+        ("ChannelListener", Listener),
+        ("DatabaseViewer", Viewer),
+        ("MetricsReader", Reader),
+        ("Doctor", Healthy),
+        ("open_database", lambda settings: None),
+        ("deferToThread", maybeDeferred),
+    ):
+        monkeypatch.setattr(inspection, name, made)
+    yield ends
+    assert ends.is_closed
+    assert ends.is_stopped is ("listens" in ends.looks)
+
+
+def test_three_looks_in_fifteen_seconds(ends: Ends) -> None:
+    """The listener is there before the first; metrics are read at the first and the last."""
+    report = ends.run()
+
+    assert (0, [], []) == (report.exit_code, list(report.findings), list(report.unseen))
+    assert ["listens", "database", "metrics", "database", "database", "metrics"] == ends.looks
+    assert [0.0, 5.0, 15.0] == pytest.approx([look.at for look in report.looks], abs=0.6)
+    assert {"streams": 1, "writers": 1, "announced": 1, "processes": 2} == report.seen
+    assert ends.asked == 0
+    assert ends.steps[0][1] == 15.0
+
+
+def test_what_is_stuck_is_found(ends: Ends) -> None:
+    """A process stays where it is."""
+    ends.pages = {"master": {"receipts": 9}, "w1": {"receipts": 5}}
+    report = ends.run()
+
+    assert 1 == report.exit_code
+    assert [("not_received", "w1")] == [(one.kind, one.process) for one in report.findings]
+
+
+def test_asking_shows_what_it_mended(ends: Ends) -> None:
+    """What was found before the question and not after it."""
+    ends.pages = {"master": {"receipts": 9}, "w1": {"receipts": 5}}
+
+    def mend() -> None:
+        ends.pages = {"master": {"receipts": 9}, "w1": {"receipts": 9}}
+
+    ends.clock.callLater(18, mend)
+    report = ends.run(asks=True)
+
+    assert (0, 1) == (report.exit_code, ends.asked)
+    assert [("not_received", "w1")] == [(one.kind, one.process) for one in report.mended]
+    assert 4 == len(report.looks)
+
+
+def test_an_answer_that_came_twice_is_asked_for_again(ends: Ends) -> None:
+    """Only a second process explains it at both questions."""
+    ends.answers = {("caches", "w1"): 2}
+    report = ends.run(asks=True)
+
+    assert 2 == ends.asked
+    assert [("name_twice", "w1")] == [(one.kind, one.process) for one in report.findings]
+
+
+def test_a_question_that_is_refused_is_told(ends: Ends) -> None:
+    """Redis may forbid this user to publish."""
+    ends.refuses_questions = True
+    report = ends.run(asks=True)
+
+    assert 3 == report.exit_code
+    assert ["answers to REPLICATE"] == [one.what for one in report.unseen]
+
+
+def test_a_database_that_fails_is_not_seen(ends: Ends) -> None:
+    """Told once, and the other ends are looked at."""
+    ends.database_error = StorageError(op="connect", why="refused")
+    report = ends.run()
+
+    assert 3 == report.exit_code
+    assert ["database"] == [one.what for one in report.unseen]
+    assert report.seen["processes"] == 2
+
+
+def test_nothing_at_all_is_seen(ends: Ends) -> None:
+    """That is neither well nor unwell."""
+    ends.database_error = StorageError(op="connect", why="refused")
+    ends.heard = {}
+    report = ends.run(msgspec.structs.replace(SERVER, processes=()))
+
+    assert 2 == report.exit_code
+
+
+def test_several_processes_without_redis_are_told(ends: Ends) -> None:
+    """The file that has it was not given."""
+    report = ends.run(msgspec.structs.replace(SERVER, redis=None), asks=True)
+
+    assert ["Redis"] == [one.what for one in report.unseen]
+    assert (0, 3) == (ends.asked, len(report.looks))
