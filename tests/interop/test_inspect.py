@@ -418,8 +418,9 @@ def test_a_writer_that_does_not_run(homeserver: Homeserver) -> None:
 
 
 @fault
-def test_a_sequence_that_was_set_back(homeserver: Homeserver) -> None:
+def test_a_sequence_that_was_set_back(homeserver: Homeserver, driver: Driver) -> None:
     """As after a switch-over to a standby and back."""
+    driver.run(1)
     with psycopg.connect(homeserver.database, autocommit=True) as database:
         (value,) = database.execute("SELECT last_value FROM push_rules_stream_sequence").fetchone() or (0,)
         database.execute("SELECT setval('push_rules_stream_sequence', 1)")
