@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -315,6 +316,9 @@ def test_the_demo_shows_that_everything_comes_out_once(tmp_path: Path) -> None:
     assert (0, "") == (answer.returncode, answer.stderr)
     assert "each worker received each row once" in answer.stdout
     assert not list(tmp_path.iterdir())
+    host, _, port = answer.stdout.partition("followers at ")[2].partition(" ")[0].partition(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=20)
 
 
 def test_a_demo_that_is_stopped_before_its_comparison_ends_with_code_0(tmp_path: Path) -> None:

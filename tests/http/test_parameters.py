@@ -1,5 +1,6 @@
 """The kinds of parameters: what each takes, what it refuses and how, and how clients write it."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -96,6 +97,16 @@ def test_what_a_kind_refuses(kind: Kind, texts: list[bytes], code: str, why: str
 
     assert code == refused.value.code
     assert why in refused.value.why
+
+
+@pytest.mark.parametrize(("count", "is_allowed"), [(0, False), (1, True), (3, True), (4, False)])
+def test_the_schema_allows_as_many_numbers_as_are_taken(count: int, is_allowed: bool) -> None:
+    """Clients that are made from the schema refuse what it forbids before they ask."""
+    kind = WholeNumbers(most=3)
+
+    assert is_allowed == (kind.schema["minItems"] <= count <= kind.schema["maxItems"])
+    with nullcontext() if is_allowed else pytest.raises(BadParameter):
+        kind.read("x", [kind.format([7] * count).encode()])
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_a_whole_archive_is_clean(spark: "SparkSession", place: Path, deep: bool
 
 
 def test_late_facts_break_no_chain(spark: "SparkSession", tmp_path: Path) -> None:
-    """A fact that comes late says nothing about those before it."""
+    """A fact that comes late says nothing about those before it. If it is lost, only its serial tells."""
     facts = facts_of(8)
     made: dict[str, Any] = {"serial": 9, "epoch": 1, "stream": "receipts", "writer": "w1", "prev_token": 2}
     made |= {"token": 2, "committed_at_ms": facts[-1].committed_at_ms, "rows": b"[]"}
@@ -143,6 +143,11 @@ def test_late_facts_break_no_chain(spark: "SparkSession", tmp_path: Path) -> Non
     archive(str(tmp_path), [*facts, fixed(last, facts[-1], prev_token=3)], batch_facts=5)
 
     assert [] == audited(spark, tmp_path, deep=True).findings
+
+    path = rewritten(tmp_path, file_of(tmp_path, "receipts", 1), without(9))
+    (missing,) = audited(spark, tmp_path).findings
+    assert [("missing-row", "receipts", "", None, None, 9, 9)] == named([missing])
+    assert ("serial 9 is missing", path) == (missing.sentence, missing.file)
 
 
 def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: Path) -> None:

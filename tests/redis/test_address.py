@@ -104,6 +104,8 @@ BAD = [
     ("redis://host?password_file=", "an empty password_file"),
     ("redis://host?password_file=/a&password_file=/b", "twice"),
     ("redis://host?username=me", "password_file"),
+    ("redis://host?password=x", "add \\?password_file=/path"),
+    ("redis+sentinel://host/s?sentinel_password=x", "add \\?sentinel_password_file=/path"),
     ("redis://host?ca_file=/ca.pem", "rediss://"),
     ("rediss://host?cert_file=/c.pem", "both cert_file and key_file"),
     ("redis+sentinel://a,b", "service"),

@@ -75,6 +75,15 @@ class EphemeralTests(SynchronousTestCase):
 
         self.assertEqual([1, 3], self.held(stream))
 
+    def test_one_row_without_a_key_keeps_its_fact(self) -> None:
+        """All the other rows of the fact came again, but nothing replaced this one."""
+        stream = self.stream(room=3)
+
+        for texts in ("-a", "a", "a", "a"):
+            stream.append("w1", [rows(*texts)], 0)
+
+        self.assertEqual([1, 3, 4], self.held(stream))
+
     def test_a_fact_bigger_than_the_bound_is_held_until_the_next(self) -> None:
         """Readers that are told of it right now can still read it."""
         stream = self.stream(room=2)

@@ -4,6 +4,7 @@ import datetime as dt
 from pathlib import Path
 from typing import Any, ClassVar
 
+from OpenSSL import SSL
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
@@ -169,6 +170,16 @@ class TlsTests(TestCase):
         why = await self.refused(self.trusting(port.getHost().port))
 
         self.assertIn("the peer does not speak it (say tcp: in place of tls:", why)
+
+    async def test_two_sides_without_a_common_cipher_say_so(self) -> None:
+        """In the words of OpenSSL, which has many more than have words of ours."""
+        port = await self.listen(self.ours.sign("localhost"))
+        context = self.endpoint.tls._context
+        context.set_options(SSL.OP_NO_TLSv1_3)
+        context.set_cipher_list(b"ECDHE-RSA-AES128-GCM-SHA256")  # our certificate is not of RSA
+
+        self.assertRegex(await self.refused(self.trusting(port)), r"^TLS: .*alert handshake failure$")
+        self.assertRegex(self.lines[0], r"^refused 127\.0\.0\.1:\d+: TLS: no shared cipher$")
 
     async def test_a_file_that_cannot_be_read_is_a_mistake_of_this_side(self) -> None:
         """No retry helps: `synrepl tail` ends with it."""

@@ -383,6 +383,19 @@ class TestPositions:
         assert story.tokens() == list(range(2, 10))
         assert story.gaps() == (1, 1)
 
+    def test_losing_the_connection_calls_off_the_fetch(self) -> None:
+        """Or each cut would leave a request behind that nobody waits for any more."""
+        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        story.shelf.waiting = []
+        story.hears("POSITION to_device master 5 5")
+        (asked,) = story.shelf.waiting
+        assert not asked.called
+
+        story.master.drop()
+        story.wait()
+
+        assert asked.called
+
     def test_a_response_to_a_cancelled_fetch_is_ignored(self) -> None:
         """It would pass for the response to the request of the next connection."""
         story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger, formatEvent
 
 from synrepl.storage.ids.transactions import transact
@@ -18,6 +19,7 @@ from synrepl.storage.tables.source import TableSource
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
+from synrepl.testing.memory_engine import DelayedThread
 from tests.memory_engine import FaultyEngine
 from tests.storage.ids.databases import IdCase
 
@@ -212,6 +214,20 @@ class Sources(IdCase):
         self.source(start="earliest")
 
         self.assertEqual([("A", 2), ("A", 3), ("A", 4)], self.places())
+
+    def test_what_is_being_read_at_a_stop_is_not_appended(self) -> None:
+        """The log may be another's to write by then: a primary that was replaced stops its sources."""
+        source = self.source(start="earliest")
+        source._thread = DelayedThread(self.clock, lambda: 0.1)
+        self.write("A", 2)
+        self.set_position("B", 2)
+        source.wake()
+
+        stopped = Deferred.fromCoroutine(source.stop())
+        self.clock.pump([0.1] * 5)
+
+        self.successResultOf(stopped)
+        self.assertEqual([], self.places())
 
     def test_silence_is_certified(self) -> None:
         """An idle writer's position moves in the log too, so that nobody who waits for it waits for ever."""
