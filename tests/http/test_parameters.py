@@ -128,13 +128,6 @@ def test_what_clients_write_is_read_back(kind: Kind, value: Any) -> None:
     assert value == kind.read("x", [kind.format(value).encode()])
 
 
-def test_the_description_says_how_many_numbers_may_come() -> None:
-    """A client that is made from it sends one, too."""
-    schema = WholeNumbers(most=3).schema
-
-    assert (1, 3, 0) == (schema["minItems"], schema["maxItems"], schema["items"]["minimum"])
-
-
 def test_a_request_has_the_path_and_the_given_parameters() -> None:
     """Variable parts are escaped; parameters that are None are left out."""
     assert ("POST", "/v1/streams/a%2Fb%20c/facts") == APPEND.request("a/b c")[:2]

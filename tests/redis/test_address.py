@@ -178,21 +178,6 @@ def test_an_address_shows_where_and_no_more(url: str, expected: str) -> None:
     assert (expected, expected) == (address.public, str(address))
 
 
-@pytest.mark.parametrize(
-    ("url", "instead"),
-    [
-        ("redis://h?password=s3cret", "?password_file="),
-        ("redis+sentinel://h:1/name?sentinel_password=s3cret", "?sentinel_password_file="),
-    ],
-)
-def test_a_refused_password_says_which_file_to_name(url: str, instead: str) -> None:
-    """Redis and its Sentinels may have different ones."""
-    with pytest.raises(ConfigError) as refused:
-        RedisAddress.parse(url)
-
-    assert instead in str(refused.value)
-
-
 def test_a_password_is_read_each_time(tmp_path: Path) -> None:
     """So that it can be changed without a restart; it is never part of the address."""
     path = tmp_path / "password"
