@@ -5,6 +5,7 @@ import io
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -479,3 +480,14 @@ def test_an_axis_of_times_has_marks_only_at_their_names() -> None:
 
     assert len(axes.get_yticks()) > 2
     assert [] == list(axes.get_yticks(minor=True))
+
+
+@pytest.mark.parametrize("days", [[0], [0, 1], [0, 0, 2]])
+def test_a_map_of_hours_has_a_line_for_each_day(days: list[int]) -> None:
+    """From the first day with facts to the last."""
+    hours = [{"at": 86_400 * (20_000 + day) + 3_600 * hour, "facts": 1} for hour, day in enumerate(days)]
+    measured: Any = SimpleNamespace(hours=hours, hours_width=3600)
+    figure = charts._hours(measured, True)
+
+    assert figure is not None
+    assert (max(days) + 0.5, -0.5) == figure.axes[0].get_ylim()
