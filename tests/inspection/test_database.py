@@ -8,6 +8,7 @@ import pytest
 
 from synrepl.inspection.database import DatabaseViewer
 from synrepl.inspection.looks import CommittedRow, DatabaseLook
+from synrepl.storage.databases import Database
 from tests.storage.doctor.places import FLAVORS, Place
 
 NOW = int(time.time() * 1000)
@@ -139,3 +140,21 @@ def test_an_open_transaction(place: Place) -> None:
     assert [pid] == [one.pid for one in sessions]
     assert sessions[0].is_idle
     assert sessions[0].seconds > 1
+
+
+def test_no_statement_takes_longer_than_it_may(place: Place) -> None:
+    """The database is the homeserver's; only transactions are bounded, not the session."""
+    if place.flavor == "sqlite":
+        return
+    database = Database(place.url, statement_seconds=0.25)
+    connection: Any = database.connect()
+
+    def bound(cursor: Any) -> str:
+        found: str = cursor.execute("SHOW statement_timeout").fetchone()[0]
+        return found
+
+    try:
+        assert database.read(connection, "bound", bound) == "250ms"
+        assert bound(connection.cursor()) == "0"
+    finally:
+        connection.close()
