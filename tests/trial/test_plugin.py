@@ -65,14 +65,6 @@ class DaemonTests(TestCase):
 
     timeout = 60.0
 
-    def test_the_key_of_a_row_is_the_declared_one(self) -> None:
-        """A stream may have none, or not be declared."""
-        daemon = Daemon(Settings.build(), reactor, on_failure=lambda: self.fail("it did not start"))
-
-        keys = [daemon._key_of(stream, b'["a",["b"]]') for stream in ("typing", "federation", "unknown")]
-
-        self.assertEqual([("a",), None, None], keys)
-
     async def test_the_daemon_starts_serves_and_stops(self) -> None:
         """Nothing of it is left: trial would find a timer, a thread or a socket."""
         home = Path(tempfile.mkdtemp(prefix="synrepl-"))
