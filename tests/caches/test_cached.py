@@ -46,7 +46,7 @@ def test_one_call_has_one_key_however_it_is_written() -> None:
         find("!r"), find("!r", 10), find("!r", limit=10), find("!r", before=None, newest=True),
         find("!r", 10, before=None),
     }  # fmt: skip
-    assert 2 == find("!r", 11)
+    assert [2, 2] == [find("!r", 11), find("!r", limit=11)]
     find.invalidate("!r", limit=10)
     assert [3, 2] == [find("!r"), find("!r", 11)]
     assert ("!r", 10, True, None) == computed[0]

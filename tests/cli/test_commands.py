@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 from synrepl.cli import main
 from synrepl.cli.command import LazyGroup
-from synrepl.cli.jobs import pipeline
+from synrepl.cli.jobs import _compact_lines, pipeline
 
 COMMANDS = sorted(main.places)
 NOBODY = "http://127.0.0.1:1"
@@ -64,6 +65,18 @@ def test_trouble_is_one_line_and_exit_code_1(arguments: list[str], said: str) ->
     assert result.exit_code == 1
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_compaction_says_where_its_snapshot_is() -> None:
+    """A daemon can start from there; the digest is that of the log."""
+    made = SimpleNamespace(keys=2_000, rows=2_100, facts=1_900, serial=600, epoch=3, digest="0f" * 32)
+
+    lines = list(_compact_lines(SimpleNamespace(snapshot=made, is_new=True, read_rows=9_000, seconds=1.5)))
+
+    assert lines == [
+        "2,000 keys in 2,100 rows of 1,900 facts, from 9,000 rows, 1.5 s",
+        "the snapshot is at serial 600 of epoch 3, digest 0f0f0f0f0f0f0f0f",
+    ]
 
 
 def test_a_recording_without_rows_is_told(tmp_path: Path) -> None:

@@ -154,3 +154,21 @@ def test_an_open_transaction(place: Place) -> None:
     assert [pid] == [one.pid for one in sessions]
     assert sessions[0].is_idle
     assert sessions[0].seconds > 1
+
+
+def test_no_statement_takes_longer_than_it_may(place: Place) -> None:
+    """The database is the homeserver's; only transactions are bounded, not the session."""
+    if place.flavor == "sqlite":
+        return
+    database = Database(place.url, statement_seconds=0.25)
+    connection: Any = database.connect()
+
+    def bound(cursor: Any) -> str:
+        found: str = cursor.execute("SHOW statement_timeout").fetchone()[0]
+        return found
+
+    try:
+        assert database.read(connection, "bound", bound) == "250ms"
+        assert bound(connection.cursor()) == "0"
+    finally:
+        connection.close()

@@ -18,6 +18,7 @@ class Homeserver:
         self.clock = clock
         self.calls: list[str] = []
         self.written: dict[str, tuple[float, str]] = {}
+        self.waits: list[int] = []
         self.refuses = ""
 
 
@@ -38,6 +39,7 @@ class Client:
         if "/sync" in path:
             assert query["set_presence"] == "offline"
             self.since.append(query.get("since", ""))
+            home.waits.append(int(query["timeout"]))
             return self._sync(now)
         if "/whoami" in path:
             return {"user_id": "@probe:hs", "device_id": "D"}
@@ -130,6 +132,7 @@ def test_it_cleans_up() -> None:
     assert homeserver.written["account_data"][1] == ""
     last = [call.rpartition("/")[2] for call in homeserver.calls[-3:]]
     assert ["leave", "forget", "GET sync"] == last
+    assert homeserver.waits[-1] == 0
     assert json.dumps(homeserver.calls).count("createRoom") == 1
 
 

@@ -36,6 +36,7 @@ CASES: list[tuple[str, str | None, dict[str, Any]]] = [
     ),
     ("receipts", '["!r","m.read","@a","$e",{"ts":1}]', {**RECEIPT, "data": '{"ts":1}'}),
     ("receipts", '["!r","m.read","@a","$e",null,{}]', {**RECEIPT, "data": "{}"}),
+    ("receipts", '[5,"m.read","@a","$e",null,{}]', NO_RECEIPT),
     ("receipts", '["!r","m.read",5,"$e",null,{}]', NO_RECEIPT),
     ("receipts", '["!r","m.read"]', NO_RECEIPT),
     ("receipts", '{"room_id":"!r"}', NO_RECEIPT),

@@ -122,6 +122,23 @@ def test_what_makes_no_sense_is_logged_ten_times_a_minute() -> None:
     assert "minute: 91;" in lines[-1]
 
 
+def test_what_makes_no_sense_costs_nothing_else_of_the_same_read() -> None:
+    """The rows before it and after it may be of other neighbors."""
+
+    async def story(world: World) -> None:
+        member = Recorder()
+        link = world.link(member)
+        link.start()
+        await world.until(member.is_up)
+        link.on_messages([rdata(1).rstrip(), b"NONSENSE 1", rdata(2).rstrip()])
+        await stopped(world, link.stop())
+
+        assert member.tokens == [1, 2]
+        assert link.state().messages_refused == 1
+
+    FakeWorld().run(story)
+
+
 # Only on the fake clock: how long things take
 
 

@@ -10,6 +10,7 @@ from twisted.logger import Logger
 
 from synrepl.config import Settings
 from synrepl.daemon.ingest import IngestServices
+from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
@@ -23,10 +24,10 @@ from tests.memory_engine import FaultyEngine
 TABLE = StreamTable.default()
 
 
-def sources(*servers: str, tables: tuple[str, ...] = ()) -> SourceManager:
-    """Those of a daemon that follows these servers."""
+def sources(*servers: str, tables: tuple[str, ...] = (), redis: str | None = None) -> SourceManager:
+    """Those of a daemon that follows these servers, and this Redis."""
     reactor: Any = MemoryReactorClock()
-    settings = Settings.build({"follow": list(servers)})
+    settings = Settings.build({"follow": list(servers), "redis": redis})
     metrics = Metrics(CollectorRegistry())
     log = Log(
         FaultyEngine(),
@@ -86,3 +87,16 @@ def test_what_is_read_from_tables_is_heard_from_nobody() -> None:
     heard = names(sources("tcp:a:1", "tcp:b:2", tables=("receipts",)))
 
     assert [False, False] == ["receipts" in one for one in heard]
+
+
+def test_a_redis_that_is_away_is_a_problem_after_some_seconds() -> None:
+    """At the start there is no connection yet, which is no news."""
+    made = sources(redis="redis://h")
+    clock: Any = made.clock
+
+    clock.advance(PATIENCE_SECONDS - 1)
+    before = made.not_ready_reasons()
+    clock.advance(1)
+
+    assert [] == before
+    assert [("cannot receive from Redis at redis://h: no answer yet", 0.0)] == made.not_ready_reasons()

@@ -3,6 +3,7 @@
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
+from synrepl.ports.access import Key, Keyring
 from synrepl.replication.relay.handshake import (
     PRIMARY_SIDE,
     REPLICA_SIDE,
@@ -15,6 +16,7 @@ from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.native import Auth, Hello
 from tests.replication.nodes import FakeNode
+from tests.replication.test_listener import CertifiedFactory
 from tests.replication.worlds import World
 
 SAID = Greetings(b'HELLO {"nonce":"ours"}', b'CHALLENGE {"nonce":"theirs"}')
@@ -114,10 +116,12 @@ def test_nothing_is_said_to_who_is_not_known(line: str) -> None:
     assert raw.lines("ERROR")
 
 
-def native_listener(world: World, address: str) -> FakeNode:
+def native_listener(
+    world: World, address: str, made_by: type[PublisherFactory] = PublisherFactory
+) -> FakeNode:
     """A daemon with a secret, and a listener of it that serves replicas only."""
     node = world.node("a", secret="right")
-    factory = PublisherFactory(
+    factory = made_by(
         node.publisher,
         server_name="hs",
         dialect=NATIVE,
@@ -156,6 +160,18 @@ def test_what_followers_say_is_refused_where_only_replicas_are_served(line: str,
     assert error.endswith(b"is not a command of replicas; only replicas are served here")
     assert raw.is_lost
     assert 0 == node.log.serial
+
+
+@pytest.mark.parametrize(("name", "is_served"), [("paris", True), ("rome", False)])
+def test_a_certificate_that_keys_file_names_is_proof_enough(name: str, is_served: bool) -> None:
+    """It needs no secret besides; another one of the same CA is no proof."""
+    world = World()
+    node = native_listener(world, "native", CertifiedFactory)
+    node.relays.keys.replace(Keyring("right", [Key(name="paris", secret=None)]))
+    raw = world.raw("native", name=name)
+
+    assert is_served is (raw.greet(world, name=name) is not None)
+    assert (not is_served) is raw.is_lost
 
 
 def test_replicas_may_say_what_every_client_says_first() -> None:

@@ -394,3 +394,11 @@ def test_a_lease_stands_before_the_snapshot_is_taken() -> None:
 
     assert [0] == seen
     assert FACTS == a.leases.lowest()
+
+
+def test_a_copy_that_has_everything_takes_no_more_time() -> None:
+    """Of 20 facts at 2 a second; the primary had announced 10, and others came meanwhile."""
+    progress = joining_module.Progress(done=20, total=10, began=100.0, began_at=0)
+
+    expected = {"done": 20, "total": 20, "rows_per_second": 2.0, "eta_seconds": 0.0}
+    assert expected == progress.describe(110.0)

@@ -59,6 +59,22 @@ class StartUp(IdCase):
         self.assertEqual([6], self.write_facts(generator))
         self.assertEqual(6, generator.minimal_token)
 
+    def test_the_position_that_was_found_is_not_stored_again(self) -> None:
+        """Each store wakes all who follow; while an id is unfinished there is nothing to see."""
+        self.write_facts(self.started("A", ["A", "B"]))
+        generator = self.started("A", ["A", "B"])
+        unfinished, later = generator.next(), generator.next()
+        self.wait(unfinished.__aenter__())
+        self.wait(later.__aenter__())
+        commits: list[str] = []
+        self.pool.before_commit = lambda: commits.append("commit")
+
+        self.wait(later.__aexit__(None, None, None))
+        self.assertEqual([], commits)
+        self.wait(unfinished.__aexit__(None, None, None))
+
+        self.assertEqual(["commit"], commits)
+
     def test_older_dump_restored(self) -> None:
         """Readers have seen more than the database knows: history is lost, said so, and no id that anybody
         has seen is given to something else.

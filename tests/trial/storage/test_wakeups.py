@@ -10,6 +10,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import LogEvent, Logger
 from twisted.trial.unittest import TestCase
 
+from synrepl.storage import wakeups as wakeups_module
 from synrepl.storage.threads import ReactorThread
 from synrepl.storage.wakeups import Wakeups
 from tests.postgres import shared_server
@@ -58,6 +59,13 @@ class WakeupTests(TestCase):
         count: int = shared_server().execute(statement)[0][0]
         return count
 
+    def cut(self) -> None:
+        """End all connections that listen."""
+        shared_server().execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'synrepl-wakeups%'"
+        )
+
     async def test_many_notifications_of_one_transaction_wake_once(self) -> None:
         """Whoever wakes looks for all that is new; being told a thousand times helps nobody."""
         url = shared_server().new_database()
@@ -84,15 +92,24 @@ class WakeupTests(TestCase):
 
         for count in (1, 2, 3):
             await self.woken.reaches(count)
-            shared_server().execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name LIKE 'synrepl-wakeups%'"
-            )
+            self.cut()
         await self.woken.reaches(4)
         self.notify(url)
         await self.woken.reaches(5)
 
         self.assertEqual({"warn"}, {event["log_level"].name for event in self.told})
+
+    async def test_a_connection_that_lasted_is_made_again_without_a_growing_delay(self) -> None:
+        """A server that restarts once a week is not one that is away."""
+        self.patch(wakeups_module, "STEADY_SECONDS", 0.0)
+        wakeups = self.wakeups(shared_server().new_database())
+
+        for count in (1, 2, 3):
+            await self.woken.reaches(count)
+            self.cut()
+        await self.woken.reaches(4)
+
+        self.assertEqual(1, wakeups._backoff.failures)
 
     async def test_a_server_that_is_away_is_polled_for_and_found_again(self) -> None:
         """Polling does not depend on a connection; the log is told once, not for each attempt."""
