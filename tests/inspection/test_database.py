@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from synrepl.errors import StorageError
 from synrepl.inspection.database import DatabaseViewer
 from synrepl.inspection.looks import CommittedRow, DatabaseLook
 from synrepl.storage.databases import Database
@@ -122,19 +121,6 @@ def test_rows_since_the_look_before(place: Place) -> None:
 
     assert (30, 33) == (before.sequences["events"], after.sequences["events"])
     assert [CommittedRow("events", "master", 33)] == after.rows
-
-
-def test_a_statement_that_takes_too_long(place: Place) -> None:
-    """A look at three in the morning must not be what the homeserver waits for."""
-    if place.flavor == "sqlite":
-        return
-    database = Database(place.url, statement_seconds=0.05)
-    connection = database.connect(read_only=True)
-    try:
-        with pytest.raises(StorageError, match="statement timeout"):
-            database.read(connection, "inspect", lambda cursor: cursor.execute("SELECT pg_sleep(20)"))
-    finally:
-        connection.close()
 
 
 def test_an_open_transaction(place: Place) -> None:
