@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
+from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, RowError
@@ -168,6 +169,8 @@ class TableSource:
                     break
             followed.state.trouble = ""
             followed.state.right_at = self._clock.seconds()
+        except CancelledError:  # by `stop`, which closes the connection
+            raise
         except ReplicationError as error:
             self._complain(followed, str(error))
         except Exception as error:  # whatever the driver raises

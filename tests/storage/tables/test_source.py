@@ -228,6 +228,8 @@ class Sources(IdCase):
 
         self.successResultOf(stopped)
         self.assertEqual([], self.places())
+        self.assertEqual([], self.errors)
+        self.assertIsNone(source._connection, "it was closed, and not opened again")
 
     def test_silence_is_certified(self) -> None:
         """An idle writer's position moves in the log too, so that nobody who waits for it waits for ever."""
