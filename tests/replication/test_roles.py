@@ -1311,3 +1311,19 @@ def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later
 
     assert "fenced" == a.roles.role
     assert [] == b.roles.notifier.unnotified
+
+
+def test_a_replica_that_forgot_its_primary_does_not_become_one() -> None:
+    """Its copy may lack what the primary has accepted since."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 3)
+    world.pass_(1)
+    a.kill()
+    record = RoleRecord("replica", 1)
+    a.engine.write_notes(role=msgspec.json.encode(record).decode())
+    world.start(a)
+    world.pass_(5)
+
+    assert a.roles.role == "fenced"
+    assert "its address is unknown" in a.roles.why

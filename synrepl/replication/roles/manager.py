@@ -154,7 +154,8 @@ class RoleManager:
     def start(self) -> None:
         """Assume the role that the log remembers, or else that of the settings: an upstream, or none.
 
-        A fenced daemon with an upstream in its settings becomes a replica.
+        A fenced daemon with an upstream in its settings becomes a replica. A replica whose primary is unknown
+        is fenced.
         A primary refuses facts until the daemons that it knows had time to report another primary
         (`started`).
         """
@@ -172,6 +173,9 @@ class RoleManager:
             self._become_fenced(record)
         elif self.has_upstream or (record is not None and record.role == REPLICA and record.address):
             self._become_replica(self._store.primary)
+        elif record is not None and record.role == REPLICA:
+            # It was a replica, and nobody says of whom: to be primary it takes a promotion.
+            self._become_fenced(record)
         else:
             self._become_primary()
         self.handover.resume()

@@ -48,8 +48,14 @@ class RoleStore:
     own: Callable[[], Address]
     local: Callable[[], Sequence[Address]]
 
+    def __post_init__(self) -> None:
+        self._saving: RoleRecord | None = None
+
     def load(self) -> RoleRecord | None:
         """The record of a promotion that a kill cut off after its epoch began, else the saved one or None."""
+        if self._saving is not None:
+            # Whoever changes the record must not begin with the one before.
+            return self._saving
         unfinished = self._unfinished_promotion()
         if unfinished is not None:
             return unfinished
@@ -57,8 +63,13 @@ class RoleStore:
         return None if text is None else msgspec.json.decode(text, type=RoleRecord)
 
     async def save(self, record: RoleRecord) -> None:
-        """Save this record, and delete that of `save_promotion`."""
-        await self.log.note(role=msgspec.json.encode(record).decode(), promoting=None)
+        """Save this record, and delete that of `save_promotion`. `load` returns it from now on."""
+        self._saving = record
+        try:
+            await self.log.note(role=msgspec.json.encode(record).decode(), promoting=None)
+        finally:
+            if self._saving is record:
+                self._saving = None
 
     async def save_unnotified(self, addresses: Sequence[Address]) -> None:
         """Save the addresses still to be notified of the primary in the record."""
