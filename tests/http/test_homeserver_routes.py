@@ -74,6 +74,14 @@ class InvalidateTests(SiteCase):
         line = "ops wrote 1 row to invalidate get_user_by_id at the homeserver: row repaired"
         self.assertEqual([line], self.logged)
 
+    def test_a_reason_is_one_short_line_of_the_log(self) -> None:
+        """Whatever a peer sends."""
+        self.request_it(BODY | {"why": "a\nb\x1b[2J" + "x" * 1_000})
+
+        (line,) = self.logged
+        self.assertTrue(line.isprintable(), line)
+        self.assertLess(len(line), 400)
+
     def test_a_dry_run_is_not_logged(self) -> None:
         """Nothing was written."""
         self.invalidator.report = InvalidationReport(rows=REPORT.rows)

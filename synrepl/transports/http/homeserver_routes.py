@@ -1,5 +1,7 @@
 """Handler of what is done to the watched homeserver: the invalidation of its caches."""
 
+from typing import Final
+
 from twisted.logger import Logger
 
 from synrepl.errors import ConfigError, ReplicationError
@@ -7,6 +9,10 @@ from synrepl.html.humanize import counted
 from synrepl.ports.invalidations import InvalidationReport, InvalidationRequest, NotInvalidated
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.wire.text import printable
+
+MAX_REASON: Final = 200
+"""A longer reason is cut in the log."""
 
 _logger = Logger()
 
@@ -35,6 +41,6 @@ async def invalidate(call: Call, body: InvalidationRequest) -> InvalidationRepor
             by=by,
             rows=counted(len(report.ids), "row"),
             names=names,
-            why=body.why or "no reason given",
+            why=printable(body.why[:MAX_REASON]) or "no reason given",
         )
     return report
