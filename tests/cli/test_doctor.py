@@ -125,10 +125,8 @@ def test_the_shape_of_the_json(place: Place) -> None:
 def test_a_homeservers_database_is_not_mended(tmp_path: Path) -> None:
     """The statements are printed, each once, and that nothing was done."""
     place = Place("postgresql", tmp_path)
+    place.make_homeserver()
     place.do(
-        "CREATE TABLE schema_version (version INTEGER)",
-        "CREATE TABLE applied_schema_deltas (version INTEGER)",
-        "CREATE TABLE stream_positions (stream_name TEXT, instance_name TEXT, stream_id BIGINT)",
         "CREATE TABLE receipts_linearized (stream_id BIGINT, instance_name TEXT)",
         "CREATE SEQUENCE receipts_sequence",
         "INSERT INTO receipts_linearized VALUES (9, 'master')",
@@ -173,10 +171,8 @@ def test_trouble_and_wrong_usage(arguments: list[str], code: int, said: str) -> 
 def homeserver(tmp_path: Path) -> Place:
     """A homeserver's database on PostgreSQL with one stream, and ``homeserver.yaml`` that names it."""
     place = Place("postgresql", tmp_path)
+    place.make_homeserver()
     place.do(
-        "CREATE TABLE schema_version (version INTEGER)",
-        "CREATE TABLE applied_schema_deltas (version INTEGER)",
-        "CREATE TABLE stream_positions (stream_name TEXT, instance_name TEXT, stream_id BIGINT)",
         "CREATE TABLE receipts_linearized (stream_id BIGINT PRIMARY KEY, instance_name TEXT)",
         "CREATE SEQUENCE receipts_sequence START 2",
         "SELECT setval('receipts_sequence', 4)",

@@ -17,10 +17,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """What matters of a homeserver's database."""
     now = int(time.time() * 1000)
     place = Place(request.param, tmp_path)
+    place.make_homeserver()
     place.do(
-        "CREATE TABLE schema_version (version INTEGER)",
-        "CREATE TABLE applied_schema_deltas (version INTEGER)",
-        "CREATE TABLE stream_positions (stream_name TEXT, instance_name TEXT, stream_id BIGINT)",
         "CREATE TABLE events (stream_ordering BIGINT UNIQUE, received_ts BIGINT, outlier BOOLEAN,"
         " instance_name TEXT)",
         "CREATE TABLE appservice_stream_position (lock CHAR(1), stream_ordering BIGINT)",

@@ -59,6 +59,14 @@ class Place:
 
         return self.database.write_transaction("do", work)
 
+    def make_homeserver(self) -> None:
+        """The tables by which a homeserver's database is known, empty."""
+        self.do(
+            "CREATE TABLE schema_version (version INTEGER)",
+            "CREATE TABLE applied_schema_deltas (version INTEGER)",
+            "CREATE TABLE stream_positions (stream_name TEXT, instance_name TEXT, stream_id BIGINT)",
+        )
+
     # -- ids -----------------------------------------------------------------------------------------------
 
     def make_ids(self) -> None:

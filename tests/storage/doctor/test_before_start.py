@@ -33,10 +33,8 @@ BEHIND_POSITIONS, BEHIND_TABLES = "sequence_behind_positions", "sequence_behind_
 def place(tmp_path: Path) -> Place:
     """What matters of a homeserver's database, with three streams; nothing is wrong."""
     place = Place("postgresql", tmp_path)
+    place.make_homeserver()
     place.do(
-        "CREATE TABLE schema_version (version INTEGER)",
-        "CREATE TABLE applied_schema_deltas (version INTEGER)",
-        "CREATE TABLE stream_positions (stream_name TEXT, instance_name TEXT, stream_id BIGINT)",
         "CREATE TABLE receipts_linearized (stream_id BIGINT PRIMARY KEY, instance_name TEXT)",
         "CREATE TABLE presence_stream (stream_id BIGINT, instance_name TEXT)",
         "CREATE TABLE events (stream_ordering BIGINT UNIQUE, instance_name TEXT)",

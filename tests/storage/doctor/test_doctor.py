@@ -614,10 +614,8 @@ def test_what_every_stream_needs_is_told_once(postgres: Place, reader: str) -> N
 
 def make_homeserver(place: Place) -> None:
     """The names that matter, of a homeserver that has two of the streams."""
+    place.make_homeserver()
     place.do(
-        "CREATE TABLE schema_version (version INTEGER)",
-        "CREATE TABLE applied_schema_deltas (version INTEGER)",
-        "CREATE TABLE stream_positions (stream_name TEXT, instance_name TEXT, stream_id BIGINT)",
         "CREATE TABLE receipts_linearized (stream_id BIGINT, instance_name TEXT)",
         "CREATE TABLE pushers (id BIGINT)",
     )
