@@ -12,6 +12,7 @@ import pytest
 
 from scripts.lib.printed_commands import (
     CHECKED_ELSEWHERE,
+    NOT_RUN,
     accepts,
     all_pages,
     outputs_of_nothing,
@@ -324,6 +325,16 @@ def test_the_commands_of_a_page_are_found(tmp_path: Path) -> None:
     assert ["one --long \\\n    option", "cat <<END\ntext\nEND"] == found[1].commands
     assert ["", "", "", *["needs a machine"] * 3, "", "", ""] == [one.not_run for one in found]
     assert [found[7].line] == outputs_of_nothing(tmp_path / "page.md")
+
+
+@pytest.mark.parametrize("page", all_pages())
+def test_programs_of_the_checkout_are_called_by_their_path(page: str) -> None:
+    """A wheel has none of them, so that `scripts/check-wheel` must know them; it takes minutes to say so."""
+    blocks = [block for block in read_blocks(ROOT / page) if block.kind == "commands" and not block.not_run]
+    commands = [command for block in blocks for command in block.commands]
+    ours = [one for one in commands if re.search(r"(^|[ /])scripts/\w|-m tests\.", one)]
+
+    assert [] == [one for one in ours if not any(re.search(pattern, one) for pattern in NOT_RUN)]
 
 
 @pytest.mark.parametrize("page", all_pages())

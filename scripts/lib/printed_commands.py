@@ -38,7 +38,7 @@ __all__ = [
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 
 NOT_RUN: Final = {
-    r"^\./scripts/|^python (scripts/|-m tests\.)": "a program of the checkout, which CI runs there",
+    r"^(\w+=\S* )*(\./scripts/|python (scripts/|-m tests\.))": "a program of the checkout: CI runs it",
     r"^(\S*/)?pip install": "installs packages; scripts/check-wheel does",
 }
 """Patterns of commands that are not run on any page, with the reason."""
