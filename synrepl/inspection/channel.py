@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from synrepl.inspection.configuration import RedisSettings
 from synrepl.inspection.looks import Heard
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.time import Timer
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import RedisRefused
 from synrepl.transports.redis.link import RedisLink
@@ -19,6 +20,8 @@ from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
 
+SUBSCRIBE_SECONDS: Final = 3.0
+"""So long a subscription is awaited before looks are made without it."""
 MAX_WRITERS: Final = 2_000
 """The most pairs of stream and writer that are kept: any process on the channel can name some."""
 
@@ -83,8 +86,8 @@ class ChannelListener:
         self._is_up = False
         self._since = float("inf")
         self._clock: Callable[[], float] = reactor.seconds
-        self.ready: Deferred[None] = Deferred()
-        """Fires once the subscription is confirmed, or an attempt has failed."""
+        self._ready: Deferred[None] = Deferred()
+        self._patience = Timer(reactor, self._is_ready)
         self._trouble = "not connected yet"
         self._subscribers: int | None = None
         self._link = RedisLink(
@@ -103,12 +106,15 @@ class ChannelListener:
         """The address for people."""
         return self._link.address.public
 
-    def start(self) -> None:
-        """Begin to listen."""
+    def start(self) -> "Deferred[None]":
+        """Begin to listen. Fires once it hears, an attempt has failed, or `SUBSCRIBE_SECONDS` have passed."""
+        self._patience.start(SUBSCRIBE_SECONDS)
         self._link.start()
+        return self._ready
 
     def stop(self) -> Any:
         """Stop listening. Fires when the connection is closed."""
+        self._patience.stop()
         return self._link.stop()
 
     async def ask(self) -> None:
@@ -177,5 +183,6 @@ class ChannelListener:
         self._is_ready()
 
     def _is_ready(self) -> None:
-        if not self.ready.called:
-            self.ready.callback(None)
+        self._patience.stop()
+        if not self._ready.called:
+            self._ready.callback(None)

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
@@ -21,7 +20,6 @@ from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.doctor.examination import Doctor
 from synrepl.transports.redis.connections import RedisRefused
 
-SUBSCRIBE_SECONDS: Final = 3.0
 SHORT_SECONDS: Final = 5.0
 """From the first look to the second, of the database only."""
 LONG_SECONDS: Final = 15.0
@@ -85,8 +83,7 @@ class Inspection:
         listener = None
         if homeserver.redis is not None:
             listener = ChannelListener(self._reactor, homeserver.redis, homeserver.server_name)
-            listener.start()
-            await self._wait_for(listener.ready, SUBSCRIBE_SECONDS)
+            await listener.start()
         elif len(homeserver.processes) > 1:
             self._miss("Redis", "`redis` is not enabled in the files: name the file that has it")
         try:
@@ -185,11 +182,6 @@ class Inspection:
         while (left := moment - self._reactor.seconds()) > 0:
             self._progress("listening", self._reactor.seconds() - self._began, self._seconds)
             await deferLater(self._reactor, min(left, 0.5))
-
-    async def _wait_for(self, event: "Deferred[None]", seconds: float) -> None:
-        until = self._reactor.seconds() + seconds
-        while not event.called and self._reactor.seconds() < until:
-            await deferLater(self._reactor, 0.02)
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         found: T = await deferToThread(work, *args)

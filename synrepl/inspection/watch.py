@@ -62,14 +62,13 @@ class HomeserverWatch:
             self._listener = ChannelListener(
                 self._reactor, self._homeserver.redis, self._homeserver.server_name
             )
-            self._listener.start()
         if self._homeserver.database is not None:
             try:
                 database = open_database(self._homeserver.database)
                 self._viewer = DatabaseViewer(database, self._reactor.seconds)
             except ReplicationError as error:
                 self._missing.append(Unseen(what="database", why=str(error)))
-        self._tick()
+        self._tasks.start(self._begin(), "looking")
 
     async def stop(self) -> None:
         """Stop looking, and close what is open."""
@@ -93,6 +92,13 @@ class HomeserverWatch:
 
     def _unseen(self) -> Sequence[Unseen]:
         return [*self._missing, *unseen(self._homeserver, list(self._looks))]
+
+    async def _begin(self) -> None:
+        """Look once the listener hears: what is announced before can never be told from what is not."""
+        if self._listener is not None:
+            await self._listener.start()
+        self._timer.restart(LOOK_SECONDS)
+        await self._look()
 
     def _tick(self) -> None:
         self._timer.restart(LOOK_SECONDS)

@@ -1,5 +1,7 @@
 """What is kept of a channel on which any process can say anything."""
 
+from types import SimpleNamespace
+
 import pytest
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
@@ -38,13 +40,32 @@ def test_it_begins_and_ends_with_its_link(monkeypatch: pytest.MonkeyPatch) -> No
     done: list[str] = []
     monkeypatch.setattr(heard._link, "start", lambda: done.append("start"))
     monkeypatch.setattr(heard._link, "stop", lambda: done.append("stop"))
-    heard.start()
-    assert heard.heard().trouble == "not connected yet"
+    began = heard.start()
+    assert (began.called, heard.heard().trouble) == (False, "not connected yet")
     heard.subscriber_up()
+    assert (began.called, heard.heard().trouble) == (True, "")
     heard.stop()
 
     assert ["start", "stop"] == done
-    assert (heard.ready.called, heard.heard().trouble) == (True, "")
+
+
+@pytest.mark.parametrize("ends", ["refused", "silent"])
+def test_a_redis_that_is_not_there_is_not_awaited_for_long(ends: str) -> None:
+    """What is announced is then not known; the rest is looked at."""
+    clock = Clock()
+    heard = ChannelListener(clock, RedisSettings(), "example.org")
+    heard._link = SimpleNamespace(start=lambda: None, stop=lambda: succeed(None))  # type: ignore[assignment]
+    began = heard.start()
+    if ends == "refused":
+        heard.unreachable("connection refused")
+        assert began.called
+    clock.advance(2.9)
+    assert began.called == (ends == "refused")
+    clock.advance(0.2)
+    assert began.called
+    heard.subscriber_up()
+    heard.stop()
+    assert not clock.getDelayedCalls()
 
 
 def test_answers_are_positions_that_do_not_move(monkeypatch: pytest.MonkeyPatch) -> None:

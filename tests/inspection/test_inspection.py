@@ -62,10 +62,11 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
 
     class Listener:
         def __init__(self, *given: Any) -> None:
-            self.ready: Deferred[None] = succeed(None)
+            """Nothing to connect."""
 
-        def start(self) -> None:
+        def start(self) -> Deferred[None]:
             ends.looks.append("listens")
+            return succeed(None)
 
         def stop(self) -> Deferred[None]:
             ends.is_stopped = True

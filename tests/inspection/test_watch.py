@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
-from twisted.internet.defer import succeed
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
-from synrepl.inspection.configuration import Homeserver, Process
+from synrepl.inspection.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
 from synrepl.inspection.looks import DatabaseLook, Heard, Look, MetricsLook
 from synrepl.inspection.watch import HomeserverWatch
 from synrepl.ports.metrics import Metrics
@@ -94,6 +94,56 @@ def test_a_listener_that_has_just_come_knows_nothing() -> None:
     seen = [watched.see(position, since=2.0) for position in (5, 6, 6)]
 
     assert [[]] * 3 == seen
+
+
+@pytest.mark.parametrize("hears_at", [0.0, 2.0])
+def test_a_row_right_after_the_first_look_counts(hears_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the subscription came later than the database: a look before it would prove nothing."""
+    clock, began = Clock(), Deferred[None]()
+    positions = iter([5, 6, 6, 6])
+
+    class Listener:
+        since = float("inf")
+
+        def start(self) -> "Deferred[None]":
+            return began
+
+        def heard(self) -> Heard:
+            return Heard(since=self.since)
+
+        def count_subscribers(self) -> "Deferred[None]":
+            return succeed(None)
+
+        def stop(self) -> "Deferred[None]":
+            return succeed(None)
+
+    class Viewer:
+        def look(self, before: DatabaseLook | None) -> DatabaseLook:
+            return DatabaseLook(
+                at=clock.seconds(), positions={"receipts": {"w1": next(positions)}}, sequences={}
+            )
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    listener = Listener()
+    monkeypatch.setattr("synrepl.inspection.watch.ChannelListener", lambda *given: listener)
+    monkeypatch.setattr("synrepl.inspection.watch.open_database", lambda settings: None)
+    monkeypatch.setattr("synrepl.inspection.watch.DatabaseViewer", lambda *given: Viewer())
+    server = msgspec.structs.replace(SERVER, redis=RedisSettings(), database=DatabaseSettings(), processes=())
+    watch = HomeserverWatch(clock, server, Metrics(CollectorRegistry()))
+    watch._thread = SimpleNamespace(run=lambda work: succeed(work()), stop=lambda: succeed(None))  # type: ignore[assignment]
+    watch.start()
+    clock.advance(hears_at)
+    assert not watch._looks
+    listener.since = clock.seconds()
+    began.callback(None)
+    for _ in range(3):
+        clock.advance(5)
+
+    assert ["never_announced"] == [one.kind for one in watch.findings]
+    Deferred.fromCoroutine(watch.stop())
+    assert not clock.getDelayedCalls()
 
 
 def test_a_look_has_what_was_heard() -> None:
