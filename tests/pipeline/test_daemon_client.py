@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
-from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError
+from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError, Superseded
 from synrepl.pipeline.source.options import read_options
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import batch_of_facts, chained
@@ -84,9 +84,10 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Daemons]:
     return make
 
 
-def serials(client: SourceClient) -> list[int]:
+def serials(client: SourceClient, **query: Any) -> list[int]:
     """The serials of all facts."""
-    return [serial for batch in client.facts(since=0, upto=6) for serial in batch["serial"].to_pylist()]
+    batches = client.facts(since=0, upto=6, **query)
+    return [serial for batch in batches for serial in batch["serial"].to_pylist()]
 
 
 @pytest.mark.parametrize("read", [SourceClient.extent, serials])
@@ -204,6 +205,45 @@ def test_a_refusal_that_lasts_is_told_before_a_daemon_that_is_away(given: Any) -
         daemons.client().extent()
 
     assert daemons.pauses == 2, "the other one may come back"
+
+
+@pytest.mark.parametrize("code", ["fork", "ahead_of_log"])
+@pytest.mark.parametrize(("epoch", "is_lost"), [(3, True), (2, False), (1, False)])
+def test_what_a_promotion_lost_is_not_awaited(given: Any, code: str, epoch: int, is_lost: bool) -> None:
+    """Nobody has it but the old primary, which will drop it when it comes back."""
+    refusal = HttpError(409, code, "the histories differ", {"epoch": epoch, "serial": 5})
+    daemons = given(a=[ConnectError("connection refused")], b=[refusal])
+
+    with pytest.raises(SourceError, match=code) as caught:
+        daemons.client().extent(since=9, epoch=2)
+
+    assert isinstance(caught.value, Superseded) is is_lost
+    assert daemons.pauses == (0 if is_lost else 2)
+    if is_lost:
+        assert (caught.value.code, caught.value.retryable) == (code, False)
+        assert "It is in epoch 3: the facts that it lacks were lost" in str(caught.value)
+
+
+def test_a_refusal_of_another_kind_is_no_loss_in_any_epoch(given: Any) -> None:
+    """A later epoch may begin after all that the query has."""
+    busy = HttpError(503, "not_ready", "starting", {"epoch": 3})
+    daemons = given(a=[busy, HEAD], b=[ConnectError("connection refused")])
+
+    assert daemons.client().extent(since=9, epoch=2) == HEAD
+
+
+@pytest.mark.parametrize(("epoch", "is_lost"), [(3, True), (2, False)])
+def test_a_range_that_a_promotion_lost_is_not_awaited(given: Any, epoch: int, is_lost: bool) -> None:
+    """A replica that is behind in the same epoch is."""
+    behind = {"head": 5, "epoch": epoch}
+    daemons = given(a=[behind, {"head": 6, "epoch": epoch}, body(FACTS)], b=[ConnectError("refused")])
+
+    if is_lost:
+        with pytest.raises(Superseded, match="http://a: its log ends at serial 5, before serial 6 of"):
+            serials(daemons.client(), epoch=2)
+    else:
+        assert serials(daemons.client(), epoch=2) == [1, 2, 3, 4, 5, 6]
+    assert daemons.pauses == (0 if is_lost else 1)
 
 
 def test_a_trimmed_replica_is_no_loss_while_the_primary_is_away(given: Any) -> None:

@@ -19,7 +19,7 @@ from synrepl.pipeline.session import session
 from synrepl.pipeline.source.data_source import register
 from tests.pipeline.clusters import QUICK
 
-LOST = re.compile(r"\b(ahead|fork|other_epoch|other_history)\b")
+LOST = re.compile(r"\b(ahead_of_log|fork|other_epoch|other_history|its log ends at serial \d+)\b")
 """What the source says when the daemons lack facts that it gave to the query."""
 
 

@@ -29,6 +29,9 @@ PAUSE_SECONDS: Final = 0.5
 WITHOUT_KEY: Final = "it requires a secret: name the file that has it with the option secretFile"
 """The advice for a daemon that refuses a request without a secret."""
 
+BEHIND: Final = ("ahead_of_log", "fork")
+"""The refusals of a log that lacks facts of the query."""
+
 LOST: Final = (ConnectionError, TimeoutError, ssl.SSLError)
 """The errors by which an open connection is lost."""
 LOST_ROUTE: Final = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
@@ -43,6 +46,10 @@ class SourceError(ReplicationError):
 
 class DataLoss(SourceError):
     """Facts of a range were trimmed, are missing from the response, or belong to a replaced log."""
+
+
+class Superseded(SourceError):
+    """A daemon in a later epoch lacks facts that the query has: a promotion lost them, so no retry helps."""
 
 
 class SourceClient:
@@ -80,17 +87,27 @@ class SourceClient:
 
     def get(self, route: Route, *, reader: str | None = None, **query: Any) -> Any:
         """Return the JSON response to a GET. With `reader`, a lease retains the facts after ``since``."""
-        return self.send(_request(route, query), reader=reader)
+        return self.send(_request(route, query), reader=reader, epoch=query.get("epoch"))
 
-    def send(self, request: HttpRequest, body: bytes | None = None, *, reader: str | None = None) -> Any:
-        """Return the JSON response to a request, which must be idempotent."""
+    def send(
+        self,
+        request: HttpRequest,
+        body: bytes | None = None,
+        *,
+        reader: str | None = None,
+        epoch: int | None = None,
+    ) -> Any:
+        """Return the JSON response to a request, which must be idempotent.
+
+        `epoch` is that of the facts that the query has; None if it does not matter.
+        """
         deadline = self._deadline()
         failed: list[SourceError] = []
         while True:
             try:
                 return self._client.json(request, body, reader=reader or None)
             except REQUEST_ERRORS as error:
-                self._fail(error, failed, deadline)
+                self._fail(error, failed, deadline, epoch)
 
     def extent(self, **query: Any) -> Mapping[str, Any]:
         """Return the extent of the selected facts."""
@@ -107,31 +124,35 @@ class SourceClient:
             raise
         return True
 
-    def facts(self, *, since: int, upto: int, **query: Any) -> Iterator[Any]:
+    def facts(self, *, since: int, upto: int, epoch: int | None = None, **query: Any) -> Iterator[Any]:
         """Yield record batches of the selected facts with ``since < serial <= upto``.
 
-        If the response breaks off, the client resumes after the last received fact.
+        `epoch` is that of the log when it had `upto`. If the response breaks off, the client resumes after
+        the last received fact.
         """
         deadline = self._deadline()
         failed: list[SourceError] = []
         while True:
             try:
-                for batch in self._batches(self._client, since=since, upto=upto, **query):
+                for batch in self._batches(self._client, since=since, upto=upto, epoch=epoch, **query):
                     deadline, failed = self._deadline(), []
                     since = batch["serial"][len(batch) - 1].as_py()
-                    # Digest and epoch describe the start of the range only.
-                    query.pop("digest", None)
-                    query.pop("epoch", None)
+                    query.pop("digest", None)  # It describes the start of the range only.
                     yield batch
                 return
             except (*REQUEST_ERRORS, pa.ArrowInvalid, OSError, http.client.HTTPException) as error:
-                self._fail(error, failed, deadline)
+                self._fail(error, failed, deadline, epoch)
 
-    def _batches(self, daemon: BlockingClient, *, upto: int, **query: Any) -> Iterator[Any]:
+    def _batches(
+        self, daemon: BlockingClient, *, upto: int, epoch: int | None, **query: Any
+    ) -> Iterator[Any]:
         if len(self._clients) > 1:
-            head = daemon.json(_request(EXTENT, {"limit": 1, "compacted": True}))["head"]
-            if head < upto:
-                raise ConnectError(f"its log ends at serial {head}, before serial {upto}")
+            found = daemon.json(_request(EXTENT, {"limit": 1, "compacted": True}))
+            if (head := found["head"]) < upto:
+                why = f"its log ends at serial {head}, before serial {upto}"
+                if epoch is not None and found["epoch"] > epoch:
+                    raise Superseded(_lost(daemon.url, f"{why} of epoch {epoch}", found["epoch"]))
+                raise ConnectError(why)
         selected = {**self._selection, "checksum": False, "upto": upto, **query}
         response = daemon.stream(_request(CHANGELOG, selected), accept=ARROW)
         if response.headers.get_content_type() != ARROW:
@@ -146,16 +167,18 @@ class SourceClient:
     def _deadline(self) -> float:
         return self._seconds() + self._options.retry_seconds
 
-    def _fail(self, error: Exception, failed: list[SourceError], deadline: float) -> None:
+    def _fail(self, error: Exception, failed: list[SourceError], deadline: float, epoch: int | None) -> None:
         """Choose the daemon of the next attempt, and pause if all have failed.
 
         Raises an error if no retry can succeed, or the deadline has passed: the first refusal that lasts, as
         of a query that has facts which the log lacks; else that of the first daemon. That facts were trimmed
-        at one daemon says nothing while another one is away.
+        at one daemon says nothing while another one is away. Raises `Superseded` at once.
         """
         client = self._client
         client.close()
-        failed.append(_source_error(client.url, error))
+        failed.append(_source_error(client.url, error, epoch))
+        if isinstance(failed[-1], Superseded):
+            raise failed[-1] from error
         self._addresses.failed(fault_of_error(error), moved_to=moved_to(error))
         if len(failed) < len(self._clients):
             return
@@ -169,7 +192,7 @@ class SourceClient:
         self._pause(PAUSE_SECONDS)
 
 
-def _source_error(url: str, error: Exception) -> SourceError:
+def _source_error(url: str, error: Exception, epoch: int | None) -> SourceError:
     if not isinstance(error, HttpError):
         found = SourceError(f"no usable response from {url}: {error or type(error).__name__}")
         found.retryable = _can_recover(error)
@@ -178,10 +201,20 @@ def _source_error(url: str, error: Exception) -> SourceError:
             f"{url}: {error.message}. Facts were trimmed before they were read: set the option reader"
             " to retain facts until they are read, or failOnDataLoss=false to skip trimmed facts"
         )
+    elif error.code in BEHIND and epoch is not None and error.body.get("epoch", 0) > epoch:
+        found = Superseded(_lost(url, f"{error.code}: {error.message}", error.body["epoch"]))
+        found.code = error.code
     else:
         found = SourceError(f"{url} refuses the request: {error.code}: {error.message}")
         found.code, found.retryable = error.code, error.is_retryable
     return found
+
+
+def _lost(url: str, why: str, epoch: int) -> str:
+    return (
+        f"{url}: {why}. It is in epoch {epoch}: the facts that it lacks were lost when it or its primary was"
+        " promoted. Begin the query anew, with another checkpointLocation"
+    )
 
 
 def _can_recover(error: Exception) -> bool:

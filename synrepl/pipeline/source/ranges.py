@@ -33,8 +33,9 @@ class SerialRange:
     """The facts with ``after < serial <= upto``.
 
     `history` and `digest` (at `after`) prove that the log is the planned one; `end_digest` is the digest at
-    `upto`. An unknown digest is None. A `compacted` range of a trimmed log may have holes. Facts of a writer
-    in `skip` are dropped up to the serial given there, facts of a writer in `until` after the serial there.
+    `upto`, and `epoch` that of the planned log. An unknown digest or epoch is None. A `compacted` range of
+    a trimmed log may have holes. Facts of a writer in `skip` are dropped up to the serial given there,
+    facts of a writer in `until` after the serial there.
     """
 
     after: int
@@ -42,6 +43,7 @@ class SerialRange:
     history: str = ""
     digest: str | None = None
     end_digest: str | None = None
+    epoch: int | None = None
     compacted: bool = False
     skip: Clock = field(default_factory=dict)
     until: Clock = field(default_factory=dict)
@@ -236,6 +238,7 @@ class Planner:
                 history=end.history,
                 digest=digests.get(after),
                 end_digest=digests.get(upto),
+                epoch=end.epoch,
                 compacted=after < trimmed_upto,
                 skip=start.skip,
                 until=until,
@@ -319,6 +322,7 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
     for facts in daemon.facts(
         since=planned.after,
         upto=planned.upto,
+        epoch=planned.epoch,
         history=planned.history,
         digest=None if planned.compacted else planned.digest,
         compacted=planned.compacted or None,
