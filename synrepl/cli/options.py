@@ -15,6 +15,7 @@ import msgspec
 
 from synrepl import http_client
 from synrepl.cli.command import CliError, Option
+from synrepl.cli.contexts import Contexts
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_client import split_urls
@@ -210,8 +211,6 @@ def _locate(url: str | None, context: str | None, files: dict[str, Path | None],
 
     The files of a context are set in `files`, unless the command names its own.
     """
-    from synrepl.cli.context import Contexts
-
     if url is not None and context is not None:
         raise click.UsageError("--url and --context exclude each other: use one of them")
     url = url or (None if context is not None else os.environ.get("SYNREPL_URL"))
