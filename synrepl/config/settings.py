@@ -20,7 +20,8 @@ from synrepl.ports.access import Key, Keyring
 from synrepl.ports.settings import Setting, duration, path, paths, setting, size, switch, text
 from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
 from synrepl.replication.strategies import serving
-from synrepl.streams.declared import Declaration, parse_declarations
+from synrepl.streams.declaration import Declaration
+from synrepl.streams.declared import parse_declarations
 from synrepl.transports.endpoints import LOCAL_TYPES, split
 from synrepl.transports.settings import ApiSettings, UpstreamSettings, endpoint, endpoints
 

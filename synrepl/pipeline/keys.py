@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.errors import ConfigError, RowError
-from synrepl.streams.declared import StreamBody, stream_of
+from synrepl.streams.declaration import stream_of
+from synrepl.streams.declared import StreamBody
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST

@@ -10,7 +10,8 @@ from twisted.logger import Logger
 from synrepl.errors import ConfigError, RowError
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import DECLARATIONS
-from synrepl.streams.declared import Declaration, DeclaredTable, difference, stream_of
+from synrepl.streams.declaration import Declaration, difference, stream_of
+from synrepl.streams.declared import DeclaredTable
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.wire import jsontext

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from synrepl.streams.declared import Declaration as Declaration  # noqa: PLC0414  # exported
+from synrepl.streams.declaration import Declaration as Declaration  # noqa: PLC0414  # exported
 from synrepl.streams.stream import Bool, BoolSpelling, Gone, Since, Stream, row
 from synrepl.wire import jsontext
 

@@ -4,7 +4,8 @@ import pytest
 
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.catalog import TYPING
-from synrepl.streams.declared import DeclaredTable, StreamBody, stream_of
+from synrepl.streams.declaration import stream_of
+from synrepl.streams.declared import DeclaredTable, StreamBody
 from synrepl.streams.stream import Stream, row
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster

@@ -10,7 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from synrepl.errors import ConfigError
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.storage.log import Log
-from synrepl.streams.declared import Declaration, DeclaredTable, StreamBody
+from synrepl.streams.declaration import Declaration
+from synrepl.streams.declared import DeclaredTable, StreamBody
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
 from tests.memory_engine import FaultyEngine

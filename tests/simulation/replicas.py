@@ -26,7 +26,8 @@ from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
 from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.storage.schema import end_of_log
-from synrepl.streams.declared import StreamBody, stream_of
+from synrepl.streams.declaration import stream_of
+from synrepl.streams.declared import StreamBody
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryLink, Network

@@ -7,7 +7,8 @@ import pytest
 
 from synrepl.errors import ConfigError, RowError
 from synrepl.streams.catalog import DECLARATIONS
-from synrepl.streams.declared import StreamBody, difference, parse_declarations, stream_of
+from synrepl.streams.declaration import difference, stream_of
+from synrepl.streams.declared import StreamBody, parse_declarations
 from synrepl.wire.dialect import NATIVE, NEWEST
 
 PACKAGES = StreamBody(
