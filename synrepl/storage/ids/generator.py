@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 from twisted.internet.defer import CancelledError, ensureDeferred
@@ -21,9 +21,7 @@ from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, initial_position, repair
 from synrepl.storage.ids.tracker import IdPosition, Tracker
 from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, transact
-
-if TYPE_CHECKING:
-    from synrepl.storage.ids.writer_session import WriterSession
+from synrepl.storage.ids.writers import Unfinished
 
 T = TypeVar("T")
 
@@ -48,14 +46,11 @@ class NotAWriter(StorageError):
         )
 
 
-class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
-    """Reserved ids that are not finished, their owner and their age in seconds."""
+class IHeldName(Protocol):
+    """What a generator asks of the session that holds its name (`WriterSession`)."""
 
-    stream: str
-    writer: str
-    tokens: tuple[int, ...]
-    owner: str
-    age_seconds: float
+    is_held: bool
+    refusal: str
 
 
 Owner = str | tuple[CodeType, int]
@@ -119,7 +114,7 @@ class MultiWriterIdGenerator:
         self.database = IdDatabase(stream, flavor)
         self.problems: list[IdProblem] = []
         """The problems found at the start; all are repaired, but lost history does not come back."""
-        self.session: WriterSession | None = None
+        self.session: IHeldName | None = None
         """The session that makes this process the only writer of its name; None if there is none."""
         self.pool = pool
         self._clock = clock

@@ -6,7 +6,6 @@ from typing import Final
 import msgspec
 
 from synrepl.storage.ids.database import Flavor, IdDatabase, lock_table_creation
-from synrepl.storage.ids.generator import Unfinished
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import execute
 
@@ -22,6 +21,16 @@ WRITERS: Final = """CREATE TABLE IF NOT EXISTS synrepl_writers (
     owner TEXT,
     PRIMARY KEY (stream_name, instance_name)
 )"""
+
+
+class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
+    """Reserved ids that are not finished, their owner and their age in seconds."""
+
+    stream: str
+    writer: str
+    tokens: tuple[int, ...]
+    owner: str
+    age_seconds: float
 
 
 class WriterState(msgspec.Struct, frozen=True, kw_only=True):

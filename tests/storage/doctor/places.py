@@ -10,8 +10,7 @@ from synrepl.storage.doctor.complaints import Diagnosis
 from synrepl.storage.doctor.examination import Doctor
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.generator import Unfinished
-from synrepl.storage.ids.writers import create_writers, store_status
+from synrepl.storage.ids.writers import Unfinished, create_writers, store_status
 from synrepl.streams.facts import Fact
 from tests.postgres import new_database
 from tests.storage.builders import NOW, facts_after
