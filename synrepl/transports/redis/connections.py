@@ -3,8 +3,8 @@
 Only this module imports txredisapi, which installs a reactor: import this module late.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import hiredis
 import txredisapi
@@ -16,12 +16,13 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
+from synrepl.replication.broker import BrokerPeer
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.tls import TlsWords, tls_trouble
-
-if TYPE_CHECKING:
-    from synrepl.transports.redis.link import RedisLink
+from synrepl.wire.session import Keepalive
 
 Lost: Final = txredisapi.ConnectionError
 """Raised by commands that wait for a reply when the connection is lost."""
@@ -76,6 +77,20 @@ def describe_redis_failure(failure: Failure) -> str:
     return describe_failure(failure)
 
 
+class ILink(Protocol):
+    """What a connection needs of the link that it belongs to (`RedisLink`)."""
+
+    clock: IClock
+    metrics: Metrics
+    keepalive: Keepalive
+    member: BrokerPeer
+    channels: list[str]
+    is_reading: bool
+
+    def on_messages(self, messages: Sequence[bytes]) -> None:
+        """Handle the messages of one read."""
+
+
 class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untyped
     """A connection to Redis. txredisapi provides the commands of the handshake, one at a time.
 
@@ -85,7 +100,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
 
     transport: Any
 
-    def __init__(self, link: "RedisLink") -> None:
+    def __init__(self, link: ILink) -> None:
         super().__init__()
         self.closed = False
         self.why = ""
@@ -224,7 +239,7 @@ class SubscriberConnection(RedisConnection):
 
     role = "subscriber"
 
-    def __init__(self, link: "RedisLink") -> None:
+    def __init__(self, link: ILink) -> None:
         super().__init__(link)
         self._unconfirmed = len(link.channels)
         self._all_confirmed: Deferred[None] = Deferred()
@@ -304,7 +319,7 @@ class PublisherConnection(RedisConnection):
 
     role = "publisher"
 
-    def __init__(self, link: "RedisLink") -> None:
+    def __init__(self, link: ILink) -> None:
         super().__init__(link)
         self._pending_replies = 0
         self._is_closing = False
