@@ -17,8 +17,9 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.transports.endpoints import server_endpoint
+from synrepl.transports.http.api import make_site
 from synrepl.transports.http.api_error import ApiError, encode_response
-from synrepl.transports.http.server import ApiSite, Services, make_site
+from synrepl.transports.http.server import ApiSite, Services
 from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 

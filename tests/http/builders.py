@@ -27,7 +27,8 @@ from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.declared import DeclaredTable
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.server import Services, make_site
+from synrepl.transports.http.api import make_site
+from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
 

@@ -16,7 +16,8 @@ from synrepl.files.store import FileStore
 from synrepl.ports.access import LOCAL
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.server import Services, make_site
+from synrepl.transports.http.api import make_site
+from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect

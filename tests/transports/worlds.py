@@ -17,7 +17,8 @@ from synrepl.replication.replica.conversation import IUpstream
 from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositions, Network
 from synrepl.testing.cluster import DirectCatchUp
 from synrepl.testing.network import MemoryLink
-from synrepl.transports.http.server import Services, make_site
+from synrepl.transports.http.api import make_site
+from synrepl.transports.http.server import Services
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine

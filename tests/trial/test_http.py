@@ -19,8 +19,9 @@ from synrepl.http_client import BlockingClient
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.streams.table import StreamTable
+from synrepl.transports.http.api import make_site
 from synrepl.transports.http.client import ChangelogClient, HttpAppender, HttpCatchUp
-from synrepl.transports.http.server import Services, make_site
+from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
 from tests.http.builders import append_body
 from tests.trial.worlds import running_log

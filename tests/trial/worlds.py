@@ -23,7 +23,8 @@ from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.catalog import PUSH_RULES
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.server import Services, make_site
+from synrepl.transports.http.api import make_site
+from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
 
 __all__ = ["World", "running_log"]

@@ -8,7 +8,7 @@ from importlib import import_module
 from io import SEEK_END
 from traceback import clear_frames
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
@@ -20,12 +20,12 @@ from twisted.web.server import NOT_DONE_YET
 from synrepl.errors import suggest
 from synrepl.http_api.route import BadParameter, Route
 from synrepl.http_api.routes import ROUTE_TABLE
-from synrepl.ports.access import Right
+from synrepl.ports.access import Keyring, Right
 from synrepl.ports.rights import parameter_operation
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body
 from synrepl.transports.http.authorization import AccessCheck, check, check_content_type, check_route
-from synrepl.transports.http.call import Call
+from synrepl.transports.http.call import Call, IChangelogServer
 from synrepl.transports.http.headers import (
     CONTENT_DIGEST,
     WANT_DIGEST,
@@ -35,12 +35,9 @@ from synrepl.transports.http.headers import (
 )
 from synrepl.transports.http.large_body import LARGE_BYTES, split_facts
 from synrepl.transports.http.response_cache import Response, ResponseCache
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import ApiSite, Services
 from synrepl.transports.http.signatures import PROOF_HEADER, SignedRequest
 from synrepl.wire import jsontext
-
-if TYPE_CHECKING:
-    from synrepl.transports.http.changelog_routes import ChangelogFeed  # loaded with the first reader
 
 T = TypeVar("T")
 
@@ -100,7 +97,7 @@ class Api(Resource):
         self.queue = queue
         self.services = services
         self.started_at = services.clock.seconds()
-        self.feed: ChangelogFeed | None = None
+        self.feed: IChangelogServer | None = None
         """Feeds all readers that follow the changelog; None before the first of them."""
         self._guard = guard
         self._cache = ResponseCache(services.clock)
@@ -241,6 +238,25 @@ class Api(Resource):
         if isinstance(error, MemoryError | OSError):
             self._logger.error("refused a request for {path}: {why}", path=request.path, why=refused)
         return refused
+
+
+def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
+    """Make a site that serves these services.
+
+    With `keys`, every route with a right needs one of them, as ``Authorization: Bearer``, as a signature or
+    as a certificate.
+    Without keys, requests for host names of other sites are refused (`AccessCheck`).
+    """
+    # Waiting requests end when this daemon must not be read any more.
+    services.publisher.holdings.watchers.append(lambda why: services.publisher.waiters.wake_readers())
+    roles = services.roles
+    guard = AccessCheck(
+        keys if keys is not None else Keyring(),
+        lambda: services.settings.hosts(services.log.notes),
+        lambda: "" if roles is None else roles.address().http,
+    )
+    queue = TurnQueue(services.clock)
+    return ApiSite(Api(services, guard, queue), services, guard, queue)
 
 
 def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiError:

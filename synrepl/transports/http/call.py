@@ -3,8 +3,10 @@
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from types import ModuleType
+from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
 from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
@@ -14,15 +16,16 @@ from synrepl.http_api.route import Route
 from synrepl.ports.access import Access
 from synrepl.ports.gate import Gate
 from synrepl.ports.rights import route_operation
+from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.holdings import Holdings, ReadRefusal
 from synrepl.replication.log_waiters import TooManyWaiting
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check
+from synrepl.transports.http.server import Services
 
-if TYPE_CHECKING:
-    from synrepl.transports.http.api import Api  # it imports this module
+T = TypeVar("T")
 
 _checksum: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -38,12 +41,36 @@ class Valve(Gate):
         """Do nothing: the handler is cancelled when the client disconnects."""
 
 
+class IChangelogServer(Protocol):
+    """Serves all that follow the changelog; its module is loaded with the first of them."""
+
+    async def serve(self, request: Any, query: Any, valve: Valve) -> None:
+        """Write to this request, whose headers were sent, until the query ends or the client disconnects."""
+
+
+class IApi(Protocol):
+    """What the handlers of all requests share (`Api`)."""
+
+    services: Services
+    queue: TurnQueue
+    started_at: float
+    feed: IChangelogServer | None
+
+    async def load(self, module: str) -> ModuleType:
+        """Import a module on first use."""
+        ...
+
+    async def decode_large(self, decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
+        """Decode a large JSON body in a thread. Raises `ApiError`."""
+        ...
+
+
 class Call:
     """A request. `path` has the variable parts of its path, `query` its parameters and headers, by name."""
 
     _logger = Logger()
 
-    def __init__(self, api: "Api", route: Route, request: Any, path: dict[str, str]) -> None:
+    def __init__(self, api: IApi, route: Route, request: Any, path: dict[str, str]) -> None:
         self.api = api
         self.services = api.services
         self.route = route

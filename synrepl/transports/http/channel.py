@@ -1,16 +1,15 @@
 """A connection of an HTTP client: bounds of requests, their turns, and deadlines of their progress."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from twisted.protocols.basic import LineReceiver
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
+from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.http.api_error import ApiError, encode_response
-
-if TYPE_CHECKING:
-    from synrepl.transports.http.server import ApiSite  # it imports this module
 
 LENGTH: Final = b"content-length:"
 MAX_LENGTH_LINE: Final = 64
@@ -20,6 +19,13 @@ PROGRESS_SECONDS: Final = 30.0
 """A head must be complete within this time, and of a body `PROGRESS_BYTES` must arrive in it."""
 
 PROGRESS_BYTES: Final = 16 * 1024
+
+
+class IChannelSite(Protocol):
+    """What a connection needs of its site (`ApiSite`): the time, and the turns of all its connections."""
+
+    clock: IClock
+    queue: TurnQueue
 
 
 class ApiChannel(HTTPChannel):
@@ -35,7 +41,7 @@ class ApiChannel(HTTPChannel):
     """
 
     maxHeaders = 100
-    site: "ApiSite"
+    site: IChannelSite
     transport: Any
     _abortingCall: Any
 
@@ -50,7 +56,7 @@ class ApiChannel(HTTPChannel):
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self._progress = Timer(self.site.services.clock, self._check_progress)
+        self._progress = Timer(self.site.clock, self._check_progress)
         self._progress.start(PROGRESS_SECONDS)
 
     def dataReceived(self, data: bytes) -> None:

@@ -14,7 +14,7 @@ from twisted.web.server import Request, Site
 from synrepl.files.files import Files
 from synrepl.http_api.route import Route
 from synrepl.http_api.routes import ROUTE_TABLE
-from synrepl.ports.access import Access, Keyring
+from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.invalidations import IInvalidator
 from synrepl.ports.metrics import Metrics
@@ -103,6 +103,7 @@ class ApiSite(Site):
         )
         self.admitted: set[ApiRequest] = set()
         self.services = services
+        self.clock = services.clock
         self.guard = guard
         self.queue = queue
 
@@ -257,24 +258,3 @@ class ApiRequest(Request):
         self.channel.transport.write(encode_response(error))
         self._linger = Timer(site.services.clock, self.channel.transport.abortConnection)
         self._linger.start(LINGER_SECONDS)
-
-
-def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
-    """Make a site that serves these services.
-
-    With `keys`, every route with a right needs one of them, as ``Authorization: Bearer``, as a signature or
-    as a certificate.
-    Without keys, requests for host names of other sites are refused (`AccessCheck`).
-    """
-    from synrepl.transports.http.api import Api  # it imports this module
-
-    # Waiting requests end when this daemon must not be read any more.
-    services.publisher.holdings.watchers.append(lambda why: services.publisher.waiters.wake_readers())
-    roles = services.roles
-    guard = AccessCheck(
-        keys if keys is not None else Keyring(),
-        lambda: services.settings.hosts(services.log.notes),
-        lambda: "" if roles is None else roles.address().http,
-    )
-    queue = TurnQueue(services.clock)
-    return ApiSite(Api(services, guard, queue), services, guard, queue)
