@@ -1,19 +1,22 @@
 """Ingest: facts that come into the log from tables, Redis and other servers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
+from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.status import NO_INGEST
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
+from synrepl.streams.table import StreamTable
+from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
-    from synrepl.daemon.service import Daemon
     from synrepl.ingest.source_manager import SourceManager
     from synrepl.storage.ids.writers import WriterState
     from synrepl.storage.tables.layout import TableStream
@@ -25,13 +28,29 @@ POLL_SECONDS: Final = 1.0
 
 
 class IngestServices:
-    """The sources that the settings name. They are open while the daemon is the primary."""
+    """The sources that the settings name. They are open while the daemon is the primary.
 
-    def __init__(self, daemon: "Daemon") -> None:
+    `history_lost` is called with the name of a stream whose source has lost facts that followers have.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        reactor: Any,
+        *,
+        table: StreamTable,
+        metrics: Metrics,
+        credentials: Credentials,
+        history_lost: Callable[[str], None],
+    ) -> None:
         self.tables: TableSource | None = None
         self.sources: SourceManager | None = None
-        self._daemon = daemon
-        self._settings = settings = daemon.settings
+        self._settings = settings
+        self._reactor = reactor
+        self._table = table
+        self._metrics = metrics
+        self._credentials = credentials
+        self._history_lost = history_lost
         self._log: Log | None = None
         self._wakeups: Wakeups | None = None
         self._write_policy: WritePolicy | None = None
@@ -39,7 +58,7 @@ class IngestServices:
             self._write_policy = WritePolicy(
                 settings.redis_writes,
                 instance=settings.instance_name,
-                table=daemon.table,
+                table=table,
                 tables=self.followed_streams,
             )
 
@@ -96,7 +115,7 @@ class IngestServices:
         from synrepl.storage.wakeups import Wakeups
 
         for one in followed:
-            if one.stream not in self._daemon.table or self._daemon.table[one.stream].ephemeral:
+            if one.stream not in self._table or self._table[one.stream].ephemeral:
                 raise ConfigError(f"table_streams: {one.stream} is unknown or ephemeral; name a kept stream")
         url = settings.tables_database or settings.database
         try:
@@ -108,15 +127,15 @@ class IngestServices:
             followed,
             flavor=database.flavor,
             log=log,
-            table=self._daemon.table,
-            clock=self._daemon.reactor,
-            thread=ReactorThread(self._daemon.reactor, "tables"),
+            table=self._table,
+            clock=self._reactor,
+            thread=ReactorThread(self._reactor, "tables"),
             on_writer_status=self._writers_told,
-            on_lost=self._daemon.listeners.history_lost,
+            on_lost=self._history_lost,
         )
         self.tables.start()
         if database.flavor == "postgresql":
-            self._wakeups = Wakeups(self._daemon.reactor, url, CHANNEL, self.tables.wake, POLL_SECONDS)
+            self._wakeups = Wakeups(self._reactor, url, CHANNEL, self.tables.wake, POLL_SECONDS)
             self._wakeups.start()
 
     def _open_sources(self, log: Log, publisher: Publisher) -> None:
@@ -127,23 +146,23 @@ class IngestServices:
 
         self.sources = SourceManager(
             self._settings,
-            self._daemon.reactor,
+            self._reactor,
             log=log,
             publisher=publisher,
-            table=self._daemon.table,
-            metrics=self._daemon.metrics,
+            table=self._table,
+            metrics=self._metrics,
             write_policy=self._write_policy,
             tables=[one.stream for one in self._followed_tables() if not one.only],
-            credentials=self._daemon.credentials,
-            lost=self._daemon.listeners.history_lost,
+            credentials=self._credentials,
+            lost=self._history_lost,
         )
         self.sources.start()
 
     def _writers_told(self, states: "Sequence[WriterState]") -> None:
-        now = self._daemon.reactor.seconds()
+        now = self._reactor.seconds()
         for state in states:
             age = 0.0 if state.oldest_since is None else max(0.0, now - state.oldest_since)
-            self._daemon.metrics.oldest_unfinished_id_age.labels(state.stream, state.writer).set(age)
+            self._metrics.oldest_unfinished_id_age.labels(state.stream, state.writer).set(age)
 
     @property
     def _parts(self) -> "list[TableSource | SourceManager]":

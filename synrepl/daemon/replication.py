@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.config import Settings
 from synrepl.daemon.peer_secrets import PeerSecrets
 from synrepl.errors import StorageError
 from synrepl.files.files import Files
 from synrepl.files.queue import FileQueue
 from synrepl.files.store import FileStore
+from synrepl.ports.access import Keyring
 from synrepl.ports.history import Lease
+from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replication.addresses import Address
@@ -30,12 +33,12 @@ from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage.diverged_facts import DivergedFacts
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
+from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint
 from synrepl.transports.http.peer_clients import HttpFiles, PeerClient
 
 if TYPE_CHECKING:
-    from synrepl.daemon.service import Daemon
     from synrepl.replication.replica.conversation import IUpstream
     from synrepl.replication.replica.replica import Replica
     from synrepl.transports.http.client import HttpAppender
@@ -44,19 +47,32 @@ if TYPE_CHECKING:
 class ReplicationServices:
     """The role, the relays, the leases and the files of one daemon.
 
-    `changed` is called whenever the role may have changed. Until `start` the log refuses facts.
+    `address` returns the addresses of this daemon for others. `changed` is called whenever the role may have
+    changed. Until `start` the log refuses facts.
     """
 
     _logger = Logger()
 
     def __init__(
-        self, daemon: "Daemon", log: Log, publisher: Publisher, *, changed: Callable[[], object]
+        self,
+        settings: Settings,
+        reactor: Any,
+        log: Log,
+        publisher: Publisher,
+        *,
+        table: StreamTable,
+        metrics: Metrics,
+        keyring: Keyring,
+        credentials: Credentials,
+        address: Callable[[], Address],
+        changed: Callable[[], object],
     ) -> None:
-        settings, reactor, metrics = daemon.settings, daemon.reactor, daemon.metrics
-        self._daemon = daemon
         self._settings = settings
         self._reactor = reactor
         self._log = log
+        self._metrics = metrics
+        self._credentials = credentials
+        self._address = address
         self._role_changed = changed
         self._publisher = publisher
         self.commands = CommandForwarder(
@@ -70,9 +86,9 @@ class ReplicationServices:
         self._files_client: HttpFiles | None = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
-        peer_secrets = PeerSecrets(daemon.keyring, daemon.credentials, self._leases)
-        self._peer_client = PeerClient(reactor, daemon.credentials, peer_secrets, log.uuid)
-        daemon.credentials.prove = self._peer_client.prove
+        peer_secrets = PeerSecrets(keyring, credentials, self._leases)
+        self._peer_client = PeerClient(reactor, credentials, peer_secrets, log.uuid)
+        credentials.prove = self._peer_client.prove
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = Files(
             log,
@@ -91,7 +107,7 @@ class ReplicationServices:
             reactor,
             name=self.name,
             has_upstream=bool(settings.upstream),
-            address=daemon.listeners.address,
+            address=address,
             follow=self._follow,
             peers=self._peer_client,
             known_daemons=self._others,
@@ -103,9 +119,9 @@ class ReplicationServices:
         )
         expiry = ExpiryClock(reactor, time.monotonic)
         self.relays = ReplicaRegistry(
-            log, publisher, reactor, settings, self.roles, keys=daemon.keyring, expiry=expiry
+            log, publisher, reactor, settings, self.roles, keys=keyring, expiry=expiry
         )
-        self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, daemon.credentials)
+        self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, credentials)
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
             joining=lambda: not self.roles.is_whole,
@@ -117,7 +133,7 @@ class ReplicationServices:
             log,
             reactor,
             settings,
-            keys=keys_of(daemon.table),
+            keys=keys_of(table),
             lowest=self.relays.leases.lowest,
             expiry=expiry,
         )
@@ -184,7 +200,7 @@ class ReplicationServices:
         self._files_url = url
         former, self._files_client = self._files_client, None
         if url:
-            self._files_client = HttpFiles(self._reactor, url, secret=self._daemon.credentials)
+            self._files_client = HttpFiles(self._reactor, url, secret=self._credentials)
         await self.files.set_source(self._files_client)
         if former is not None:
             await former.stop()
@@ -251,20 +267,20 @@ class ReplicationServices:
                 self._reactor,
                 settings,
                 where=where,
-                secret=self._daemon.credentials,
-                address=lambda: str(self._daemon.listeners.address()),
+                secret=self._credentials,
+                address=lambda: str(self._address()),
                 origin=self.commands.origin,
             )
         from synrepl.transports.native import NativeUpstream
 
         return NativeUpstream(
-            client_endpoint(self._reactor, where.native, self._daemon.credentials.files),
+            client_endpoint(self._reactor, where.native, self._credentials.files),
             self._reactor,
-            self._daemon.metrics,
+            self._metrics,
             settings,
             where=where,
-            secret=self._daemon.credentials,
-            address=lambda: str(self._daemon.listeners.address()),
+            secret=self._credentials,
+            address=lambda: str(self._address()),
         )
 
     def _leases(self) -> Sequence[Lease]:
@@ -280,7 +296,7 @@ class ReplicationServices:
         known += [text for text in (self._log.notes.get("primary_at"),) if text]
         known += map(str, self._settings.upstream_addresses)
         known += [lease.address for lease in self.relays.leases.all() if lease.address]
-        mine = str(self._daemon.listeners.address())
+        mine = str(self._address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
 
     def not_ready_reasons(self) -> list[tuple[str, float]]:
@@ -326,7 +342,7 @@ class ReplicationServices:
             "state": self._state(),
             "why": roles.why,
             "name": self.name,
-            "address": str(self._daemon.listeners.address()),
+            "address": str(self._address()),
             "primary": str(roles.primary),
             "holds": self.holdings.describe(),
             "upstream": None if replica is None else replica.status(),
@@ -341,7 +357,7 @@ class ReplicationServices:
         replica = self.replica
         if replica is None or replica.state == "stopped":
             return self.roles.problems
-        if replica.state == "live" and self.roles.primary.is_same(self._daemon.listeners.address()):
+        if replica.state == "live" and self.roles.primary.is_same(self._address()):
             return [
                 (
                     "there is no primary: this daemon follows its own replica; run synrepl promote --force",

@@ -136,7 +136,14 @@ class Daemon(Service):
     async def _open(self) -> Log:
         """Open every part: the log, the publisher, replication, the sources of a primary, the ports."""
         settings, reactor, listeners = self.settings, self.reactor, self.listeners
-        ingest = IngestServices(self)
+        ingest = IngestServices(
+            settings,
+            reactor,
+            table=self.table,
+            metrics=self.metrics,
+            credentials=self.credentials,
+            history_lost=listeners.history_lost,
+        )
         log = await self._open_log(ingest)
         self._stops.append(log.stop)
         self._check_name(log)
@@ -160,7 +167,16 @@ class Daemon(Service):
         log.on_replaced(self._read_declared)
         adjust = partial(self._adjust_ingest, ingest, log, publisher)
         replication = self.replication = ReplicationServices(
-            self, log, publisher, changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest")
+            settings,
+            reactor,
+            log,
+            publisher,
+            table=self.table,
+            metrics=self.metrics,
+            keyring=self.keyring,
+            credentials=self.credentials,
+            address=listeners.address,
+            changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest"),
         )
         self._stops += reversed(replication.stops)
         log.on_replaced(publisher.log_replaced)

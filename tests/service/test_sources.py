@@ -1,7 +1,6 @@
 """What a daemon hears from several servers: each fact once, and what may go back from one of them alone."""
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
@@ -71,7 +70,14 @@ def test_what_may_go_back_is_heard_from_the_first_server_alone() -> None:
 def test_a_daemon_that_is_behind_a_server_says_by_how_much() -> None:
     """Operators page on it: 0 would keep the alarm silent."""
     settings = Settings.build({"follow": ["tcp:a:1", "tcp:b:2"]})
-    services = IngestServices(cast(Any, SimpleNamespace(settings=settings, table=TABLE)))
+    services = IngestServices(
+        settings,
+        MemoryReactorClock(),
+        table=TABLE,
+        metrics=Metrics(CollectorRegistry()),
+        credentials=Credentials(),
+        history_lost=lambda stream: None,
+    )
     without = services.lag_rows()
     services.sources = sources("tcp:a:1", "tcp:b:2")
 

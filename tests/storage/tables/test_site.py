@@ -7,11 +7,11 @@ from shutil import rmtree
 
 from synrepl.config import Settings
 from synrepl.daemon.ingest import IngestServices
-from synrepl.daemon.service import Daemon
 from synrepl.storage.ids.writers import create_writers
 from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.source import TableSource
 from synrepl.storage.threads import ImmediateThread
+from synrepl.transports.credentials import Credentials
 from tests.http.builders import SiteCase
 
 PUSHERS = {"stream": "push_rules", "table": "rules", "row": ["user_id"]}
@@ -43,9 +43,14 @@ class TablesSiteTests(SiteCase):
             thread=ImmediateThread(),
         )
         self.addCleanup(self.source._close)
-        daemon = Daemon(Settings.build(), self.clock, table=self.table, on_failure=self.fail)
-        daemon.metrics = self.metrics
-        bringing = IngestServices(daemon)
+        bringing = IngestServices(
+            Settings.build(),
+            self.clock,
+            table=self.table,
+            metrics=self.metrics,
+            credentials=Credentials(),
+            history_lost=self.fail,
+        )
         bringing.tables = self.source
         self.site = self.make_site(ingest=bringing, is_followed=bringing.is_followed)
 
