@@ -4,29 +4,17 @@ The replica numbers the commands under a name of its own, its origin. After a re
 that no upstream has acknowledged. An upstream ignores numbers that it has already received.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
-
-from twisted.logger import Logger
+from typing import Final, Protocol
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.rights import command_refusals
 from synrepl.ports.time import Timer
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import FORWARDED, FederationAck, Ping, RemoteServerUp
+from synrepl.wire.commands import FORWARDED, Ping
 from synrepl.wire.dialect import LEGACY, NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
-from synrepl.wire.text import is_name
-
-if TYPE_CHECKING:
-    from synrepl.replication.follower_commands import FollowerCommands
-    from synrepl.replication.publisher import Publisher
-    from synrepl.replication.replica.conversation import IConversation
 
 MAX_QUEUED: Final = 10_000
 """Commands that wait for an upstream. Beyond this the oldest is dropped and counted."""
@@ -39,13 +27,7 @@ REMIND_SECONDS: Final = 60.0
 upstream would drop its users and acks.
 """
 
-EXPIRY_SECONDS: Final = 300.0
-"""An origin that is silent for this long is removed."""
-
-MAX_ORIGINS: Final = 1_000
-
 PING: Final = b"PING"
-ACK: Final = b"FEDERATION_ACK "
 
 Numbered = tuple[int, bytes]
 """A command's number within its origin, and its line."""
@@ -65,6 +47,29 @@ def command_of(line: bytes) -> Command:
     return command
 
 
+class IFollowerCommands(Protocol):
+    """What a forwarder needs of the commands of this daemon's followers (`FollowerCommands`)."""
+
+    def syncing_commands(self) -> Iterator[Command]:
+        """USER_SYNC for every user that is syncing here."""
+        ...
+
+    def federation_acks(self) -> Iterator[Command]:
+        """The last ack of each federation sender that is connected."""
+        ...
+
+    def forward(self, command: Command) -> bool:
+        """Forward a command, or keep it for the homeserver."""
+        ...
+
+
+class ICommandSink(Protocol):
+    """What a forwarder needs of a conversation with its upstream (`IConversation`)."""
+
+    def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
+        """Forward commands of followers; `Taken` follows."""
+
+
 class CommandForwarder:
     """Queues the commands of this daemon's followers until its upstream acknowledges them.
 
@@ -75,7 +80,7 @@ class CommandForwarder:
 
     def __init__(
         self,
-        follower_commands: "FollowerCommands",
+        follower_commands: IFollowerCommands,
         clock: IClock,
         *,
         origin: str,
@@ -87,7 +92,7 @@ class CommandForwarder:
         self._clock = clock
         self._is_active = is_active
         self._dropped = dropped
-        self._conversation: IConversation | None = None
+        self._conversation: ICommandSink | None = None
         self._number = 0
         self._queue: deque[Numbered] = deque()
         self._unacknowledged: deque[Numbered] = deque()
@@ -114,7 +119,7 @@ class CommandForwarder:
         self._flush_soon()
         return True
 
-    def connected(self, conversation: "IConversation") -> None:
+    def connected(self, conversation: ICommandSink) -> None:
         """Start sending to an upstream: first the commands that the last upstream did not acknowledge."""
         self._conversation = conversation
         self._queue.extendleft(reversed(self._unacknowledged))
@@ -205,99 +210,3 @@ class CommandOrigin:
         self.since = since
         self.number = since - 1
         self.last_active_at = 0.0
-
-
-class CommandReceiver:
-    """Handles forwarded commands as if the replica's followers were connected here. Ignores repetitions."""
-
-    _logger = Logger()
-
-    def __init__(self, publisher: "Publisher", clock: IClock) -> None:
-        self._publisher = publisher
-        self._clock = clock
-        self._limited = LimitedLogger(self._logger, clock)
-        self._origins: OrderedDict[tuple[str, str], CommandOrigin] = OrderedDict()
-        """By the name of the peer's key and the origin's own, in order of last activity, the longest silent
-        first. Else a peer could use up the numbers of another one's origin.
-        """
-        self._timer = Timer(clock, self._expire)
-
-    def receive(
-        self, origin: str, commands: Sequence[Numbered], *, source: object = None, access: Access = LOCAL
-    ) -> tuple[int, int]:
-        """Handle commands of an origin.
-
-        Returns the number up to which all were received, and the number from which on this daemon knows the
-        origin's commands. `source` is the connection they came on: broadcast commands are not sent back
-        there. `access` is the replica's. Raises RemoteProtocolError if the origin's name is not valid.
-        """
-        if not is_name(origin):
-            raise RemoteProtocolError("the origin of forwarded commands must be one printable word")
-        key = (access.name, origin)
-        known = self._origins.get(key)
-        for number, line in commands:
-            if known is None:
-                # A reminder repeats the number of a command that was sent to another upstream.
-                known = self._add_origin(key, number + 1 if line == PING else number)
-            if number > known.number:
-                known.number = number
-                self._receive(known, line, source, access)
-            elif line.startswith(ACK):
-                self._refresh(known, line)
-        if known is None:
-            return 0, 1
-        known.last_active_at = self._clock.seconds()
-        self._origins.move_to_end(key)
-        self._publisher.follower_commands.syncing.mark_active(known)
-        return known.number, known.since
-
-    def stop(self) -> None:
-        """Stop all timers."""
-        self._limited.stop()
-        self._timer.stop()
-
-    def _add_origin(self, key: tuple[str, str], since: int) -> CommandOrigin:
-        if len(self._origins) >= MAX_ORIGINS:
-            self._remove_origin(next(iter(self._origins.values())))
-        origin = self._origins[key] = CommandOrigin(*key, since)
-        self._timer.start(EXPIRY_SECONDS / 10)
-        return origin
-
-    def _remove_origin(self, origin: CommandOrigin) -> None:
-        del self._origins[origin.owner, origin.name]
-        self._publisher.follower_commands.connection_lost(origin)
-
-    def _expire(self) -> None:
-        limit = self._clock.seconds() - EXPIRY_SECONDS
-        for origin in [origin for origin in self._origins.values() if origin.last_active_at <= limit]:
-            self._remove_origin(origin)
-        if self._origins:
-            self._timer.start(EXPIRY_SECONDS / 10)
-
-    def _refresh(self, origin: CommandOrigin, line: bytes) -> None:
-        """Handle a federation sender's ack that was received before: it is still connected to the replica."""
-        with suppress(RemoteProtocolError):
-            command = command_of(line)
-            if isinstance(command, FederationAck):
-                self._publisher.follower_commands.acks.refresh(origin, command.instance)
-
-    def _receive(self, origin: CommandOrigin, line: bytes, source: object, access: Access) -> None:
-        publisher = self._publisher
-        name = "?"
-        try:
-            command = command_of(line)
-            name = command.NAME
-            if isinstance(command, Ping):
-                return
-            if why := command_refusals(access).get(type(command)):
-                raise RemoteProtocolError(why)
-            publisher.metrics.count_commands([command])
-            if isinstance(command, RemoteServerUp):
-                publisher.broadcast(command, but=source)
-            publisher.follower_commands.received(origin, command)
-        except RemoteProtocolError as error:
-            # Not the replica's fault but its follower's: keep the replica connected.
-            publisher.metrics.commands_dropped.labels(name).inc()
-            self._limited.warn(
-                "dropped a command forwarded by {origin}: {why}", origin=origin.name, why=error.why
-            )

@@ -17,7 +17,7 @@ from synrepl.ports.rights import command_refusals, is_told
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.broadcasts import Broadcasts
-from synrepl.replication.command_forwarder import CommandReceiver
+from synrepl.replication.command_receiver import CommandReceiver
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.epoch_comparisons import EpochComparisons
@@ -307,7 +307,12 @@ class Publisher:
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
             unread=lambda name: metrics.commands_unread.labels(name).inc(),
         )
-        self.command_receiver = CommandReceiver(self, clock)
+        self.command_receiver = CommandReceiver(
+            self.follower_commands,
+            metrics,
+            clock,
+            broadcast=lambda command, source: self.broadcast(command, but=source),
+        )
         self.broadcast_watchers: list[Callable[[Command, object], Iterable[None]]] = []
         """Functions that are called with each command of `broadcast` and where it came from (`but`).
 

@@ -9,7 +9,8 @@ from twisted.internet.task import Clock
 
 from synrepl.ports.access import Access, Right
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.command_forwarder import EXPIRY_SECONDS, CommandForwarder, CommandReceiver, Numbered
+from synrepl.replication.command_forwarder import CommandForwarder, Numbered
+from synrepl.replication.command_receiver import EXPIRY_SECONDS, CommandReceiver
 from synrepl.replication.replica.conversation import IConversation
 from synrepl.wire.commands import RemovePusher, UserSync
 from synrepl.wire.grammar import Command
@@ -99,12 +100,9 @@ class Primary:
             syncing=SimpleNamespace(mark_active=lambda origin: None),
         )
 
-    def broadcast(self, command: Command, *, but: object) -> None:
-        """There are no other followers."""
-
     def receiver(self, clock: Clock) -> CommandReceiver:
-        publisher: Any = self
-        return CommandReceiver(publisher, clock)
+        commands: Any = self.follower_commands
+        return CommandReceiver(commands, self.metrics, clock, broadcast=lambda command, source: None)
 
 
 def test_a_command_is_taken_once() -> None:
