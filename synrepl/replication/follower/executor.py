@@ -3,25 +3,42 @@
 from collections import deque
 from collections.abc import Awaitable, Coroutine
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Invalidation
 from synrepl.errors import ReplicationError
-from synrepl.ports.tasks import resume, step_eagerly
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.tasks import Tasks, resume, step_eagerly
 from synrepl.ports.time import Backoff, sleep
 from synrepl.replication.follower import states
 from synrepl.replication.follower.gaps import RETRY_SECONDS
 from synrepl.replication.follower.states import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.stream import StreamMachine
-from synrepl.replication.follower.updates import Subscriber, Updates
-
-if TYPE_CHECKING:
-    from synrepl.replication.follower.engine import FollowerEngine
+from synrepl.replication.follower.updates import MissedFacts, Subscriber, Updates
 
 Waiting = Coroutine[Any, Any, StreamEvent]
+
+
+class IStreamsOwner(Protocol):
+    """What an executor needs of its follower."""
+
+    tasks: Tasks
+
+    @property
+    def clock(self) -> IClock:
+        """The clock of the follower."""
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
+        """Fetch missing facts. Raises what `ICatchUp` raises."""
+
+    def report(self, stream: str, report: Report) -> None:
+        """Handle a report of a stream."""
+
+    def report_failure(self, error: Exception, stream: str, owner: str = "") -> None:
+        """Report an error to the operator. `owner` names the code that failed, in words."""
 
 
 class StreamExecutor:
@@ -36,10 +53,10 @@ class StreamExecutor:
     """
 
     def __init__(
-        self, machine: StreamMachine, engine: "FollowerEngine", caches: CacheRegistry | None = None
+        self, machine: StreamMachine, owner: IStreamsOwner, caches: CacheRegistry | None = None
     ) -> None:
         self.machine = machine
-        self._engine = engine
+        self._owner = owner
         self._subscribers: list[Subscriber] = []
         # What is done with a fact, each step with its index.
         self._steps: list[tuple[int, Subscriber]] = []
@@ -80,7 +97,7 @@ class StreamExecutor:
             self._timer = None
         actions = self.machine.feed(event)
         if actions and (waiting := self._perform(actions)) is not None:
-            self._engine.tasks.start(self._drive(waiting), f"following {self.machine.name}")
+            self._owner.tasks.start(self._drive(waiting), f"following {self.machine.name}")
 
     def _perform(self, actions: list[Action]) -> Waiting | None:
         """Perform actions and what follows from them. Returns what must be waited for."""
@@ -115,7 +132,7 @@ class StreamExecutor:
     def _execute(self, action: Action) -> StreamEvent | Waiting | None:
         match action:
             case Report():
-                self._engine.report(self.machine.name, action)
+                self._owner.report(self.machine.name, action)
             case states.Invalidate():
                 return self._invalidate()
             case states.Fetch():
@@ -124,7 +141,7 @@ class StreamExecutor:
                 return self._pause(seconds)
             case states.Wake(seconds):
                 if self._timer is None:
-                    self._timer = self._engine.clock.callLater(seconds, self._tick)
+                    self._timer = self._owner.clock.callLater(seconds, self._tick)
             case states.Cancel():
                 self._turn += 1
                 current, self._current = self._current, None
@@ -138,7 +155,7 @@ class StreamExecutor:
         for updates in facts.take():
             if is_page:
                 # A page may be long: report the positions after each of its facts.
-                self._engine.report(self.machine.name, ADVANCED)
+                self._owner.report(self.machine.name, ADVANCED)
             due = steps[:1] if facts.is_repetition else steps
             for index, step in due:
                 try:
@@ -155,9 +172,9 @@ class StreamExecutor:
                         waiting = resume(waiting, first)
                 except Exception as error:
                     waiting, failure = None, error
-                self._engine.report(self.machine.name, ADVANCED)
+                self._owner.report(self.machine.name, ADVANCED)
                 return self._finish(updates, [step for _, step in due[index:]], waiting, failure)
-        self._engine.report(self.machine.name, ADVANCED)
+        self._owner.report(self.machine.name, ADVANCED)
         return APPLIED
 
     async def _finish(
@@ -185,9 +202,9 @@ class StreamExecutor:
                     raise CancelledError from error
                 is_subscriber = step not in (self._invalidate_rows, self._invalidate_again)
                 owner = "a subscriber" if is_subscriber else "cache invalidation"
-                self._engine.report_failure(error, self.machine.name, owner)
+                self._owner.report_failure(error, self.machine.name, owner)
                 failure = None
-                await sleep(self._engine.clock, backoff.next())
+                await sleep(self._owner.clock, backoff.next())
                 if is_subscriber and self._caches is not None:
                     # Entries that were computed since may be older than what it changed before it failed.
                     left.appendleft(self._invalidate_again)
@@ -205,7 +222,7 @@ class StreamExecutor:
             self._dropped = self._caches.apply(name, updates.rows)
         except Exception as error:
             self._dropped = None
-            self._engine.report_failure(error, name, "cache invalidation")
+            self._owner.report_failure(error, name, "cache invalidation")
             self._caches.invalidate_stream(name)
 
     def _invalidate_again(self, updates: Updates[object]) -> None:
@@ -218,7 +235,7 @@ class StreamExecutor:
                 return
             except Exception as error:
                 self._dropped = None
-                self._engine.report_failure(error, name, "cache invalidation")
+                self._owner.report_failure(error, name, "cache invalidation")
         self._caches.invalidate_stream(name)
 
     def _invalidate_stream(self) -> None:
@@ -235,8 +252,8 @@ class StreamExecutor:
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
         backoff = Backoff(RETRY_SECONDS)
         while True:
-            self._engine.report_failure(error, self.machine.name, "cache invalidation")
-            await sleep(self._engine.clock, backoff.next())
+            self._owner.report_failure(error, self.machine.name, "cache invalidation")
+            await sleep(self._owner.clock, backoff.next())
             try:
                 self._invalidate_stream()
             except Exception as again:
@@ -247,7 +264,7 @@ class StreamExecutor:
     async def _fetch(self, action: states.Fetch) -> StreamEvent:
         turn = self._turn
         try:
-            return await self._engine.fetch(
+            return await self._owner.fetch(
                 stream=self.machine.name, writer=action.writer, after=action.after, upto=action.upto
             )
         except ReplicationError as error:
@@ -258,7 +275,7 @@ class StreamExecutor:
             return states.FetchFailed(ReplicationError(f"the source of missing facts failed: {error!r}"))
 
     async def _pause(self, seconds: float) -> StreamEvent:
-        await sleep(self._engine.clock, seconds)
+        await sleep(self._owner.clock, seconds)
         return states.PauseOver()
 
     def _tick(self) -> None:
