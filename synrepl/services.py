@@ -168,7 +168,7 @@ def connect(
         catch_up = HttpCatchUp(
             reactor, urls[0] if urls else "", secret=secret, instance_map=instance_map or {}
         )
-    follower.engine.complete(reactor, catch_up, catch_up if urls else None)
+    follower.server.complete(reactor, catch_up, catch_up if urls else None)
     if any(is_redis):
         if server_name is None:
             raise ConfigError("server_name is required on Redis: it is the name of the channel")

@@ -55,7 +55,7 @@ def test_a_stream_is_followed_by_its_name_too() -> None:
     follower = synrepl.Follower(instance="worker")
     follower.on("receipts")(lambda updates: None)
 
-    assert "receipts" in follower.engine.executors
+    assert "receipts" in follower.server.streams.executors
     with pytest.raises(synrepl.UnknownStream, match="unknown stream 'recepts'; did you mean receipts"):
         follower.on("recepts")
     wrong: Any = synrepl.streams.Receipt
@@ -75,9 +75,9 @@ def test_a_follower_shows_what_a_worker_needs() -> None:
     follower = synrepl.Follower(instance="worker")
 
     assert [name for name in dir(follower) if not name.startswith("_")] == [
-        "caught_up", "engine", "gaps", "instance", "is_connected", "lag_rows", "lag_seconds", "lost_gaps",
-        "on", "on_command", "on_event", "on_everything", "positions", "send", "stop", "table", "wait_for",
-        "waiting_streams",
+        "caught_up", "gaps", "instance", "is_connected", "lag_rows", "lag_seconds", "lost_gaps",
+        "on", "on_command", "on_event", "on_everything", "positions", "send", "server", "stop", "table",
+        "wait_for", "waiting_streams",
     ]  # fmt: skip
 
 

@@ -80,12 +80,12 @@ class Case:
             apply(updates)
 
         follower.on(self._stream)(apply_slowly if self._is_async else apply)
-        engine = follower.engine
-        engine.connected(_Connection(), self._dialect, self._strategy)
-        engine.received([_position(self._stream, 0, 0)])
+        server = follower.server
+        server.connected(_Connection(), self._dialect, self._strategy)
+        server.received([_position(self._stream, 0, 0)])
         started = time.process_time()
         for commands in self._received:
-            engine.received(commands)
+            server.received(commands)
         spent = time.process_time() - started
         assert applied == self.rows, (self.what, applied)
         return spent / self.rows * 1e6

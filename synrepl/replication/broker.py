@@ -166,7 +166,7 @@ class BrokerPeer:
             self._last_error = why
             self._logger.warn("cannot connect to Redis, retrying: {why}", why=why)
         if self._follower is not None:
-            self._follower.engine.unreachable(why)
+            self._follower.server.unreachable(why)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Handle messages from the channel in its order, our echoes included. Raises RemoteProtocolError."""
@@ -186,7 +186,7 @@ class BrokerPeer:
                 if self._publisher is not None:
                     self._publisher.on_channel_command(command)
         if accepted and self._follower is not None and self._is_joined:
-            self._follower.engine.received(accepted)
+            self._follower.server.received(accepted)
 
     def pause(self) -> None:
         """The transport's buffer is full."""
@@ -273,7 +273,7 @@ class BrokerPeer:
             positions = self._follower.positions()
             self._unanswered = {(stream, writer) for stream in positions for writer in positions[stream]}
             self._unanswered -= self._writes
-            self._follower.engine.connected(self, NEWEST, SHARED)
+            self._follower.server.connected(self, NEWEST, SHARED)
             self._query_delays = iter(REQUERY_SECONDS)
             self._query_later()
         else:
@@ -297,7 +297,7 @@ class BrokerPeer:
         if self._is_joined:
             self._is_joined = False
             if self._follower is not None:
-                self._follower.engine.disconnected(why)
+                self._follower.server.disconnected(why)
 
     # -- publishing ----------------------------------------------------------------------------------------
 

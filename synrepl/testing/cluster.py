@@ -199,7 +199,7 @@ class ConnectedFollower:
 
     def kill(self) -> None:
         """Kill the worker as SIGKILL does: its positions are those of the last save."""
-        self.follower.engine.saver.store = None
+        self.follower.server.saver.store = None
         self.follower.stop()
         self._factory.stop()
         for link in self.links():
@@ -296,7 +296,7 @@ class Cluster:
     def follower(self, follower: Follower, *, dialect: Dialect = CURRENT) -> ConnectedFollower:
         """Connect a follower; if it has no clock or source of missing facts, it gets those of the cluster."""
         catch_up = DirectCatchUp(self.daemon, self.clock, lambda: 0.001)
-        follower.engine.complete(self.clock, catch_up)
+        follower.server.complete(self.clock, catch_up)
         connected = ConnectedFollower(self.network, self.daemon, follower, dialect=dialect)
         connected.start()
         self.settle()

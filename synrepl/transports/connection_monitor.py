@@ -132,7 +132,7 @@ class ConnectionMonitor:
         if self._is_following:
             return
         if is_http:
-            self._follower.engine.unreachable(SPEAKS_HTTP, "bad_port")
+            self._follower.server.unreachable(SPEAKS_HTTP, "bad_port")
         elif self._is_open:
             self._explain(f"connected, but the server has sent no greeting for {SILENT_SECONDS:g} s")
 

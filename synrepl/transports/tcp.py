@@ -263,19 +263,19 @@ class _ClientSide(ConnectionOwner):
         self._has_received = False
 
     def dialect_known(self, dialect: Dialect) -> None:
-        self._follower.engine.connected(self._protocol, dialect)
+        self._follower.server.connected(self._protocol, dialect)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         self._factory.greeted()
         self._has_received = True
         # From now on without this method.
-        self.received = self._follower.engine.received  # type: ignore[method-assign]
+        self.received = self._follower.server.received  # type: ignore[method-assign]
         self.received(commands)
 
     def lost(self, why: str) -> None:
         if why == PEER_CLOSED and not self._has_received and not self._protocol.is_encrypted:
             why += " before it sent anything; if it listens with TLS, use tls: in place of tcp:"
-        self._follower.engine.disconnected(why, self._protocol.failure_code)
+        self._follower.server.disconnected(why, self._protocol.failure_code)
 
 
 @dataclass(eq=False, repr=False)
@@ -342,7 +342,7 @@ class FollowerFactory(ReconnectingClientFactory):
 
     def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:
         # A server that pushes has no names of writers, so that REWIND would mean nothing to this follower.
-        epoch = None if following(self.dialect).pushed else self.follower.engine.epoch
+        epoch = None if following(self.dialect).pushed else self.follower.server.epoch
         session = Session(
             CLIENT,
             self.dialect,
@@ -386,7 +386,7 @@ class FollowerFactory(ReconnectingClientFactory):
         if self.continueTrying:
             is_silent = reason.check(defer.CancelledError) is not None
             why = f"{self.addresses.current} does not respond" if is_silent else describe_failure(reason)
-            self.follower.engine.unreachable(why, failure_code(reason.value))
+            self.follower.server.unreachable(why, failure_code(reason.value))
         super().clientConnectionFailed(connector, reason)
 
     def retry(self, connector: Any = None) -> None:
@@ -422,7 +422,7 @@ class FollowerFactory(ReconnectingClientFactory):
             why += f": the primary is now at {where}"
             if not any(one in self._names for one in named):
                 why += ", which is not in this worker's list; only the addresses of the list are tried"
-        self.follower.engine.moved(why, printable(command.code))
+        self.follower.server.moved(why, printable(command.code))
 
 
 class EndpointConnector:

@@ -88,7 +88,7 @@ class Story:
         return [self.ingester.submit(Updates(stream, writer, token, list(rows))) for token in tokens]
 
     def happens(self, kind: str, *, stream: str = "to_device", writer: str = "w1", token: int = 0) -> None:
-        self.follower.engine._emit(FollowerEvent(kind=kind, stream=stream, writer=writer, token=token))  # type: ignore[arg-type]
+        self.follower.server.events.emit(FollowerEvent(kind=kind, stream=stream, writer=writer, token=token))  # type: ignore[arg-type]
 
     def wait(self, seconds: float = 0.1) -> None:
         self.clock.pump([0.01] * round(seconds * 100))
@@ -261,8 +261,8 @@ class TestCertificates:
             canonical=True,
         )
         story.ingester.attach(follower)
-        follower.engine.connected(Line(), NEWEST, SHARED)
-        follower.engine.received([Position(stream="to_device", instance="w1", prev_token=5, token=5)])
+        follower.server.connected(Line(), NEWEST, SHARED)
+        follower.server.received([Position(stream="to_device", instance="w1", prev_token=5, token=5)])
         story.wait(2)
 
         assert asked == shelf.asked

@@ -89,10 +89,10 @@ class Told(Story):
         super().__init__(dialect, "push_rules", positions=positions, caches=self.caches, **options)
         if has_subscriber:
             self.follower.on(TABLE[stream])(self.subscribe)
-        for executor in self.follower.engine.executors.values():
+        for executor in self.follower.server.streams.executors.values():
             executor._invalidate_rows = partial(self.invalidate, executor._invalidate_rows)  # type: ignore[method-assign]
             executor._order_steps()
-        followed = self.follower.engine.executors[stream]
+        followed = self.follower.server.streams.executors[stream]
         applied = followed.machine.positions
         recorded = RecordedTokens(self.transcript, applied.tokens)
         applied.tokens = applied._tokens = recorded
@@ -552,7 +552,7 @@ class TestSettingUp:
         """They pay nothing for it."""
         told = Told()
 
-        assert not told.follower.engine.executors["push_rules"].machine.history.has_caches
+        assert not told.follower.server.streams.executors["push_rules"].machine.history.has_caches
 
     def test_streams_that_nobody_knows_are_not_followed(self) -> None:
         """A cache may name a stream that this worker's table does not have."""
@@ -560,7 +560,7 @@ class TestSettingUp:
 
         follower = Follower(instance="worker", caches=cast(CacheRegistry, caches))
 
-        assert list(follower.engine.executors) == ["caches"]
+        assert list(follower.server.streams.executors) == ["caches"]
 
     def test_caches_declared_late_begin_empty(self) -> None:
         """They have heard nothing of what came before."""

@@ -83,7 +83,7 @@ def test_a_daemon_that_is_behind_a_server_says_by_how_much() -> None:
 
     in_step = services.lag_rows()
     for server, upto in zip(services.sources.servers, (5, 9), strict=True):
-        server.follower.engine.executor(TABLE["receipts"]).machine.gaps.open("w1", 0, upto)
+        server.follower.server.streams.executor(TABLE["receipts"]).machine.gaps.open("w1", 0, upto)
 
     assert (0, 0, 9) == (without, in_step, services.lag_rows())
 

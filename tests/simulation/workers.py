@@ -187,7 +187,7 @@ class Simulation(SeededRun):
             reader.read_within(updates)
             stream = self.daemon.table[updates.stream]
             if stream.ordered and stream.monotonic:
-                machine = worker.follower.engine.executors[updates.stream].machine
+                machine = worker.follower.server.streams.executors[updates.stream].machine
                 position = machine.positions.reported.get(updates.writer)
                 if position == updates.token:
                     self._failures.append(f"G4: {worker.name} stood at {updates} before it was applied")
@@ -346,7 +346,7 @@ class Simulation(SeededRun):
                 if life.reader.stale:
                     self._fail(f"G4: {life.reader.stale[0]}")
                 self._check_life(slot, life, kept)
-            if slot.worker.follower.engine.waiters.queues:
+            if slot.worker.follower.server.waits.waiters.queues:
                 self._fail(f"{slot.name} still holds somebody whose time is long over")
             if slot.starts_anew:
                 continue
@@ -382,7 +382,7 @@ class Simulation(SeededRun):
             if (
                 slot.starts_anew
                 and fact.serial <= life.serial
-                and life.worker.follower.engine.connections < 2
+                and life.worker.follower.server.waits.connections < 2
             ):
                 self._fail(f"{slot.name} began at latest, and applied {key}, which was there before")
             if key in seen:

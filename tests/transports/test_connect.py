@@ -74,18 +74,18 @@ def test_a_port_that_closes_without_a_greeting_may_be_one_with_tls() -> None:
 def test_a_problem_that_lasts_is_logged_once_a_minute() -> None:
     """Each retry of a fetch met the same refusal."""
     reactor = MemoryReactorClock()
-    engine = synrepl.Follower(instance="pusher1", clock=reactor).engine
+    events = synrepl.Follower(instance="pusher1", clock=reactor).server.events
 
     def meet() -> None:
         for text in ("refused", "refused", "unknown host", "refused"):
-            engine._emit(FollowerEvent(kind="error", text=text))
+            events.emit(FollowerEvent(kind="error", text=text))
 
     assert logged(meet) == ["refused", "unknown host"]
     reactor.advance(REPEAT_SECONDS)
     assert logged(meet) == ["refused", "unknown host"]
     for number in range(MAX_LOGGED * 3):
-        engine._emit(FollowerEvent(kind="error", text=f"reason {number}"))
-    assert len(engine._logged) <= MAX_LOGGED
+        events.emit(FollowerEvent(kind="error", text=f"reason {number}"))
+    assert len(events._logged) <= MAX_LOGGED
 
 
 def test_the_log_of_a_daemon_names_the_follower_that_sends_an_error() -> None:

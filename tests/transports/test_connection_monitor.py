@@ -47,7 +47,7 @@ class Monitored:
     def tell(self, *events: FollowerEvent) -> "Monitored":
         """Events of the follower, a second apart."""
         for event in events:
-            self.follower.engine._emit(event)
+            self.follower.server.events.emit(event)
             self.clock.advance(1.0)
         return self
 

@@ -5,14 +5,23 @@ from functools import partial
 from typing import Any, Final, Literal, TypeVar, overload
 
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
 from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import ConfigError, GapError, NotConnected, WaitTimeout, suggest
 from synrepl.ports.interfaces import IAllocated, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.engine import FollowerEngine
+from synrepl.ports.tasks import Tasks
+from synrepl.replication.follower.clock import FollowerClock
+from synrepl.replication.follower.events import FollowerEvents
+from synrepl.replication.follower.followed_server import FollowedServer
+from synrepl.replication.follower.followed_streams import FollowedStreams
+from synrepl.replication.follower.position_saver import PositionSaver
+from synrepl.replication.follower.reports import StreamReports
+from synrepl.replication.follower.states import Stopped
 from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, Updates
 from synrepl.replication.follower.waiters import Waiter
+from synrepl.replication.follower.waits import PositionWaits
 from synrepl.streams.positions import VClock
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
@@ -43,7 +52,7 @@ class Follower:
                 print(row.room_id, updates.writer, updates.token)
 
     `synrepl.connect` returns the service that connects a follower. Call all methods in the reactor's
-    thread. `engine` is for transports: they feed it, and it may change in any release.
+    thread. `server` is for transports: they call it, and it may change in any release.
 
     Arguments:
 
@@ -75,6 +84,8 @@ class Follower:
     `caches` with `external_position`.
     """
 
+    _logger = Logger()
+
     def __init__(
         self,
         *,
@@ -96,19 +107,32 @@ class Follower:
                 f"start must be {' or '.join(STARTS)}, not {start!r}{suggest(str(start), STARTS)}"
             )
         self.instance = instance
-        self.engine = FollowerEngine(
-            own_clock=clock,
+        own_clock, tasks = FollowerClock(clock), Tasks(self._logger)
+        events = self._events = FollowerEvents(own_clock, metrics)
+        self._waits = PositionWaits(own_clock, tasks.start, events.report_failure, allocated)
+        self._saver = PositionSaver(
+            positions,
+            metrics,
+            self.positions,
+            own_clock,
+            lambda error: events.report_failure(error, "", "the position store"),
+        )
+        self._streams = FollowedStreams(
             table=streams if streams is not None else StreamTable.default(),
-            store=positions,
-            catch_up=catch_up,
             earliest=start == "earliest",
-            metrics=metrics,
             raw=raw,
             canonical=canonical,
             external_position=external_position,
             caches=caches,
-            allocated=allocated,
+            clock=own_clock,
+            saver=self._saver,
+            events=events,
         )
+        self.server = FollowedServer(
+            self._streams, self._waits, self._saver, events, clock=own_clock, catch_up=catch_up
+        )
+        self._tasks = tasks
+        self._streams.own(StreamReports(self.server, tasks=tasks, clock=own_clock, metrics=metrics))
         if metrics is not None and not canonical:
             # A daemon reports the lag of all its followers itself.
             metrics.lag_seconds.set_function(self.lag_seconds)
@@ -132,14 +156,14 @@ class Follower:
             def show(updates: Updates[Receipt]) -> None:
                 print(updates.writer, updates.token, updates.rows)
         """
-        followed = self.engine.table[stream] if isinstance(stream, str) else stream
+        followed = self._streams.table[stream] if isinstance(stream, str) else stream
         if not isinstance(followed, Stream):
             raise TypeError(
                 f"follower.on takes a stream, such as synrepl.streams.RECEIPTS, or its name, not {stream!r}"
             )
 
         def subscribe(subscriber: Subscriber[Any]) -> Subscriber[Any]:
-            self.engine.subscribe(followed, subscriber)
+            self._streams.subscribe(followed, subscriber)
             return subscriber
 
         return subscribe
@@ -149,7 +173,7 @@ class Follower:
 
         With `raw`, streams outside the table are included. Raises `ConfigError` as `on` does.
         """
-        self.engine.subscribe_to_all(subscriber)
+        self._streams.subscribe_to_all(subscriber)
 
     def on_command(self, command: type[C]) -> Callable[[Callable[[C], None]], Callable[[C], None]]:
         """Decorator: call this function with each command of this type, such as `RemoteServerUp`.
@@ -158,14 +182,14 @@ class Follower:
         """
 
         def subscribe(subscriber: Callable[[C], None]) -> Callable[[C], None]:
-            self.engine.command_subscribers.setdefault(command, []).append(subscriber)
+            self.server.command_subscribers.setdefault(command, []).append(subscriber)
             return subscriber
 
         return subscribe
 
     def on_event(self, watcher: Callable[[FollowerEvent], None]) -> Callable[[FollowerEvent], None]:
         """Decorator: call this function with each `FollowerEvent`."""
-        self.engine.event_listeners.append(watcher)
+        self._events.subscribers.append(watcher)
         return watcher
 
     def wait_for(
@@ -182,36 +206,24 @@ class Follower:
             await follower.wait_for(RECEIPTS, {"master": 54}, timeout=5)
         """
         if isinstance(stream, str):
-            stream = self.engine.table[stream]
+            stream = self._streams.table[stream]
         if isinstance(positions, VClock):
             positions = positions.to_json().get(stream.name, {})
-        waiter = self._add_waiter(stream, positions)
-        engine = self.engine
-        engine.waiters.fail_after(waiter, timeout, engine.clock, partial(self._wait_timeout, timeout))
-        applied = engine.executor(stream).machine.positions.reported
-        if max(waiter.missing.values(), default=-1) > max(applied.values(), default=-1):
-            engine.allocation.check(stream.name)
-        else:
-            # The usual wait costs no request: another writer is that far, so the token exists.
-            waiter.is_checked = True
-        return waiter.done
+        applied = self._streams.executor(stream).machine.positions.reported
+        return self._waits.wait(
+            stream.name, positions, applied, timeout, partial(self._wait_timeout, timeout)
+        )
 
     def caught_up(self, stream: Stream[Any], *, writer: str, token: int) -> "Deferred[None]":
         """Wait until the facts of this writer up to `token` were applied or skipped, without a timeout.
 
         Fails with `NeverAllocated` only if the writer falls back below the token.
         """
-        waiter = self._add_waiter(stream, {writer: token})
-        waiter.is_checked = True
-        return waiter.done
-
-    def _add_waiter(self, stream: Stream[Any], positions: Mapping[str, int]) -> Waiter:
-        engine = self.engine
-        applied = engine.executor(stream).machine.positions.reported
-        return engine.waiters.add(stream.name, positions, applied, engine.connections)
+        applied = self._streams.executor(stream).machine.positions.reported
+        return self._waits.wait_unchecked(stream.name, {writer: token}, applied)
 
     def _wait_timeout(self, timeout: float, waiter: Waiter) -> WaitTimeout:
-        machine = self.engine.executors[waiter.stream].machine
+        machine = self._streams.executors[waiter.stream].machine
         applied = machine.positions.reported
         return WaitTimeout(
             stream=waiter.stream,
@@ -224,20 +236,20 @@ class Follower:
     @property
     def table(self) -> StreamTable:
         """The known streams, those with a subscriber included."""
-        return self.engine.table
+        return self._streams.table
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection."""
-        return self.engine.is_connected
+        return self.server.is_connected
 
     def positions(self) -> dict[str, dict[str, int]]:
         """The applied positions, ``{stream: {writer: token}}``: facts up to them were applied or skipped."""
-        return self.engine.positions()
+        return self._streams.positions()
 
     def waiting_streams(self) -> list[str]:
         """The streams that wait for missing facts, a subscriber, a cache or the end of a burst."""
-        return [name for name, one in self.engine.executors.items() if one.machine.is_blocked]
+        return [name for name, one in self._streams.executors.items() if one.machine.is_blocked]
 
     def lag_seconds(self) -> float:
         """Seconds since the follower was last up to date; infinite if it never was.
@@ -245,31 +257,34 @@ class Follower:
         Over TCP, PINGs are heartbeats: everything sent before a PING has arrived before it. So on an idle
         connection the lag is exact to about five seconds. On Redis it grows until the next message.
         """
-        return self.engine.lag_seconds()
+        return self.server.lag_seconds()
 
     def lag_rows(self) -> int:
         """The number of tokens that are known to be missing; 0 if none."""
-        machines = [one.machine for one in self.engine.executors.values()]
+        machines = [one.machine for one in self._streams.executors.values()]
         return sum(machine.gaps.missing() for machine in machines)
 
     def gaps(self) -> list[GapError]:
         """The open gaps that could not be fetched yet, each with the reason of the last attempt."""
-        return [gap for one in self.engine.executors.values() for gap in one.machine.gaps.errors.values()]
+        return [gap for one in self._streams.executors.values() for gap in one.machine.gaps.errors.values()]
 
     @property
     def lost_gaps(self) -> list[tuple[float, GapError]]:
         """The last 100 gaps that were skipped as unrecoverable, each with its clock time in seconds."""
-        return self.engine.lost_gaps
+        return self._events.lost_gaps
 
     def send(self, command: Command) -> None:
         """Send a command to the server, such as USER_SYNC.
 
         Raises `NotConnected` without a connection, `LocalProtocolError` if the server's release lacks it.
         """
-        if self.engine.connection is None:
+        if self.server.connection is None:
             raise NotConnected(f"not connected: {command.NAME} was not sent")
-        self.engine.connection.send(command)
+        self.server.connection.send(command)
 
     def stop(self) -> None:
         """Cancel all work and save positions. Raises what the position store raises."""
-        self.engine.stop()
+        for executor in self._streams.executors.values():
+            executor.feed(Stopped())
+        self._tasks.cancel_all()
+        self._saver.stop()

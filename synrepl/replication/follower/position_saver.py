@@ -28,13 +28,14 @@ class PositionSaver:
 
     A save that fails is reported to `report_failure`, and repeated. `is_due`: a save is scheduled. `saved`:
     the positions of the last run and of the last save, also of streams that are not followed now. `epoch`:
-    the epoch of the log that they belong to, if known; it is saved with them.
+    the epoch of the log that they belong to, if known; it is saved with them. `has_new_writer`: the
+    position of a writer is to be saved that never was.
     """
 
     store: IPositionStore | None
     metrics: Metrics | None
     positions: Callable[[], SaveablePosition]
-    clock: Callable[[], IClock]
+    clock: IClock
     report_failure: Callable[[Exception], None]
 
     def __post_init__(self) -> None:
@@ -44,6 +45,7 @@ class PositionSaver:
         self._is_stopped = False
         self._shown: dict[str, dict[str, int]] = {}
         self.is_due = False
+        self.has_new_writer = False
         self._timer: Any = None
 
     def check_subscriber(self, subscriber: Subscriber) -> None:
@@ -56,12 +58,21 @@ class PositionSaver:
         """Save after this many seconds, unless a save is due already."""
         if not self.is_due:
             self.is_due = True
-            self._timer = self.clock().callLater(seconds, self.save)
+            self._timer = self.clock.callLater(seconds, self.save)
+
+    def position_processed(self, stream: str, writer: str) -> None:
+        """Save at once where a writer's stream starts: after a kill it would start at another position."""
+        self.has_new_writer |= writer not in self.saved.get(stream, ())
+
+    def save_at_once(self) -> None:
+        """Save new writers and all else that changed."""
+        self.has_new_writer = False
+        self.save()
 
     def stop(self) -> None:
         """Save for the last time. Raises what the store raises."""
         self._is_stopped = True
-        self.save()
+        self.save_at_once()
 
     def save(self) -> None:
         """Save now, if positions changed since the last save."""

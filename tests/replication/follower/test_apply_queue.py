@@ -59,7 +59,7 @@ class Waiting(Story):
         """Whether anything of those who waited is still around: in the list, or as a timer."""
         calls: Sequence[Any] = self.clock.getDelayedCalls()
         timers = [call for call in calls if call.func.__module__.endswith("waiters")]
-        return bool(self.follower.engine.waiters.queues) or bool(timers)
+        return bool(self.follower.server.waits.waiters.queues) or bool(timers)
 
 
 class TestReaching:
@@ -84,7 +84,7 @@ class TestReaching:
         story.begin("then", master=7)
         at = story.clock.seconds()
 
-        story.follower.engine.received(handed_over(6, 7))
+        story.follower.server.received(handed_over(6, 7))
 
         assert story.names() == ["soon", "then"]
         assert story.clock.seconds() == at
@@ -127,7 +127,7 @@ class TestReaching:
 
         story.follower.wait_for("push_rules", {"master": 1}, 5)
 
-        assert "push_rules" in story.follower.engine.executors
+        assert "push_rules" in story.follower.server.streams.executors
 
     def test_a_stream_that_nobody_knows_is_refused(self) -> None:
         """A name misspelled, most likely."""
@@ -321,7 +321,7 @@ class TestTokensThatDoNotExist:
     def test_without_anybody_to_ask_it_is_just_waited_for(self) -> None:
         """As with a real homeserver."""
         story = Waiting()
-        story.follower.engine.allocation.source = None
+        story.follower.server.waits.allocation.source = None
 
         story.begin("ada", 1, master=99)
         story.wait(1.1)
@@ -339,7 +339,7 @@ class TestLostHistory:
         """Only what is beyond where the writer stands now."""
         first = "POSITION to_device 5" if dialect is LEGACY else "POSITION to_device master 5 5"
         story = Waiting(dialect).hears(first)
-        story.follower.engine.allocation.source = None
+        story.follower.server.waits.allocation.source = None
         story.begin("gone", master=8)
         story.reconnect()
 
@@ -367,7 +367,7 @@ class TestLostHistory:
     def test_a_writer_that_did_not_go_back_proves_nothing(self) -> None:
         """It may just not be there yet."""
         story = Waiting().hears("POSITION to_device master 5 5")
-        story.follower.engine.allocation.source = None
+        story.follower.server.waits.allocation.source = None
         story.begin("ada", master=8)
         story.reconnect()
 
@@ -378,7 +378,7 @@ class TestLostHistory:
     def test_other_writers_do_not_matter(self) -> None:
         """Their history is whole."""
         story = Waiting().hears("POSITION to_device master 5 5", "POSITION to_device w2 5 5")
-        story.follower.engine.allocation.source = None
+        story.follower.server.waits.allocation.source = None
         story.begin("ada", w2=8)
         story.reconnect()
 

@@ -484,7 +484,7 @@ class TestPositions:
         for n in range(3, 3 + count):
             story.master.says(f'RDATA to_device master {n} ["{big}"]')
         story.wait(3)
-        queued = story.follower.engine.executors["to_device"].machine.intake.bytes
+        queued = story.follower.server.streams.executors["to_device"].machine.intake.bytes
 
         story.shelve("to_device", range(2, 3 + count))
         waiting, story.shelf.waiting = story.shelf.waiting, None
@@ -821,7 +821,7 @@ class TestFacts:
     def test_a_batch_without_end_is_refused(self) -> None:
         """A peer must not fill our memory with rows of a fact that never ends."""
         story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.follower.engine.batches.max_rows = 100
+        story.follower.server.streams.batches.max_rows = 100
 
         story.hears(*['RDATA to_device master batch ["@a:hs"]'] * 101)
 
@@ -983,7 +983,7 @@ class TestSubscribers:
         story.hears(*rows(3, 3))
 
         assert fired == [None]
-        assert not story.follower.engine.waiters.queues
+        assert not story.follower.server.waits.waiters.queues
 
     def test_a_waiter_that_gives_up_is_forgotten(self) -> None:
         """Time-outs must not leave anything behind."""
@@ -993,7 +993,7 @@ class TestSubscribers:
 
         waiter.cancel()
 
-        assert not story.follower.engine.waiters.queues
+        assert not story.follower.server.waits.waiters.queues
 
     def test_commands_of_the_server_reach_who_subscribed(self) -> None:
         """REMOTE_SERVER_UP makes a federation sender try again."""

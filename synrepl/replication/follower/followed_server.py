@@ -1,0 +1,223 @@
+"""FollowedServer: the conversation of a follower with the server that it is connected to."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from synrepl.ports.interfaces import IAllocated, IClock
+from synrepl.replication.connection import Connection
+from synrepl.replication.follower.clock import FollowerClock
+from synrepl.replication.follower.epochs import ServerEpochs
+from synrepl.replication.follower.events import FollowerEvents
+from synrepl.replication.follower.executor import StreamExecutor
+from synrepl.replication.follower.followed_streams import FollowedStreams
+from synrepl.replication.follower.position_saver import PositionSaver
+from synrepl.replication.follower.states import Disconnected
+from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, code_of
+from synrepl.replication.follower.waits import PositionWaits
+from synrepl.replication.strategies import FollowStrategy, following
+from synrepl.streams.stream import Stream
+from synrepl.streams.table import StreamTable
+from synrepl.wire.commands import EpochNotice, Error, Position, Rdata, Rewind, Server
+from synrepl.wire.dialect import Dialect
+from synrepl.wire.extension import EpochMark
+from synrepl.wire.grammar import Command
+from synrepl.wire.rdata_runs import RdataRun
+
+
+class FollowedServer:
+    """Requests the followed streams of a server, and hands its commands to them.
+
+    A transport calls `connected`, `received`, `mark_alive`, `disconnected`, `unreachable` and `moved`.
+    """
+
+    def __init__(
+        self,
+        streams: FollowedStreams,
+        waits: PositionWaits,
+        saver: PositionSaver,
+        events: FollowerEvents,
+        *,
+        clock: FollowerClock,
+        catch_up: ICatchUp | None,
+    ) -> None:
+        self.connection: Connection | None = None
+        self.is_connected = False
+        self.command_subscribers: dict[type[Command], list[Callable[[Any], None]]] = {}
+        self.epochs = ServerEpochs(streams, saver, events)
+        self.streams = streams
+        self._executors = streams.executors
+        self.waits = waits
+        self.saver = saver
+        self.events = events
+        self.catch_up = catch_up
+        """Where missing facts are fetched; None if that is not known."""
+        self._clock = clock
+        self._last_received: float | None = None
+        self._current_at = -math.inf
+        self._strategy: FollowStrategy | None = None
+        self._dialect: Dialect | None = None
+        self._established = False
+        self._full_streams: set[str] = set()
+        """The streams that have no room for more: meanwhile nothing is read from the connection."""
+        streams.added = self._stream_added
+
+    def complete(
+        self, clock: IClock, catch_up: ICatchUp | None = None, allocated: IAllocated | None = None
+    ) -> None:
+        """Set those of these arguments that the follower was made without."""
+        if self._clock.given is None:
+            self._clock.given = clock
+        if self.catch_up is None:
+            self.catch_up = catch_up
+        if self.waits.allocation.source is None:
+            self.waits.allocation.source = allocated
+
+    # -- called by the connection --------------------------------------------------------------------------
+
+    def connected(
+        self, connection: Connection, dialect: Dialect, strategy: FollowStrategy | None = None
+    ) -> None:
+        """A connection was opened and the handshake is done: request the followed streams.
+
+        `strategy` None means that of the dialect's release.
+        """
+        streams = self.streams
+        streams.follow_caches()
+        self.connection = connection
+        self._dialect = dialect
+        self._strategy = strategy if strategy is not None else following(dialect)
+        self._established = False
+        self._full_streams.clear()
+        self.is_connected = True
+        self._last_received = self._clock.seconds()
+        self.waits.connected()
+        for name, executor in self._executors.items():
+            # Also streams that the release lacks: the server may be of another release.
+            executor.feed(streams.connected_event(streams.table[name], dialect, self._strategy))
+        known = [stream for stream in streams.table.known_to(dialect) if stream.name in self._executors]
+        self.events.emit(FollowerEvent(kind="connected"))
+        self._request(connection, [stream.name for stream in known], everything=streams.is_everything)
+
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
+        """Handle commands from the server.
+
+        Raises RemoteProtocolError if one is not allowed, such as too large a batch.
+        """
+        executors, clock = self._executors, self._clock.given
+        assert clock is not None
+        self._last_received = clock.seconds()
+        for command in commands:
+            if type(command) is Rdata or type(command) is RdataRun or type(command) is Position:
+                executor = executors.get(command.stream) or self.streams.unfollowed(command.stream)
+                if executor is not None:
+                    executor.feed(command)
+                if type(command) is not Position:
+                    continue
+            elif type(command) is Rewind:
+                self.epochs.rewind(command)
+            elif isinstance(command, EpochNotice):
+                self.epochs.enter(command)
+            elif isinstance(command, Server):
+                self.events.emit(FollowerEvent(kind="server", text=command.server_name))
+            elif isinstance(command, Error):
+                text, code = f"the server reports: {command.text}", code_of(command.text)
+                self.events.emit(FollowerEvent(kind="error", text=text, code=code))
+            assert not isinstance(command, RdataRun)
+            for subscriber in self.command_subscribers.get(type(command), ()):
+                subscriber(command)
+        self._update_current()
+        if self.saver.has_new_writer:
+            self.saver.save_at_once()
+
+    def mark_alive(self) -> None:
+        """The connection works although no command was received: everything sent until now has arrived."""
+        self._last_received = self._clock.seconds()
+        self._update_current()
+
+    def moved(self, why: str, code: str) -> None:
+        """The server says that it must not be followed any more, or not now."""
+        self.events.emit(FollowerEvent(kind="moved", text=why))
+
+    def disconnected(self, why: str, code: str = "") -> None:
+        """The connection was lost. `code` is that of `FollowerEvent`."""
+        self.connection = None
+        self.is_connected = False
+        self.epochs.disconnected()
+        for executor in self._executors.values():
+            executor.feed(Disconnected())
+        self.saver.save_at_once()
+        self.events.emit(FollowerEvent(kind="disconnected", text=why, code=code))
+
+    def unreachable(self, why: str, code: str = "") -> None:
+        """A connection attempt failed; it is retried. `code` is that of `FollowerEvent`."""
+        self.events.emit(FollowerEvent(kind="disconnected", text=why, code=code))
+
+    @property
+    def epoch(self) -> EpochMark | None:
+        """The epoch of the log that was followed last; None if no server has said it."""
+        return self.saver.epoch
+
+    # -- the streams ---------------------------------------------------------------------------------------
+
+    def _stream_added(self, stream: Stream[Any], executor: StreamExecutor, asks: bool) -> None:
+        """Begin to follow a stream in the middle of a connection."""
+        if self.connection is None:
+            return
+        assert self._strategy is not None
+        assert self._dialect is not None
+        executor.feed(self.streams.connected_event(stream, self._dialect, self._strategy))
+        if asks and self._dialect.release in stream.span:
+            self._request(self.connection, [stream.name], everything=False)
+
+    def _request(self, connection: Connection, streams: list[str], *, everything: bool) -> None:
+        assert self._strategy is not None
+        catalog = StreamTable.default()
+        for command in self._strategy.requests(
+            streams,
+            named=[name for name in streams if name not in catalog],
+            everything=everything,
+            token=self._resume_token,
+            earliest=self.streams.earliest,
+        ):
+            connection.send(command)
+
+    def _resume_token(self, name: str) -> int | None:
+        """The position to continue a stream from on a server without writer names."""
+        return max(self.streams.applied(name).values(), default=None)
+
+    def position_processed(self) -> None:
+        """A POSITION was processed: the connection is established with the first one."""
+        if not self._established and self.connection is not None:
+            self._established = True
+            self.connection.established()
+
+    def stream_full(self, stream: str) -> None:
+        """A stream has no room for more: read nothing."""
+        if not self._full_streams and self.connection is not None:
+            self.connection.pause_reading()
+        self._full_streams.add(stream)
+
+    def stream_empty(self, stream: str) -> None:
+        """A stream has room again: read, if all have."""
+        if stream not in self._full_streams:
+            return
+        self._full_streams.discard(stream)
+        if not self._full_streams and self.connection is not None:
+            self.connection.resume_reading()
+
+    # -- lag -----------------------------------------------------------------------------------------------
+
+    def lag_seconds(self) -> float:
+        """Seconds since the follower was last up to date; infinite if it never was."""
+        self._update_current()
+        return math.inf if self._clock.given is None else self._clock.seconds() - self._current_at
+
+    def _update_current(self) -> None:
+        """If no stream is blocked, the follower is up to date as of the last line received."""
+        if not self._established or not self.is_connected or self._last_received is None:
+            return
+        for executor in self._executors.values():
+            if executor.machine.is_blocked:
+                return
+        self._current_at = self._last_received

@@ -1,0 +1,160 @@
+"""FollowedStreams: the streams of a follower, and what follows each of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from synrepl.caches.registry import CacheRegistry
+from synrepl.errors import ConfigError
+from synrepl.replication.follower.clock import FollowerClock
+from synrepl.replication.follower.events import FollowerEvents
+from synrepl.replication.follower.executor import IStreamsOwner, StreamExecutor
+from synrepl.replication.follower.facts import decoder, untyped
+from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
+from synrepl.replication.follower.position_saver import PositionSaver
+from synrepl.replication.follower.states import Connected
+from synrepl.replication.follower.stream import StreamMachine
+from synrepl.replication.follower.updates import FollowerEvent, Subscriber
+from synrepl.replication.strategies import FollowStrategy
+from synrepl.streams.batches import Batches
+from synrepl.streams.stream import Stream
+from synrepl.streams.table import StreamTable
+from synrepl.wire.dialect import Dialect
+
+MAX_UNKNOWN: Final = 1_000
+"""The largest number of unknown stream names that are remembered: the peer chooses the names."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class FollowedStreams:
+    """Makes an executor for each stream that has a subscriber, a waiter or caches.
+
+    The arguments are those of `follower.Follower`, some under other names. `own` starts the work: before it
+    no stream is followed. `added` is called with each stream that is followed from then on, its executor, and
+    whether it must be requested.
+    """
+
+    table: StreamTable
+    earliest: bool
+    raw: bool
+    canonical: bool
+    external_position: Callable[[str, str], int] | None
+    caches: CacheRegistry | None
+    clock: FollowerClock
+    saver: PositionSaver
+    events: FollowerEvents
+
+    def __post_init__(self) -> None:
+        if (self.raw or self.canonical) and self.caches is not None:
+            raise ConfigError("caches need typed rows: leave out `raw` and `canonical`, or the caches")
+        if self.external_position is not None and self.caches is not None:
+            raise ValueError(
+                "a follower cannot have both `external_position` and `caches`: the caches would miss external"
+                " facts; leave one out"
+            )
+        self.executors: dict[str, StreamExecutor] = {}
+        self.batches: Batches[bytes] = Batches()
+        self.added: Callable[[Stream[Any], StreamExecutor, bool], None] | None = None
+        self._owner: IStreamsOwner | None = None
+        self._subscribers: list[Subscriber] = []
+        self._unknown: set[str] = set()
+
+    def own(self, owner: IStreamsOwner) -> None:
+        """Let the executors report to `owner`, and follow the streams that invalidate caches."""
+        self._owner = owner
+        self.follow_caches()
+
+    def subscribe(self, stream: Stream[Any], subscriber: Subscriber) -> None:
+        """Call `subscriber` with each fact of a stream. Raises `ConfigError` if the store refuses."""
+        self.saver.check_subscriber(subscriber)
+        self.executor(stream).subscribe(subscriber)
+        self.follow_caches()
+
+    def subscribe_to_all(self, subscriber: Subscriber) -> None:
+        """Do `subscribe` for every stream of the table; with `raw`, for streams outside the table too."""
+        self.saver.check_subscriber(subscriber)
+        self._subscribers.append(subscriber)
+        for stream in self.table:
+            self.executor(stream).subscribe(subscriber)
+        self.follow_caches()
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether all streams of the server are followed."""
+        return bool(self._subscribers)
+
+    def executor(self, stream: Stream[Any], *, asks: bool = True) -> StreamExecutor:
+        """The executor that follows this stream. `asks`: request the stream if it is new on a connection."""
+        found = self.executors.get(stream.name)
+        if found is not None:
+            return found
+        if stream.name not in self.table:
+            self.table = self.table | {stream}
+        made = self.executors[stream.name] = self._make_executor(stream)
+        if self.added is not None:
+            self.added(stream, made, asks)
+        return made
+
+    def _make_executor(self, stream: Stream[Any]) -> StreamExecutor:
+        assert self._owner is not None
+        name, external = stream.name, self.external_position
+        policy = ApplyPolicy(
+            ordered=stream.ordered,
+            monotonic=stream.monotonic,
+            earliest=self.earliest,
+            descends=stream.descends,
+            is_kept=self.canonical and stream.monotonic and not stream.ephemeral,
+            resumes=self.canonical and bool(self.saver.saved),
+            external_position=(lambda writer: external(name, writer)) if external is not None else None,
+        )
+        history = StreamHistory(policy, AppliedPositions(self.saver.saved.get(name, {})))
+        machine = StreamMachine(name, history, self.batches, seconds=self.clock.seconds)
+        has_caches = self.caches is not None and name in self.caches.streams
+        return StreamExecutor(machine, self._owner, self.caches if has_caches else None)
+
+    def connected_event(self, stream: Stream[Any], dialect: Dialect, strategy: FollowStrategy) -> Connected:
+        """Return the event that begins a connection for the executor of this stream."""
+        return Connected(strategy, decoder(stream, dialect, raw=self.raw, canonical=self.canonical))
+
+    def follow_caches(self) -> None:
+        """Follow the streams that invalidate caches."""
+        if self.caches is None:
+            return
+        names = self.caches.streams
+        for stream in [stream for stream in self.table if stream.name in names]:
+            executor = self.executor(stream)
+            if not executor.machine.history.has_caches:
+                # The caches were declared later and missed this stream's facts until now.
+                executor.attach_caches(self.caches)
+                self.caches.invalidate_stream(stream.name)
+
+    def unfollowed(self, name: str) -> StreamExecutor | None:
+        """Return the executor for rows of a stream that is not followed yet; None to ignore them.
+
+        The first rows of an unknown stream are reported.
+        """
+        if name in self.table or name in self._unknown or len(self._unknown) >= MAX_UNKNOWN:
+            return None
+        if self.raw and self._subscribers:
+            executor = self.executor(untyped(name), asks=False)
+            for subscriber in self._subscribers:
+                executor.subscribe(subscriber)
+            return executor
+        self._unknown.add(name)
+        text = f"ignoring the rows of stream {name}: this follower does not know it"
+        self.events.emit(FollowerEvent(kind="error", stream=name, text=text))
+        return None
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """The applied positions, by stream and writer (`Follower.positions`)."""
+        reported = {name: one.machine.positions.reported for name, one in self.executors.items()}
+        return {name: dict(tokens) for name, tokens in reported.items() if tokens}
+
+    def applied(self, name: str) -> Mapping[str, int]:
+        """The applied positions of a stream that is followed, by writer."""
+        return self.executors[name].machine.positions.reported
+
+    @property
+    def is_rewinding(self) -> bool:
+        """Whether any stream has yet to go back to what the server has."""
+        return any(one.machine.is_rewinding for one in self.executors.values())
