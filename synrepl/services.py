@@ -54,7 +54,7 @@ class RedisService(Service):
         self, reactor: Any, url: str, follower: Follower, server_name: str, metrics: Metrics
     ) -> None:
         # Not at the top: a worker that follows over TCP need not load these modules.
-        from synrepl.replication.broker import BrokerPeer
+        from synrepl.replication.broker.peer import BrokerPeer
         from synrepl.transports.redis.link import RedisLink
 
         self._follower = follower

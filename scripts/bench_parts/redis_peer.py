@@ -119,7 +119,7 @@ def publisher(url: str, rows: int) -> None:
 
     from scripts.bench_parts.children import reactor
     from synrepl.ports.metrics import Metrics
-    from synrepl.replication.broker import BrokerPeer
+    from synrepl.replication.broker.peer import BrokerPeer
     from synrepl.replication.publisher import Publisher
     from synrepl.storage.log import Log
     from synrepl.storage.threads import ImmediateThread

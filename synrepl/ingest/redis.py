@@ -7,7 +7,7 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
-from synrepl.replication.broker import BrokerPeer
+from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy

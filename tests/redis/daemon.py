@@ -11,7 +11,7 @@ from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import NotConnected
-from synrepl.replication.broker import BrokerPeer
+from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, MissedFacts, NowhereToFetch
 from synrepl.replication.ingester import Ingester, LogPositions

@@ -13,7 +13,9 @@ from twisted.logger import Logger, globalLogPublisher
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import CONFLICT_SECONDS, MAX_WRITERS, PROBE_SECONDS, BrokerPeer
+from synrepl.replication.broker.channel_writers import MAX_WRITERS
+from synrepl.replication.broker.name_claim import CONFLICT_SECONDS, PROBE_SECONDS
+from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts, Updates
 from synrepl.replication.publisher import Publisher
@@ -554,7 +556,7 @@ class TestClash:
         waits = []
         for chance in (0.0, 1.0):
             story = Story()
-            story.peer._rng = Chance(chance)
+            story.peer._claim._rng = Chance(chance)
             story.says("POSITION to_device us 7 7")
             began = story.clock.seconds()
             while REPLICATE not in story.channel.lines:

@@ -19,7 +19,7 @@ from zope.interface import implementer
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
-from synrepl.replication.broker import BrokerPeer
+from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.tls import TlsWords, tls_trouble
 from synrepl.wire.session import Keepalive

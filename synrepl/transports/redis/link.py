@@ -15,7 +15,7 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import BrokerPeer
+from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import PublisherConnection, SubscriberConnection
 from synrepl.transports.redis.half_link import HalfLink, query

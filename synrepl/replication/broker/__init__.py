@@ -1,0 +1,1 @@
+"""This process on a channel that many processes share, as those of Synapse do on Redis."""

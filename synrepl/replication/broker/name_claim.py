@@ -1,0 +1,91 @@
+"""NameClaim: whether this process may write under its names on a shared channel."""
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from twisted.logger import Logger
+
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
+
+PROBE_SECONDS: Final = 1.0
+"""How long to listen for another process with our name before publishing under it."""
+
+CONFLICT_SECONDS: Final = 30.0
+"""After a conflict, how long the other process must be silent before we write again."""
+
+
+class NameClaim:
+    """Listens for `probe_seconds` before it grants the names, and withdraws them if another process uses one.
+
+    With two processes under one name, others would drop facts of both. Once the other process has been silent
+    for `CONFLICT_SECONDS`, the claim asks and listens again. `ask` makes all processes name their writers; it
+    returns False if this process cannot ask now. `rng` is for delays that must differ between processes.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        clock: IClock,
+        rng: random.Random,
+        *,
+        probe_seconds: float,
+        is_joined: Callable[[], bool],
+        ask: Callable[[], bool],
+        granted: Callable[[], object],
+        withdrawn: Callable[[], object],
+    ) -> None:
+        self.is_granted = False
+        self.conflict: str | None = None
+        """Which stream another process writes under a name of ours, and what to do."""
+        self._rng = rng
+        self._probe_seconds = probe_seconds
+        self._is_joined = is_joined
+        self._ask = ask
+        self._granted = granted
+        self._withdrawn = withdrawn
+        self._probe_timer = Timer(clock, self._probe_finished)
+        self._conflict_timer = Timer(clock, self._probe_again)
+
+    def joined(self) -> None:
+        """This process has joined the channel: listen, unless that was done, or there is a conflict."""
+        if not self.is_granted and self.conflict is None:
+            self._probe_timer.restart(self._probe_seconds)
+
+    def contest(self, stream: str, writer: str) -> None:
+        """Another process writes this stream under a name of ours: withdraw."""
+        conflict = (
+            f"another process on the channel writes {stream} as {writer}: give this process another"
+            " --instance-name, or another `writer` in redis_writes"
+        )
+        if self.conflict is None:
+            self._logger.critical("{conflict}; publishing on Redis is stopped", conflict=conflict)
+        self.conflict = conflict
+        self.is_granted = False
+        self._withdrawn()
+        # Delays are random, since the other process may be doing the same.
+        self._probe_timer.stop()
+        self._conflict_timer.restart(CONFLICT_SECONDS * self._rng.uniform(1.0, 1.1))
+
+    def stop(self) -> None:
+        """Stop all timers."""
+        self._probe_timer.stop()
+        self._conflict_timer.stop()
+
+    def _probe_finished(self) -> None:
+        """No other process used our names during the probe: grant them."""
+        if self._is_joined():
+            if self.conflict is not None:
+                self._logger.info("publishing on Redis again: no other process uses the names of this one")
+            self.conflict = None
+            self.is_granted = True
+            self._granted()
+
+    def _probe_again(self) -> None:
+        """Probe whether the other process is gone or only silent."""
+        if self._ask():
+            self._probe_timer.restart(self._probe_seconds)
+        else:
+            self._conflict_timer.restart(CONFLICT_SECONDS)

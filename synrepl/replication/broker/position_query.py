@@ -1,0 +1,41 @@
+"""PositionQuery: asks for the positions of known writers until each has answered."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
+
+REQUERY_SECONDS: Final = (5.0, 30.0, 300.0)
+"""Delays after which `ask` is called again if a known writer has not announced its position. A response is
+lost if its sender loses its connection; a removed writer never responds.
+"""
+
+
+class PositionQuery:
+    """Calls `ask` again while some of the expected streams and writers are `unanswered`."""
+
+    def __init__(self, clock: IClock, ask: Callable[[], object]) -> None:
+        self.unanswered: set[tuple[str, str]] = set()
+        self._ask = ask
+        self._timer = Timer(clock, self._repeat)
+        self._delays: Iterator[float] = iter(())
+
+    def start(self) -> None:
+        """The first question was asked: ask again later."""
+        self._delays = iter(REQUERY_SECONDS)
+        self._ask_later()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._timer.stop()
+
+    def _ask_later(self) -> None:
+        seconds = next(self._delays, None)
+        if seconds is not None and self.unanswered:
+            self._timer.restart(seconds)
+
+    def _repeat(self) -> None:
+        if self.unanswered:
+            self._ask()
+            self._ask_later()
