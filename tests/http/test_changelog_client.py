@@ -20,7 +20,6 @@ from synrepl.ports.response_errors import (
     ApiResponseError,
     NeverSent,
 )
-from synrepl.streams.catalog import PushRules
 from synrepl.transports.http import http_client
 from synrepl.transports.http.client import ChangelogClient, FirstAnswer, HttpAppender
 from synrepl.transports.http.http_client import BodyLines
@@ -189,16 +188,6 @@ class SubscribingTests(SiteCase):
 
         self.assertEqual((1, 2, self.log.history), (told.epoch, told.serial, told.history))
         self.assertEqual({2: self.log.digest, 5: None}, told.digests)
-
-    def test_typed_rows_can_be_appended(self) -> None:
-        """As their JSON arrays."""
-        ada = PushRules(user_id="@ada:hs")
-        appender = HttpAppender(self.clock, URL, client=self.client)
-        asked = ensureDeferred(appender.append("push_rules", [[ada], [["@bob:hs"]]]))
-        self.client.flush()
-
-        self.assertEqual((1, 2), tuple(self.successResultOf(asked).tokens))
-        self.assertEqual([b'[["@ada:hs"]]', b'[["@bob:hs"]]'], [fact.rows for fact in self.engine.facts])
 
 
 class Misbehaving(SiteCase):

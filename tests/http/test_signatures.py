@@ -30,7 +30,7 @@ from synrepl.transports.http.signatures import (
     SignedContent,
     find_nonce,
 )
-from tests.http.builders import Answer
+from tests.http.builders import Answer, append_body
 from tests.http.test_replica_routes import HERE, CopiesCase
 
 SHARED = "shared"
@@ -376,7 +376,7 @@ class Gate:
     def append(self, url: str) -> "Deferred[Any]":
         """Send a request to this URL."""
         appender = HttpAppender(Clock(), url, secret=self.credentials, client=self.client)
-        done = Deferred.fromCoroutine(appender.append("s", [[["x"]]]))
+        done = Deferred.fromCoroutine(appender.post("s", append_body([[["x"]]])))
         done.addErrback(lambda failure: failure.value)
         return done
 

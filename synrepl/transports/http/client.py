@@ -11,17 +11,15 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import ALLOCATED, APPEND, CATCH_UP, CHANGELOG, DIGESTS
 from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
-from synrepl.streams.stream import row_values
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import BodyLines, HttpClient, decode_json
 from synrepl.transports.http.messages import DigestsAnswer
-from synrepl.wire.jsontext import dumps
 
 MIB: Final = 1024 * 1024
 
@@ -115,29 +113,7 @@ def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
 
 
 class HttpAppender(HttpClient):
-    """Appends facts to a daemon's log over HTTP."""
-
-    async def append(
-        self, stream: str, facts: Sequence[Sequence[Any]], writer: str | None = None, key: str | None = None
-    ) -> Appended:
-        """Append facts, each a sequence of rows, typed or JSON arrays; return once they are stored.
-
-        Raises the errors of `post`, and `ReplicationError` if the facts cannot be encoded. If the outcome is
-        unknown, a retry with the same `key` is harmless.
-        """
-        values = [
-            [row_values(row) if isinstance(row, msgspec.Struct) else row for row in rows] for rows in facts
-        ]
-        content: dict[str, Any] = {"facts": values}
-        if writer is not None:
-            content["writer"] = writer
-        if key is not None:
-            content["idempotency_key"] = key
-        try:
-            body = dumps(content)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ReplicationError(f"these facts cannot be encoded as JSON: {error}") from error
-        return await self.post(stream, body)
+    """Appends encoded facts to a daemon's log over HTTP."""
 
     async def post(
         self,
