@@ -21,7 +21,7 @@ from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import READER
 from synrepl.http_api.shapes import find_mismatch
 from synrepl.wire.address_list import AddressList, Fault, fault_of
-from synrepl.wire.error_codes import is_retryable
+from synrepl.wire.error_codes import is_retryable, moved_to
 
 TIMEOUT_SECONDS: Final = 60.0
 
@@ -80,11 +80,12 @@ class BlockingClient:
     """A kept-alive connection to one daemon. `clean` is applied to every JSON response.
 
     `url` may be several URLs of daemons of one log, separated by commas, in order of preference: a request
-    goes to the first that can answer it, and the next one begins there. A user and a password in a URL are
-    not sent, and not in the attribute `url`, which is that of the daemon in use: `secret` authenticates.
-    `ca_file` is a PEM file of the CAs to trust (None: the system's). `advice` has messages by error code, for
-    errors where the caller knows better than the daemon what to do. Raises `NotADaemon` for an invalid URL,
-    `ConfigError` for an unusable `ca_file`.
+    goes to the first that can answer it, and the next one begins there. Without `tries_all`, a request goes
+    to one address, until the caller lets the client `leave` it. A user and a password in a URL are not sent,
+    and not in the attribute `url`, which is that of the daemon in use: `secret` authenticates. `ca_file` is a
+    PEM file of the CAs to trust (None: the system's). `advice` has messages by error code, for errors where
+    the caller knows better than the daemon what to do. Raises `NotADaemon` for an invalid URL, `ConfigError`
+    for an unusable `ca_file`.
     """
 
     def __init__(
@@ -96,12 +97,14 @@ class BlockingClient:
         timeout: float = TIMEOUT_SECONDS,
         advice: Mapping[str, str] = MappingProxyType({}),
         clean: Callable[[Any], Any] = lambda content: content,
+        tries_all: bool = True,
     ) -> None:
         self._clean = clean
         self._advice = advice
         self._ca_file = ca_file
         self._secret = secret
         self._timeout = timeout
+        self._tries_all = tries_all
         self._parts = dict(map(_parse, split_urls(url)))
         self.addresses = AddressList(list(self._parts), (0.0,))
         self._use()
@@ -124,6 +127,13 @@ class BlockingClient:
             self._connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
         else:
             self._connection = http.client.HTTPConnection(host, port, timeout=timeout)
+
+    def leave(self, error: Exception) -> None:
+        """Connect to another address with the next request: this one failed with `error`."""
+        self.close()
+        named = moved_to(error.body).split() if isinstance(error, HttpError) else []
+        self.addresses.failed(fault_of_error(error), moved_to=[one.rstrip("/") for one in named])
+        self._use()
 
     def json(self, request: HttpRequest, body: bytes | None = None, *, reader: str | None = None) -> Any:
         """Send a request with this body; return the JSON response.
@@ -169,16 +179,15 @@ class BlockingClient:
         body: bytes | None = None,
         extra_headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
-        """Send a request, to each address at most once. Raises the error of the last one."""
-        for left in reversed(range(len(self.addresses.addresses))):
+        """Send a request, to each address that it may try at most once. Raises the error of the last one."""
+        attempts = len(self.addresses.addresses) if self._tries_all else 1
+        for left in reversed(range(attempts)):
             try:
                 return self._request_here(request, body, extra_headers)
             except REQUEST_ERRORS as error:
                 if not (left and can_try_elsewhere(error)):
                     raise
-                self._connection.close()
-                self.addresses.failed(fault_of_error(error), moved_to=moved_to(error))
-                self._use()
+                self.leave(error)
         raise AssertionError("there is at least one address")
 
     def _request_here(
@@ -293,12 +302,6 @@ def can_try_elsewhere(error: ConnectError | HttpError) -> bool:
     if isinstance(error, ConnectError):
         return True
     return error.status == 503 or fault_of(error.code) is not Fault.REFUSING
-
-
-def moved_to(error: Exception) -> list[str]:
-    """Return the URL of the primary that an error names, if any."""
-    named = str(error.body.get("moved_to") or "").split() if isinstance(error, HttpError) else []
-    return [one.rstrip("/") for one in named]
 
 
 def _tls_context(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:

@@ -22,6 +22,7 @@ from synrepl.errors import suggest
 from synrepl.http_api.routes import APPEND, STATUS
 from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, HttpError
 from synrepl.wire import jsontext
+from synrepl.wire.error_codes import moved_to
 from synrepl.wire.text import printable
 
 BATCH: Final = 500
@@ -59,7 +60,7 @@ def post_facts(
         is_unsent &= error.is_unsent
         if client.has_several or not isinstance(error, HttpError):
             return  # the address of the primary may be among the others
-        if primary := address(str(error.body.get("moved_to") or "")):
+        if primary := address(moved_to(error.body)):
             why = f"{error}; the primary is at {primary}: use its --url"
             raise HttpError(error.status, error.code, why, {"retryable": False}) from error
 

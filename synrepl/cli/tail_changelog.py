@@ -23,6 +23,7 @@ from synrepl.transports.http.client import ChangelogClient, FirstAnswer
 from synrepl.transports.http.http_client import decode_json
 from synrepl.transports.tls import is_permanent, tls_trouble
 from synrepl.wire.address_list import AddressList, Fault, fault_of
+from synrepl.wire.error_codes import moved_to
 
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
@@ -108,7 +109,7 @@ class ChangelogTail:
                     advice = secret_advice(self._options.secret_file)
                     self._output.end(f"{self._url}: {advice}" if error.code == "unauthorized" else str(error))
                     return
-                await self._pause(error, fault, str(error.body.get("moved_to") or "").split())
+                await self._pause(error, fault, moved_to(error.body).split())
             except RemoteProtocolError as error:
                 self._output.end(f"{self._url} does not respond as a synrepl daemon; check TARGET ({error})")
                 return

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from synrepl.errors import ConfigError
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError, Superseded
 from synrepl.pipeline.source.options import read_options
@@ -255,3 +256,9 @@ def test_a_trimmed_replica_is_no_loss_while_the_primary_is_away(given: Any) -> N
         daemons.client().extent()
 
     assert not isinstance(caught.value, DataLoss)
+
+
+def test_an_address_that_is_given_twice_is_a_mistake() -> None:
+    """Of three daemons that somebody meant to name, one is missing."""
+    with pytest.raises(ConfigError, match="the address http://a is given twice"):
+        read_options({"url": "http://a,http://b,http://a"})

@@ -17,12 +17,9 @@ from synrepl.http_client import (
     BlockingClient,
     ConnectError,
     HttpError,
-    fault_of_error,
-    moved_to,
     read_secret,
 )
 from synrepl.pipeline.source.options import SourceOptions
-from synrepl.wire.address_list import AddressList
 
 PAUSE_SECONDS: Final = 0.5
 
@@ -56,8 +53,8 @@ class SourceClient:
     """A client for one query or task, of the daemons of one log.
 
     It begins with the daemon number `first`, stays with a daemon that responds, tries all other daemons
-    before it pauses (`AddressList`), and retries for the option `retry_seconds`. Raises `SourceError` and
-    `DataLoss`, and `NotADaemon` for an invalid URL or a response that is not JSON.
+    before it pauses, and retries for the option `retry_seconds`. Raises `SourceError` and `DataLoss`, and
+    `NotADaemon` for an invalid URL or a response that is not JSON.
     """
 
     def __init__(
@@ -74,16 +71,11 @@ class SourceClient:
         advice = {} if secret is not None else {"unauthorized": WITHOUT_KEY}
         first %= len(options.url)
         urls = [*options.url[first:], *options.url[:first]]
-        self._addresses = AddressList(urls, (PAUSE_SECONDS,))
-        self._clients = {
-            url: BlockingClient(url, secret=secret, ca_file=options.ca_file, advice=advice) for url in urls
-        }
+        self._client = BlockingClient(
+            ",".join(urls), secret=secret, ca_file=options.ca_file, advice=advice, tries_all=False
+        )
         self._pause = pause
         self._seconds = seconds
-
-    @property
-    def _client(self) -> BlockingClient:
-        return self._clients[self._addresses.current]
 
     def get(self, route: Route, *, reader: str | None = None, **query: Any) -> Any:
         """Return the JSON response to a GET. With `reader`, a lease retains the facts after ``since``."""
@@ -146,7 +138,7 @@ class SourceClient:
     def _batches(
         self, daemon: BlockingClient, *, upto: int, epoch: int | None, **query: Any
     ) -> Iterator[Any]:
-        if len(self._clients) > 1:
+        if daemon.has_several:
             found = daemon.json(_request(EXTENT, {"limit": 1, "compacted": True}))
             if (head := found["head"]) < upto:
                 why = f"its log ends at serial {head}, before serial {upto}"
@@ -174,13 +166,12 @@ class SourceClient:
         of a query that has facts which the log lacks; else that of the first daemon. That facts were trimmed
         at one daemon says nothing while another one is away. Raises `Superseded` at once.
         """
-        client = self._client
-        client.close()
-        failed.append(_source_error(client.url, error, epoch))
+        failed.append(_source_error(self._client.url, error, epoch))
         if isinstance(failed[-1], Superseded):
+            self._client.close()
             raise failed[-1] from error
-        self._addresses.failed(fault_of_error(error), moved_to=moved_to(error))
-        if len(failed) < len(self._clients):
+        self._client.leave(error)
+        if len(failed) < len(self._client.addresses.addresses):
             return
         is_final = not any(one.retryable for one in failed)
         if is_final or self._seconds() >= deadline:

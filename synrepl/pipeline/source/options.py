@@ -123,6 +123,9 @@ def read_options(
     options = SourceOptions(**values)
     if not options.url:
         raise ConfigError("the data source synrepl needs the option url, such as http://127.0.0.1:9093")
+    for number, url in enumerate(options.url):
+        if url in options.url[:number]:
+            raise ConfigError(f"the address {url} is given twice")
     known = COLUMNS
     if find_layout is not None and options.stream is not None:
         if options.streams not in (None, {options.stream}):

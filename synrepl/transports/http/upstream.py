@@ -36,7 +36,7 @@ from synrepl.transports.http.client import ChangelogClient
 from synrepl.transports.http.http_client import decode_json
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire import native
-from synrepl.wire.error_codes import REFUSALS
+from synrepl.wire.error_codes import REFUSALS, moved_to
 from synrepl.wire.filter import Filter
 
 T = TypeVar("T")
@@ -369,7 +369,7 @@ def _convert_error(error: ApiResponseError) -> ReplicationError:
             code=code,
             message=error.message,
             retryable=bool(REFUSALS[code].retryable),
-            moved_to=str(content.get("moved_to") or ""),
+            moved_to=moved_to(content),
             epoch=_integer(content.get("epoch")),
             serial=_integer(content.get("serial")),
         )
