@@ -36,12 +36,12 @@ from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.peer_clients import HttpFiles, PeerClient
 
 if TYPE_CHECKING:
     from synrepl.replication.replica.conversation import IUpstream
     from synrepl.replication.replica.replica import Replica
-    from synrepl.transports.http.client import HttpAppender
 
 
 class ReplicationServices:
@@ -378,17 +378,10 @@ def make_write_forwarder(
     log: Log, reactor: Any, roles: RoleManager, files: Files, credentials: Credentials
 ) -> WriteForwarder:
     """Make the forwarder of writes to the primary, which is active while this daemon is a replica."""
-
-    def make_client(url: str) -> "HttpAppender":
-        # Imported on use: only a replica forwards.
-        from synrepl.transports.http.client import HttpAppender
-
-        return HttpAppender(reactor, url, secret=credentials)
-
     return WriteForwarder(
         log,
         reactor,
-        make_client,
+        partial(HttpClient, reactor, secret=credentials),
         lambda: roles.primary.http or None,
         is_active=lambda: roles.role == REPLICA,
         refusal=roles.forwarding_refusal,

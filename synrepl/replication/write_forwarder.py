@@ -8,7 +8,8 @@ unknown outcome.
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain, repeat
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import msgspec
@@ -16,6 +17,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.routes import APPEND
 from synrepl.ports.history import Appended
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import ApiResponseError, NeverSent, NotForwarded
@@ -30,8 +33,28 @@ LOWEST_SECONDS: Final = 0.1
 RETRY_DELAYS: Final = (0.1, 0.2, 0.5, 1.0)
 """Delays before retries after an unknown outcome, with the same idempotency key."""
 MAX_HOPS: Final = 8
+MAX_ANSWER_BYTES: Final = 64 * MIB
+"""The longest answer of the primary: it has the tokens of all facts."""
 
+T = TypeVar("T")
 Query = Sequence[tuple[bytes, bytes]]
+
+
+class IHttpClient(Protocol):
+    """What a forwarder needs of the HTTP client of one daemon."""
+
+    def call(
+        self, request: HttpRequest, answer: type[T], *, body: bytes, max_bytes: int, timeout: float
+    ) -> Awaitable[T]:
+        """Send a request; return its decoded answer.
+
+        Raises `ApiResponseError` for an error response, `NeverSent` if the request was not sent;
+        `NotConnected` without a complete response and `RemoteProtocolError` for an invalid one: the outcome
+        is then unknown.
+        """
+
+    async def stop(self) -> None:
+        """Close the idle connections."""
 
 
 class PostedFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +106,7 @@ class WriteForwarder:
 
     log: Log
     clock: IClock
-    make_client: Callable[[str], Any]
+    make_client: Callable[[str], IHttpClient]
     primary_url: Callable[[], str | None]
     _: KW_ONLY
     is_active: Callable[[], bool] = lambda: True
@@ -96,7 +119,7 @@ class WriteForwarder:
         self.pending_bytes = 0
         """Bytes of facts in `forward` that wait for the primary's response."""
         self._tasks = Tasks(self.logger, "write forwarding")
-        self._client: tuple[str, Any] | None = None
+        self._client: tuple[str, IHttpClient] | None = None
 
     async def stop(self) -> None:
         """Cancel pending writes, and close the connections."""
@@ -188,16 +211,21 @@ class WriteForwarder:
             return NotForwarded("upstream_away", why), ""
         left = max(write.until - self.clock.seconds(), LOWEST_SECONDS)
         query = [*write.query, (b"timeout", b"%.3f" % left)]
+        request = APPEND.request(write.stream)
+        request = request._replace(target=f"{request.target}?{urlencode(query)}")
         try:
-            return await self._client_for(url).post(write.stream, write.body, query=query, timeout=left), ""
+            appended = await self._client_for(url).call(
+                request, Appended, body=write.body, max_bytes=MAX_ANSWER_BYTES, timeout=left
+            )
         except NeverSent as error:
             return NotForwarded("upstream_unreachable", f"nothing was stored: {error}"), ""
         except ApiResponseError as error:
             return _refusal(error), str(error)
         except ReplicationError as error:
             return None, str(error)
+        return appended, ""
 
-    def _client_for(self, url: str) -> Any:
+    def _client_for(self, url: str) -> IHttpClient:
         if self._client is None or self._client[0] != url:
             before, self._client = self._client, (url, self.make_client(url))
             if before is not None:

@@ -18,7 +18,9 @@ from twisted.web.http import fromChunk
 from zope.interface import implementer
 
 from synrepl.errors import StorageError
+from synrepl.http_api.routes import APPEND
 from synrepl.ports.access import Keyring
+from synrepl.ports.history import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.log_waiters import LogWaiters
@@ -28,6 +30,7 @@ from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.declared import DeclaredTable
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
@@ -230,9 +233,14 @@ def _unheard(event: LogEvent) -> None:
 
 
 def append_body(facts: list[list[Any]], writer: str | None = None, key: str | None = None) -> bytes:
-    """A body as `HttpAppender` posts it."""
+    """The body of an append."""
     names = {"writer": writer, "idempotency_key": key}
     return json.dumps({"facts": facts, **{name: text for name, text in names.items() if text}}).encode()
+
+
+async def post_facts(client: HttpClient, stream: str, body: bytes) -> Appended:
+    """Append the facts of this body."""
+    return await client.call(APPEND.request(stream), Appended, body=body)
 
 
 def receipt(user: str = "@ada:hs.example") -> list[Any]:

@@ -21,9 +21,9 @@ from synrepl.ports.response_errors import (
     NeverSent,
 )
 from synrepl.transports.http import http_client
-from synrepl.transports.http.client import ChangelogClient, FirstAnswer, HttpAppender
-from synrepl.transports.http.http_client import BodyLines
-from tests.http.builders import SiteCase, append_body, receipt
+from synrepl.transports.http.client import ChangelogClient, FirstAnswer
+from synrepl.transports.http.http_client import BodyLines, HttpClient
+from tests.http.builders import SiteCase, append_body, post_facts, receipt
 
 URL = "http://ada:pass@hs.example:9093"
 
@@ -220,10 +220,9 @@ class Misbehaving(SiteCase):
             (OSError("broken pipe"), NotConnected),
         ]
         for given, kind in cases:
-            appender = HttpAppender(self.clock, URL, client=Failing(given))
-            error = self.failureResultOf(
-                ensureDeferred(appender.post("receipts", append_body([[receipt()]])))
-            ).value
+            client = HttpClient(self.clock, URL, client=Failing(given))
+            asked = ensureDeferred(post_facts(client, "receipts", append_body([[receipt()]])))
+            error = self.failureResultOf(asked).value
 
             self.assertIs(kind, type(error))
             self.assertNotIn("pass", str(error))

@@ -11,8 +11,9 @@ from twisted.internet.error import ConnectionRefusedError as Refused
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
-from synrepl.transports.http.client import ChangelogClient, HttpAppender, HttpCatchUp
-from tests.http.builders import SiteCase, append_body, receipt
+from synrepl.transports.http.client import ChangelogClient, HttpCatchUp
+from synrepl.transports.http.http_client import HttpClient
+from tests.http.builders import SiteCase, append_body, post_facts, receipt
 
 URL = "http://ada:pass@hs.example:9093"
 
@@ -254,7 +255,7 @@ class AppenderTests(SiteCase):
     def append(self, stream: str, facts: list[list[Any]], **options: Any) -> "Deferred[Any]":
         client = StubTreq(self.site.resource)
         done: Deferred[Any] = ensureDeferred(
-            HttpAppender(self.clock, URL, client=client).post(stream, append_body(facts, **options))
+            post_facts(HttpClient(self.clock, URL, client=client), stream, append_body(facts, **options))
         )
         client.flush()
         return done

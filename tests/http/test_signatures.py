@@ -18,8 +18,8 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import PeerStatus
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.client import HttpAppender
 from synrepl.transports.http.headers import CONTENT_DIGEST, content_digest
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.peer_clients import PeerClient
 from synrepl.transports.http.signatures import (
     MAX_SPENT,
@@ -30,7 +30,7 @@ from synrepl.transports.http.signatures import (
     SignedContent,
     find_nonce,
 )
-from tests.http.builders import Answer, append_body
+from tests.http.builders import Answer, append_body, post_facts
 from tests.http.test_replica_routes import HERE, CopiesCase
 
 SHARED = "shared"
@@ -375,8 +375,8 @@ class Gate:
 
     def append(self, url: str) -> "Deferred[Any]":
         """Send a request to this URL."""
-        appender = HttpAppender(Clock(), url, secret=self.credentials, client=self.client)
-        done = Deferred.fromCoroutine(appender.post("s", append_body([[["x"]]])))
+        client = HttpClient(Clock(), url, secret=self.credentials, client=self.client)
+        done = Deferred.fromCoroutine(post_facts(client, "s", append_body([[["x"]]])))
         done.addErrback(lambda failure: failure.value)
         return done
 

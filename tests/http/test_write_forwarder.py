@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -12,13 +13,14 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected
+from synrepl.http_api.route import HttpRequest
 from synrepl.ports.access import Key, Keyring
 from synrepl.ports.history import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_forwarder import WriteForwarder
-from synrepl.transports.http.client import HttpAppender
+from synrepl.transports.http.http_client import HttpClient
 from tests.http.builders import BROKEN, Answer, SiteCase, Talk, receipt, typing
 from tests.http.test_append_body import BAD
 from tests.memory_engine import FaultyEngine
@@ -40,9 +42,13 @@ class Primary:
         self.answer: tuple[int, bytes] | None = None
         self._clock = clock
 
-    def post(self, stream: str, body: bytes, *, query: Any, timeout: float) -> "Deferred[Appended]":
-        """As `HttpAppender`."""
-        self.asked.append((body, list(query)))
+    def call(
+        self, request: HttpRequest, answer: Any, *, body: bytes, max_bytes: int, timeout: float
+    ) -> "Deferred[Any]":
+        """As `HttpClient`."""
+        path, _, query = request.target.partition("?")
+        stream = path.split("/")[3]
+        self.asked.append((body, parse_qsl(query.encode(), keep_blank_values=True)))
         mood = self.mood.pop(0) if self.mood else "well"
         if mood == "down":
             return fail(NeverSent("connection refused"))
@@ -409,8 +415,8 @@ class OverHttpTests(RelayCase):
                 seen.append((url.encode(), options["data"]))
                 return client.request(method, url, **options)
 
-        appender = HttpAppender(self.clock, URL, client=Client())
-        self.site = self.make_site(write_forwarder=self.relaying(lambda url: appender))
+        forwarding = HttpClient(self.clock, URL, client=Client())
+        self.site = self.make_site(write_forwarder=self.relaying(lambda url: forwarding))
         fact = json.dumps([receipt("@\u00e4" + "x" * 100_000 + ":h"), receipt()], ensure_ascii=False)
         body = f'{{"facts": [ {fact} ], "writer": "w\u00e4", "idempotency_key": "k\u00e4"}}'.encode()
         talk = self.talk()
@@ -437,9 +443,9 @@ class OverHttpTests(RelayCase):
                 vars(self).update(vars(like))
                 self.name = name
 
-            def post(self, *given: Any, **options: Any) -> Any:
+            def call(self, *given: Any, **options: Any) -> Any:
                 asked.append(self.name)
-                return super().post(*given, **options)
+                return super().call(*given, **options)
 
             async def stop(self) -> None:
                 asked.append(f"{self.name} stopped")

@@ -20,10 +20,11 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
-from synrepl.transports.http.client import ChangelogClient, HttpAppender, HttpCatchUp
+from synrepl.transports.http.client import ChangelogClient, HttpCatchUp
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
-from tests.http.builders import append_body
+from tests.http.builders import append_body, post_facts
 from tests.trial.worlds import running_log
 
 ROW = ["!room:hs.example", "m.read", "@ada:hs.example", "$event", None, {"ts": 1}]
@@ -222,10 +223,10 @@ class SocketTests(TestCase):
     async def test_a_waiting_reader_hears_an_append(self) -> None:
         """From one client's POST to another client's line, without a poll."""
         changelog = self.using(ChangelogClient(reactor, self.url))
-        appender = self.using(HttpAppender(reactor, self.url))
+        client = self.using(HttpClient(reactor, self.url))
         lines: list[bytes] = []
         waiting = ensureDeferred(changelog.pages(0, ["receipts"], 30, lines.append))
-        appended = await appender.post("receipts", append_body([[ROW]], "w"))
+        appended = await post_facts(client, "receipts", append_body([[ROW]], "w"))
 
         self.assertEqual(1, await waiting)
         self.assertEqual((1, [1]), (appended.first_serial, appended.tokens))
@@ -248,8 +249,9 @@ class SocketTests(TestCase):
 
     async def test_many_appends_at_once_are_all_answered(self) -> None:
         """They share commits, and each gets tokens of its own."""
-        appender = self.using(HttpAppender(reactor, self.url))
-        asked = [ensureDeferred(appender.post("receipts", append_body([[ROW]]))) for _ in range(50)]
+        client = self.using(HttpClient(reactor, self.url))
+        body = append_body([[ROW]])
+        asked = [ensureDeferred(post_facts(client, "receipts", body)) for _ in range(50)]
         answers = await gatherResults(asked)
 
         self.assertEqual(list(range(1, 51)), sorted(answer.tokens[0] for answer in answers))

@@ -1,20 +1,18 @@
-"""HTTP clients of a daemon: catch-up, also from Synapse's processes, appends, and the changelog."""
+"""HTTP clients of a daemon: catch-up, also from Synapse's processes, and the changelog."""
 
 import random
 import string
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.http_api.route import HttpRequest, public_url
-from synrepl.http_api.routes import ALLOCATED, APPEND, CATCH_UP, CHANGELOG, DIGESTS
-from synrepl.ports.history import Appended
+from synrepl.http_api.routes import ALLOCATED, CATCH_UP, CHANGELOG, DIGESTS
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.transports.credentials import Credentials
@@ -110,29 +108,6 @@ def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
         )
     rows = ((token, bytes(row)) for token, row in response.updates)
     return MissedFacts.of_rows(rows, response.upto_token, limited=response.limited)
-
-
-class HttpAppender(HttpClient):
-    """Appends encoded facts to a daemon's log over HTTP."""
-
-    async def post(
-        self,
-        stream: str,
-        body: bytes,
-        *,
-        query: Sequence[tuple[bytes, bytes]] = (),
-        timeout: float | None = None,
-    ) -> Appended:
-        """Append the facts of an encoded body; return once they are stored: on disk, or ephemeral in memory.
-
-        `timeout`, in seconds, is for this request alone. Raises `ApiResponseError` for an error response,
-        `NeverSent` if the request was not sent; `NotConnected` without a complete response and
-        `RemoteProtocolError` for an invalid one: the outcome is then unknown.
-        """
-        request = APPEND.request(stream)
-        if query:
-            request = request._replace(target=f"{request.target}?{urlencode(query)}")
-        return await self.call(request, Appended, body=body, max_bytes=64 * MIB, timeout=timeout)
 
 
 class FirstAnswer(msgspec.Struct, frozen=True):
