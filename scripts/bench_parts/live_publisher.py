@@ -60,7 +60,7 @@ async def _publish(folder: str, options: argparse.Namespace) -> dict[str, float]
     command = [sys.executable, "-m", "scripts.bench_parts.live_publisher"]
     command += ["--read-from", str(port.getHost().port), "--readers", str(options.readers)]
     readers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    while sum(follower.reader is not None for follower in publisher.followers) < options.readers:
+    while sum(follower.sender is not None for follower in publisher.followers) < options.readers:
         await deferLater(reactor, 0.05)
 
     sent = 0

@@ -1,13 +1,15 @@
-"""Encoders: facts as lines of one release or as blocks, once for all readers that are sent the same."""
+"""Encoders: the log in the form that a reader understands, encoded once for all that are sent the same."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from synrepl.ports.history import AppendReceipt, EpochStart
+from synrepl.replication.feed import EphemeralStep, Feed, PageStep, read_page
 from synrepl.replication.strategies import ServeStrategy
-from synrepl.streams.facts import Fact, encode_fact
+from synrepl.storage.log import Log
+from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.wire.blocks import encode_blocks
 from synrepl.wire.codec import Codec
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.filter import ALL, Filter
@@ -17,7 +19,39 @@ BATCH = b"batch "
 """Sent in place of the token with every row of a fact but the last."""
 
 
-class Encoder:
+class LogEncoder:
+    """The form in which a reader gets the log.
+
+    Readers with the same encoder share what is encoded of the ring (`Ring.lines`). Forms without receipts,
+    epochs or ephemeral facts at the head leave those methods as they are.
+    """
+
+    def lines(self, facts: Iterable[Fact]) -> bytes:
+        """Encode facts that the readers are sent, ephemeral ones too."""
+        raise NotImplementedError
+
+    def receipts(self, receipts: Sequence[AppendReceipt]) -> bytes:
+        """Encode receipts, which go before their facts."""
+        return b""
+
+    def epoch_start(self, start: EpochStart) -> bytes:
+        """Encode the start of an epoch."""
+        return b""
+
+    def ephemeral(self, step: EphemeralStep) -> bytes:
+        """Encode the ephemeral facts at the head."""
+        return self.lines(step.facts)
+
+    async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes | None:
+        """Read this page, encode it and advance the feed; None if the log was trimmed or replaced meanwhile.
+
+        Raises `StorageError`.
+        """
+        page = await read_page(log, feed, step)
+        return None if page is None else self.receipts(page.receipts) + self.lines(page.facts)
+
+
+class Encoder(LogEncoder):
     """Formats facts for one release.
 
     Streams, fields and rows that the release does not know are left out. In place of a fact without known
@@ -58,7 +92,6 @@ class Encoder:
         return list(self._streams.values())
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
-        """The lines of the facts whose stream and writer are sent."""
         out: list[bytes] = []
         for fact in facts:
             stream = self._streams.get(fact.stream)
@@ -102,29 +135,3 @@ class Encoder:
             sample = self._codec.format(Rdata(stream=stream, instance=writer, token=None, row=b"0"))
             prefix = self._prefixes[stream, writer] = sample.removesuffix(BATCH + b"0")
             return prefix
-
-
-def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
-    """Encode facts as blocks; empty without facts."""
-    return encode_blocks(kind, list(map(encode_fact, facts)))
-
-
-class BlockEncoder:
-    """Encodes the facts that pass a filter, durable ones and ephemeral ones in blocks of their own.
-
-    Used with `Ring.lines`, which caches each encoder's result for a group.
-    """
-
-    def __init__(self, query: Filter) -> None:
-        self._filter = query
-
-    def lines(self, facts: Iterable[Fact]) -> bytes:
-        """Encode the facts that pass the filter."""
-        passes = self._filter.passes
-        passed = [fact for fact in facts if passes(fact.stream, fact.writer)]
-        return facts_block("facts", (fact for fact in passed if fact.serial)) + facts_block(
-            "ephemeral", (fact for fact in passed if not fact.serial)
-        )
-
-
-OPEN = BlockEncoder(ALL)

@@ -1,9 +1,11 @@
 """Waiters for the log: they share one timer that polls, and use no thread."""
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from twisted.internet.defer import Deferred
 
 from synrepl.ports.interfaces import IClock
@@ -20,6 +22,24 @@ POLL_SECONDS: Final = 0.5
 """Interval at which the log's position is polled while there are waiters: the position of a filtered copy
 moves without facts.
 """
+
+
+class Interest(msgspec.Struct, frozen=True):
+    """The commits that a reader waits for: those with a fact that passes the filter (None: any fact).
+
+    Groups of ephemeral facts count only with `ephemeral`. A reader that waits also wakes up at the serial
+    `upto`, and when the log changes in another way than by a commit.
+    """
+
+    filter: Filter | None = None
+    upto: int = MAX_SERIAL
+    ephemeral: bool = False
+
+
+ANY: Final = Interest()
+
+Wake = Callable[[RingGroup | None], None]
+"""Called with the group that was waited for; None if the reader must look at the log."""
 
 
 class TooManyWaiting(Exception):
@@ -43,7 +63,7 @@ class LogWaiters:
         self._waiters: list[tuple[int, int, Deferred[bool]]] = []
         """Serial, number in the order of arrival, and Deferred of each request; sorted."""
         self._count = 0
-        self._listeners: dict[Deferred[RingGroup | None], tuple[Filter | None, int, bool]] = {}
+        self._readers: dict[Wake, Interest] = {}
         self._seen = log.position
         self._poll_timer = Timer(clock, self._tick)
         log.on_epoch_started(self.poll)
@@ -78,64 +98,49 @@ class LogWaiters:
                 del self._waiters[position]
             self._stop_idle_polling()
 
-    async def next_group(
-        self,
-        group_filter: Filter | None = None,
-        *,
-        upto: int = MAX_SERIAL,
-        ephemeral: bool = False,
-        timeout: float | None = None,
-    ) -> RingGroup | None:
-        """Wait for the next group with a fact that passes the filter (None: any fact).
-
-        Only with `ephemeral` it may be an ephemeral group. Returns None if the log changed in another way or
-        has reached `upto`, and after the timeout, in seconds (None: no limit).
-        """
-        waiter: Deferred[RingGroup | None] = Deferred()
-        self._listeners[waiter] = group_filter, upto, ephemeral
-        if timeout is not None:
-            waiter.addTimeout(timeout, self._clock, lambda *_: None)  # type: ignore[arg-type]
+    def listen(self, wake: Wake, interest: Interest = ANY) -> None:
+        """Call `wake` once, at the next commit of this interest."""
+        self._readers[wake] = interest
         self._start_polling()
-        try:
-            return await waiter
-        finally:
-            del self._listeners[waiter]
-            self._stop_idle_polling()
+
+    def forget(self, wake: Wake) -> None:
+        """Do not call `wake` any more. Idempotent."""
+        self._readers.pop(wake, None)
+        self._stop_idle_polling()
 
     def poll(self) -> None:
         """If the log has moved without facts, wake all readers, and the requests whose serial is reached."""
         if self._log.position != self._seen:
             self._seen = self._log.position
             self._wake_waiters()
-            for waiter in list(self._listeners):
-                self._wake(waiter, None)
+            self.wake_readers()
 
     def wake_readers(self) -> None:
         """Wake all readers, although the log has not moved."""
-        for waiter in list(self._listeners):
-            self._wake(waiter, None)
+        for wake in list(self._readers):
+            self._wake(wake, None)
 
     def committed(self, group: RingGroup) -> None:
         """Wake the waiters for this group."""
-        if not self._waiters and not self._listeners:
+        if not self._waiters and not self._readers:
             return
-        # Facts were committed before these without a notification, so each listener must read the log.
+        # Facts were committed before these without a notification, so each reader must read the log.
         has_gap = group.is_durable and group.serial_before > self._seen.serial
         if group.is_durable:
             self._seen = self._log.position
             self._wake_waiters()
-        if not self._listeners:
+        if not self._readers:
             return
         sources = {(fact.stream, fact.writer) for fact in group.facts}
-        for waiter, (group_filter, upto, ephemeral) in list(self._listeners.items()):
-            if not group.is_durable and not ephemeral:
+        for wake, interest in list(self._readers.items()):
+            if not group.is_durable and not interest.ephemeral:
                 continue
             if has_gap:
-                self._wake(waiter, None)
-            elif group_filter is None or any(starmap(group_filter.passes, sources)):
-                self._wake(waiter, group)
-            elif group.serial >= upto:
-                self._wake(waiter, None)
+                self._wake(wake, None)
+            elif interest.filter is None or any(starmap(interest.filter.passes, sources)):
+                self._wake(wake, group)
+            elif group.serial >= interest.upto:
+                self._wake(wake, None)
 
     def _wake_waiters(self) -> None:
         serial = self._log.serial
@@ -144,9 +149,10 @@ class LogWaiters:
             if not waiter.called:
                 waiter.callback(True)
 
-    def _wake(self, waiter: "Deferred[RingGroup | None]", group: RingGroup | None) -> None:
-        if not waiter.called:
-            waiter.callback(group)
+    def _wake(self, wake: Wake, group: RingGroup | None) -> None:
+        if self._readers.pop(wake, None) is not None:
+            wake(group)
+            self._stop_idle_polling()
 
     def _start_polling(self) -> None:
         if not self._poll_timer.is_active:
@@ -158,5 +164,5 @@ class LogWaiters:
         self.poll()
 
     def _stop_idle_polling(self) -> None:
-        if not self._waiters and not self._listeners:
+        if not self._waiters and not self._readers:
             self._poll_timer.stop()

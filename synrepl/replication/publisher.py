@@ -22,10 +22,10 @@ from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.epoch_comparisons import EpochComparisons
 from synrepl.replication.follower_commands import FollowerCommands
+from synrepl.replication.follower_sender import FollowerSender
 from synrepl.replication.forks import epoch_mark, is_behind
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.log_waiters import LogWaiters
-from synrepl.replication.reader import Reader
 from synrepl.replication.ring import Ring
 from synrepl.replication.strategies import serving
 from synrepl.streams.facts import Fact
@@ -76,7 +76,7 @@ class FollowerSession:
         self.name = ""
         self.dialect: Dialect | None = None
         self.connected_at = publisher.clock.seconds()
-        self.reader: Reader | None = None
+        self.sender: FollowerSender | None = None
         self._publisher = publisher
         self._connection = connection
         self._paused = False
@@ -96,11 +96,11 @@ class FollowerSession:
         """Start serving: the dialect decides what the follower can be sent."""
         self.dialect = dialect
         encoder, scope = self._publisher.encoder_for(dialect, self.access.streams)
-        self.reader = Reader(self._publisher, self._connection, encoder, scope=scope)
+        self.sender = self._publisher.make_sender(self._connection, encoder, scope=scope)
         if self._paused:
-            self.reader.pause()
+            self.sender.pause()
         if serving(dialect).pulls:
-            self.reader.push_everything()
+            self.sender.push_everything()
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Handle commands from the follower. Raises RemoteProtocolError if one is not allowed."""
@@ -189,24 +189,24 @@ class FollowerSession:
 
     def stream_added(self, stream: Stream[Any]) -> None:
         """Serve a new stream, if the follower has named it."""
-        if stream.name in self._named and self.reader is not None:
+        if stream.name in self._named and self.sender is not None:
             self._serve_named()
-            self.reader.send_positions()
+            self.sender.send_positions()
 
     def _serve_named(self) -> None:
         publisher = self._publisher
         assert self.dialect is not None
-        assert self.reader is not None
+        assert self.sender is not None
         table = publisher.table
         named = frozenset(name for name in self._named if (one := table.get(name)) and one.on_request)
         if named:
-            self.reader.serve(publisher.encoder_for(self.dialect, self.access.streams, named)[0])
+            self.sender.serve(publisher.encoder_for(self.dialect, self.access.streams, named)[0])
 
     def _answer(self, command: Replicate) -> None:
-        assert self.reader is not None
+        assert self.sender is not None
         self._answered_streams.add(command.stream)
         self._next_turn_timer.start(0)
-        self.reader.replicate(command)
+        self.sender.replicate(command)
 
     def _next_turn(self) -> None:
         self._answered_streams.clear()
@@ -233,16 +233,16 @@ class FollowerSession:
     def pause(self) -> None:
         """The transport's buffer is full."""
         self._paused = True
-        if self.reader is not None:
-            self.reader.pause()
+        if self.sender is not None:
+            self.sender.pause()
 
     def resume(self) -> None:
         """The transport's buffer has room again."""
         self._paused = False
-        # Requests first: a reader that is behind fills the transport again at once.
+        # Requests first: a sender that is behind fills the transport again at once.
         self._answer_waiting()
-        if self.reader is not None:
-            self.reader.resume()
+        if self.sender is not None:
+            self.sender.resume()
 
     def lost(self, why: str) -> None:
         """The connection was lost."""
@@ -252,8 +252,8 @@ class FollowerSession:
         if self._comparison is not None:
             self._comparison.cancel()
         self._next_turn_timer.stop()
-        if self.reader is not None:
-            self.reader.stop()
+        if self.sender is not None:
+            self.sender.stop()
 
 
 class Publisher:
@@ -320,7 +320,7 @@ class Publisher:
         """
         self._broadcasts = Broadcasts(clock)
         self.followers: list[FollowerSession] = []
-        self.broker_readers: list[Reader] = []
+        self.broker_senders: list[FollowerSender] = []
         self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
         self.tasks = Tasks(self._logger)
         self.comparisons = EpochComparisons(log, self.tasks)
@@ -398,8 +398,8 @@ class Publisher:
         for follower in list(self.followers):
             follower.stream_added(stream)
 
-    def join_broker(self, connection: Connection, writes: Collection[tuple[str, str]]) -> Reader:
-        """Make a reader that publishes only these streams and writers on a shared channel."""
+    def join_broker(self, connection: Connection, writes: Collection[tuple[str, str]]) -> FollowerSender:
+        """Make a sender that publishes only these streams and writers on a shared channel."""
         encoder = Encoder(
             self.table,
             codec_of(NEWEST, ours=BROKER, theirs=BROKER),
@@ -412,9 +412,29 @@ class Publisher:
             found = self.log.positions(stream)
             return {writer: found.get(writer, 0) for name, writer in writes if name == stream}
 
-        reader = Reader(self, connection, encoder, positions=positions)
-        self.broker_readers.append(reader)
-        return reader
+        sender = self.make_sender(connection, encoder, positions=positions)
+        self.broker_senders.append(sender)
+        return sender
+
+    def make_sender(
+        self,
+        connection: Connection,
+        encoder: Encoder,
+        *,
+        scope: str = "",
+        positions: Callable[[str], dict[str, int]] | None = None,
+    ) -> FollowerSender:
+        """Make the sender of a follower, or of a shared channel. The publisher pumps it after commits."""
+        return FollowerSender(
+            self.log,
+            self.ring,
+            connection,
+            encoder,
+            metrics=self.metrics,
+            tasks=self.tasks,
+            positions=positions or self.positions,
+            scope=scope,
+        )
 
     def on_channel_command(self, command: Command) -> None:
         """Handle another process's command from a shared channel."""
@@ -439,10 +459,10 @@ class Publisher:
             yield from watcher(command, but)
         for follower in list(self.followers):
             dialect = follower.dialect
-            if follower is but or follower.reader is None or dialect is None:
+            if follower is but or follower.sender is None or dialect is None:
                 continue
             if dialect.release in command.SPAN and is_told(follower.access.streams, type(command)):
-                follower.reader.send_command(command)
+                follower.sender.send_command(command)
                 yield
 
     # -- facts ---------------------------------------------------------------------------------------------
@@ -504,16 +524,16 @@ class Publisher:
     def _pump(self) -> None:
         self._pumped_at = self.clock.seconds()
         for follower in list(self.followers):
-            if follower.reader is not None:
-                follower.reader.pump()
-        for reader in list(self.broker_readers):
-            reader.pump()
+            if follower.sender is not None:
+                follower.sender.pump()
+        for sender in list(self.broker_senders):
+            sender.pump()
 
     # -- lag and metrics -----------------------------------------------------------------------------------
 
-    def lag_rows(self, reader: Reader) -> int:
-        """The number of serials between this reader and the end of the log."""
-        return max(0, self.log.serial - reader.serial)
+    def lag_rows(self, sender: FollowerSender) -> int:
+        """The number of serials between what this sender has sent and the end of the log."""
+        return max(0, self.log.serial - sender.serial)
 
     def lag_seconds_at(self, serial: int) -> float:
         """Seconds since this serial was the log's head, to about a second; 0.0 if it still is."""

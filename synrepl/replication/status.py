@@ -269,16 +269,16 @@ def _recent(publisher: Publisher) -> list[dict[str, Any]]:
 def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
     described = []
     for follower in publisher.followers:
-        reader = follower.reader
+        sender = follower.sender
         described.append(
             {
                 "name": printable(follower.name),
                 "dialect": None if follower.dialect is None else follower.dialect.name,
                 "connected_seconds": round(now - follower.connected_at, 3),
-                "behind": reader is not None and reader.is_behind,
-                "lag_rows": 0 if reader is None else publisher.lag_rows(reader),
-                "lag_seconds": 0.0 if reader is None else round(publisher.lag_seconds_at(reader.serial), 3),
-                "serial": None if reader is None else reader.serial,
+                "behind": sender is not None and sender.is_behind,
+                "lag_rows": 0 if sender is None else publisher.lag_rows(sender),
+                "lag_seconds": 0.0 if sender is None else round(publisher.lag_seconds_at(sender.serial), 3),
+                "serial": None if sender is None else sender.serial,
             }
         )
     described.sort(key=lambda entry: (entry["lag_seconds"], entry["lag_rows"]), reverse=True)

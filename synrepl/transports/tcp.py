@@ -78,7 +78,10 @@ class _ServerSide(ConnectionOwner):
             self._protocol.fail("this daemon serves no replicas")
         else:
             self._owner.lost("the peer is a replica")
-            self._owner = self._factory.relays().attach(self._protocol)
+            # Imported on use: most daemons have no replicas, and need not load relays and their blocks.
+            from synrepl.replication.relay.relay import attach
+
+            self._owner = attach(self._factory.relays(), self._protocol)
 
     def _serve(self) -> None:
         assert isinstance(self._owner, FollowerSession)

@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from scripts.staging import Stage
 from synrepl.cli import main
 from synrepl.cli.roles import WHAT_TO_DO
-from synrepl.replication.relay.registry import RELAY_STATES, REPLICA_STATES
+from synrepl.replication.relay.registry import REPLICA_STATES
+from synrepl.replication.relay.states import RelayState
 from synrepl.replication.replica.replica import STATES as UPSTREAM_STATES
 from synrepl.replication.status import STATES
 from synrepl.wire.error_codes import REFUSALS
@@ -228,7 +229,7 @@ WORDS = {
     "daemon": STATES,
     "upstream": UPSTREAM_STATES,
     "replica": REPLICA_STATES,
-    "relay": RELAY_STATES,
+    "relay": {state.value: state.means for state in RelayState},
 }
 
 

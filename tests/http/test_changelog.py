@@ -350,8 +350,23 @@ class ChangelogTests(SiteCase):
                 assert talk.transport.producer is not None
                 talk.transport.producer.resumeProducing()
 
-        self.assertEqual([(1, 1_000), (2, 2_000)], seen)
+        self.assertEqual([(1, 1_000), (2, 2_000), (3, 2_700)], seen)
         self.assertEqual(2_700, len(talk.answer().lines()))
+
+    def test_an_answer_ends_at_the_head_that_it_names(self) -> None:
+        """However fast the log grows while a slow reader reads."""
+        for _ in range(2):
+            self.post("receipts", *[[receipt()]] * 900)
+        talk = self.talk()
+        talk.transport.is_slow = True
+        talk.say(self.request("GET", CHANGELOG))
+        self.receipts(5)
+        while not talk.answer().is_whole:
+            assert talk.transport.producer is not None
+            talk.transport.producer.resumeProducing()
+
+        answer = talk.answer()
+        self.assertEqual(["1800", 1800], [answer.headers["synrepl-serial"], len(answer.lines())])
 
     def test_a_reader_that_leaves_stops_the_reading(self) -> None:
         """Nobody reads a million facts for somebody who has gone."""

@@ -241,7 +241,7 @@ class FollowingTests(FollowCase):
 
             self.assertTrue(talk.answer().is_whole, query)
             self.assertEqual(expected, facts(talk), query)
-        self.assertEqual({}, self.waiters()._listeners)
+        self.assertEqual({}, self.waiters()._readers)
 
     def test_the_rest_of_a_group_is_not_given_beyond_the_end(self) -> None:
         """A limit is a limit."""
@@ -280,7 +280,7 @@ class FollowingTests(FollowCase):
         for talk in talks:
             talk.leave()
 
-        self.assertEqual({}, self.waiters()._listeners)
+        self.assertEqual({}, self.waiters()._readers)
         self.clock.advance(0)
         self.assertEqual(timers, len(self.clock.getDelayedCalls()))
         self.receipts(1)

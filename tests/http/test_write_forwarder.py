@@ -320,7 +320,7 @@ class RelayingTests(RelayCase):
         unclear.leave()
         waiting.leave()
 
-        self.assertEqual(([], {}), (self.waiters()._waiters, self.waiters()._listeners))
+        self.assertEqual(([], {}), (self.waiters()._waiters, self.waiters()._readers))
         self.clock.pump([0.1] * 3)
         self.feed()
         self.assertEqual(2, self.primary_log.serial)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -24,6 +24,7 @@ from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import Leases
 from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.replication.relay.relay import Relay
 from synrepl.replication.replica.conversation import IUpstream
 from synrepl.replication.replica.replica import Replica
 from synrepl.replication.roles.manager import RoleManager
@@ -123,6 +124,11 @@ class FakeNode:
         self._factory: PublisherFactory
         self._abandoned: list[Any] = []
         nodes[name] = self
+
+    @property
+    def connected_relays(self) -> list[Relay]:
+        """The relays of the replicas that are connected now."""
+        return cast(list[Relay], self.relays.connected)
 
     @property
     def ephemeral(self) -> list[str]:

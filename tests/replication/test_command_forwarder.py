@@ -97,7 +97,7 @@ def test_what_a_replica_without_room_misses_is_counted() -> None:
     a = world.node("a")
     world.node("b", "a")
     world.pass_(3)
-    [relay] = a.relays.connected
+    [relay] = a.connected_relays
     relay.pause()
     a.publisher.broadcast(RemoteServerUp(server="far.example.org"))
 

@@ -10,6 +10,7 @@ from twisted.logger import Logger
 from synrepl.ports.history import BEGINNING, LogPosition
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.replication.relay.relay import attach
 from synrepl.replication.settings import RelaySettings
 from synrepl.wire.blocks import BlockReader
 from synrepl.wire.grammar import Command
@@ -107,7 +108,7 @@ class LinesPeer(Peer):
 
     def cut(self) -> None:
         self.reader.stop()
-        self.publisher.broker_readers.remove(self.reader)
+        self.publisher.broker_senders.remove(self.reader)
 
 
 class RelayPeer(Peer):
@@ -121,7 +122,7 @@ class RelayPeer(Peer):
         super().__init__(at, is_slow=is_slow)
         self.logger = LimitedLogger(Logger(), case.clock)
         self.blocks = BlockReader()
-        self.relay = case.registry.attach(self)  # type: ignore[arg-type]
+        self.relay = attach(case.registry, self)  # type: ignore[arg-type]
         subscription = Subscribe(
             history=case.log.history, position=LogPosition(at.epoch, at.serial, at.digest)
         )

@@ -318,7 +318,7 @@ class ReplicaSimulation(SeededRun):
         node.kill()
 
     def _count_states(self, node: FakeNode) -> None:
-        for relay in node.relays.connected:
+        for relay in node.connected_relays:
             self.struck["relay", relay.state] += 1
         if node.replica is not None:
             self.struck["replica", node.replica.state] += 1
@@ -645,7 +645,7 @@ class ReplicaSimulation(SeededRun):
                     links = [link for link in node.links() if link.client._name == name]
                     return node, links[0] if links else None
             else:
-                for relay in node.relays.connected:
+                for relay in node.connected_relays:
                     if relay.state == state:
                         links = [link for link in node.links() if link.server.protocol is relay.connection]
                         return node, links[0] if links else None
@@ -689,7 +689,7 @@ class ReplicaSimulation(SeededRun):
             if not node.is_running:
                 continue
             self._check_role(node)
-            for relay in node.relays.connected:
+            for relay in node.connected_relays:
                 other = engines.get(relay.uuid)
                 if other is not None and relay.state in ("catching up", "live"):
                     kept = end_of_log(other.engine.database.connection, other.engine.bounds)[0]

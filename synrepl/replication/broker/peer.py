@@ -20,8 +20,8 @@ from synrepl.replication.broker.name_claim import PROBE_SECONDS, NameClaim
 from synrepl.replication.broker.position_query import PositionQuery
 from synrepl.replication.connection import Connection
 from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower_sender import FollowerSender
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.reader import Reader
 from synrepl.replication.strategies import SHARED
 from synrepl.wire.commands import Position, Rdata, Replicate
 from synrepl.wire.dialect import NEWEST
@@ -38,7 +38,7 @@ class BrokerPeer:
     process may write the streams `exclusive`, or have the name `instance` (empty: none) in any stream.
 
     The broker's link calls the peer (its `member`) in the reactor's thread, and not after the link's `stop`.
-    The follower and the reader use the peer as their connection. Set `broker` before the first callback.
+    The follower and the sender use the peer as their connection. Set `broker` before the first callback.
     `rng` is for delays that must differ between processes.
     """
 
@@ -66,7 +66,7 @@ class BrokerPeer:
         self._is_joined = False
         self._position_echoes = Echoes(clock)  # positions are matched even if they come back late
         self._sent_commands = Echoes(clock)
-        self._reader: Reader | None = None
+        self._sender: FollowerSender | None = None
         self._is_paused = False
         self._last_error = ""
         self._claim = NameClaim(
@@ -119,7 +119,7 @@ class BrokerPeer:
     @property
     def is_writing(self) -> bool:
         """Whether facts written here are published."""
-        return self._reader is not None
+        return self._sender is not None
 
     # -- called by the broker's link -----------------------------------------------------------------------
 
@@ -172,8 +172,8 @@ class BrokerPeer:
                         unanswered.discard((command.stream, command.instance))
             elif isinstance(command, Replicate):
                 writers.has_own_echo = True
-                if self._reader is not None:
-                    self._reader.send_positions()
+                if self._sender is not None:
+                    self._sender.send_positions()
             elif not self._sent_commands.match_and_remove(command):
                 accepted.append(command)
                 if self._publisher is not None:
@@ -184,14 +184,14 @@ class BrokerPeer:
     def pause(self) -> None:
         """The transport's buffer is full."""
         self._is_paused = True
-        if self._reader is not None:
-            self._reader.pause()
+        if self._sender is not None:
+            self._sender.pause()
 
     def resume(self) -> None:
         """The transport's buffer has room again."""
         self._is_paused = False
-        if self._reader is not None:
-            self._reader.resume()
+        if self._sender is not None:
+            self._sender.resume()
 
     def stop(self) -> None:
         """Leave the channel and stop all timers."""
@@ -200,7 +200,7 @@ class BrokerPeer:
         self._claim.stop()
         self._channel_writers.stop()
 
-    # -- the follower's and the reader's connection --------------------------------------------------------
+    # -- the follower's and the sender's connection --------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         """Publish these lines, if the publisher's connection is up."""
@@ -296,28 +296,28 @@ class BrokerPeer:
     def _publish(self) -> None:
         if (
             self._publisher is None
-            or self._reader is not None
+            or self._sender is not None
             or not (self.is_publisher_up and self._claim.is_granted)
         ):
             return
-        self._reader = self._publisher.join_broker(self, self._writes)
+        self._sender = self._publisher.join_broker(self, self._writes)
         if self._is_paused:
-            self._reader.pause()
+            self._sender.pause()
         unpublished, self._unpublished_start = self._unpublished_start, None
         if unpublished is None:
-            self._reader.push_everything()
+            self._sender.push_everything()
         else:
             serial, positions = unpublished
             for (stream, writer), token in sorted(positions.items()):
                 position = Position(stream=stream, instance=writer, prev_token=token, token=token)
                 self._position_echoes.record(position)
                 self.broker.send(position)
-            self._reader.push_since(serial)
-        self._reader.send_positions()
+            self._sender.push_since(serial)
+        self._sender.send_positions()
 
     def _stop_publishing(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.stop()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.stop()
             assert self._publisher is not None
-            self._publisher.broker_readers.remove(reader)
+            self._publisher.broker_senders.remove(sender)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred
@@ -20,7 +20,9 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.relay.interfaces import IRelay
 from synrepl.replication.relay.leases import Leases
+from synrepl.replication.relay.states import RelayState
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import FENCED, PRIMARY
 from synrepl.replication.settings import RelaySettings
@@ -30,28 +32,11 @@ from synrepl.wire.grammar import Command
 from synrepl.wire.native import Hello, Refused, Subscribe, refusal
 from synrepl.wire.text import identity_error
 
-if TYPE_CHECKING:
-    from synrepl.replication.relay.relay import Relay, RelayConnection
-
 NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
 
 MAX_PEERS: Final = 50
 IDLE_SECONDS: Final = 60.0
 """An up-to-date replica is shown as idle when nothing was committed for longer than this."""
-
-RELAY_STATES: Final = {
-    "greeting": "connected; no handshake yet",
-    "authenticating": "challenged to prove that it knows the secret",
-    "ready": "authenticated; no request yet",
-    "snapshot": "joining: it is sent the snapshot",
-    "meanwhile": "joining: it is sent the facts committed since the snapshot",
-    "joined": "it was sent the whole copy, and has not subscribed yet",
-    "catching up": "subscribed: it is sent missing facts from the log",
-    "live": "subscribed: it is sent new facts as they are committed",
-    "refused": "it was refused with a reason",
-    "gone": "its connection has ended",
-}
-"""The states of one relay, in order. Operators see these words."""
 
 REPLICA_STATES: Final = {
     "live": "connected and up to date",
@@ -83,7 +68,7 @@ class ReplicaRegistry:
     _logger = Logger()
 
     def __post_init__(self) -> None:
-        self.connected: list[Relay] = []
+        self.connected: list[IRelay] = []
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
         self.leases = Leases(
@@ -96,16 +81,11 @@ class ReplicaRegistry:
         self.publisher.broadcast_watchers.append(self._on_relayed)
         self.log.on_replaced(self.leases.reload)
 
-    def attach(self, connection: "RelayConnection") -> "Relay":
-        """Make the relay of a new connection."""
-        # Imported on use: most daemons have no replicas, and need not load relays and their blocks.
-        from synrepl.replication.relay.relay import Relay
-
-        relay = Relay(self, connection)
+    def attach(self, relay: IRelay) -> None:
+        """Note the relay of a new connection."""
         self.connected.append(relay)
-        return relay
 
-    def detach(self, relay: "Relay") -> None:
+    def detach(self, relay: IRelay) -> None:
         """Forget a relay whose connection has ended."""
         if relay in self.connected:
             self.connected.remove(relay)
@@ -165,7 +145,7 @@ class ReplicaRegistry:
                 yield
 
     async def admission(
-        self, replica: Hello, request: Subscribe, access: Access, *, relay: "Relay | None" = None
+        self, replica: Hello, request: Subscribe, access: Access, *, relay: IRelay | None = None
     ) -> Refused | None:
         """Return why this subscription is refused; None if it is admitted.
 
@@ -186,7 +166,7 @@ class ReplicaRegistry:
         return self._limit_refusal(replica, access, relay)
 
     def join_refusal(
-        self, replica: Hello, query: Filter, access: Access, *, relay: "Relay | None" = None
+        self, replica: Hello, query: Filter, access: Access, *, relay: IRelay | None = None
     ) -> Refused | None:
         """Return why this replica may not copy the facts that `query` selects; None if it may."""
         return (
@@ -233,7 +213,7 @@ class ReplicaRegistry:
             return None
         return refusal("filtered", "this daemon has only some streams or writers, and not all requested ones")
 
-    def _limit_refusal(self, replica: Hello, access: Access, relay: "Relay | None") -> Refused | None:
+    def _limit_refusal(self, replica: Hello, access: Access, relay: IRelay | None) -> Refused | None:
         refused = self.lease_limit_refusal(replica.uuid, registered=replica.registered, key=access.key)
         if refused is not None:
             return refused
@@ -297,7 +277,7 @@ class ReplicaRegistry:
         return [self.roles.primary, *map(Address.parse, peers)]
 
     def _describe(
-        self, lease: Lease, relay: "Relay | None", elsewhere: Sequence[Address], *, is_present: bool
+        self, lease: Lease, relay: IRelay | None, elsewhere: Sequence[Address], *, is_present: bool
     ) -> dict[str, Any]:
         lag_rows = max(0, self.log.serial - lease.serial)
         if lease.ended_ms is not None:
@@ -307,7 +287,7 @@ class ReplicaRegistry:
         elif not is_present:
             address = Address.parse(lease.address)
             state = "moved" if any(address.is_same(one) for one in elsewhere) else "lost"
-        elif lag_rows or (relay is not None and relay.state != "live"):
+        elif lag_rows or (relay is not None and relay.state is not RelayState.LIVE):
             state = "behind"
         else:
             state = "idle" if self.log.head_age() > IDLE_SECONDS else "live"

@@ -25,7 +25,7 @@ from synrepl.ports.rights import parameter_operation
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body
 from synrepl.transports.http.authorization import AccessCheck, check, check_content_type, check_route
-from synrepl.transports.http.call import Call, IChangelogServer
+from synrepl.transports.http.call import Call, IEndlessChangelog
 from synrepl.transports.http.headers import (
     CONTENT_DIGEST,
     WANT_DIGEST,
@@ -97,7 +97,7 @@ class Api(Resource):
         self.queue = queue
         self.services = services
         self.started_at = services.clock.seconds()
-        self.feed: IChangelogServer | None = None
+        self.endless: IEndlessChangelog | None = None
         """Feeds all readers that follow the changelog; None before the first of them."""
         self._guard = guard
         self._cache = ResponseCache(services.clock)

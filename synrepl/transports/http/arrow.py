@@ -11,6 +11,7 @@ from typing import Any, Final
 from twisted.internet.threads import deferToThreadPool
 
 from synrepl.http_api.routes import ARROW
+from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import Feed, PageStep
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
@@ -39,7 +40,7 @@ Run = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 """Runs a function in another thread than the reactor's (in tests: at once)."""
 
 
-class ArrowForm:
+class ArrowEncoder(LogEncoder):
     """Encodes each page as a record batch. The columns are the fields of a line; rows are JSON text.
 
     The database writes the facts as text, and Arrow parses the text outside the reactor's thread. Only
@@ -58,13 +59,13 @@ class ArrowForm:
         """Encode the schema."""
         return await self._run(lambda: bytes(_schema(self._checked).serialize()))
 
-    async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes:
+    async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes | None:
         """Encode the next facts as one record batch; nothing if no fact of these serials is selected."""
         limit = PAGE_FACTS if feed.left is None else min(PAGE_FACTS, feed.left)
         text, upto = await log.read_text(after=step.after, upto=step.upto, limit=limit, filter=step.filter)
-        if not feed.advance(upto, text.count(b"\n") + 1 if text else 0) or not text:
-            return b""
-        return await self._run(lambda: _batch(text, self._checked))
+        if not feed.advance(upto, text.count(b"\n") + 1 if text else 0):
+            return None
+        return text and await self._run(lambda: _batch(text, self._checked))
 
 
 def _schema(checked: bool) -> Any:
@@ -100,7 +101,7 @@ def _batch(text: bytes, checked: bool) -> bytes:
     return bytes(pa.record_batch(arrays, schema=_schema(checked)).serialize())
 
 
-def arrow_form(request: Any, query: ChangelogQuery, clock: Any) -> ArrowForm | None:
+def arrow_encoder(request: Any, query: ChangelogQuery, clock: Any) -> ArrowEncoder | None:
     """Return the Arrow format if the request accepts it, else None. Raises `ApiError` if it cannot be used.
 
     `clock` is the reactor, whose thread pool does the work. Test clocks have none: then it is done at once.
@@ -116,4 +117,4 @@ def arrow_form(request: Any, query: ChangelogQuery, clock: Any) -> ArrowForm | N
     run: Run = ImmediateThread().run
     if hasattr(clock, "getThreadPool"):
         run = partial(deferToThreadPool, clock, clock.getThreadPool())
-    return ArrowForm(run, checked=query.checked)
+    return ArrowEncoder(run, checked=query.checked)

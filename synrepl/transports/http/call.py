@@ -10,11 +10,9 @@ import msgspec
 from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
-from zope.interface import implementer
 
 from synrepl.http_api.route import Route
 from synrepl.ports.access import Access
-from synrepl.ports.gate import Gate
 from synrepl.ports.rights import route_operation
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.holdings import Holdings, ReadRefusal
@@ -30,22 +28,11 @@ T = TypeVar("T")
 _checksum: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-@implementer(IPushProducer)
-class Valve(Gate):
-    """A gate that is open while the transport accepts data."""
+class IEndlessChangelog(Protocol):
+    """Serves all that follow the changelog."""
 
-    pauseProducing = Gate.close
-    resumeProducing = Gate.open
-
-    def stopProducing(self) -> None:
-        """Do nothing: the handler is cancelled when the client disconnects."""
-
-
-class IChangelogServer(Protocol):
-    """Serves all that follow the changelog; its module is loaded with the first of them."""
-
-    async def serve(self, request: Any, query: Any, valve: Valve) -> None:
-        """Write to this request, whose headers were sent, until the query ends or the client disconnects."""
+    async def serve(self, call: "Call", query: Any) -> None:
+        """Answer until the query ends or the client disconnects."""
 
 
 class IApi(Protocol):
@@ -54,7 +41,7 @@ class IApi(Protocol):
     services: Services
     queue: TurnQueue
     started_at: float
-    feed: IChangelogServer | None
+    endless: IEndlessChangelog | None
 
     async def load(self, module: str) -> ModuleType:
         """Import a module on first use."""
@@ -160,15 +147,18 @@ class Call:
             raise ApiError("not_here_yet", why, serial=serial, at=log.serial)
 
     @asynccontextmanager
-    async def streaming(self) -> AsyncIterator[Valve]:
-        """Yield the valve of a response; an error while the response is written aborts the connection."""
-        request, valve = self.request, Valve()
-        request.registerProducer(valve, True)
+    async def streaming(self, producer: IPushProducer) -> AsyncIterator[None]:
+        """Write a response by a producer. An error after its first byte aborts the connection."""
+        request = self.request
+        request.registerProducer(producer, True)
         try:
-            yield valve
+            yield
         except CancelledError:
             raise
         except Exception as failure:
+            if not request.startedWriting:
+                request.unregisterProducer()
+                raise
             if isinstance(failure, ApiError):
                 self._logger.info("{route} aborted: {why}", route=self.route.path, why=failure.message)
             else:

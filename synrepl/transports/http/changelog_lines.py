@@ -4,7 +4,7 @@ The chain of digests, or a checksum, verifies a stored fact. Every other line, a
 with a ``check``: the CRC-32 of its name and content.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from zlib import crc32
 
@@ -12,6 +12,8 @@ import msgspec
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import AppendReceipt, EpochStart
+from synrepl.replication.encoder import LogEncoder
+from synrepl.replication.feed import EphemeralStep
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.wire.filter import Filter
@@ -75,15 +77,8 @@ def receipt_line(receipt: AppendReceipt) -> bytes:
     return _line("receipt", msgspec.json.encode(content))
 
 
-def encode_page(facts: Iterable[Fact], receipts: Iterable[AppendReceipt] = (), *, checked: bool) -> bytes:
-    """Encode a page: receipts before their facts, so that no reader stores facts without their receipt."""
-    return b"".join(map(receipt_line, receipts)) + b"".join(
-        map(checked_line if checked else encode_fact, facts)
-    )
-
-
-class _LineEncoder:
-    """Encodes the facts that pass a filter; durable ones with a checksum if `checked` (see `Ring.lines`)."""
+class _LineEncoder(LogEncoder):
+    """Encodes the facts that pass a filter; durable ones with a checksum if `checked`."""
 
     def __init__(self, facts_filter: Filter, *, checked: bool) -> None:
         self._filter = facts_filter
@@ -96,6 +91,15 @@ class _LineEncoder:
             for fact in facts
             if passes(fact.stream, fact.writer)
         )
+
+    def receipts(self, receipts: Sequence[AppendReceipt]) -> bytes:
+        return b"".join(map(receipt_line, receipts))
+
+    def epoch_start(self, start: EpochStart) -> bytes:
+        return encode_line("epoch_start", start)
+
+    def ephemeral(self, step: EphemeralStep) -> bytes:
+        return held_line(step.facts)
 
 
 @lru_cache(maxsize=256)

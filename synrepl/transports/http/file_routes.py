@@ -3,10 +3,13 @@
 from typing import Final
 
 import msgspec
+from twisted.internet.interfaces import IPushProducer
+from zope.interface import implementer
 
 from synrepl.errors import ReplicationError
 from synrepl.files.file_check import StoredFile
 from synrepl.files.files import Files
+from synrepl.ports.gate import Gate
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
@@ -118,8 +121,20 @@ async def _send(call: Call, files: Files, file: StoredFile) -> None:
         await _write(call, files, file, start, count)
 
 
+@implementer(IPushProducer)
+class _Valve(Gate):
+    """A gate that is open while the transport accepts data."""
+
+    pauseProducing = Gate.close
+    resumeProducing = Gate.open
+
+    def stopProducing(self) -> None:
+        """Do nothing: the handler is cancelled when the client disconnects."""
+
+
 async def _write(call: Call, files: Files, file: StoredFile, start: int, count: int) -> None:
-    async with call.streaming() as valve:
+    valve = _Valve()
+    async with call.streaming(valve):
         while count > 0:
             data = await files.read(file, start, min(BLOCK, count))
             call.request.write(data)

@@ -6,7 +6,8 @@ from hashlib import sha256
 from typing import Any, Final
 
 from synrepl.html.templates import load_template
-from synrepl.replication.relay.registry import RELAY_STATES, REPLICA_STATES
+from synrepl.replication.relay.registry import REPLICA_STATES
+from synrepl.replication.relay.states import RelayState
 from synrepl.replication.status import STATES
 
 KINDS: Final = {
@@ -26,7 +27,7 @@ TEMPLATE: Final = load_template(
     "status.html.j2",
     KINDS=KINDS,
     STATES=STATES,
-    RELAY_STATES=RELAY_STATES,
+    RELAY_STATES={state.value: state.means for state in RelayState},
     REPLICA_STATES=REPLICA_STATES,
 )
 

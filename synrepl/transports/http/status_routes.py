@@ -103,15 +103,15 @@ def _collect(services: Services) -> None:
     for stream, positions in log.positions_by_stream().items():
         for writer, token in _limited(positions):
             metrics.position.labels(stream, writer).set(token)
-    readers = [follower.reader for follower in publisher.followers if follower.reader is not None]
+    senders = [follower.sender for follower in publisher.followers if follower.sender is not None]
     parts = [part for part in (services.ingest, services.replication) if part is not None]
-    rows = [part.lag_rows() for part in parts] + [publisher.lag_rows(reader) for reader in readers]
+    rows = [part.lag_rows() for part in parts] + [publisher.lag_rows(sender) for sender in senders]
     seconds = [part.lag_seconds() for part in parts] + [
-        publisher.lag_seconds_at(reader.serial) for reader in readers
+        publisher.lag_seconds_at(sender.serial) for sender in senders
     ]
     metrics.lag_rows.set(max(rows, default=0))
     metrics.lag_seconds.set(max(seconds, default=0.0))
-    metrics.readers_behind.set(sum(reader.is_behind for reader in readers))
+    metrics.readers_behind.set(sum(sender.is_behind for sender in senders))
     metrics.epoch.set(log.epoch)
     metrics.serial.set(log.serial)
     metrics.begin_serial.set(log.trimmed_upto.serial)

@@ -356,7 +356,7 @@ def test_a_lease_that_ends_while_it_is_served_is_told() -> None:
     raw, welcome = known(world, a)
     raw.subscribe(world, welcome, filter=Filter.of(streams=("events",)))
     raw.transport.pauseProducing()
-    relay = a.relays.connected[0]
+    relay = a.connected_relays[0]
     relay.pause()
     world.wrote(a, 50)
     world.pass_(6)
@@ -376,7 +376,7 @@ def test_a_lease_that_ends_in_the_middle_of_a_snapshot_is_told(monkeypatch: pyte
     a = world.node("a")
     world.wrote(a, 40)
     raw, _ = known(world, a)
-    (relay,) = a.relays.connected
+    (relay,) = a.connected_relays
     raw.tell("JOIN", Join())
     for _ in range(1_000):
         if raw.blocks("facts"):

@@ -98,7 +98,7 @@ def test_a_relay_whose_connection_is_lost_serves_nobody() -> None:
     world = World()
     a = world.node("a")
     raw = subscribed(world, "a")
-    (relay,) = a.relays.connected
+    (relay,) = a.connected_relays
     (link,) = a.links()[-1:]
     link.cut()
     world.pass_(0.1)
@@ -116,7 +116,7 @@ def test_a_dead_replica_is_found_in_bounded_time() -> None:
     raw.say("PING 1")
     world.pass_(KEEPALIVE.timeout_seconds + 1)
 
-    assert [] == a.relays.connected
+    assert [] == a.connected_relays
     assert raw.is_lost
 
 
@@ -184,7 +184,7 @@ def test_a_replica_that_was_slow_is_told_what_nobody_keeps() -> None:
     world = World()
     a = world.node("a")
     raw = subscribed(world, "a")
-    relay = a.relays.connected[0]
+    relay = a.connected_relays[0]
     relay.pause()
     world.done(a.append("typing", [[["!r", ["@u"]]]]))
     before = len(raw.blocks("held"))
@@ -249,7 +249,7 @@ def test_digests_are_answered_one_by_one_and_only_as_they_are_taken() -> None:
     raw = world.raw("a")
     raw.greet(world)
     (link,) = a.links()
-    relay = a.relays.connected[0]
+    relay = a.connected_relays[0]
     most = len(a.relays.tasks)
     raw.transport.pauseProducing()
     asked = f"DIGESTS {list(range(1, 151))}".replace("[1, ", "[1,").replace(", ", ",")
@@ -280,8 +280,9 @@ def test_a_replica_that_is_slow_is_heard_while_its_transport_is_full() -> None:
     raw.transport.pauseProducing()
     world.wrote(a, 5_000)
     world.pass_(1)
-    relay = a.relays.connected[0]
-    assert relay._is_paused
+    relay = a.connected_relays[0]
+    assert relay._sender is not None
+    assert relay._sender.is_paused
     raw.say("PING 1", f"ACK 1 {relay.sent.serial // 2} 1")
     world.pass_(0.1)
 

@@ -179,8 +179,9 @@ def test_an_upstream_with_another_digest_is_not_followed() -> None:
     a, b = world.node("a"), world.node("b", "a")
     world.wrote(a, 3)
     world.pass_(2)
-    (relay,) = a.relays.connected
-    relay.sent = msgspec.structs.replace(relay.sent, digest="x" * 64)
+    (relay,) = a.connected_relays
+    assert relay._sender is not None
+    relay._sender.position = msgspec.structs.replace(relay._sender.position, digest="x" * 64)
     states: list[str] = []
     assert b.replica is not None
     for _ in range(200):

@@ -7,7 +7,7 @@ import pytest
 
 from synrepl.ports.history import LogSnapshot
 from synrepl.replication import feed as feed_module
-from synrepl.replication.encoder import facts_block
+from synrepl.replication.relay.block_encoder import facts_block
 from synrepl.replication.relay.relay import Relay
 from synrepl.replication.replica import join as joining_module
 from synrepl.replication.retention import keys_of

@@ -1,12 +1,12 @@
-"""Reader: sends one follower its streams, as lines of its release."""
+"""FollowerSender: sends one follower its streams, as lines of its release."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from twisted.logger import Logger
-
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.tasks import Tasks
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.feed import (
@@ -19,31 +19,28 @@ from synrepl.replication.feed import (
     Stop,
     read_page,
 )
-from synrepl.replication.ring import RingGroup
+from synrepl.replication.ring import Ring, RingGroup
+from synrepl.replication.sender import Sender
+from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.wire.commands import Position, Replicate
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 
-if TYPE_CHECKING:
-    from synrepl.replication.publisher import Publisher
-
 MAX_COMMANDS: Final = 1_000
-"""Broadcast commands buffered for a reader whose transport is full. The oldest are dropped: delivery is best
-effort.
-"""
+"""Broadcast commands buffered for a follower whose transport is full; the oldest are dropped."""
 
 
 @dataclass(eq=False, repr=False)
 class Backlog:
-    """Streams on which a reader catches up. When their feed reaches the head, they join the live ones.
+    """Streams on which a follower catches up. When their feed reaches the head, they join the live ones.
 
     `announce`: their positions are sent then.
 
     A request for facts after a token reads by token first (`after_token`). Where several writers share a
     stream, that token says nothing about other writers' facts, which may have lower tokens and a higher
-    serial. There the reader first looks up the serial of the follower's last fact (`last_token`) and
+    serial. There the sender first looks up the serial of the follower's last fact (`last_token`) and
     continues by serial; it reads by token only if the log lacks that fact.
     """
 
@@ -65,39 +62,43 @@ class Backlog:
         return self.after_token is not None or self.last_token is not None
 
 
-class Reader:
+class FollowerSender(Sender):
     """Sends a follower (or a shared channel) its streams as fast as it takes them, without a queue of facts.
 
-    A live reader takes each group of facts from the ring. While its transport is full (`pause`) it takes
-    nothing. If its next group has left the ring when it resumes, its streams become a backlog that is read
-    from the log; they go live again after catching up. All decisions are made in `pump`, which runs after
-    every change. `streams`: those that the `encoder` sends. `scope` describes what the daemon holds, if not
-    everything. `positions` returns the position of each writer of a stream to announce, by default
-    of all that are held.
-    """
+    A follower has several feeds: one of the streams that are *live*, which takes each group of facts from the
+    ring, and a *backlog* for each request for earlier facts, which is read from the log until its streams go
+    live. If the next group of the live feed has left the ring when the transport has room again, its streams
+    become a backlog too. Commands go first, then live facts, then a page of each backlog in turn; positions
+    that were requested follow the facts before them.
 
-    _log = Logger()
+    `streams`: those that the `encoder` sends. `scope` describes what the daemon holds, if not everything.
+    `positions` returns the position of each writer of a stream to announce. The owner calls `pump` after each
+    commit.
+    """
 
     def __init__(
         self,
-        source: "Publisher",
+        log: Log,
+        ring: Ring,
         connection: Connection,
         encoder: Encoder,
         *,
+        metrics: Metrics,
+        tasks: Tasks,
+        positions: Callable[[str], dict[str, int]],
         scope: str = "",
-        positions: Callable[[str], dict[str, int]] | None = None,
     ) -> None:
-        self._source = source
-        self._positions = positions if positions is not None else source.positions
+        super().__init__(log, None, encoder, connection)
+        self._positions = positions
         self._scope = scope
-        self._ring = source.ring
+        self._ring = ring
         self._connection = connection
-        self._encoder = encoder
+        self._encoder: Encoder = encoder
+        self._metrics = metrics
+        self._tasks = tasks
         # Without writer names, all writers of a stream share one sequence of positions.
         self._linear = not encoder.strategy.pulls
         self.streams = frozenset(stream.name for stream in encoder.streams())
-        self._live: Feed | None = None
-        """The feed of the streams that are sent as they are committed."""
         self._live_streams: frozenset[str] | None = None
         """The streams of the live feed; None if it has all."""
         self._backlogs: deque[Backlog] = deque()
@@ -107,9 +108,6 @@ class Reader:
         """
         self._commands: deque[Command] = deque(maxlen=MAX_COMMANDS)
         self._positions_requested = False
-        self._paused = False
-        self._pumping = False
-        self._is_closed = False
 
     def replicate(self, command: Replicate) -> None:
         """Answer REPLICATE. Before 1.13, a request for an unknown stream ends the connection."""
@@ -128,11 +126,11 @@ class Reader:
         self._encoder = encoder
         self.streams = frozenset(stream.name for stream in encoder.streams())
         if not self._linear:
-            for feed in (self._live, *(backlog.feed for backlog in self._backlogs)):
+            for feed in (self.feed, *(backlog.feed for backlog in self._backlogs)):
                 if feed is not None:
                     feed.filter = Filter(self.streams)
-        if self._live is not None:
-            self._set_live(self._live)
+        if self.feed is not None:
+            self._set_live(self.feed)
 
     def push_everything(self) -> None:
         """Send every row from now on."""
@@ -146,14 +144,14 @@ class Reader:
     def _push_from(self, stream: Stream[Any], token: int | None) -> None:
         """Send this stream's facts after `token` (None: no facts), then its POSITION, then go live."""
         name = stream.name
-        if self._live is not None:
-            self._live.filter = _without(name, self._live.filter)
-            self._set_live(self._live)
+        if self.feed is not None:
+            self.feed.filter = _without(name, self.feed.filter)
+            self._set_live(self.feed)
         for backlog in list(self._backlogs):
             backlog.feed.filter = _without(name, backlog.feed.filter)
             if not backlog.streams:
                 self._backlogs.remove(backlog)
-        head = self._source.log.linear_position(name)
+        head = self._log.linear_position(name)
         after_token: int | None = None
         last_token: int | None = None
         tokens: dict[str, int] = {}
@@ -176,7 +174,7 @@ class Reader:
         tokens: dict[str, int] | None = None,
         is_live: bool = False,
     ) -> Feed:
-        log = self._source.log
+        log = self._log
         return Feed(
             log,
             self._ring,
@@ -199,18 +197,9 @@ class Reader:
         self._commands.append(command)
         self.pump()
 
-    def pause(self) -> None:
-        """The transport's buffer is full."""
-        self._paused = True
-
-    def resume(self) -> None:
-        """The transport's buffer has room again."""
-        self._paused = False
-        self.pump()
-
     def stop(self) -> None:
-        """The connection was lost."""
-        self._is_closed = True
+        """Send nothing more: the connection was lost."""
+        super().stop()
         self._backlogs.clear()
 
     @property
@@ -222,32 +211,20 @@ class Reader:
     def serial(self) -> int:
         """All of the reader's facts up to this serial were passed to its transport."""
         serials = [0 if backlog.reads_tokens else backlog.feed.serial for backlog in self._backlogs]
-        if self._live is not None:
-            serials.append(self._live.serial)
+        if self.feed is not None:
+            serials.append(self.feed.serial)
         return min(serials, default=self._ring.serial)
-
-    def pump(self) -> None:
-        """Send everything that can be sent now. Extra calls are harmless."""
-        if self._pumping:
-            return
-        self._pumping = True
-        try:
-            while not self._paused and not self._is_closed and self._step():
-                pass
-        finally:
-            self._pumping = False
 
     def _step(self) -> bool:
         if self._commands:
             self._connection.send(self._commands.popleft())
             return True
-        live = self._live
+        live = self.feed
         if live is not None and live.number < self._ring.newest:
             data = live.take(self._encoder, self._live_streams)
             if data is None:
-                self._step_live(live)
-            elif data:
-                self._connection.write(data)
+                return self._step_live(live)
+            self._write(data)
             return True
         if self._backlogs:
             return self._step_backlog(self._backlogs[0])
@@ -257,15 +234,15 @@ class Reader:
             return True
         return False
 
-    def _step_live(self, feed: Feed) -> None:
+    def _step_live(self, feed: Feed) -> bool:
         """Send what comes next if that is not simply the next group of the ring."""
         step = feed.next()
         if isinstance(step, PageStep) or (isinstance(step, RingGroup) and not feed.is_live):
-            self._live = None
+            self.feed = None
             self._backlogs.appendleft(Backlog(feed))
-            self._source.metrics.readers_demoted.inc()
-        else:
-            self._carry_out(step, feed, self._live_streams)
+            self._metrics.readers_demoted.inc()
+            return True
+        return self._send_step(step, feed, self._live_streams)
 
     def _step_backlog(self, backlog: Backlog) -> bool:
         if backlog is self._reading_page_of:
@@ -275,22 +252,29 @@ class Reader:
             if self._reading_page_of is not None:
                 return False
             self._reading_page_of = backlog
-            self._source.tasks.start(self._read_page(backlog, step), "reading the log for a follower")
+            self._start_reading(self._read_page(backlog, step))
             return self._reading_page_of is None
         if step is Stop.WAIT:
             self._go_live(backlog)
-        # After a replaced log there is nothing to send: the daemon closes its followers.
-        return step is not Stop.REPLACED and self._carry_out(step, backlog.feed, backlog.streams)
+        return self._send_step(step, backlog.feed, backlog.streams)
 
-    def _carry_out(self, step: Step, feed: Feed, streams: frozenset[str] | None) -> bool:
+    def _send_step(self, step: Step, feed: Feed, streams: frozenset[str] | None) -> bool:
         match step:
+            case Stop.REPLACED:
+                return False  # the daemon closes its followers
             case RingGroup():
-                data, last = feed.lines(step, self._encoder, streams)
-                feed.sent(last)
-                self._write(data)
+                self._send_group(feed, step, streams)
             case EphemeralStep():
                 self._write(b"".join(map(self._reset_lines, step.resets)) + self._encoder.lines(step.facts))
         return True
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self._connection.write(data)
+
+    def _start_reading(self, work: Coroutine[Any, Any, None]) -> None:
+        # Live facts are sent meanwhile.
+        self._tasks.start(work, "reading the log for a follower")
 
     def _reset_lines(self, stream: str) -> bytes:
         """POSITION lines that announce a restart of an ephemeral stream; empty if the release has none."""
@@ -306,7 +290,7 @@ class Reader:
         facts: Sequence[Fact] = ()
         try:
             if step is not None:
-                page = await read_page(self._source.log, backlog.feed, step)
+                page = await read_page(self._log, backlog.feed, step)
                 facts = () if page is None else page.facts
             elif backlog.last_token is not None:
                 await self._find_serial_of(backlog, backlog.last_token)
@@ -317,7 +301,7 @@ class Reader:
             raise
         finally:
             self._reading_page_of = None
-        if self._is_closed:
+        if self._is_stopped:
             return
         if backlog in self._backlogs:
             self._write(self._encoder.lines(fact for fact in facts if fact.stream in backlog.streams))
@@ -327,14 +311,14 @@ class Reader:
     async def _read_tokens(self, backlog: Backlog) -> Sequence[Fact]:
         (stream,) = backlog.streams
         assert backlog.after_token is not None
-        upto = self._source.log.linear_position(stream)
+        upto = self._log.linear_position(stream)
         facts, more = await self._read_between(backlog, backlog.after_token, upto)
         backlog.after_token = facts[-1].token if more else None
         return facts
 
     async def _read_between(self, backlog: Backlog, after: int, upto: int) -> tuple[Sequence[Fact], bool]:
         (stream,) = backlog.streams
-        serial, log = backlog.feed.serial, self._source.log
+        serial, log = backlog.feed.serial, self._log
         return await log.read_tokens(
             stream=stream, writer=None, after=after, upto=upto, serial=serial, limit=PAGE_ROWS
         )
@@ -349,19 +333,19 @@ class Reader:
     def _go_live(self, backlog: Backlog) -> None:
         self._backlogs.remove(backlog)
         feed, streams = backlog.feed, backlog.streams
-        if self._live is not None:
-            feed.filter = Filter(streams | (self._live.filter.streams or frozenset()))
+        if self.feed is not None:
+            feed.filter = Filter(streams | (self.feed.filter.streams or frozenset()))
         self._set_live(feed)
         if backlog.announce:
             self._write(
                 self._position_lines([stream for stream in self._encoder.streams() if stream.name in streams])
             )
         else:
-            self._source.metrics.readers_promoted.inc()
+            self._metrics.readers_promoted.inc()
 
     def _set_live(self, feed: Feed) -> None:
         streams = feed.filter.streams
-        self._live = feed if streams else None
+        self.feed = feed if streams else None
         self._live_streams = None if streams == self.streams else streams
 
     def _position_lines(self, streams: list[Stream[Any]]) -> bytes:
@@ -369,7 +353,7 @@ class Reader:
         lines: list[bytes] = []
         for stream in streams:
             if self._linear:
-                token = self._source.log.linear_position(stream.name)
+                token = self._log.linear_position(stream.name)
                 commands = [Position(stream=stream.name, token=token)]
             else:
                 commands = [
@@ -378,10 +362,6 @@ class Reader:
                 ]
             lines += [self._encoder.command(command) for command in commands]
         return b"".join(lines)
-
-    def _write(self, data: bytes) -> None:
-        if data:
-            self._connection.write(data)
 
 
 def _without(name: str, query: Filter) -> Filter:

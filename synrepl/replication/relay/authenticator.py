@@ -1,0 +1,100 @@
+"""Authenticator: the upstream's part of the handshake with a replica (HELLO, CHALLENGE, AUTH, WELCOME)."""
+
+import msgspec
+
+from synrepl.ports.access import LOCAL, REMOTE, Access, Key, access_of
+from synrepl.ports.rights import command_operation, refusal
+from synrepl.replication.relay.handshake import (
+    PRIMARY_SIDE,
+    REPLICA_SIDE,
+    Greetings,
+    line_of_upstream,
+    make_welcome,
+    nonce,
+    proof,
+    proves,
+    record_key,
+)
+from synrepl.replication.relay.interfaces import RelayConnection
+from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.wire import native
+from synrepl.wire.text import identity_error, printable
+
+
+class Authenticator:
+    """Finds out who a replica is, and proves to it that this daemon knows the secret too.
+
+    A replica proves the key of its name, or has a TLS certificate that is registered as a key. Without keys,
+    replicas of this machine have all rights, and others those of a replica.
+    """
+
+    def __init__(self, registry: ReplicaRegistry, connection: RelayConnection) -> None:
+        self.greeting = native.Hello(uuid="", name="", nonce="")
+        self.access: Access = REMOTE
+        self._registry = registry
+        self._connection = connection
+        self._greetings = Greetings(b"", b"")
+        self._key: Key | None = None
+
+    def challenge(self, greeting: native.Hello) -> native.Refused | None:
+        """Answer HELLO with CHALLENGE, or return why the replica is refused."""
+        if greeting.version < 1 or not greeting.uuid or not greeting.nonce:
+            return native.refusal("version", "the handshake lacks a version, a uuid or a nonce")
+        if why := identity_error(greeting.uuid, greeting.name, greeting.address):
+            return native.refusal("bad_name", why)
+        self.greeting = greeting
+        challenge = native.Challenge(
+            nonce=nonce(), proof=self._certificate_access is None and self._registry.keys.is_required
+        )
+        self._greetings = Greetings(
+            hello=self._connection.received_line(native.Hello), challenge=line_of_upstream(challenge)
+        )
+        self._connection.send(challenge)
+        return None
+
+    def check(self, message: native.Auth) -> native.Refused | None:
+        """Check AUTH and note the replica's rights, or return why it is refused."""
+        name, keys = self.greeting.name, self._registry.keys
+        key = keys.for_name(name)
+        if (access := self._certificate_access) is not None:
+            self.access = access
+        elif not keys.is_required:
+            self.access = LOCAL if self._connection.is_local else REMOTE
+        elif key is None:
+            why = f"there is no key {printable(name)} in keys_file of the upstream, or it was revoked"
+            return native.refusal("no_rights", why)
+        elif not proves(message.proof, key.secret, REPLICA_SIDE, self._greetings):
+            return native.refusal("no_rights", "the proof is wrong: the upstream has another secret")
+        else:
+            self.access, self._key = access_of(key), key
+        if why := refusal(self.access, command_operation(native.Auth)):
+            return native.refusal("no_rights", why)
+        # Here already: an authenticated connection counts as the presence of this uuid.
+        return self._registry.owner_refusal(self.greeting.uuid, self.access, name=self.greeting.listed_name)
+
+    def welcome(self) -> None:
+        """Send WELCOME. After it, without TLS, both ends send records if there is a secret."""
+        key = self._registry.keys.for_name(self.greeting.name)
+        secret = None if key is None else key.secret
+        welcome = make_welcome(self._registry, self.access, proof="")
+        if secret is None:
+            self._connection.send(welcome)
+            return
+        own_proof = proof(secret, PRIMARY_SIDE, self._greetings, line_of_upstream(welcome))
+        self._connection.send(msgspec.structs.replace(welcome, proof=own_proof))
+        if not self._connection.is_encrypted:
+            self._connection.read_records(record_key(secret, REPLICA_SIDE, self._greetings))
+            self._connection.write_records(record_key(secret, PRIMARY_SIDE, self._greetings))
+
+    @property
+    def has_lost_key(self) -> bool:
+        """Whether the keys have changed so that the replica must authenticate again."""
+        keys = self._registry.keys
+        if self._key is not None:
+            return self._key != keys.for_name(self.greeting.name)
+        return keys.is_required and self.access != self._certificate_access
+
+    @property
+    def _certificate_access(self) -> Access | None:
+        name = self._connection.certified_name
+        return None if name is None else self._registry.keys.access_by_certificate(name)

@@ -1,0 +1,249 @@
+"""Sender: the one loop that sends the log, to whomever and in whatever form.
+
+A follower on a socket, a replica, and an answer over HTTP, finite or endless, get the same facts in the same
+order. What differs is the form (`LogEncoder`), where the bytes go (`ISink`), and what happens at the head of
+the log: a new way to serve the log is an encoder and a sink, and no loop.
+
+The loop asks the cursor (`Feed.next`) what comes next, and does it: a group from the ring is encoded once for
+all senders with the same encoder and written at once; a page is read from the log in its thread, one at a
+time. It goes on until there is nothing to do or the sink has no room (`pause`). So a slow reader costs a
+cursor, and never a queue: the log is its queue. The loop is a plain function (`pump`) that whoever changes
+something calls, because a live reader must cost no coroutine and no Deferred for each commit; only reading
+the log is asynchronous. At the head a sender asks `LogWaiters` to call it for the next commit that concerns
+it, or is pumped by its owner.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IPushProducer
+from zope.interface import implementer
+
+from synrepl.ports.history import EpochStart
+from synrepl.replication.encoder import LogEncoder
+from synrepl.replication.feed import EphemeralStep, Feed, FeedPosition, PageStep, Step, Stop
+from synrepl.replication.log_waiters import ANY, Interest, LogWaiters
+from synrepl.replication.ring import RingGroup
+from synrepl.storage.log import Log
+
+
+class ISink(Protocol):
+    """Where the bytes go."""
+
+    def write(self, data: bytes) -> None:
+        """Send these bytes. May call `Sender.pause` before it returns."""
+
+
+@implementer(IPushProducer)
+class Sender:
+    """Sends what a feed selects (None: nothing yet) to a sink.
+
+    `on_sent` is called after each write of what the feed handed out, `on_head` when the reader has
+    everything: it returns whether to go on. Then the sender waits for the next commit of this `interest`
+    (without `waiters` for its owner, who calls `pump`).
+
+    `position`: everything selected up to there was written. With `needs_digests` the log is asked for those
+    of its digests that the ring lacks; `digest` is the one at the start.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        feed: Feed | None,
+        encoder: LogEncoder,
+        sink: ISink,
+        *,
+        waiters: LogWaiters | None = None,
+        interest: Interest = ANY,
+        on_sent: Callable[[], None] = lambda: None,
+        on_head: Callable[[], bool] = lambda: True,
+        needs_digests: bool = False,
+        digest: str | None = None,
+    ) -> None:
+        self.feed = feed
+        self.is_paused = False
+        self.is_waiting = False
+        """Whether the reader has everything, and waits for a commit."""
+        self._log = log
+        self._encoder = encoder
+        self._sink = sink
+        self._waiters = waiters
+        self._interest = interest
+        self._on_sent = on_sent
+        self._on_head = on_head
+        self._needs_digests = needs_digests
+        if feed is not None:
+            self.position = FeedPosition(feed.epoch, feed.serial, digest or feed.digest)
+        self._done: Deferred[Stop] | None = None
+        self._read: Deferred[Any] | None = None
+        self._is_pumping = False
+        self._is_stopped = False
+
+    # -- what the owner and the transport call ---------------------------------------------------------------
+
+    def run(self) -> "Deferred[Stop]":
+        """Send until no more can follow, and fire with the reason: `Stop.WAIT` if `on_head` did not go on.
+
+        Fails with what the log, the encoder, the sink or a callback raises. To cancel it is to `stop`.
+        """
+        done: Deferred[Stop] = Deferred(lambda _: self.stop())
+        self._done = done
+        self.pump()
+        return done
+
+    def pump(self) -> None:
+        """Send everything that can be sent now. Extra calls are harmless."""
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            while not self.is_paused and not self._is_stopped and self._step():
+                pass
+        except Exception as error:
+            if self._done is None:
+                raise
+            self._end(error)
+        finally:
+            self._is_pumping = False
+
+    def pause(self) -> None:
+        """Note that the sink has no room."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Go on: the sink has room again."""
+        self.is_paused = False
+        if self.feed is not None:
+            self.feed.resumed()
+        self.pump()
+
+    def skip(self) -> None:
+        """Advance to the head: the owner knows that nothing before it is selected."""
+        if self.feed is not None:
+            self.feed.skip()
+            self.position = self.feed.position
+
+    def finish(self) -> None:
+        """End now, as at the head."""
+        self._end(Stop.WAIT)
+
+    def stop(self) -> None:
+        """Send nothing more: the connection was lost, or the owner has ended it. Idempotent."""
+        self._is_stopped = True
+        if self.is_waiting and self._waiters is not None:
+            self.is_waiting = False
+            self._waiters.forget(self._woken)
+        read, self._read = self._read, None
+        if read is not None:
+            read.cancel()
+
+    pauseProducing = pause
+    resumeProducing = resume
+
+    def stopProducing(self) -> None:
+        """Do nothing: who waits for `run` cancels it when the connection is lost."""
+
+    # -- the loop --------------------------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """Do what comes next; return whether to go on."""
+        feed = self.feed
+        if feed is None or self.is_waiting or self._read is not None:
+            return False
+        return self._carry_out(feed, feed.next())
+
+    def _carry_out(self, feed: Feed, step: Step) -> bool:
+        match step:
+            case RingGroup() as group:
+                self._send_group(feed, group)
+            case PageStep():
+                self._start_reading(self._send_page(feed, step))
+            case EpochStart():
+                self._send(feed, self._encoder.epoch_start(step))
+            case EphemeralStep():
+                self._send(feed, self._encoder.ephemeral(step))
+            case Stop.WAIT:
+                self._reach_head()
+                return False
+            case _:
+                self._end(step)
+                return False
+        return True
+
+    def _send_group(self, feed: Feed, group: RingGroup, streams: frozenset[str] | None = None) -> None:
+        data, last = feed.lines(group, self._encoder, streams)
+        if feed.needs_receipts:
+            self._start_reading(self._send_with_receipts(feed, data, last))
+            return
+        feed.sent(last)
+        if self._needs_digests and feed.digest is None:
+            self._start_reading(self._send_with_digest(feed, data))
+        else:
+            self._send(feed, data)
+
+    async def _send_with_receipts(self, feed: Feed, data: bytes, last: RingGroup) -> None:
+        receipts = await self._log.receipts_between(feed.serial, last.serial, feed.seen)
+        feed.sent(last)
+        await self._send_with_digest(feed, self._encoder.receipts(receipts) + data)
+
+    async def _send_page(self, feed: Feed, step: PageStep) -> None:
+        data = await self._encoder.page(self._log, feed, step)
+        if data is not None:
+            await self._send_with_digest(feed, data)
+
+    async def _send_with_digest(self, feed: Feed, data: bytes) -> None:
+        digest = feed.digest
+        if digest is None and self._needs_digests:
+            digest = await self._log.digest_at(feed.serial)
+        self._send(feed, data, digest)
+
+    def _send(self, feed: Feed, data: bytes, digest: str | None = None) -> None:
+        # Before the write: its reader may answer at once.
+        self.position = FeedPosition(feed.epoch, feed.serial, digest or feed.digest)
+        if data:
+            self._sink.write(data)
+        self._on_sent()
+
+    def _reach_head(self) -> None:
+        if not self._on_head():
+            self._end(Stop.WAIT)
+        elif self._waiters is not None and not self._is_stopped:
+            self.is_waiting = True
+            self._waiters.listen(self._woken, self._interest)
+
+    def _woken(self, group: RingGroup | None) -> None:
+        self.is_waiting = False
+        if group is not None and self.feed is not None:
+            self.feed.skip(group)
+        self.pump()
+
+    def _start_reading(self, work: Coroutine[Any, Any, None]) -> None:
+        """Read from the log; nothing else is sent from its feed until that has ended."""
+        read: Deferred[Any] = Deferred.fromCoroutine(work)
+        if read.called:
+            read.addErrback(self._failed)
+        else:
+            self._read = read
+            read.addBoth(self._has_read)
+
+    def _has_read(self, result: Any) -> None:
+        self._read = None
+        if result is not None:
+            self._failed(result)
+        else:
+            self.pump()
+
+    def _failed(self, failure: Any) -> None:
+        if not failure.check(CancelledError):
+            self._end(failure.value)
+
+    def _end(self, result: Stop | Exception) -> None:
+        self.stop()
+        done, self._done = self._done, None
+        if done is None or done.called:
+            return
+        if isinstance(result, Stop):
+            done.callback(result)
+        else:
+            done.errback(result)

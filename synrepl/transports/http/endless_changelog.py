@@ -1,0 +1,145 @@
+"""The changelog as an answer that goes on at the head of the log, with heartbeats."""
+
+from collections.abc import Iterator
+
+from synrepl.errors import LocalProtocolError
+from synrepl.http_api.routes import NDJSON
+from synrepl.ports.rights import is_told
+from synrepl.ports.time import Timer
+from synrepl.replication.command_forwarder import line_of
+from synrepl.replication.feed import Stop
+from synrepl.replication.holdings import ReadRefusal
+from synrepl.replication.log_waiters import Interest
+from synrepl.replication.sender import Sender
+from synrepl.transports.http.call import Call
+from synrepl.transports.http.changelog_answer import write_head
+from synrepl.transports.http.changelog_lines import HeartbeatLine, MovedLine, encode_line, line_encoder
+from synrepl.transports.http.changelog_query import ChangelogQuery, query_feed, stop_error
+from synrepl.transports.http.server import Services
+from synrepl.wire.grammar import Command
+
+
+class EndlessChangelog:
+    """All endless answers of a daemon. Readers with equal filters share lines from the ring."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._answers: set[_EndlessAnswer] = set()
+        services.publisher.broadcast_watchers.append(self._on_command)
+        services.publisher.holdings.watchers.append(self._retire)
+
+    async def serve(self, call: Call, query: ChangelogQuery) -> None:
+        """Answer until the query ends or the client disconnects.
+
+        Raises `ApiError` if the log is replaced, or facts are trimmed that were not sent.
+        """
+        request, log = call.request, self._services.log
+        write_head(call, NDJSON, log.serial)
+        if request.method == b"HEAD":
+            return
+        # Flush the headers: there may be nothing else to send for a while.
+        request.write(b"")
+        answer = _EndlessAnswer(call, query, query.digest or await log.digest_at(query.since))
+        self._answers.add(answer)
+        try:
+            async with call.streaming(answer.sender):
+                await answer.run()
+        finally:
+            self._answers.discard(answer)
+
+    def _retire(self, why: ReadRefusal) -> None:
+        """End all answers with a line that says why, and where the primary is."""
+        moved = MovedLine(why.code, why.message, self._services.publisher.holdings.primary_address)
+        for answer in self._answers:
+            answer.moved = moved
+        self._services.publisher.waiters.wake_readers()
+
+    def _on_command(self, command: Command, source: object) -> Iterator[None]:
+        """Forward a command for all processes to the readers that request commands, except to its source."""
+        replicas = [
+            answer
+            for answer in self._answers
+            if answer.origin not in (None, source) and is_told(answer.seen, type(command))
+        ]
+        if not replicas:
+            return
+        try:
+            encoded = encode_line("command", line_of(command).decode(errors="replace"))
+        except LocalProtocolError:
+            encoded = b""
+        for answer in replicas:
+            if not encoded or not answer.send_command(encoded):
+                self._services.publisher.metrics.commands_dropped.labels(command.NAME).inc()
+            yield
+
+
+class _EndlessAnswer:
+    def __init__(self, call: Call, query: ChangelogQuery, digest: str | None) -> None:
+        services = call.services
+        self.origin, self.seen = query.origin, query.seen
+        self.moved: MovedLine | None = None
+        """Why the answer must end: another daemon is to be read."""
+        self._log = services.log
+        self._clock = services.clock
+        self._waiters = services.publisher.waiters
+        self._request = call.request
+        self._heartbeat = query.heartbeat
+        self._was_at_head = False
+        self._is_over = False
+        self._timer = Timer(services.clock, self._tick)
+        self._feed = query_feed(self._log, query, services.publisher.ring)
+        self.sender = Sender(
+            self._log,
+            self._feed,
+            line_encoder(query.filter, checked=query.checked),
+            call.request,
+            waiters=self._waiters,
+            # A receipt can belong to facts that the filter leaves out.
+            interest=Interest(None if query.receipts else query.filter, query.upto, query.ephemeral),
+            on_head=self._reach_head,
+            needs_digests=True,
+            digest=digest,
+        )
+
+    async def run(self) -> None:
+        """Send facts until the query ends. Raises `ApiError` if the log is replaced, or facts are trimmed."""
+        self._timer.start(self._heartbeat)
+        try:
+            stop = await self.sender.run()
+        finally:
+            self._is_over = True
+            self._timer.stop()
+        if stop in (Stop.TRIMMED, Stop.REPLACED):
+            raise stop_error(self._log, self._feed, stop)
+
+    def _reach_head(self) -> bool:
+        if self.moved is not None:
+            self._request.write(encode_line("moved", self.moved))
+            return False
+        if not self._was_at_head:
+            self._was_at_head = True
+            self._beat()
+        return True
+
+    def send_command(self, encoded: bytes) -> bool:
+        """Send an encoded command; False if the reader is paused, and so misses it."""
+        if self.sender.is_paused:
+            return False
+        self._request.write(encoded)
+        return True
+
+    def _tick(self) -> None:
+        self._timer.start(self._heartbeat)
+        if self.sender.is_waiting:
+            self._waiters.poll()
+        if self.sender.is_waiting:
+            # `poll` has seen every commit, and none has selected facts.
+            self.sender.skip()
+        if not self._is_over:
+            self._beat()
+
+    def _beat(self) -> None:
+        if not self.sender.is_paused:
+            at, now_ms = self.sender.position, int(self._clock.seconds() * 1000)
+            beat = HeartbeatLine(at.epoch, at.serial, at.digest, now_ms, self._log.serial)
+            self._request.write(encode_line("heartbeat", beat))

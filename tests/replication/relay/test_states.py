@@ -1,0 +1,194 @@
+"""The table of a relay's states: what it forbids is refused, and what it allows can happen."""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.history import BEGINNING, LogSnapshot
+from synrepl.replication import feed as feed_module
+from synrepl.replication.machine import Machine
+from synrepl.replication.relay import relay as relay_module
+from synrepl.replication.relay.relay import Relay, attach
+from synrepl.replication.relay.snapshot_codec import snapshot_block
+from synrepl.replication.relay.states import TRANSITIONS, RelayEvent, RelayState
+from synrepl.wire.grammar import Command
+from synrepl.wire.native import Ack, Auth, Digests, Hello, Join, Subscribe, Up, refusal
+from synrepl.wire.position import LogPosition
+from tests.replication.worlds import World
+
+COMMANDS: list[Command] = [
+    Hello(uuid="u", name="n", nonce="nonce"),
+    Auth(""),
+    Join(),
+    Subscribe(history="h", position=LogPosition(1, 0, "")),
+    Digests(serials=[1]),
+    Up(origin="o", number=1, line="USER_IP"),
+    Ack(epoch=1, serial=0, at_ms=0),
+]
+
+Step = tuple[RelayState, Hashable, RelayState]
+
+
+def named(step: Step) -> str:
+    """A step, to be read in a failure."""
+    return " ".join(str(getattr(part, "__name__", part)) for part in step)
+
+
+def test_the_commands_are_those_of_the_table() -> None:
+    """A new one needs an example here."""
+    events = {event for events in TRANSITIONS.values() for event in events}
+
+    assert {type(command) for command in COMMANDS} | set(RelayEvent) == events
+    assert set(TRANSITIONS) == set(RelayState)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
+@pytest.mark.parametrize("state", RelayState, ids=lambda state: state.name)
+def test_a_command_that_the_table_forbids_is_refused(state: RelayState, command: Command) -> None:
+    """And changes nothing. After a refusal or the end of the connection, nothing is read any more."""
+    if type(command) in TRANSITIONS[state]:
+        return
+    world = World()
+    a = world.node("a")
+    world.raw("a").greet(world)
+    (relay,) = a.connected_relays
+    relay._machine.state = state
+
+    if isinstance(command, Ack) or state in (RelayState.REFUSED, RelayState.GONE):
+        relay.received([command])
+    else:
+        with pytest.raises(RemoteProtocolError, match=r"is valid only in the state|not valid before"):
+            relay.received([command])
+
+    assert state is relay.state
+    world.pass_(0.2)
+    assert state is relay.state
+    relay._machine.state = RelayState.READY
+
+
+class Trace:
+    """Every step that a relay takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: set[Step] = set()
+        move = Machine.move
+
+        def traced(machine: Machine[Any], event: Hashable, state: Any = None) -> bool:
+            before = machine.state
+            has_changed = move(machine, event, state)
+            if isinstance(before, RelayState):
+                self.steps.add((before, event, machine.state))
+            return has_changed
+
+        monkeypatch.setattr(Machine, "move", traced)
+
+
+class Replica:
+    """A replica that is brought to a state by what it says, and by what its transport has room for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world = World()
+        self.node = self.world.node("a")
+        self.world.wrote(self.node, 40)
+        self.raw = self.world.raw("a")
+        self._patch = monkeypatch
+        monkeypatch.setattr(feed_module, "PAGE_ROWS", 5)
+
+    def bring(self, state: RelayState) -> None:
+        """Go as far as this state, and stay there."""
+        raw, world = self.raw, self.world
+        if state is RelayState.GREETING:
+            # A native listener finds out by HELLO that the peer is a replica.
+            connection = Mock(certified_name=None, is_local=True)
+            connection.received_line = lambda command: b"HELLO"
+            attach(self.node.relays, connection)
+        elif state is RelayState.AUTHENTICATING:
+            raw.say_hello(world, Hello(uuid="u", name="n", nonce="nonce"))
+        else:
+            welcome = raw.greet(world)
+            assert welcome is not None
+            if state is RelayState.SNAPSHOT:
+                raw.tell("JOIN", Join())
+                self._pause_in_the_middle()
+            elif state is RelayState.MEANWHILE:
+                self._patch.setattr(relay_module, "snapshot_block", self._pause_at_the_end(snapshot_block))
+                raw.tell("JOIN", Join())
+                world.pass_(0.2)
+            elif state is RelayState.JOINED:
+                raw.tell("JOIN", Join())
+                world.pass_(0.2)
+            elif state is RelayState.CATCHING_UP:
+                self._patch.setattr(Relay, "_start_heartbeats", lambda relay: relay.pause())
+                raw.tell("SUBSCRIBE", Subscribe(history=welcome.history, position=BEGINNING))
+                world.pass_(0.1)
+            elif state is RelayState.LIVE:
+                raw.subscribe(world, welcome)
+        assert state is self.relay.state
+
+    def cut(self, relay: Relay) -> None:
+        """End its connection."""
+        if isinstance(relay.connection, Mock):
+            relay.lost("the line was cut")
+        else:
+            self.raw.transport.loseConnection()
+            self.world.pass_(0.1)
+
+    @property
+    def relay(self) -> Relay:
+        """The relay of its connection."""
+        (relay,) = self.node.connected_relays
+        return relay
+
+    def _pause_in_the_middle(self) -> None:
+        while not self.raw.blocks("facts"):
+            self.world.clock.advance(0.0001)
+        self.relay.pause()
+
+    def _pause_at_the_end(self, encode: Callable[[LogSnapshot], bytes]) -> Callable[[LogSnapshot], bytes]:
+        def paused(snapshot: LogSnapshot) -> bytes:
+            self.relay.pause()
+            return encode(snapshot)
+
+        return paused
+
+
+HELD = [state for state in RelayState if state not in (RelayState.REFUSED, RelayState.GONE)]
+
+
+def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From each state: all that the replica may say, a refusal, the loss of the connection, and going on."""
+    trace = Trace(monkeypatch)
+    for state in HELD:
+        with monkeypatch.context() as patch:
+            for command in COMMANDS:
+                if type(command) in TRANSITIONS[state]:
+                    replica = Replica(patch)
+                    replica.bring(state)
+                    replica.relay.received([command])
+            lost = Replica(patch)
+            lost.bring(state)
+            relay = lost.relay
+            lost.cut(relay)
+            assert relay.state is RelayState.GONE
+            refused = Replica(patch)
+            refused.bring(state)
+            relay = refused.relay
+            relay._refuse(refusal("trimmed", "it is gone"))
+            refused.cut(relay)
+            assert relay.state is RelayState.REFUSED
+            goes_on = Replica(patch)
+            goes_on.bring(state)
+            goes_on.relay.resume()
+            goes_on.world.wrote(goes_on.node)
+            goes_on.world.pass_(0.1)
+
+    allowed = {
+        (state, event, other)
+        for state, events in TRANSITIONS.items()
+        for event, others in events.items()
+        for other in others
+    }
+    assert set(map(named, allowed)) == set(map(named, trace.steps))

@@ -1,0 +1,216 @@
+"""A sender sends what its feed selects to any sink, in any form, and stops when it is told to."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from synrepl.ports.history import EpochStart
+from synrepl.replication import feed as feed_module
+from synrepl.replication.encoder import LogEncoder
+from synrepl.replication.feed import Feed, Stop
+from synrepl.replication.sender import Sender
+from synrepl.streams.facts import Fact
+from tests.replication.nodes import FakeNode
+from tests.replication.worlds import World
+
+
+class Numbers(LogEncoder):
+    """A form of our own: the serials."""
+
+    def lines(self, facts: Iterable[Fact]) -> bytes:
+        return b"".join(b"%d " % fact.serial for fact in facts)
+
+    def epoch_start(self, start: EpochStart) -> bytes:
+        return b"epoch %d " % start.epoch
+
+
+class Sink:
+    """Remembers what was written, and does what a test asks for at each write."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.writes = 0
+        self.on_write: Callable[[], None] = lambda: None
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+        self.writes += 1
+        self.on_write()
+
+
+NUMBERS = Numbers()
+
+
+class Story:
+    """A log with facts, and a sender of it."""
+
+    def __init__(self, facts: int = 10, *, from_ring: bool = False, **options: Any) -> None:
+        self.world = World()
+        self.node: FakeNode = self.world.node("a")
+        if facts:
+            self.world.wrote(self.node, facts)
+        self.sink = Sink()
+        ring = self.node.publisher.ring if from_ring else None
+        bounds = {name: options.pop(name) for name in ("upto", "epochs") if name in options}
+        self.feed = Feed(self.node.log, ring, after=0, **bounds)
+        self.sender = Sender(self.node.log, self.feed, NUMBERS, self.sink, **options)
+        self.ended: list[Any] = []
+        self.running: Deferred[Stop]
+
+    def run(self) -> None:
+        """Send, and go as far as that goes."""
+        self.running = self.sender.run()
+        self.running.addBoth(self.ended.append)
+        self.world.pass_(0.2)
+
+
+def numbers(upto: int, first: int = 1) -> bytes:
+    return b"".join(b"%d " % serial for serial in range(first, upto + 1))
+
+
+@pytest.mark.parametrize("from_ring", [False, True])
+def test_it_sends_all_and_ends_at_the_head(from_ring: bool) -> None:
+    """A sink and an encoder are all that it needs."""
+    story = Story(from_ring=from_ring, on_head=lambda: False)
+    story.run()
+
+    assert (numbers(10), [Stop.WAIT]) == (story.sink.data, story.ended)
+    assert 10 == story.sender.position.serial
+
+
+def test_it_goes_on_with_the_next_commit() -> None:
+    """It waits at the head, and costs nothing there."""
+    story = Story(from_ring=True)
+    story.sender = Sender(
+        story.node.log, story.feed, NUMBERS, story.sink, waiters=story.node.publisher.waiters
+    )
+    story.run()
+    assert story.sender.is_waiting
+    story.world.wrote(story.node, 2)
+
+    assert (numbers(12), []) == (story.sink.data, story.ended)
+
+
+def test_it_ends_at_the_end_of_the_query() -> None:
+    """There are more facts."""
+    story = Story(upto=7)
+    story.run()
+
+    assert (numbers(7), [Stop.DONE]) == (story.sink.data, story.ended)
+
+
+def test_it_sends_no_more_than_the_sink_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page for each time that there is room."""
+    monkeypatch.setattr(feed_module, "PAGE_ROWS", 2)
+    story = Story(on_head=lambda: False)
+    story.sink.on_write = story.sender.pause
+    story.run()
+    pages = [story.sink.data]
+    while not story.ended:
+        story.sender.resume()
+        story.world.pass_(0.1)
+        pages.append(story.sink.data)
+
+    assert [2, 4, 6, 8, 10, 10] == [len(page.split()) for page in pages]
+
+
+def test_its_position_is_right_when_the_reader_answers_at_once() -> None:
+    """An acknowledgement can come before the write returns."""
+    story = Story(on_head=lambda: False)
+    seen: list[int] = []
+    story.sink.on_write = lambda: seen.append(story.sender.position.serial)
+    story.run()
+
+    assert [10] == seen
+
+
+def test_its_position_is_that_of_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the cursor, while the digest is looked up."""
+    digest: Deferred[str] = Deferred()
+    story = Story(upto=5, needs_digests=True)
+    monkeypatch.setattr(story.node.log, "digest_at", lambda serial: digest)
+    monkeypatch.setattr(Feed, "digest", None)
+    story.run()
+
+    assert (5, 0, b"") == (story.feed.serial, story.sender.position.serial, story.sink.data)
+    digest.callback("d5")
+    assert (5, "d5", numbers(5)) == (
+        story.sender.position.serial,
+        story.sender.position.digest,
+        story.sink.data,
+    )
+
+
+def test_it_starts_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the facts before and after."""
+    story = Story(facts=2, epochs=True, on_head=lambda: False)
+    story.world.done(Deferred.fromCoroutine(story.node.log.next_epoch("promoted")))
+    story.world.wrote(story.node, 1)
+    story.run()
+
+    assert b"1 2 epoch 2 3 " == story.sink.data
+    assert (2, 3) == (story.sender.position.epoch, story.sender.position.serial)
+
+
+def test_it_can_be_told_to_finish_by_its_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of what it has just read."""
+    story = Story()
+    read, gate = story.node.log.read, Deferred[None]()
+
+    async def read_later(**options: Any) -> Any:
+        await gate
+        return await read(**options)
+
+    monkeypatch.setattr(story.node.log, "read", read_later)
+    story.sink.on_write = story.sender.finish
+    story.run()
+    gate.callback(None)
+    story.world.pass_(0.1)
+
+    assert (1, [Stop.WAIT]) == (story.sink.writes, story.ended)
+
+
+def test_nothing_is_written_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection was lost while a page was read."""
+    story = Story()
+    read: Deferred[Any] = Deferred()
+    monkeypatch.setattr(story.node.log, "read", lambda **_: read)
+    story.run()
+    story.running.cancel()
+
+    assert (b"", 1) == (story.sink.data, len(story.ended))
+    story.sender.pump()
+    story.sender.resume()
+    assert b"" == story.sink.data
+
+
+@pytest.mark.parametrize("failing", ["the log", "the sink", "the owner"])
+def test_an_error_ends_it(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it is told."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(failing)
+
+    options: dict[str, Any] = {"on_head": fail} if failing == "the owner" else {}
+    story = Story(from_ring=failing == "the sink", **options)
+    if failing == "the log":
+        monkeypatch.setattr(story.node.log, "read", fail)
+    elif failing == "the sink":
+        story.sink.on_write = fail
+    story.run()
+
+    (error,) = story.ended
+    assert isinstance(error, Failure)
+    assert failing == str(error.value)
+
+
+def test_a_replaced_log_ends_it() -> None:
+    """What follows would be of another history."""
+    story = Story(from_ring=True)
+    story.feed._boots = "another"  # type: ignore[assignment]
+    story.run()
+
+    assert (b"", [Stop.REPLACED]) == (story.sink.data, story.ended)
