@@ -2,21 +2,19 @@
 
 from pathlib import Path
 
-from scripts.lib.circles import Reasons, complaints, imports_of
+from scripts.lib.circles import complaints, imports_of
 
 FOR_TYPES = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    "
 
 
-def told(
-    root: Path, *, accepted: Reasons | None = None, remaining: Reasons | None = None, **modules: str
-) -> list[str]:
+def told(root: Path, **modules: str) -> list[str]:
     """What is said of a package with these modules; two underscores in a name stand for a folder."""
     package = root / "house"
     for name, text in modules.items():
         path = package / f"{name.replace('__', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
-    return list(complaints(imports_of(package), accepted=accepted or {}, remaining=remaining or {}))
+    return list(complaints(imports_of(package)))
 
 
 def test_imports_that_point_down_are_fine(tmp_path: Path) -> None:
@@ -53,32 +51,4 @@ def test_a_circle_for_types_is_told_apart(tmp_path: Path) -> None:
     """It works, and still neither can be moved without the other."""
     assert ["circle by imports for types: house.a -> house.b, house.b -> house.a"] == told(
         tmp_path, a="from house.b import B\n", b=f"{FOR_TYPES}from house.a import A\n"
-    )
-
-
-def test_an_accepted_import_for_types_closes_no_circle(tmp_path: Path) -> None:
-    """Somebody gave a reason."""
-    assert [] == told(
-        tmp_path,
-        accepted={("house.b", "house.a"): "a protocol would say less"},
-        a="from house.b import B\n",
-        b=f"{FOR_TYPES}from house.a import A\n",
-    )
-
-
-def test_no_reason_excuses_an_import_at_run_time(tmp_path: Path) -> None:
-    """Only those that were there before the check may remain, until they are gone."""
-    pair = {("house.b", "house.a"): "it was there"}
-    a, b = "from house.b import B\n", "from house.a import A\n"
-
-    assert ["circle at run time: house.a -> house.b, house.b -> house.a"] == told(
-        tmp_path, accepted=pair, a=a, b=b
-    )
-    assert [] == told(tmp_path, remaining=pair, a=a, b=b)
-
-
-def test_an_exception_that_is_needed_no_more(tmp_path: Path) -> None:
-    """Else a new circle could come back under its name."""
-    assert ["excepted, but closes no circle: house.b -> house.a"] == told(
-        tmp_path, accepted={("house.b", "house.a"): "gone"}, a="from house.b import B\n", b=""
     )

@@ -1,8 +1,9 @@
 """Finds circles of imports: modules of which none can be read, tested or moved without all the others.
 
-Circles at run time are errors. So are those that only imports for types (under ``if TYPE_CHECKING``) close,
-unless such an import stands in `ACCEPTED` with its reason. An import inside a function is one at run time: it
-hides a circle, and does not break it. The ``__init__`` of a package counts where it is imported by its name.
+A circle that only imports for types (under ``if TYPE_CHECKING``) close is one too: move what both need to a
+lower module, or state in a `Protocol` what the lower one needs of the upper one. An import inside a function
+is one at run time: it hides a circle, and does not break it. The ``__init__`` of a package counts where it
+is imported by its name.
 
     circles.py FOLDER
 """
@@ -11,26 +12,7 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
-
-Reasons = Mapping[tuple[str, str], str]
-"""Imports that may close a circle, as (importing module, imported module), and why."""
-
-ACCEPTED: Final[Reasons] = {
-    (
-        "synrepl.replication.reader",
-        "synrepl.replication.publisher",
-    ): "a sender that takes the ring, the log and the metrics will replace the reader",
-}
-"""Imports for types that may close a circle."""
-
-REMAINING: Final[Reasons] = {
-    (
-        "synrepl.replication.relay.registry",
-        "synrepl.replication.relay.relay",
-    ): "goes with the rewriting of the relay as a machine",
-}
-"""Imports at run time that close a circle nevertheless. This list may only become shorter."""
+from typing import NamedTuple
 
 
 class Import(NamedTuple):
@@ -107,27 +89,15 @@ def _reached(module: str, below: Mapping[str, set[str]]) -> set[str]:
     return reached
 
 
-def complaints(
-    imports: set[Import], *, accepted: Reasons = ACCEPTED, remaining: Reasons = REMAINING
-) -> Iterator[str]:
-    """Every circle that is an error, and every exception that is needed no more."""
-    counted = {one for one in imports if not _is_excepted(one, accepted, remaining)}
-    at_run_time = {one for one in counted if not one.for_types}
+def complaints(imports: set[Import]) -> Iterator[str]:
+    """Every circle."""
+    at_run_time = {one for one in imports if not one.for_types}
     errors = circles(at_run_time)
     for circle in errors:
         yield f"circle at run time: {_ties(circle, at_run_time)}"
-    for circle in circles(counted):
+    for circle in circles(imports):
         if circle not in errors:
-            yield f"circle by imports for types: {_ties(circle, counted)}"
-    for by, of in (*accepted, *remaining):
-        excepted = {one for one in imports - counted if (one.by, one.of) == (by, of)}
-        if not any({by, of} <= set(circle) for circle in circles(counted | excepted)):
-            yield f"excepted, but closes no circle: {by} -> {of}"
-
-
-def _is_excepted(one: Import, accepted: Reasons, remaining: Reasons) -> bool:
-    pair = (one.by, one.of)
-    return pair in remaining or (one.for_types and pair in accepted)
+            yield f"circle by imports for types: {_ties(circle, imports)}"
 
 
 def _ties(circle: Iterable[str], imports: Iterable[Import]) -> str:
