@@ -1,4 +1,17 @@
-"""The entries of one cache: bounded, and never older than an invalidation. Callers share computations."""
+"""The entries of one cache: bounded, and never older than an invalidation. Callers share computations.
+
+A cache whose values come from a database has a race that no order of its statements removes: a caller reads
+the old row, the row changes, the invalidation arrives and finds nothing to drop, and then the caller stores
+what it has read. The value is stale, and nothing will ever correct it. So a computation is an entry from its
+beginning: an invalidation drops it like a value, and `keep` stores a result only if its computation is still
+the one that is listed. The caller gets its value, which was right when it asked; the next caller computes
+again.
+
+Callers that ask for a key while it is computed wait for the first one's result instead of asking the database
+too. They must not inherit its fate: if the first caller is cancelled, the next one computes
+(`Computation.retry`), and whoever began to wait before an invalidation gets the value of that time, as if it
+had come first.
+"""
 
 from collections import OrderedDict
 from collections.abc import Generator, Hashable

@@ -1,7 +1,22 @@
 """Feed: one reader's cursor in the log. It decides what the reader is sent next, and does no I/O.
 
-A transport that sends the log owns the feeds of its readers and loops over `Feed.next`: it carries out the
-step and reports back what was sent. The steps:
+A reader must get every fact once, in order, from wherever it is: from the log's database if it is far behind,
+from the memory of the newest facts (the ring) if it is near. The change from one to the other is where facts
+are lost or sent twice in systems that treat the two as two subscriptions. Here there is only one position. At
+each step the cursor looks where its next serial is, and names that place: the ring if it still has the group
+that follows the position, else a page of the log. There is no moment of change to get wrong, and a reader
+that the ring has left behind while its connection was full needs no special care: its next step is a page.
+
+What must not be crossed unseen are the starts of epochs, a trimmed part, and a log that another one has
+replaced. They are checked before each step, because each of them can happen between any two.
+
+Ephemeral facts have no serials and are not in the database, so that they cannot be caught up with. A reader
+gets them when it reaches the head: all that are held, or those after the tokens that it had
+(`EphemeralMode`). From then on it is *live*, and takes each group from the ring in turn. One that starts
+otherwise, or whose next group has left the ring, gets durable facts alone until it is at the head again.
+
+`Sender` owns the feed of a reader and loops over `Feed.next`: it carries out the step and reports back what
+was sent. The steps:
 
 =================  ========================================================================================
 `RingGroup`        send this group from the ring (`Feed.lines`, `Feed.sent`); it may be the first of several
@@ -13,10 +28,6 @@ step and reports back what was sent. The steps:
 `Stop.TRIMMED`    facts that the reader lacks were trimmed: refuse it
 `Stop.REPLACED`   another log has taken this one's place: refuse it
 =================  ========================================================================================
-
-A feed is *live* while it takes each group from the ring in turn. One that starts otherwise, or whose next
-group has left the ring, catches up on the durable facts alone, from the log and then from the ring. At the
-head it gets the ephemeral facts that its `EphemeralMode` names, and is live.
 """
 
 from collections.abc import Mapping, Sequence

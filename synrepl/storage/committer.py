@@ -1,4 +1,25 @@
-"""Committer: writes a log's facts. It commits appends in groups, and runs exclusive writes between groups."""
+"""Committer: writes a log's facts. It commits appends in groups, and runs exclusive writes between groups.
+
+A commit is synced to the disk, and a sync takes as long for one fact as for a thousand. So there is always at
+most one commit under way, in the writing thread; what is appended meanwhile waits in the queue, and goes
+together into the next one. The slower the disk, the larger the groups: nothing is tuned, and no append waits
+for a timer.
+
+The head of the log in memory advances only after the commit, and answers go out only then. Thus nobody can
+see a fact that a power cut would take back.
+
+The hard case is a commit that fails after it may have been stored: the connection broke while COMMIT was
+under way, or the disk was full at the sync. To answer "failed" would be a guess, and to go on would be one
+too: the next group would continue a log whose end is unknown. The chain of digests decides. A group knows the
+digest of the log before it and after it, so the end of the log as the database reports it says which one
+happened: the digest after the group (stored after all: it is applied), the digest before it (nothing was
+stored), or neither (another process writes to this database: this one stops writing for good). Until the
+database can be asked, no group is built, and appends fail with an error that says that they may have been
+stored. An append with an idempotency key can then be repeated without harm.
+
+Everything else that changes the log (an epoch, a trim, a copy's facts) runs between two groups, with a head
+that is certain (`exclusive`).
+"""
 
 import errno
 from collections import deque

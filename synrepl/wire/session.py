@@ -1,8 +1,18 @@
 """Sessions: one side of a connection, sans I/O.
 
 A session receives lines and the time, and returns actions: bytes to send, commands to deliver, close. The
-driver (TCP, Redis, a test, the simulator) performs them in order. No input from a peer makes a session raise:
-it returns one ERROR line and the close. Errors of real peers: docs/reference/peers.md#tcp-errors
+driver (TCP, Redis, a test, the simulator) performs them in order. Because it neither reads a clock nor owns a
+socket, a test can say at which microsecond a peer falls silent, and the simulator can let an hour pass in
+milliseconds, through the same code that runs in production.
+
+No input from a peer makes a session raise: it returns one ERROR line and the close, after the commands that
+came before the error, as these were valid when they were sent. Errors of real peers:
+docs/reference/peers.md#tcp-errors
+
+Time is what peers disagree about. A release that sends PING may be held to it, since it promises one every
+five seconds; one that never did so must be left alone, however long it says nothing. So the session watches
+whether the peer has ever sent PING, and not which release it claims to be. A peer of unknown dialect is taken
+as any that its lines fit, until one line fits only some of them.
 
 A shared channel (side BROKER) has no peer to greet, to PING or to close on. A message is a line without its
 end. Invalid messages are logged and skipped, as Synapse's own processes do

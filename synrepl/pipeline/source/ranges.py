@@ -1,4 +1,19 @@
-"""Ranges of serials, one per task: planned in the driver, read in the task, checked for missing facts."""
+"""Ranges of serials, one per task: planned in the driver, read in the task, checked for missing facts.
+
+Spark asks twice: in the driver for the end of the next micro-batch, and in tasks, perhaps minutes later, on
+other machines and more than once, for its rows. In between the log may be trimmed, another daemon may be
+promoted, another log may answer at the same address. A task that then reads what it finds would write a batch
+that no other attempt can repeat.
+
+So a plan is made of what cannot change its meaning: serials, which are never used twice in a history, and the
+digests of the log before and after each range, which prove that the daemon that answers has the facts that
+were planned. A task that cannot prove it fails, with the reason; it never returns fewer rows. Within a range
+nothing may be missing either: without a filter serials are consecutive, and with one each fact names the
+token before it (`CompletenessCheck`).
+
+Planning asks only for extents (how many facts, how many bytes, up to which serial), and reads facts only to
+find the serial of a token that a query starts or ends with.
+"""
 
 import logging
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,24 @@
-"""Modes: what a POSITION means on one connection, and when received rows can be applied."""
+"""Modes: what a POSITION means on one connection, and when received rows can be applied.
+
+A follower holds one position for each writer of a stream, and must never advance it over a fact that it has
+not applied. Rows alone do not tell it whether any are missing, as tokens may leave gaps: other writers, other
+streams and aborted transactions use them up. Only a POSITION does: it says that the writer's facts up to a
+token follow, without a gap, from the token before. So everything turns on one comparison: our position
+against the two tokens of a POSITION. If ours lies between them, nothing is missing; if it is lower, the facts
+between are fetched before anything newer is applied; if it is higher, the writer has lost facts, or has begun
+again, or the POSITION is an old one.
+
+Which of these it is depends on who sends and how, and this is why there are modes rather than one rule.
+Masters before Synapse 1.13 know no writers and push what is missed (`Push`). Later ones announce, and let the
+worker fetch (`Pull`). On Redis every process announces its own facts, there is no first greeting, a writer
+may come and go unseen, and a late fact may be sent beyond a POSITION (`Shared`). A mode knows the
+differences; it judges, and changes nothing but what it must remember of the connection. The verdict
+(`Verdict`) is carried out by the stream's machine.
+
+A second question is asked beside it: is the answer certain? After a restart of a writer whose tokens may go
+back, the same numbers can stand for other facts. The position then advances, because there is nothing to
+fetch, but what was derived from older facts, a cache above all, is dropped.
+"""
 
 import enum
 from collections.abc import Callable, Sequence

@@ -1,4 +1,18 @@
-"""Leases: retain the part of the log that readers still need, within bounds of time and size."""
+"""Leases: retain the part of the log that readers still need, within bounds of time and size.
+
+A log that keeps everything fills the disk, and one that forgets by age loses facts of whoever was away for a
+minute too long. A lease is the contract between the two: a reader that has one names the serial up to which
+it has everything, and the log is trimmed no further than the lowest of them, as long as the reader comes back
+in time (`allowed_seconds`) and does not hold too much (`lease_bytes`). A reader that breaks either bound is
+not waited for any longer. It is told so when it comes back, by a refusal that says what was trimmed, and
+takes a new copy; it never gets a log with a hole.
+
+Time is counted only while this daemon runs and its clock has not jumped (`ExpiryClock`): a night in which the
+primary was down, or a clock set forward, must not end the leases of readers that could not have come.
+
+A change is in memory at once and on disk about a second later. A kill in that second makes a lease older than
+it was, so that the log retains more than it must, which is safe; the opposite cannot happen.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter

@@ -1,9 +1,18 @@
 """Problems with a stream's ids in the database, and their repair.
 
-Generators and daemons that read the tables run these checks when they start, ``synrepl doctor`` on request.
-A generator repairs every problem that has lost no facts. If history is lost, its ids continue above all that
-any reader is known to have seen, so that no token stands for two facts. It logs a warning about either, but
-not about an unused sequence.
+Ids come from a sequence of the database, and a sequence is no part of the rows that use its ids: a restored
+dump, a replica of PostgreSQL that was promoted, or a hand that set it, can leave the sequence behind the rows
+or behind the positions that writers have stored. The next id would then be one that was used. A reader that
+has seen the old fact of that id skips the new one for ever, silently, because to it the token is no news.
+That is what must not happen, and it can only be found before the first new id is given: at start.
+
+Three witnesses say how far ids have come: the sequence, the highest row, and the stored positions. A fourth,
+`seen`, is what a reader is known to have. Whatever is behind the highest of them is raised to it. If only the
+readers have seen the highest ids, rows are gone that no repair brings back: ids continue above all that
+anybody has seen, so that no token stands for two facts, and it is said that facts are lost.
+
+Generators and daemons that read the tables run these checks when they start, ``synrepl doctor`` on request. A
+generator repairs every problem that has lost no facts, and logs a warning; not about an unused sequence.
 """
 
 from collections.abc import Mapping
