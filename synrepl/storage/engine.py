@@ -59,7 +59,7 @@ UPSERT_POSITION: Final = (
     " WHERE positions.token < excluded.token"
 )
 UPSERT_BOUND: Final = (
-    "INSERT INTO places (name, epoch, serial, digest) VALUES (?, ?, ?, ?) ON CONFLICT (name)"
+    "INSERT INTO log_bounds (name, epoch, serial, digest) VALUES (?, ?, ?, ?) ON CONFLICT (name)"
     " DO UPDATE SET epoch = excluded.epoch, serial = excluded.serial, digest = excluded.digest"
 )
 UPSERT_NOTE: Final = (
@@ -71,9 +71,10 @@ UPSERT_LEASE: Final = (
     f" {', '.join(f'{name} = excluded.{name}' for name in LEASE_COLUMNS[1:])}"
 )
 UPSERT_KEY: Final = (
-    "INSERT INTO keyed (key, serial) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET serial = excluded.serial"
+    "INSERT INTO newest_by_key (key, serial) VALUES (?, ?)"
+    " ON CONFLICT (key) DO UPDATE SET serial = excluded.serial"
 )
-SET_META: Final = "UPDATE meta SET value = ? WHERE key = ?"
+UPDATE_EPOCH: Final = "UPDATE log_header SET epoch = ?"
 
 SCANNED_AT_ONCE = 50_000
 """The most serials that a filtered read, or an `extent`, examines, so that it does not take very long."""
@@ -120,10 +121,10 @@ class SQLEngine:
     ``history`` is the uuid of the log and of all its copies.
 
     Up to `trimmed_upto` the log is sparse: a fact is there while it is the newest with one of its rows' keys.
-    The table `keyed` has the serial of the newest fact for each key. Beyond `trimmed_upto` facts are missing
-    only in a filtered copy (`LogBounds.filled`). A base copied from another log is sparse already, and its
-    keys are not indexed. They are indexed gradually, a slice of the base with each slice of the log. Until
-    that is done, some replaced facts of the base remain.
+    The table `newest_by_key` has the serial of the newest fact for each key. Beyond `trimmed_upto` facts are
+    missing only in a filtered copy (`LogBounds.sparse_upto`). A base copied from another log is sparse
+    already, and its keys are not indexed. They are indexed gradually, a slice of the base with each slice of
+    the log. Until that is done, some replaced facts of the base remain.
     """
 
     def __init__(self, database: LogDatabase) -> None:
@@ -177,13 +178,14 @@ class SQLEngine:
         try:
             with self._writing("open") as connection:
                 with connection.transaction():
-                    database.create_meta(connection)
-                    migrate(connection.execute, migrations(self._dialect.flavor), database.name)
+                    tables = database.tables(connection)
+                    steps = migrations(self._dialect.flavor)
+                    migrate(connection.execute, tables, steps, database.name)
                     self._reload(connection)
                     self._check_head(connection)
                     database.check_recorded(connection)
                     self._identify(connection)
-                    connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'boots'")
+                    connection.execute("UPDATE log_header SET boots = boots + 1")
                 head = self.head()
                 database.check_in_place("open")
                 database.record("open")
@@ -197,7 +199,7 @@ class SQLEngine:
         """Reload what is cached in memory: the outcome of the last transaction may be unknown."""
         self._bounds = read_bounds(connection)
         self._discarded = DiscardedRanges(
-            connection.execute("SELECT stream, epoch, token FROM voids").fetchall()
+            connection.execute("SELECT stream, epoch, token FROM discarded_ranges").fetchall()
         )
 
     def _check_head(self, connection: SQLConnection) -> None:
@@ -230,7 +232,7 @@ class SQLEngine:
                 raise ownership.lost
             self._check_open("check")
             connection = self.database.reader("check")
-            boots = connection.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()
+            boots = connection.execute("SELECT boots FROM log_header").fetchone()
             if ownership.boots is not None and boots != (ownership.boots,):
                 raise ownership.lose(
                     "check",
@@ -258,10 +260,10 @@ class SQLEngine:
         with self._writing("head") as connection:
             self._reload(connection)
             bounds = self._current_bounds(connection)
-            meta = dict(connection.execute("SELECT key, value FROM meta"))
-            serial, digest, epoch = end_of_log(connection, bounds)
+            epoch, boots = connection.execute("SELECT epoch, boots FROM log_header").fetchone()
+            serial, digest, last_epoch = end_of_log(connection, bounds)
             epoch_starts = connection.execute(
-                f"SELECT {EPOCH_START_COLUMNS} FROM turns ORDER BY epoch"
+                f"SELECT {EPOCH_START_COLUMNS} FROM epoch_starts ORDER BY epoch"
             ).fetchall()
             positions = _positions(connection)
             allocated: dict[str, int] = {}
@@ -276,10 +278,10 @@ class SQLEngine:
         # After an uncertain commit the caller decides by this head, and the next commit builds on it.
         self._ownership.committed, self._ownership.attempted = (serial, digest), None
         return Head(
-            epoch=max(meta["epoch"], epoch),
+            epoch=max(epoch, last_epoch),
             serial=serial,
             digest=digest,
-            boots=meta["boots"],
+            boots=boots,
             positions=positions,
             allocated=allocated,
             trimmed_upto=bounds.trimmed_upto,
@@ -289,7 +291,8 @@ class SQLEngine:
     def digest_at(self, serial: int) -> str | None:
         """The digest at this serial; None if it is beyond the log or no longer known.
 
-        Known are the digests of stored facts, at `trimmed_upto`, and, if it is later, at `LogBounds.filled`.
+        Known are the digests of stored facts, at `trimmed_upto`, and, if it is later, at
+        `LogBounds.sparse_upto`.
         """
         with self._reading("digest_at") as connection:
             return digest_of(connection, serial)
@@ -356,7 +359,7 @@ class SQLEngine:
         is_whole = len(facts) == upto.serial - serial and last == (upto.serial, upto.digest, upto.epoch)
         if is_whole and verify(facts, digest) is None:
             return None
-        bounds = msgspec.structs.replace(self._current_bounds(connection), filled=upto)
+        bounds = msgspec.structs.replace(self._current_bounds(connection), sparse_upto=upto)
         self._store_bounds(connection, bounds)
         return bounds
 
@@ -484,7 +487,7 @@ class SQLEngine:
 
     def _range(self, connection: SQLConnection, after: int, upto: int, filter: Filter) -> Range:
         last = connection.execute(
-            "SELECT (SELECT max(serial) FROM facts), (SELECT max(serial) FROM places)"
+            "SELECT (SELECT max(serial) FROM facts), (SELECT max(serial) FROM log_bounds)"
         ).fetchone()
         upto = min(upto, max(last[0] or 0, last[1] or 0))
         where, values = "serial > ? AND serial <= ?", list[object]()
@@ -565,7 +568,7 @@ class SQLEngine:
         """
         check_epoch_start(epoch_start, self.head().position)
         with self._transaction("begin_epoch", epoch_start.stream) as connection:
-            connection.execute(SET_META, (epoch_start.epoch, "epoch"))
+            connection.execute(UPDATE_EPOCH, (epoch_start.epoch,))
             self._insert_epoch_starts(connection, [epoch_start])
             if epoch_start.stream:
                 connection.execute(
@@ -577,8 +580,8 @@ class SQLEngine:
     @staticmethod
     def _insert_epoch_starts(connection: SQLConnection, epoch_starts: Sequence[EpochStart]) -> None:
         discarded = [(one.stream, one.epoch, one.token) for one in epoch_starts if one.stream]
-        connection.insert("turns", EPOCH_START_COLUMNS, map(msgspec.structs.astuple, epoch_starts))
-        connection.insert("voids", "stream, epoch, token", discarded)
+        connection.insert("epoch_starts", EPOCH_START_COLUMNS, map(msgspec.structs.astuple, epoch_starts))
+        connection.insert("discarded_ranges", "stream, epoch, token", discarded)
 
     def snapshot(self) -> LogSnapshot:
         """The positions, epoch starts and receipts as of now, without facts, notes and leases."""
@@ -607,14 +610,14 @@ class SQLEngine:
             serial, digest, _ = end_of_log(connection, known)
             bounds = msgspec.structs.replace(known, trimmed_upto=snapshot.trimmed_upto)
             if (serial, digest) != (position.serial, position.digest):
-                bounds = msgspec.structs.replace(bounds, filled=position)
-            for table in ("positions", "receipts", "turns", "voids"):
+                bounds = msgspec.structs.replace(bounds, sparse_upto=position)
+            for table in ("positions", "receipts", "epoch_starts", "discarded_ranges"):
                 connection.execute(f"DELETE FROM {table}")
             positions = [(*pair, token) for pair, token in snapshot.positions.items()]
             connection.insert("positions", "stream, writer, token", positions)
             connection.insert("receipts", RECEIPT_COLUMNS, map(row_of_receipt, snapshot.receipts))
             self._insert_epoch_starts(connection, snapshot.epoch_starts)
-            connection.execute(SET_META, (position.epoch, "epoch"))
+            connection.execute(UPDATE_EPOCH, (position.epoch,))
             self._store_bounds(connection, bounds)
         return self.head()
 
@@ -647,8 +650,8 @@ class SQLEngine:
             with connection.transaction():
                 known = self._current_bounds(connection)
                 upto = min(upto, end_of_log(connection, known)[0])
-                base = _slice(connection, known.indexed, known.trimmed_upto.serial, limit)
-                facts = _slice(connection, max(known.trimmed_upto.serial, known.indexed), upto, limit)
+                base = _slice(connection, known.indexed_upto, known.trimmed_upto.serial, limit)
+                facts = _slice(connection, max(known.trimmed_upto.serial, known.indexed_upto), upto, limit)
                 bounds = _advance_bounds(known, upto, base, facts, limit)
                 if bounds != known:
                     self._delete_replaced(connection, [*base, *facts], keys)
@@ -670,7 +673,7 @@ class SQLEngine:
             bytes(key): serial
             for run in _in_batches(newest)
             for key, serial in connection.execute(
-                f"SELECT key, serial FROM keyed WHERE key IN ({_placeholders(run)})", run
+                f"SELECT key, serial FROM newest_by_key WHERE key IN ({_placeholders(run)})", run
             )
         }
         replaced.update(known.values())
@@ -680,7 +683,7 @@ class SQLEngine:
         for run in _in_batches(replaced):
             connection.execute(
                 f"DELETE FROM facts WHERE serial IN ({_placeholders(run)})"
-                f" AND NOT EXISTS (SELECT 1 FROM keyed WHERE keyed.serial = facts.serial)",
+                f" AND NOT EXISTS (SELECT 1 FROM newest_by_key AS newest WHERE newest.serial = facts.serial)",
                 run,
             )
 
@@ -750,7 +753,7 @@ class SQLEngine:
                 # Opening migrates and checks the staged log, before this one is gone.
                 boots = max(boots, staged.open().boots) + 1
                 with staged._transaction("adopt_staged") as connection:
-                    connection.execute(SET_META, (boots, "boots"))
+                    connection.execute("UPDATE log_header SET boots = ?", (boots,))
             finally:
                 staged.close()
             database.replace(staged.database, boots)
@@ -789,7 +792,7 @@ def _slice(connection: SQLConnection, after: int, upto: int, limit: int) -> list
 def _advance_bounds(
     bounds: LogBounds, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
 ) -> LogBounds:
-    trimmed_upto, indexed = bounds.trimmed_upto, bounds.indexed
+    trimmed_upto, indexed_upto = bounds.trimmed_upto, bounds.indexed_upto
     last = [fact.position for fact in facts[-1:]]
     if len(facts) < limit and bounds.floor.serial <= upto:
         last.append(bounds.floor)
@@ -797,8 +800,8 @@ def _advance_bounds(
         if position.serial > trimmed_upto.serial:
             trimmed_upto = position
     # Once all of the base is indexed, so are the trimmed facts beyond it.
-    indexed = max(indexed, trimmed_upto.serial) if len(base) < limit else base[-1].serial
-    return msgspec.structs.replace(bounds, trimmed_upto=trimmed_upto, indexed=indexed)
+    indexed_upto = max(indexed_upto, trimmed_upto.serial) if len(base) < limit else base[-1].serial
+    return msgspec.structs.replace(bounds, trimmed_upto=trimmed_upto, indexed_upto=indexed_upto)
 
 
 def _in_batches(values: Collection[V]) -> Iterator[list[V]]:

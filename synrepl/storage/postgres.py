@@ -223,7 +223,7 @@ class PostgresDatabase(LogDatabase):
         boots = _boots(connection)
         serial, digest = ownership.committed
         found = connection.execute(
-            "SELECT digest FROM facts WHERE serial = ? UNION SELECT digest FROM places WHERE serial = ?",
+            "SELECT digest FROM facts WHERE serial = ? UNION SELECT digest FROM log_bounds WHERE serial = ?",
             (serial, serial),
         ).fetchall()
         why = ""
@@ -243,13 +243,13 @@ class PostgresDatabase(LogDatabase):
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
         return self._address.map_errors(op, stream)
 
-    def create_meta(self, connection: PostgresConnection) -> None:
-        """Create the schema and the table `meta`, if they are missing."""
+    def tables(self, connection: PostgresConnection) -> set[str]:
+        """The names of the tables in the schema, which is created if it is missing."""
         # Checked first: IF NOT EXISTS needs the right to create schemas even if the schema exists.
         if connection.execute("SELECT to_regnamespace(?)", (self._schema,)).fetchone() == (None,):
             connection.execute(f"CREATE SCHEMA {self._schema}")
-        if not _has_log(connection, self._schema):
-            connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value BIGINT NOT NULL)")
+        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = ?", (self._schema,))
+        return {name for (name,) in found}
 
     # Staging a copy
 
@@ -316,12 +316,12 @@ class PostgresDatabase(LogDatabase):
 
 
 def _boots(connection: PostgresConnection) -> int | None:
-    found = connection.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()
+    found = connection.execute("SELECT boots FROM log_header").fetchone()
     return None if found is None else int(found[0])
 
 
 def _has_log(connection: PostgresConnection, schema: str) -> bool:
-    return bool(connection.execute("SELECT to_regclass(?)", (f"{schema}.meta",)).fetchone() != (None,))
+    return bool(connection.execute("SELECT to_regclass(?)", (f"{schema}.log_header",)).fetchone() != (None,))
 
 
 def _holder_name(holder: str | None) -> str:

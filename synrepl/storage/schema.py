@@ -1,6 +1,6 @@
 """The tables of the log in SQLite and PostgreSQL: their migrations, their rows, and where the log ends."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +16,6 @@ from synrepl.ports.history import (
     LogPosition,
 )
 from synrepl.storage.sql import Flavor, Row, SQLConnection
-from synrepl.streams.digest import EMPTY
 
 COLUMNS: Final = "serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
 
@@ -27,34 +26,28 @@ EPOCH_START_COLUMNS: Final = ", ".join(EpochStart.__struct_fields__)
 LEASE_COLUMNS: Final = tuple(Lease.__struct_fields__)
 
 TABLES: Final = (
-    "meta",
+    "log_header",
     "facts",
     "positions",
     "receipts",
-    "voids",
+    "epoch_starts",
+    "discarded_ranges",
+    "log_bounds",
+    "newest_by_key",
     "notes",
-    "turns",
     "leases",
-    "places",
-    "keyed",
 )
 """All tables of a log."""
 
-VOIDS_TO_TURNS: Final = f"""
-    INSERT INTO turns (epoch, serial, digest, at_ms, why, stream, token)
-    SELECT void.epoch, coalesce(fact.serial, 0), coalesce(fact.digest, '{EMPTY}'),
-        coalesce(fact.committed_at_ms, 0), 'lost', void.stream, void.token
-    FROM voids AS void LEFT JOIN facts AS fact
-        ON fact.serial = (SELECT max(serial) FROM facts WHERE facts.epoch < void.epoch)
-    WHERE true
-    ON CONFLICT (epoch) DO NOTHING
-"""
-"""Adds the epoch starts of schema version 2, where an epoch began only if facts were lost: after the last
-fact of earlier epochs. The real time was not recorded; `at_ms` is that fact's time, or 0.
-"""
-
 _MIGRATIONS: Final = (
     (
+        # One row. Logs of releases before 26.11.0 lack this table, which is how they are recognized.
+        """CREATE TABLE log_header (
+            schema_version {int} NOT NULL,
+            epoch {int} NOT NULL,
+            boots {int} NOT NULL
+        )""",
+        "INSERT INTO log_header (schema_version, epoch, boots) VALUES (0, 1, 0)",
         """CREATE TABLE facts (
             serial {int} PRIMARY KEY,
             epoch {int} NOT NULL,
@@ -75,61 +68,6 @@ _MIGRATIONS: Final = (
             PRIMARY KEY (stream, writer)
         ){by_key}""",
         """CREATE TABLE receipts (
-            key TEXT PRIMARY KEY,
-            request TEXT NOT NULL,
-            epoch {int} NOT NULL,
-            first_serial {int},
-            tokens TEXT NOT NULL,
-            at_ms {int} NOT NULL
-        ){by_key}""",
-        "CREATE INDEX receipts_by_time ON receipts (at_ms)",
-        "INSERT INTO meta (key, value) VALUES ('epoch', 1), ('boots', 0)",
-    ),
-    (
-        """CREATE TABLE voids (
-            stream TEXT NOT NULL,
-            epoch {int} NOT NULL,
-            token {int} NOT NULL,
-            PRIMARY KEY (stream, epoch)
-        ){by_key}""",
-    ),
-    (
-        "CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL){by_key}",
-        """CREATE TABLE turns (
-            epoch {int} PRIMARY KEY,
-            serial {int} NOT NULL,
-            digest TEXT NOT NULL,
-            at_ms {int} NOT NULL,
-            why TEXT NOT NULL,
-            stream TEXT NOT NULL,
-            token {int} NOT NULL
-        )""",
-        """CREATE TABLE leases (
-            uuid TEXT PRIMARY KEY,
-            name TEXT NOT NULL,
-            registered INTEGER NOT NULL,
-            serial {int} NOT NULL,
-            made_ms {int} NOT NULL,
-            seen_ms {int},
-            address TEXT NOT NULL,
-            ended_ms {int},
-            reason TEXT NOT NULL
-        ){by_key}""",
-        """CREATE TABLE places (
-            name TEXT PRIMARY KEY,
-            epoch {int} NOT NULL,
-            serial {int} NOT NULL,
-            digest TEXT NOT NULL
-        ){by_key}""",
-        "CREATE TABLE keyed (key {bytes} PRIMARY KEY, serial {int} NOT NULL){by_key}",
-        "CREATE INDEX keyed_by_serial ON keyed (serial)",
-        "CREATE INDEX receipts_by_serial ON receipts (first_serial)",
-        VOIDS_TO_TURNS,
-    ),
-    ("ALTER TABLE leases ADD COLUMN key TEXT",),
-    (
-        "ALTER TABLE receipts RENAME TO unscoped_receipts",
-        """CREATE TABLE receipts (
             stream TEXT NOT NULL,
             key TEXT NOT NULL,
             owner TEXT NOT NULL,
@@ -141,16 +79,55 @@ _MIGRATIONS: Final = (
             at_ms {int} NOT NULL,
             PRIMARY KEY (stream, key, owner, part)
         ){by_key}""",
-        # A receipt of trimmed facts is lost: nothing tells its stream.
-        """INSERT INTO receipts
-            SELECT stream, key, '', 0, request, receipt.epoch, first_serial, tokens, at_ms
-            FROM unscoped_receipts AS receipt JOIN facts ON serial = first_serial""",
-        "DROP TABLE unscoped_receipts",
         "CREATE INDEX receipts_by_time ON receipts (at_ms)",
         "CREATE INDEX receipts_by_serial ON receipts (first_serial)",
+        """CREATE TABLE epoch_starts (
+            epoch {int} PRIMARY KEY,
+            serial {int} NOT NULL,
+            digest TEXT NOT NULL,
+            at_ms {int} NOT NULL,
+            why TEXT NOT NULL,
+            stream TEXT NOT NULL,
+            token {int} NOT NULL
+        )""",
+        """CREATE TABLE discarded_ranges (
+            stream TEXT NOT NULL,
+            epoch {int} NOT NULL,
+            token {int} NOT NULL,
+            PRIMARY KEY (stream, epoch)
+        ){by_key}""",
+        """CREATE TABLE log_bounds (
+            name TEXT PRIMARY KEY,
+            epoch {int} NOT NULL,
+            serial {int} NOT NULL,
+            digest TEXT NOT NULL
+        ){by_key}""",
+        "CREATE TABLE newest_by_key (key {bytes} PRIMARY KEY, serial {int} NOT NULL){by_key}",
+        "CREATE INDEX newest_by_serial ON newest_by_key (serial)",
+        "CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL){by_key}",
+        """CREATE TABLE leases (
+            uuid TEXT PRIMARY KEY,
+            name TEXT NOT NULL,
+            registered INTEGER NOT NULL,
+            serial {int} NOT NULL,
+            made_ms {int} NOT NULL,
+            seen_ms {int},
+            address TEXT NOT NULL,
+            ended_ms {int},
+            reason TEXT NOT NULL,
+            key TEXT
+        ){by_key}""",
     ),
 )
 """The statements from each schema version to the next, from 0 on. Append-only."""
+
+OLDER_LOG: Final = {"meta", "facts", "positions"}
+"""Tables that every log of a release before 26.11.0 had."""
+
+OLDER_LOG_HINT: Final = (
+    "keep it for the release that wrote it, and start with a new database, which --upstream fills from"
+    " another daemon, and --snapshot from an archive"
+)
 
 _WORDS: Final[dict[Flavor, dict[str, str]]] = {
     "sqlite": {
@@ -179,13 +156,23 @@ def migrations(flavor: Flavor) -> list[list[str]]:
     return [[one.format(**_WORDS[flavor]) for one in statements] for statements in _MIGRATIONS]
 
 
-def migrate(execute: Callable[[str], Any], migrations: Sequence[Sequence[str]], where: str) -> None:
-    """Migrate the tables to the newest version. `meta` exists, and the caller has a transaction open.
+def migrate(
+    execute: Callable[[str], Any], tables: Collection[str], migrations: Sequence[Sequence[str]], where: str
+) -> None:
+    """Migrate the tables to the newest version, in a transaction of the caller. `tables` are those there now.
 
-    Raises `StorageError` if the tables are newer than this release, which could damage them.
+    Raises `StorageError` if the tables are newer than this release, which could damage them, or those of a
+    release before 26.11.0. `where` names the database.
     """
-    found = execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
-    version = found[0] if found else 0
+    version = 0
+    if "log_header" in tables:
+        version = execute("SELECT schema_version FROM log_header").fetchone()[0]
+    elif is_older_log(tables):
+        raise StorageError(
+            op="open",
+            why=f"{where} has the log of a release before 26.11.0, which this release cannot read",
+            hint=OLDER_LOG_HINT,
+        )
     if version > len(migrations):
         raise StorageError(
             op="open",
@@ -196,42 +183,48 @@ def migrate(execute: Callable[[str], Any], migrations: Sequence[Sequence[str]], 
         for statement in statements:
             execute(statement)
     if version < len(migrations):
-        execute(
-            f"INSERT INTO meta (key, value) VALUES ('version', {len(migrations)})"
-            " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-        )
+        execute(f"UPDATE log_header SET schema_version = {len(migrations)}")
+
+
+def is_older_log(tables: Collection[str]) -> bool:
+    """Whether these are the tables of a log of a release before 26.11.0."""
+    return "log_header" not in tables and OLDER_LOG <= set(tables)
 
 
 class LogBounds(msgspec.Struct, frozen=True):
     """The bounds of a log: stored positions that cannot be derived from its facts.
 
-    `trimmed_upto` is the end of the trimmed part, `filled` the end of the part with gaps. Facts up to serial
-    `indexed` are in the index of keys or deleted; trimming continues there. `indexed` is lower than
-    `trimmed_upto` while a base copied from another log is being indexed.
+    `trimmed_upto` is the end of the trimmed part; up to `sparse_upto` a copy lacks facts that it did not
+    receive. Facts up to serial `indexed_upto` are in the index of keys or deleted; trimming continues there.
+    `indexed_upto` is lower than `trimmed_upto` while a base copied from another log is being indexed.
     """
 
     trimmed_upto: LogPosition = BEGINNING
-    filled: LogPosition = BEGINNING
-    indexed: int = 0
+    sparse_upto: LogPosition = BEGINNING
+    indexed_upto: int = 0
 
     @property
     def floor(self) -> LogPosition:
-        """The later one of `trimmed_upto` and `filled`: beyond it no fact is missing."""
-        return self.trimmed_upto if self.trimmed_upto.serial > self.filled.serial else self.filled
+        """The later one of `trimmed_upto` and `sparse_upto`: beyond it no fact is missing."""
+        return max(self.sparse_upto, self.trimmed_upto, key=lambda position: position.serial)
 
     def rows(self) -> list[tuple[str, int, int, str]]:
-        """The rows of the table `places`: name, epoch, serial and digest of each."""
-        begin, filled = map(msgspec.structs.astuple, (self.trimmed_upto, self.filled))
-        return [("begin", *begin), ("filled", *filled), ("indexed", 0, self.indexed, "")]
+        """The rows of the table `log_bounds`: name, epoch, serial and digest of each."""
+        trimmed, sparse = map(msgspec.structs.astuple, (self.trimmed_upto, self.sparse_upto))
+        return [
+            ("trimmed_upto", *trimmed),
+            ("sparse_upto", *sparse),
+            ("indexed_upto", 0, self.indexed_upto, ""),
+        ]
 
 
 def load_bounds(rows: Iterable[tuple[str, int, int, str]]) -> LogBounds:
     """Read the rows that `LogBounds.rows` gave."""
     by_name = {name: LogPosition(epoch, serial, digest) for name, epoch, serial, digest in rows}
     return LogBounds(
-        trimmed_upto=by_name.get("begin", BEGINNING),
-        filled=by_name.get("filled", BEGINNING),
-        indexed=by_name.get("indexed", BEGINNING).serial,
+        trimmed_upto=by_name.get("trimmed_upto", BEGINNING),
+        sparse_upto=by_name.get("sparse_upto", BEGINNING),
+        indexed_upto=by_name.get("indexed_upto", BEGINNING).serial,
     )
 
 
@@ -281,4 +274,4 @@ def digest_of(connection: SQLConnection, serial: int) -> str | None:
 
 def read_bounds(connection: SQLConnection) -> LogBounds:
     """Read the bounds of the log."""
-    return load_bounds(connection.execute("SELECT name, epoch, serial, digest FROM places").fetchall())
+    return load_bounds(connection.execute("SELECT name, epoch, serial, digest FROM log_bounds").fetchall())

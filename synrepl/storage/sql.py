@@ -161,8 +161,8 @@ class LogDatabase(ABC):
         """Raise the database's own errors as `StorageError`, with a hint where one is known."""
 
     @abstractmethod
-    def create_meta(self, connection: Any) -> None:
-        """Create the table `meta` if it is missing, within a transaction."""
+    def tables(self, connection: Any) -> set[str]:
+        """The names of the tables where those of the log are, or will be, within a transaction."""
 
     # What only some databases need; nothing by default
 

@@ -159,8 +159,8 @@ class SQLiteDatabase(LogDatabase):
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
         return map_sqlite_errors(op, self.name, stream, self._path)
 
-    def create_meta(self, connection: SQLiteConnection) -> None:
-        connection.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
+    def tables(self, connection: SQLiteConnection) -> set[str]:
+        return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
     def return_space(self, connection: SQLiteConnection) -> None:
         # A full disk must not undo the finished slice; the next slice retries.
@@ -289,14 +289,14 @@ def _connect(path: Path, synchronous: str) -> SQLiteConnection:
 
 def _summarize(connection: SQLiteConnection) -> Summary:
     notes = dict(connection.execute("SELECT name, value FROM notes").fetchall())
-    meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-    serial, digest, epoch = end_of_log(connection, read_bounds(connection))
+    epoch, boots = connection.execute("SELECT epoch, boots FROM log_header").fetchone()
+    serial, digest, last_epoch = end_of_log(connection, read_bounds(connection))
     return Summary(
         history=notes.get("history", ""),
         uuid=notes.get("uuid", ""),
         server_name=notes.get("server_name", ""),
-        boots=meta["boots"],
-        epoch=max(meta["epoch"], epoch),
+        boots=boots,
+        epoch=max(epoch, last_epoch),
         serial=serial,
         digest=digest,
     )

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, fail
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.schema import migrate, migrations
+from synrepl.storage.schema import TABLES, migrate, migrations
 from synrepl.storage.sql import LogDatabase
 from synrepl.storage.sqlite import SQLiteConnection, SQLiteDatabase
 from synrepl.storage.sqlite_errors import map_sqlite_errors
@@ -25,8 +25,7 @@ T = TypeVar("T")
 def _empty_log() -> bytes:
     # Cached: to create the tables anew for each test takes a millisecond.
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
-    migrate(connection.execute, migrations("sqlite"), "the log in memory")
+    migrate(connection.execute, (), migrations("sqlite"), "the log in memory")
     return connection.serialize()
 
 
@@ -58,8 +57,9 @@ class MemoryDatabase(LogDatabase):
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
         return map_sqlite_errors(op, self.name, stream)
 
-    def create_meta(self, connection: SQLiteConnection) -> None:
-        """Do nothing: the table `meta` is there from the start."""
+    def tables(self, connection: SQLiteConnection) -> set[str]:
+        """All tables of a log, which are there from the start."""
+        return set(TABLES)
 
     def staging(self) -> "MemoryDatabase":
         if self.staged is None:

@@ -231,7 +231,7 @@ class LockTests(FileCase):
         """Also one of a release that locks nothing but a name."""
         engine = self.filled()
         with closing(sqlite3.connect(self.path)) as other, other:
-            other.execute("UPDATE meta SET value = value + 1 WHERE key = 'boots'")
+            other.execute("UPDATE log_header SET boots = boots + 1")
 
         with self.assertRaises(LogLost) as caught:
             engine.check()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, Appended, AppendKey, AppendReceipt, LogPosition
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.schema import VERSION, migrations
+from synrepl.storage.schema import migrate, migrations
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import Filter
 from tests.storage.builders import LogCase
@@ -357,14 +357,10 @@ class SQLiteTests(OverSQLite, Contract):
 
         self.assertLess(self.size(engine), before / 10)
 
-    def test_an_older_file_uses_the_room_again(self) -> None:
+    def test_a_file_without_auto_vacuum_uses_the_room_again(self) -> None:
         """It has no way to shrink bit by bit, but need not grow either."""
         with sqlite3.connect(self.path) as database:
-            database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
-            for statements in migrations("sqlite"):
-                for statement in statements:
-                    database.execute(statement)
-            database.execute(f"INSERT INTO meta VALUES ('version', {VERSION})")
+            migrate(database.execute, (), migrations("sqlite"), "")
         database.close()
         engine = self.again()
         engine.open()

@@ -140,11 +140,11 @@ class StartTests(PostgresCase):
     def test_a_newer_schema_is_refused(self) -> None:
         """After a downgrade the old release would destroy what it does not know."""
         self.filled(1)
-        self.execute("UPDATE synrepl.meta SET value = %s WHERE key = 'version'", VERSION + 1)
+        self.execute("UPDATE synrepl.log_header SET schema_version = %s", VERSION + 1)
         engine = self.again()
 
         self.assertIn("a newer release wrote it", str(self.error(engine.open)))
-        self.execute("UPDATE synrepl.meta SET value = %s WHERE key = 'version'", VERSION)
+        self.execute("UPDATE synrepl.log_header SET schema_version = %s", VERSION)
 
         self.assertEqual((1, 2), (engine.open().serial, engine.head().boots))
 
@@ -161,10 +161,10 @@ class StartTests(PostgresCase):
     def test_the_log_shares_a_database_without_touching_what_is_there(self) -> None:
         """It may be the homeserver's own."""
         self.execute("CREATE TABLE facts (mine TEXT)")
-        self.execute("CREATE TABLE meta (mine TEXT)")
+        self.execute("CREATE TABLE log_header (mine TEXT)")
         self.filled(2)
 
-        for theirs in ("public.facts", "public.meta"):
+        for theirs in ("public.facts", "public.log_header"):
             self.assertEqual([], self.execute(f"SELECT * FROM {theirs}"))
         self.assertEqual(2, len(self.kept()))
 
@@ -482,7 +482,7 @@ class LostConnectionTests(PostgresCase):
         """It has counted its start; readers here would go on with a log that is not told any more."""
         log = self.log_over(self.again())
         self.append(log, "events", "w1", A)
-        self.execute("UPDATE synrepl.meta SET value = value + 1 WHERE key = 'boots'")
+        self.execute("UPDATE synrepl.log_header SET boots = boots + 1")
 
         self.clock.advance(6)
 

@@ -16,6 +16,7 @@ from synrepl.storage.doctor.synapse import MARKS, STREAMS, Catalog, read_catalog
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair
+from synrepl.storage.schema import OLDER_LOG_HINT
 
 ORDER: Final = ("error", "warning", "note")
 HARMLESS: Final = ("unknown_writer", "sequence_unused")
@@ -123,10 +124,12 @@ class Doctor:
             look("the writers' unfinished ids", partial(self._check_writers, catalog))
         if catalog.has_log and self.has_log:
             look(LOG, look_at_log)
+        if catalog.has_older_log and self.has_log:
+            complaints.append(OLDER_SCHEMA)
         complaints += [_unread(reason, names) for reason, names in unread.items()]
         if is_synapse and not has_numbers:
             complaints.append(NO_SEQUENCES)
-        has_ours = catalog.has_log or streams or "synrepl_writers" in catalog.tables
+        has_ours = catalog.has_log or catalog.has_older_log or streams or "synrepl_writers" in catalog.tables
         if not is_synapse and not has_ours:
             complaints.append(NOTHING_KNOWN)
         return Diagnosis(
@@ -189,6 +192,14 @@ NO_SEQUENCES: Final = Complaint(
     kind="no_sequences",
     stream="",
     text="a homeserver on SQLite counts its ids from its tables at each start, so no sequence can be behind",
+)
+
+OLDER_SCHEMA: Final = Complaint(
+    severity="error",
+    kind="older_schema",
+    stream="",
+    text="the log: a release before 26.11.0 wrote it: not examined",
+    remedy=OLDER_LOG_HINT,
 )
 
 NOTHING_KNOWN: Final = Complaint(

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from synrepl.ports.history import BEGINNING
 from synrepl.storage.continuity import ChainCheck, DiscardedRanges
 from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.ids.database import Flavor
@@ -28,8 +27,8 @@ def check_log(
     `progress` is called with the number of newly checked facts and the total.
     """
     ask = _query_function(cursor, flavor)
-    version = ask("SELECT max(value) FROM {}meta WHERE key = 'version'").fetchone()[0]
-    if version is None or version > VERSION:
+    version = ask("SELECT schema_version FROM {}log_header").fetchone()[0]
+    if version > VERSION:
         return 0, [
             _complaint(
                 "newer_schema",
@@ -37,15 +36,10 @@ def check_log(
                 "run the doctor of the release that wrote it",
             )
         ]
-    # Discarded ranges exist from schema version 2 on.
-    discarded = DiscardedRanges(ask("SELECT stream, epoch, token FROM {}voids") if version > 1 else ())
+    discarded = DiscardedRanges(ask("SELECT stream, epoch, token FROM {}discarded_ranges"))
     last = ask("SELECT max(serial) FROM {}facts").fetchone()[0] or 0
-    # Trimming and filtered replicas exist from version 3 on: up to the floor facts may be missing.
-    floor = (
-        load_bounds(ask("SELECT name, epoch, serial, digest FROM {}places")).floor
-        if version > 2
-        else BEGINNING
-    )
+    # Up to the floor facts may be missing.
+    floor = load_bounds(ask("SELECT name, epoch, serial, digest FROM {}log_bounds")).floor
     after = floor.serial if whole else max(floor.serial, last - NEWEST)
     digest: str | None = floor.digest
     if after != floor.serial:
@@ -78,16 +72,11 @@ def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
     Discarded facts do not count. A running daemon does no harm: the positions that it stores are higher.
     """
     ask = _query_function(cursor, flavor)
-    version = ask("SELECT max(value) FROM {}meta WHERE key = 'version'").fetchone()[0]
-    counts = (
-        "NOT EXISTS (SELECT 1 FROM {}voids AS void WHERE void.stream = fact.stream"
-        " AND fact.epoch < void.epoch AND fact.token > void.token)"
-        if version > 1
-        else "true"
-    )
     found = ask(
         "INSERT INTO {}positions (stream, writer, token) SELECT stream, writer, max(token)"
-        f" FROM {{}}facts AS fact WHERE {counts} GROUP BY stream, writer"
+        " FROM {}facts AS fact WHERE NOT EXISTS (SELECT 1 FROM {}discarded_ranges AS discarded"
+        " WHERE discarded.stream = fact.stream AND fact.epoch < discarded.epoch"
+        " AND fact.token > discarded.token) GROUP BY stream, writer"
         " ON CONFLICT (stream, writer) DO UPDATE SET token = excluded.token"
         " WHERE positions.token < excluded.token RETURNING stream"
     )

@@ -12,20 +12,23 @@ import msgspec
 
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import Flavor
+from synrepl.storage.schema import is_older_log
 
-LOG: Final = {"facts", "meta", "positions"}
+LOG: Final = {"facts", "log_header", "positions"}
 """Tables that every log has."""
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     """The columns of every table (on PostgreSQL not the log's), the sequences, and whether there is a log.
 
+    `has_older_log`: there is the log of a release before 26.11.0, which this release cannot read.
     `indexed` are tables and columns with which an index begins: the highest value is found without a scan.
     """
 
     tables: Mapping[str, AbstractSet[str]]
     sequences: AbstractSet[str]
     has_log: bool
+    has_older_log: bool
     indexed: AbstractSet[tuple[str, str]] = frozenset()
 
 
@@ -60,7 +63,11 @@ def read_catalog(cursor: Any, flavor: Flavor) -> Catalog:
     if flavor == "sqlite" and "digest" in tables.get("facts", ()):
         of_log = set(tables)
     return Catalog(
-        tables=tables, sequences=sequences, has_log=of_log >= LOG, indexed=_indexed(cursor, flavor)
+        tables=tables,
+        sequences=sequences,
+        has_log=of_log >= LOG,
+        has_older_log=is_older_log(of_log),
+        indexed=_indexed(cursor, flavor),
     )
 
 

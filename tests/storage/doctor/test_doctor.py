@@ -397,19 +397,6 @@ def test_a_log_that_lost_history_is_whole(place: Place) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_discarded_facts_do_not_count_in_logs_of_older_releases(place: Place, version: int) -> None:
-    """Schema version 2 has discarded ranges, but no bounds of a trimmed log yet."""
-    place.make_log(*FACTS)
-    engine = engine_for(place.url)
-    engine.open()
-    lose(engine, "events", 3)
-    engine.close()
-    place.do(f"UPDATE {place.schema}meta SET value = {version} WHERE key = 'version'")
-
-    assert [] == kinds(place.examine())
-
-
 def test_late_facts_leave_positions_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last fact of an unordered stream need not be the one that its position is from."""
     place.make_log(("backfill", "A", 0, 9), ("backfill", "A", 8, 8), ("backfill", "A", 7, 7))
@@ -476,12 +463,23 @@ def test_facts_that_arrive_meanwhile(place: Place, monkeypatch: pytest.MonkeyPat
 def test_a_log_of_a_newer_release(place: Place) -> None:
     """It may mean anything."""
     place.make_log(*FACTS)
-    place.do(f"UPDATE {place.schema}meta SET value = 9 WHERE key = 'version'")
+    place.do(f"UPDATE {place.schema}log_header SET schema_version = 9")
 
     found = place.examine()
 
     assert [("error", "newer_schema")] == kinds(found)
     assert "schema version is 9, this release knows" in found.complaints[0].text
+
+
+def test_a_log_of_an_older_release(place: Place) -> None:
+    """A daemon would refuse it, too."""
+    path = Path(__file__).parent.parent / "older_log" / f"{place.flavor}.sql"
+    place.do(*[one for one in path.read_text("utf-8").split(";\n") if "TRANSACTION" not in one][:-1])
+
+    found = place.examine()
+
+    assert ("synrepl", [("error", "older_schema")]) == (found.kind, kinds(found))
+    assert "a release before 26.11.0 wrote it" in found.complaints[0].text
 
 
 # -- what is no database of ours ---------------------------------------------------------------------------
