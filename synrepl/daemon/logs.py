@@ -11,12 +11,13 @@ from twisted.logger import (
     LogEvent,
     LogLevel,
     LogLevelFilterPredicate,
+    LogPublisher,
     eventAsText,
     formatEvent,
     formatTime,
     textFileLogObserver,
 )
-from twisted.python.logfile import LogFile
+from twisted.python.logfile import BaseLogFile, LogFile
 
 from synrepl.errors import ConfigError
 from synrepl.wire import jsontext
@@ -39,6 +40,19 @@ def log_observer(path: Path | None, *, form: str, level: str) -> ILogObserver:
         observer, [LogLevelFilterPredicate(LogLevel.levelWithName(level))]
     )
     return filtered
+
+
+def reopen_log_files(publisher: LogPublisher) -> None:
+    """Reopen the files that the observers of this publisher write, since logrotate may have moved them.
+
+    Of `synrepl serve` and of `twistd --logfile` alike: both give an observer to Twisted, which is asked here
+    for its file, as twistd gives the file to nobody else.
+    """
+    for observer in publisher._observers:
+        inner = observer._observer if isinstance(observer, FilteringLogObserver) else observer
+        file = getattr(inner, "_outFile", None)
+        if isinstance(file, BaseLogFile):
+            file.reopen()
 
 
 def format_json(event: LogEvent) -> str:

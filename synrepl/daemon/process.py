@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from twisted.logger import ILogObserver, LogEvent, Logger, globalLogPublisher
-from twisted.python.logfile import BaseLogFile
 from zope.interface import implementer
 
 from synrepl.config import Settings
 from synrepl.daemon.clock_steps import keep_steady
+from synrepl.daemon.logs import reopen_log_files
 from synrepl.daemon.service import Daemon
 from synrepl.daemon.turn_meter import measure_turns
 from synrepl.errors import ConfigError
@@ -152,12 +152,7 @@ def _raise_descriptor_limit() -> None:
 def _reload(daemon: Daemon, read: Callable[[], Settings], systemd: "Systemd") -> None:
     """Reopen the log files, which logrotate has moved, and apply the current secrets and certificates."""
     systemd.reloading()
-    # Twisted keeps no list of its log files, and frozen objects are not in that of the collector.
-    gc.unfreeze()
-    for found in gc.get_objects():
-        if isinstance(found, BaseLogFile) and not found.closed:
-            found.reopen()
-    gc.freeze()
+    reopen_log_files(globalLogPublisher)
     try:
         daemon.reload(read())
     except ConfigError as error:

@@ -6,9 +6,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Final
 
 from twisted.internet.interfaces import IPushProducer, ISSLTransport
-from twisted.internet.protocol import connectionDone
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.logger import Logger
-from twisted.protocols.basic import LineOnlyReceiver
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -22,7 +21,7 @@ from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text, describe_failure
 from synrepl.wire.blocks import Payload
-from synrepl.wire.codec import MAX_LENGTH, LineBuffer
+from synrepl.wire.codec import LineBuffer
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -78,7 +77,7 @@ class ConnectionOwner:
 
 @implementer(IPushProducer)
 @dataclass(eq=False, repr=False)
-class ReplicationProtocol(LineOnlyReceiver):
+class ReplicationProtocol(Protocol):
     """Passes lines and blocks between a transport and a `Session`, which implements the protocol.
 
     `framing` splits received bytes: a `HandshakeReader` where one of the ends may be a replica.
@@ -100,8 +99,6 @@ class ReplicationProtocol(LineOnlyReceiver):
     on_lost: Callable[["ReplicationProtocol", Failure], None] = lambda lost, reason: None
     transport: Any = field(default=None, init=False)
     """An ITransport and IConsumer; of most endpoints also an ITCPTransport."""
-    delimiter = b"\n"
-    MAX_LENGTH = MAX_LENGTH
     _logger: ClassVar = Logger()
 
     def __post_init__(self) -> None:
@@ -170,9 +167,9 @@ class ReplicationProtocol(LineOnlyReceiver):
             self._lose(event)
 
     def _receive(self, data: bytes) -> None:
-        """Give all received lines to the session at once, unless a subclass overrides `lineReceived`.
+        """Give all received lines to the session at once.
 
-        `LineOnlyReceiver` would call a method per line, which alone costs more than reading a row.
+        Twisted's protocols of lines make a call for each line, which costs more than reading a row.
         """
         self.metrics.bytes_in.inc(len(data))
         if self.session.closed:
@@ -186,24 +183,13 @@ class ReplicationProtocol(LineOnlyReceiver):
                     return
                 if isinstance(run, Payload):
                     self.owner.block(run)
-                elif getattr(self.lineReceived, "__func__", None) is ReplicationProtocol.lineReceived:
-                    self._perform(self.session.receive(run))
                 else:
-                    for line in run:
-                        if self.session.closed:
-                            return
-                        self.lineReceived(line)
+                    self._perform(self.session.receive(run))
         except RemoteProtocolError as error:
             violation = error.why
         if violation:
             # Outside of the handler: the traceback of the error would keep the whole block in memory.
             self._perform(self.session.fail(violation))
-
-    def lineReceived(self, line: bytes) -> None:
-        """Give one line to the session. A subclass that overrides this sees each line, and reads rows at
-        about a ninth of the speed.
-        """
-        self._perform(self.session.receive([line]))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self.queue is None:

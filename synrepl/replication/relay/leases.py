@@ -29,7 +29,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock, Timer
 from synrepl.replication.settings import RelaySettings
 from synrepl.storage.log import Log
-from synrepl.wire.text import MAX_NAME, is_address, printable
+from synrepl.wire.text import is_address
 
 MAX_ANONYMOUS: Final = 1_000
 """How many leases of anonymous readers may be active. The rest of `MAX_LEASES` is for registered ones."""
@@ -120,8 +120,7 @@ class Leases:
         self._active_count = self._anonymous_count = 0
         self._counts_by_key.clear()
         for lease in self._log.leases.values():
-            # Releases before 26.11 accepted names with any characters.
-            self._set(msgspec.structs.replace(lease, name=printable(lease.name, limit=MAX_NAME)))
+            self._set(lease)
 
     def __getitem__(self, uuid: str) -> Lease | None:
         return self._leases.get(uuid)

@@ -237,15 +237,6 @@ def test_an_address_that_cannot_be_one_is_not_kept(leases: Leases, address: str)
     assert "" == leases.make("r", "replica", registered=True, serial=99, address=address).address
 
 
-def test_names_that_an_older_release_kept_are_safe_to_show(clock: Clock) -> None:
-    """They may hold escape sequences."""
-    bad = Lease(uuid="u", name="a\x1b[2J", registered=True, serial=1, made_ms=0)
-
-    assert ["a\\x1b[2J"] == [
-        one.name for one in leases_of(FakeLog(bad), clock, RelaySettings(), present=list).all()
-    ]
-
-
 def test_the_slowest_reader_holds_the_log(leases: Leases) -> None:
     """What it still needs may not be trimmed, however far others are; one whose lease ended holds nothing."""
     leases.make("s", "slow", registered=True, serial=12)
