@@ -121,7 +121,7 @@ The models were two protocol libraries without I/O: [h11](https://h11.readthedoc
   h11 are in its code only, and its diagrams lack them; here the table has every step. `feed` checks the state
   after each event, and `test_stream.py` takes each step of the table.
 * In h11 every event passes `_process_event`, which refuses an event that the state does not allow. Here
-  `StreamMachine.feed` does so. After a refusal the connection of h11 stays in an error state; here nothing
+  `StreamMachine.handle` does so. After a refusal the connection of h11 stays in an error state; here nothing
   changes.
 * h11 finds the code that reads and writes by role and state, in `READERS` and `WRITERS`. Here `_STEPS`, in
   `stream.py`, has the handler of each event in each state: a row is applied where the stream is live,

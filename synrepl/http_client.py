@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.route import HttpRequest, public_url
-from synrepl.http_api.routes import READER
+from synrepl.http_api.routes import READER_HEADER
 from synrepl.http_api.shapes import find_mismatch
 from synrepl.wire.address_list import AddressList, Fault, fault_of
 from synrepl.wire.error_codes import is_retryable, moved_to
@@ -142,7 +142,7 @@ class BlockingClient:
         `ConnectError` and `HttpError`; `NotADaemon` for a response that is not JSON, or not the `answer` of
         the request.
         """
-        response = self._request(request, body, {} if reader is None else {READER: reader})
+        response = self._request(request, body, {} if reader is None else {READER_HEADER: reader})
         with self._connection_errors():
             found = response.read()
         try:

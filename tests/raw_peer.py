@@ -25,7 +25,7 @@ class RawPeer(Protocol):
         self.is_connected = True
 
     def dataReceived(self, data: bytes) -> None:
-        self.heard += [line.decode() for line in self._lines.feed(data)]
+        self.heard += [line.decode() for line in self._lines.receive(data)]
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.is_connected = False

@@ -17,7 +17,7 @@ from synrepl.testing import Cluster, MemoryEndpoint, Network
 from synrepl.transports.native import NativeConversation, NativeUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.transports.tcp import FollowerFactory
-from synrepl.wire.blocks import BlockReader
+from synrepl.wire.blocks import BlockBuffer
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BROKER
 from synrepl.wire.session import Close, Deliver, Session, Warn
@@ -127,11 +127,11 @@ class NativeTarget(Target):
 
     @staticmethod
     def _read(text: bytes, seed: int) -> object:
-        reader = BlockReader()
+        reader = BlockBuffer()
         kinds = set()
         try:
             for piece in pieces(text, seed):
-                kinds |= {type(found).__name__ for found in reader.feed(piece)}
+                kinds |= {type(found).__name__ for found in reader.receive(piece)}
         except RemoteProtocolError as error:
             return sorted(kinds), error.why[:20]
         return sorted(kinds), ""

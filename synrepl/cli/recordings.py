@@ -80,14 +80,14 @@ def read(
     read; the default is the first with rows. Both are ignored for a changelog.
     """
     if data.lstrip()[:1] == b"{":
-        return _RecordingReader(table, NEWEST).changelog(data)
+        return _FactCollector(table, NEWEST).changelog(data)
     lines = list(_lines_from_master(data))
     if connection is None:
         connection = next((line.connection for line in lines if line.text.startswith(b"RDATA ")), "")
     lines = [line for line in lines if line.connection == connection]
     if dialect is None:
         dialect = _detect_dialect(line.text for line in lines)
-    return _RecordingReader(table, dialect).all(lines)
+    return _FactCollector(table, dialect).all(lines)
 
 
 def read_file(path: Path, *, dialect: Dialect | None = None, connection: str | None = None) -> Recording:
@@ -124,7 +124,7 @@ def _detect_dialect(lines: Iterable[bytes]) -> Dialect:
     return guess
 
 
-class _RecordingReader:
+class _FactCollector:
     """Collects facts: joins the rows of a fact, and checks each row."""
 
     def __init__(self, table: StreamTable, dialect: Dialect) -> None:

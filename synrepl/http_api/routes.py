@@ -39,7 +39,7 @@ OCTETS: Final = "application/octet-stream"
 
 MAX_WAIT: Final = 300.0
 MAX_COMMAND_LINES: Final = 1_000
-READER: Final = "Synrepl-Reader"
+READER_HEADER: Final = "Synrepl-Reader"
 
 _READ_YOUR_WRITES: Final = (
     Parameter("min_serial", WholeNumber(0), "answer once the log has reached this serial"),
@@ -65,10 +65,10 @@ _SELECTION: Final = (
     Parameter("history", Text(), "the history of the reader's log"),
     Parameter("compacted", Flag(), "include what remains of the trimmed part of the log"),
     *_READ_YOUR_WRITES,
-    Parameter("reader", Misplaced(f"send the reader's name in the header {READER}, not in the query")),
+    Parameter("reader", Misplaced(f"send the reader's name in the header {READER_HEADER}, not in the query")),
 )
 _READER: Final = (
-    Parameter(READER, ReaderName(), "the name of the reader, for which facts after `since` are kept"),
+    Parameter(READER_HEADER, ReaderName(), "the name of the reader, for which facts after `since` are kept"),
 )
 
 

@@ -21,7 +21,7 @@ from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.databases import Database
 from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import TableStream
-from synrepl.storage.tables.reader import TablePage, TableReader
+from synrepl.storage.tables.scan import TablePage, TableScan
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
@@ -206,13 +206,13 @@ class _DatabaseCatchUp:
     others: ICatchUp
 
     def __post_init__(self) -> None:
-        self._readers = {one.stream: TableReader(one, self.database.flavor) for one in self.streams}
+        self._scans = {one.stream: TableScan(one, self.database.flavor) for one in self.streams}
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        reader = self._readers.get(stream)
-        if reader is None:
+        scan = self._scans.get(stream)
+        if scan is None:
             return await self.others.fetch(stream=stream, writer=writer, after=after, upto=upto)
-        work = partial(reader.missed, writer=writer, after=after, upto=upto, rows=PAGE_ROWS)
+        work = partial(scan.missed, writer=writer, after=after, upto=upto, rows=PAGE_ROWS)
         try:
             page: TablePage = await self.thread.run(
                 partial(self.database.read_transaction, "read missing facts", work)

@@ -13,7 +13,7 @@ from synrepl.inspection.configuration import MAIN, Homeserver
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.looks import (
     DatabaseLook,
-    EventsReader,
+    EventsProgress,
     Heard,
     Look,
     MetricsLook,
@@ -529,7 +529,7 @@ def _consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Findin
 def _behind(
     kind: str,
     who: str,
-    readers: Sequence[EventsReader | None],
+    readers: Sequence[EventsProgress | None],
     events: Sequence[int | None],
     remedy: str,
     *,

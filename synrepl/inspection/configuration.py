@@ -117,7 +117,7 @@ def read_homeserver(
     if not isinstance(shared.get("server_name"), str):
         names = ", ".join(str(path) for path in paths)
         raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver")
-    return _Reader(shared, str(shared_files[-1]), workers, dict(metrics or {})).read()
+    return _ConfigurationLoader(shared, str(shared_files[-1]), workers, dict(metrics or {})).read()
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
@@ -141,7 +141,7 @@ def _merged(files: Iterable[Path]) -> dict[str, Any]:
     return merged
 
 
-class _Reader:
+class _ConfigurationLoader:
     """Reads the shared configuration, and each worker's over it."""
 
     def __init__(

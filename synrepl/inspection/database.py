@@ -12,7 +12,7 @@ from synrepl.inspection.looks import (
     CommittedRow,
     Consumers,
     DatabaseLook,
-    EventsReader,
+    EventsProgress,
     FailingPushers,
     OpenTransaction,
 )
@@ -202,7 +202,7 @@ def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any
         (token,) = cursor.fetchone()
         return None if token is None else int(token)
 
-    def reader(cursor: Any, position: int) -> EventsReader:
+    def progress(cursor: Any, position: int) -> EventsProgress:
         # Nobody sends an outlier on. The column stream_ordering has an index of its own in each release.
         cursor.execute(
             f"SELECT {now} - received_ts / 1000.0 FROM events"
@@ -210,12 +210,12 @@ def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any
         )
         row = cursor.fetchone()
         is_behind = row is not None and row[0] is not None
-        return EventsReader(position, max(0.0, float(row[0])) if is_behind else None)
+        return EventsProgress(position, max(0.0, float(row[0])) if is_behind else None)
 
-    def appservices_reader(cursor: Any) -> EventsReader | None:
+    def appservices_reader(cursor: Any) -> EventsProgress | None:
         cursor.execute("SELECT stream_ordering FROM appservice_stream_position")
         row = cursor.fetchone()
-        return None if row is None or row[0] is None else reader(cursor, int(row[0]))
+        return None if row is None or row[0] is None else progress(cursor, int(row[0]))
 
     def appservices(cursor: Any) -> list[Appservice]:
         cursor.execute(
@@ -229,12 +229,12 @@ def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any
             for name, is_down, first, last in cursor.fetchmany(MAX_APPSERVICES)
         ]
 
-    def federation(cursor: Any) -> dict[str, EventsReader]:
+    def federation(cursor: Any) -> dict[str, EventsProgress]:
         cursor.execute(
             "SELECT instance_name, stream_id FROM federation_stream_position WHERE type = 'events'"
         )
         tokens = {name: int(token) for name, token in cursor.fetchmany(MAX_WRITERS)}
-        return {name: reader(cursor, token) for name, token in tokens.items() if token >= 0}
+        return {name: progress(cursor, token) for name, token in tokens.items() if token >= 0}
 
     def pushers(cursor: Any) -> FailingPushers | None:
         cursor.execute(
@@ -245,7 +245,7 @@ def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any
         if not count:
             return None
         return FailingPushers(
-            count=count, failing_since=since / 1000, lowest=reader(cursor, int(lowest or 0))
+            count=count, failing_since=since / 1000, lowest=progress(cursor, int(lowest or 0))
         )
 
     return Consumers(

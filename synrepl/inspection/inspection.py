@@ -14,7 +14,7 @@ from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.database import DatabaseViewer, open_database
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.looks import DatabaseLook, Look, MetricsLook
-from synrepl.inspection.metrics import MetricsReader
+from synrepl.inspection.metrics import MetricsScraper
 from synrepl.inspection.streams import WIRE
 from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.doctor.examination import Doctor
@@ -70,7 +70,7 @@ class Inspection:
         self._homeserver = homeserver
         self._asks = asks
         self._progress = progress
-        self._metrics = MetricsReader(reactor)
+        self._metrics = MetricsScraper(reactor)
         self._viewer: DatabaseViewer | None = None
         self._unseen: list[Unseen] = []
         self._seconds = LONG_SECONDS * (2 if asks else 1)

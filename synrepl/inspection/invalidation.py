@@ -20,7 +20,7 @@ from synrepl.inspection.channel import announcements, redis_address
 from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.database import open_database
 from synrepl.inspection.looks import MetricsLook
-from synrepl.inspection.metrics import MetricsReader
+from synrepl.inspection.metrics import MetricsScraper
 from synrepl.ports.invalidations import (
     InvalidationReport,
     InvalidationRequest,
@@ -253,7 +253,7 @@ class Invalidator:
         self._reactor = reactor
         self._homeserver = homeserver
         self._seconds = seconds
-        self._reader = MetricsReader(reactor)
+        self._scraper = MetricsScraper(reactor)
         self._before: dict[str, MetricsLook] = {}
         self._is_running = False
 
@@ -375,7 +375,7 @@ class Invalidator:
         return look.received.get("caches", 0) - self._before[name].received.get("caches", 0)
 
     async def _look_at(self, names: Sequence[str]) -> dict[str, MetricsLook]:
-        return await self._reader.look_at(one for one in self._homeserver.processes if one.name in names)
+        return await self._scraper.look_at(one for one in self._homeserver.processes if one.name in names)
 
     async def _until(self, is_so: Callable[[], bool], seconds: float) -> None:
         until = self._reactor.seconds() + seconds

@@ -40,7 +40,7 @@ class Appservice(msgspec.Struct, frozen=True, kw_only=True):
     last_waiting: int | None = None
 
 
-class EventsReader(msgspec.Struct, frozen=True):
+class EventsProgress(msgspec.Struct, frozen=True):
     """How far somebody who reads the events is.
 
     `waiting_seconds` is the age of the first event above `position` that is more than an outlier; None if
@@ -56,7 +56,7 @@ class FailingPushers(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int
     failing_since: float
-    lowest: EventsReader
+    lowest: EventsProgress
 
 
 class Consumers(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +67,9 @@ class Consumers(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     events: int | None = None
-    appservices_reader: EventsReader | None = None
+    appservices_reader: EventsProgress | None = None
     appservices: Sequence[Appservice] = ()
-    federation: Mapping[str, EventsReader] = {}
+    federation: Mapping[str, EventsProgress] = {}
     pushers: FailingPushers | None = None
 
 

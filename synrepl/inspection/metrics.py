@@ -51,7 +51,7 @@ class MetricsPage:
         self._rest = b""
         self._size = 0
 
-    def feed(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """Scan more text. Raises `ValueError` if it is too long."""
         self._size += len(data)
         if self._size > MAX_BYTES:
@@ -99,7 +99,7 @@ class MetricsPage:
         )
 
 
-class MetricsReader:
+class MetricsScraper:
     """Reads the pages of all processes."""
 
     def __init__(self, reactor: Any) -> None:
@@ -128,7 +128,7 @@ class MetricsReader:
             response = await self._agent(address).request(b"GET", address.url.encode())
             if response.code != 200:
                 raise ValueError(f"it answers {response.code}: is it the address of metrics?")
-            await treq.collect(response, page.feed)
+            await treq.collect(response, page.receive)
 
         began = self._clock()
         try:

@@ -14,7 +14,7 @@ from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.database import DatabaseViewer, open_database
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.looks import Look, MetricsLook
-from synrepl.inspection.metrics import MetricsReader
+from synrepl.inspection.metrics import MetricsScraper
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
@@ -44,7 +44,7 @@ class HomeserverWatch:
         self._reactor = reactor
         self._homeserver = homeserver
         self._metrics = metrics
-        self._reader = MetricsReader(reactor)
+        self._scraper = MetricsScraper(reactor)
         self._thread = ReactorThread(reactor, "homeserver watch")
         self._tasks = Tasks(self._logger, "the watch of the homeserver")
         self._timer = Timer(reactor, self._tick)
@@ -125,7 +125,7 @@ class HomeserverWatch:
         self._compare()
 
     async def _read_metrics(self) -> None:
-        self._pages.append(await self._reader.look_at(self._homeserver.processes))
+        self._pages.append(await self._scraper.look_at(self._homeserver.processes))
         if self._listener is not None:
             await self._listener.count_subscribers()
 

@@ -77,7 +77,7 @@ class FollowerCommands:
         """They forward commands, with instance ids as in `process_listeners`. When a connection is lost,
         they also receive CLEAR_USER_SYNC for its workers.
         """
-        self.feed = CommandFeed(self.clock, self.unread)
+        self.buffer = CommandBuffer(self.clock, self.unread)
         self._generated_ids: dict[object, str] = {}
         self.subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
         """By type of command: functions called with every such command of a follower that was accepted."""
@@ -189,7 +189,7 @@ class FollowerCommands:
         """
         carriers = [carrier for carrier in self.carriers if carrier.is_active]
         if not carriers and not (self.process_listeners and isinstance(command, commands.FOR_ALL_PROCESSES)):
-            self.feed.add(command)
+            self.buffer.add(command)
         accepted = [carrier.forward(command) for carrier in carriers]
         if carriers and not any(accepted):
             self.dropped(command.NAME)
@@ -253,7 +253,7 @@ MAX_BYTES: Final = 16 * 1024 * 1024
 """The most commands and bytes in the feed. Beyond either limit the oldest is dropped and counted."""
 
 
-class FeedEntry(msgspec.Struct, frozen=True):
+class BufferedCommand(msgspec.Struct, frozen=True):
     """A command: its number in this life of the daemon (without gaps), its name, line and arrival time."""
 
     number: int
@@ -262,22 +262,22 @@ class FeedEntry(msgspec.Struct, frozen=True):
     at_ms: int
 
 
-class CommandFeed:
+class CommandBuffer:
     """A bounded buffer of the newest commands, kept in memory until the homeserver acknowledges them.
 
     `life` identifies this run of the daemon: numbers start at 1 in each run. `on_dropped` is called with the
-    name of each command that is dropped for lack of room (`fallen` is the number of the last one, or 0) or
-    cannot be written as a line.
+    name of each command that is dropped for lack of room (`dropped_upto` is the number of the last one, or 0)
+    or cannot be written as a line.
     """
 
     def __init__(self, clock: IClock, on_dropped: Callable[[str], None] = lambda name: None) -> None:
         self.life = secrets.token_hex(4)
         self.head = 0
         self.trimmed_upto = 0
-        self.fallen = 0
+        self.dropped_upto = 0
         self._clock = clock
         self._on_dropped = on_dropped
-        self._entries: deque[FeedEntry] = deque()
+        self._entries: deque[BufferedCommand] = deque()
         self._bytes = 0
         self.waiters: list[Deferred[None]] = []
         """The readers that wait for a command."""
@@ -291,11 +291,11 @@ class CommandFeed:
             return
         self.head += 1
         at_ms = int(self._clock.seconds() * 1000)
-        self._entries.append(FeedEntry(self.head, command.NAME, line, at_ms))
+        self._entries.append(BufferedCommand(self.head, command.NAME, line, at_ms))
         self._bytes += len(line)
         while len(self._entries) > MAX_COMMANDS or self._bytes > MAX_BYTES:
             lost = self._drop()
-            self.fallen = lost.number
+            self.dropped_upto = lost.number
             self._on_dropped(lost.command)
         waiting, self.waiters = self.waiters, []
         for waiter in waiting:
@@ -304,7 +304,7 @@ class CommandFeed:
 
     def after(
         self, number: int, limit: int, is_told: Callable[[type[Command]], bool] = lambda command: True
-    ) -> list[FeedEntry]:
+    ) -> list[BufferedCommand]:
         """The first commands after this number, at most `limit`, of the types that `is_told` accepts."""
         start = max(0, number - self.trimmed_upto)
         if start >= len(self._entries):
@@ -327,7 +327,7 @@ class CommandFeed:
             if waiter in self.waiters:
                 self.waiters.remove(waiter)
 
-    def _drop(self) -> FeedEntry:
+    def _drop(self) -> BufferedCommand:
         entry = self._entries.popleft()
         self._bytes -= len(entry.line)
         self.trimmed_upto = entry.number

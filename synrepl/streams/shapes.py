@@ -88,7 +88,7 @@ def may_hold_float(annotation: Any) -> bool:
     )
 
 
-class _Reader:
+class _RowDecoder:
     """Decodes one shape with one spelling of booleans, and upgrades its rows to the newest shape."""
 
     __slots__ = ("decode", "extras", "is_newest", "items", "positions", "strict", "converters", "wider")
@@ -101,7 +101,7 @@ class _Reader:
         kept: Shape,
         kept_row: Any,
         *,
-        strict: "_Reader | None",
+        strict: "_RowDecoder | None",
     ) -> None:
         self.items = len(shape)
         self.strict = strict
@@ -168,31 +168,31 @@ class Shapes:
         if kept:
             shapes.append(final + kept)
         self.known: tuple[Shape, ...] = tuple(dict.fromkeys(shapes))
-        self._readers: dict[Shape, list[_Reader]] = {}
+        self._decoders: dict[Shape, list[_RowDecoder]] = {}
         for shape in self.known:
-            strict = _Reader(newest, shape, final, kept, kept_row, strict=None)
-            self._readers[shape] = [strict]
+            strict = _RowDecoder(newest, shape, final, kept, kept_row, strict=None)
+            self._decoders[shape] = [strict]
             if any(field.spelling for field in shape):
-                self._readers[shape].append(_Reader(newest, shape, final, kept, kept_row, strict=strict))
+                self._decoders[shape].append(_RowDecoder(newest, shape, final, kept, kept_row, strict=strict))
         lengths = [len(shape) for shape in self.known]
         self._is_ambiguous = len(lengths) != len(set(lengths))
-        self._last: dict[Release, _Reader] = {}
+        self._last: dict[Release, _RowDecoder] = {}
 
     def read(self, text: bytes, release: Release) -> Any:
         """The row in `text`, in the newest shape; None if it has no known shape."""
-        reader = self._last.get(release)
-        if reader is not None:
+        decoder = self._last.get(release)
+        if decoder is not None:
             try:
-                row = reader.decode(text)
+                row = decoder.decode(text)
             except undecodable:
                 return self._search(text, release)
-            return row if reader.is_newest else self._upgrade(row, reader, release)
+            return row if decoder.is_newest else self._upgrade(row, decoder, release)
         return self._search(text, release)
 
     def is_newest(self, release: Release) -> bool:
         """Whether the shape that matched last for this release is the newest one."""
-        reader = self._last.get(release)
-        return reader is not None and reader.is_newest
+        decoder = self._last.get(release)
+        return decoder is not None and decoder.is_newest
 
     def read_many(self, texts: list[bytes], release: Release) -> list[Any] | None:
         """The rows in these texts; None if they must be read one by one."""
@@ -215,20 +215,20 @@ class Shapes:
     def _search(self, text: bytes, release: Release) -> Any:
         own = self.of(release)
         for shape in (own, *(shape for shape in self.known if shape is not own)):
-            for reader in self._readers[shape]:
+            for decoder in self._decoders[shape]:
                 try:
-                    row = reader.decode(text)
+                    row = decoder.decode(text)
                 except undecodable:
                     continue
                 if shape is own or not self._is_ambiguous:
-                    self._last[release] = reader
-                return row if reader.is_newest else self._upgrade(row, reader, release)
+                    self._last[release] = decoder
+                return row if decoder.is_newest else self._upgrade(row, decoder, release)
         return None
 
-    def _upgrade(self, row: Any, reader: _Reader, release: Release) -> Any:
-        upgraded, plain = reader.upgrade(row, self.newest)
-        if plain and reader.strict is not None and self._last.get(release) is reader:
-            self._last[release] = reader.strict
+    def _upgrade(self, row: Any, decoder: _RowDecoder, release: Release) -> Any:
+        upgraded, plain = decoder.upgrade(row, self.newest)
+        if plain and decoder.strict is not None and self._last.get(release) is decoder:
+            self._last[release] = decoder.strict
         return upgraded
 
 

@@ -25,7 +25,7 @@ from synrepl.wire.codec import LineBuffer
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.records import HandshakeReader, RecordWriter
+from synrepl.wire.records import HandshakeBuffer, RecordWriter
 from synrepl.wire.session import Action, Close, Deliver, Send, Session
 
 PIECE_BYTES: Final = 2 * 1024
@@ -80,7 +80,7 @@ class ConnectionOwner:
 class ReplicationProtocol(Protocol):
     """Passes lines and blocks between a transport and a `Session`, which implements the protocol.
 
-    `framing` splits received bytes: a `HandshakeReader` where one of the ends may be a replica.
+    `framing` splits received bytes: a `HandshakeBuffer` where one of the ends may be a replica.
     """
 
     session: Session
@@ -92,7 +92,7 @@ class ReplicationProtocol(Protocol):
     """For messages about a peer's behavior; shared by all connections of a listener."""
     logs_closing: bool = True
     """Whether to log the reason of a close; otherwise only the owner gets it."""
-    framing: Callable[[], LineBuffer | HandshakeReader] = LineBuffer
+    framing: Callable[[], LineBuffer | HandshakeBuffer] = LineBuffer
     queue: TurnQueue | None = None
     """Where this connection takes turns with others; None handles everything at once."""
     on_established: Callable[[], None] = lambda: None
@@ -108,7 +108,7 @@ class ReplicationProtocol(Protocol):
         """Receives the events. Before the connection is made and after its loss, they are ignored."""
         self.failure_code = ""
         """Why the connection was lost: the code of `FollowerEvent`, often empty."""
-        self._framing: LineBuffer | HandshakeReader = self.framing()
+        self._framing: LineBuffer | HandshakeBuffer = self.framing()
         self._records: RecordWriter | None = None
         self._is_dialect_reported = False
         self._is_reading = True
@@ -273,7 +273,7 @@ class ReplicationProtocol(Protocol):
 
     def read_records(self, key: bytes) -> None:
         """Take all bytes after the handshake out of records with this key."""
-        assert isinstance(self._framing, HandshakeReader)
+        assert isinstance(self._framing, HandshakeBuffer)
         self._framing.read_records(key)
 
     def write_records(self, key: bytes) -> None:

@@ -29,7 +29,7 @@ from synrepl.replication.relay.handshake import (
     record_key,
     without_proof,
 )
-from synrepl.replication.relay.snapshot_codec import SnapshotReader, read_meta
+from synrepl.replication.relay.snapshot_codec import SnapshotDecoder, read_meta
 from synrepl.replication.replica.conversation import (
     Ephemeral,
     Event,
@@ -44,12 +44,12 @@ from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire import native
-from synrepl.wire.blocks import BlockReader, Payload
+from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.records import HandshakeReader
+from synrepl.wire.records import HandshakeBuffer
 from synrepl.wire.session import Session
 from synrepl.wire.text import printable
 
@@ -77,7 +77,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
         )
         self._connection = connection
         self._metrics = metrics
-        self._snapshot = SnapshotReader()
+        self._snapshot = SnapshotDecoder()
         self._secret: str | None = None
         self._greetings: Greetings | None = None
         """HELLO and CHALLENGE, once AUTH is sent."""
@@ -137,10 +137,10 @@ class NativeConversation(ConnectionOwner, EventQueue):
         """Decode a block; None for a part of a snapshot that continues."""
         match payload.kind:
             case "snapshot":
-                snapshot = self._snapshot.feed(payload.data)
+                snapshot = self._snapshot.receive(payload.data)
                 if snapshot is None:
                     return None
-                self._snapshot = SnapshotReader()
+                self._snapshot = SnapshotDecoder()
                 return SnapshotFacts(snapshot)
             case "facts":
                 return Facts(decode_facts(payload.data))
@@ -154,7 +154,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
 
     def _end(self, error: Exception) -> None:
         # Free an incomplete snapshot, which may be large.
-        self._snapshot = SnapshotReader()
+        self._snapshot = SnapshotDecoder()
         self.end(error)
 
     async def greet(
@@ -318,5 +318,5 @@ class NativeUpstream:
             self.clock,
             self.metrics,
             logger=LimitedLogger(self._logger, self.clock),
-            framing=lambda: HandshakeReader(b"WELCOME ", BlockReader),
+            framing=lambda: HandshakeBuffer(b"WELCOME ", BlockBuffer),
         )

@@ -33,7 +33,7 @@ from synrepl.wire.dialect import Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.records import HandshakeReader
+from synrepl.wire.records import HandshakeBuffer
 from synrepl.wire.session import KEEPALIVE, Keepalive, Session
 from synrepl.wire.text import MAX_ADDRESS, printable
 
@@ -206,7 +206,7 @@ class PublisherFactory(Factory):
             self.clock,
             self.metrics,
             logger=self._limited_logger,
-            framing=lambda: HandshakeReader(b"AUTH", LineBuffer),
+            framing=lambda: HandshakeBuffer(b"AUTH", LineBuffer),
             queue=self.queue,
             on_lost=lambda lost, reason: self.protocols.discard(lost),
         )

@@ -79,7 +79,7 @@ def encode_blocks(kind: str, lines: list[bytes]) -> bytes:
     return b"".join(parts)
 
 
-class BlockReader:
+class BlockBuffer:
     """Splits received bytes into lines and blocks, at any chunk boundaries. Skips empty lines.
 
     Buffers at most one unfinished line or block, and never allocates for bytes that have not arrived. Work is
@@ -92,10 +92,10 @@ class BlockReader:
         self._data = bytearray()
         self._checksum: Any = None
 
-    def feed(self, data: bytes) -> list[bytes | Payload]:
+    def receive(self, data: bytes) -> list[bytes | Payload]:
         """Return the lines and blocks that are now complete.
 
-        Raises RemoteProtocolError for malformed input; do not feed the reader after that.
+        Raises RemoteProtocolError for malformed input; do not use it after that.
         """
         found: list[bytes | Payload] = []
         at = 0
@@ -104,8 +104,8 @@ class BlockReader:
         return found
 
     def runs(self, data: bytes) -> Iterator[list[bytes] | Payload]:
-        """Yield what `feed` returns, with adjacent lines as one run."""
-        for kind, items in groupby(self.feed(data), type):
+        """Yield what `receive` returns, with adjacent lines as one run."""
+        for kind, items in groupby(self.receive(data), type):
             if kind is Payload:
                 yield from cast("Iterator[Payload]", items)
             else:
@@ -118,7 +118,7 @@ class BlockReader:
         else:
             end = data.find(_NEXT, at) + 1
         end = end or len(data)
-        for line in self._buffer.feed(data[at:end]):
+        for line in self._buffer.receive(data[at:end]):
             self._line(line, found)
         return end
 

@@ -9,7 +9,7 @@ from synrepl.wire.commands import Rdata, declared_commands
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import BROKER, Command, CommandForm, Side
 from synrepl.wire.kinds import show
-from synrepl.wire.rdata_runs import RunReader
+from synrepl.wire.rdata_runs import RunParser
 
 MAX_LENGTH = 16_384
 """The most bytes in a line without its end. Peers reject longer ones (docs/reference/peers.md#tcp-limits)."""
@@ -49,7 +49,7 @@ class Codec:
         self.parsers: dict[bytes, Callable[[bytes], Command]] = {}
         self.bare_parsers: dict[bytes, Callable[[], Command]] = {}
         self._other_side: set[bytes] = set()
-        self.runs: RunReader | None = None
+        self.runs: RunParser | None = None
         for name, command in COMMANDS.items():
             form = CommandForm(command, dialect.nearest_in(command.SPAN))
             if dialect.release in command.SPAN and ours & command.SENT_BY:
@@ -58,7 +58,7 @@ class Codec:
                 self.parsers[name.encode()] = form.parse
                 self.bare_parsers[name.encode()] = form.parse_bare
                 if command is Rdata:
-                    self.runs = RunReader(form)
+                    self.runs = RunParser(form)
             else:
                 self._other_side.add(name.encode())
 
@@ -101,7 +101,7 @@ class LineBuffer:
         self._max_length = max_length
         self._parts: list[bytes] = []
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def receive(self, data: bytes) -> list[bytes]:
         """Return the lines that are now complete."""
         lines = data.split(b"\n")
         if len(lines) > 1:
@@ -121,4 +121,4 @@ class LineBuffer:
 
     def runs(self, data: bytes) -> tuple[list[bytes]]:
         """Return the complete lines as one run."""
-        return (self.feed(data),)
+        return (self.receive(data),)

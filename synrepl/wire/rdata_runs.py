@@ -26,7 +26,7 @@ class RdataRun(msgspec.Struct, frozen=True):
             yield Rdata(stream=self.stream, instance=self.instance, token=token, row=row)
 
 
-class RunReader:
+class RunParser:
     """Parses runs as one release writes RDATA (`form`). Unusual lines are left to `form`."""
 
     def __init__(self, form: CommandForm) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.wire.blocks import BlockReader, Payload
+from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.codec import LineBuffer
 
 MAX_PAYLOAD: Final = 64 * 1024
@@ -63,7 +63,7 @@ class RecordWriter:
         return b"".join(parts)
 
 
-class RecordReader:
+class RecordBuffer:
     """Takes the bytes of one direction of a connection out of records, received in chunks of any size.
 
     Buffers at most one unfinished record and the chunk with it. Work is linear in the received bytes.
@@ -74,10 +74,10 @@ class RecordReader:
         self._held = bytearray()
         self._needed = LENGTH_BYTES
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def receive(self, data: bytes) -> Iterator[bytes]:
         """Yield the payloads of the records that are now complete, each once its tag is verified.
 
-        Raises `RemoteProtocolError` for a length or tag that is wrong; do not feed the reader after that.
+        Raises `RemoteProtocolError` for a length or tag that is wrong; do not use it after that.
         """
         if self._held:
             self._held += data
@@ -108,7 +108,7 @@ class RecordReader:
         self._held += data[at:]
 
 
-class HandshakeReader:
+class HandshakeBuffer:
     """Splits received bytes as lines up to the end of the handshake, and then as `after` does.
 
     `last` begins the line that ends the handshake. The connection's owner handles that line before the bytes
@@ -116,16 +116,16 @@ class HandshakeReader:
     were before.
     """
 
-    def __init__(self, last: bytes, after: Callable[[], LineBuffer | BlockReader]) -> None:
+    def __init__(self, last: bytes, after: Callable[[], LineBuffer | BlockBuffer]) -> None:
         self._last = last
         self._lines = LineBuffer()
         self._make_after = after
-        self._after: LineBuffer | BlockReader | None = None
-        self._records: RecordReader | None = None
+        self._after: LineBuffer | BlockBuffer | None = None
+        self._records: RecordBuffer | None = None
 
     def read_records(self, key: bytes) -> None:
         """Take all bytes after the handshake out of records with this key."""
-        self._records = RecordReader(key)
+        self._records = RecordBuffer(key)
 
     def runs(self, data: bytes) -> Iterator[list[bytes] | Payload]:
         """Yield runs of complete lines, and blocks. Raises `RemoteProtocolError` for malformed input."""
@@ -133,7 +133,7 @@ class HandshakeReader:
             at = 0
             while at < len(data) and self._after is None:
                 end = self._next_end(data, at)
-                lines = self._lines.feed(data[at:end])
+                lines = self._lines.receive(data[at:end])
                 at = end
                 if lines and lines[-1].startswith(self._last):
                     self._after = self._make_after()
@@ -141,7 +141,7 @@ class HandshakeReader:
                     yield lines
             data = data[at:]
         if self._after is not None and data:
-            for part in (data,) if self._records is None else self._records.feed(data):
+            for part in (data,) if self._records is None else self._records.receive(data):
                 yield from self._after.runs(part)
 
     def _next_end(self, data: bytes, at: int) -> int:

@@ -27,7 +27,7 @@ class CommandFeedTests(SiteCase):
 
     def acknowledge(self, number: int, life: str | None = None) -> Answer:
         """Everything up to this was acted on."""
-        life = self.publisher.follower_commands.feed.life if life is None else life
+        life = self.publisher.follower_commands.buffer.life if life is None else life
         return self.ask("POST", "/v1/commands/ack", b'{"life":"%s","number":%d}' % (life.encode(), number))
 
     def test_a_request_forwards_a_bounded_number_of_commands(self) -> None:
@@ -105,11 +105,11 @@ class CommandFeedTests(SiteCase):
         for one in (talk, gone):
             one.say(self.request("GET", "/v1/commands?wait=30"))
         gone.leave()
-        self.assertEqual(1, len(self.publisher.follower_commands.feed.waiters))
+        self.assertEqual(1, len(self.publisher.follower_commands.buffer.waiters))
         self.clock.advance(30)
 
         self.assertEqual([], talk.answer().lines()[1:])
-        self.assertEqual(0, len(self.publisher.follower_commands.feed.waiters))
+        self.assertEqual(0, len(self.publisher.follower_commands.buffer.waiters))
 
     def test_who_is_syncing_is_told(self) -> None:
         """The set was kept in memory, and nobody could see it."""

@@ -144,7 +144,7 @@ class TableTests(CopiesCase, FilesSiteCase):
             replication=DescribedRelays(self.relays),
         )
         self.receiver = self.publisher.command_receiver
-        self.feed = self.publisher.follower_commands.feed
+        self.commands = self.publisher.follower_commands.buffer
 
     def request_of(self, peer: Peer, method: str, path: str, body: Any = None) -> Any:
         """What this peer is answered."""
@@ -174,7 +174,7 @@ class TableTests(CopiesCase, FilesSiteCase):
             sorted(str(path) for path in self.directory.rglob("*") if path.is_file()),
             dict(self.log.leases),
             [lease.uuid for lease in self.relays.leases.all()],
-            (self.feed.head, self.feed.trimmed_upto, len(self.receiver._origins)),
+            (self.commands.head, self.commands.trimmed_upto, len(self.receiver._origins)),
             sorted(self.declared.declared),
             (self.roles.role, self.log.epoch),
             sorted(self.publisher.follower_commands.syncing.users()),
@@ -245,7 +245,7 @@ class TableTests(CopiesCase, FilesSiteCase):
                 if not is_allowed:
                     self.assertEqual(dropped + 1, self.dropped(command))
                     self.assertEqual(before[:5], self.state()[:5])
-                    self.assertEqual(before[5][0], self.feed.head)
+                    self.assertEqual(before[5][0], self.commands.head)
                     self.assertEqual(before[6:], self.state()[6:])
                 elif command is not FederationAck:  # one beyond the stream is no ack
                     self.assertEqual(dropped, self.dropped(command))
@@ -371,7 +371,7 @@ class AcksTests(SiteCase):
 
             self.assertEqual(left, len(self.log.ephemeral_after("federation", 0)), token)
         self.assertEqual(3, self.metrics.commands_dropped.labels("FEDERATION_ACK")._value.get())
-        self.assertEqual(3, said.feed.head)
+        self.assertEqual(3, said.buffer.head)
 
     def test_acks_of_a_stream_that_has_restarted_are_forgotten(self) -> None:
         """Its tokens mean other facts: a sender that has received none of them holds them back."""

@@ -14,7 +14,7 @@ from synrepl.inspection.looks import (
     CommittedRow,
     Consumers,
     DatabaseLook,
-    EventsReader,
+    EventsProgress,
     FailingPushers,
     Heard,
     Look,
@@ -409,14 +409,14 @@ class TestConsumers:
     @pytest.mark.parametrize(("behind", "is_found"), [(BEHIND_EVENTS, True), (BEHIND_EVENTS - 1, False)])
     def test_the_sender_of_appservices(self, behind: int, is_found: bool) -> None:
         """It stands still, far behind."""
-        seen = consumers(events=5_000, appservices_reader=EventsReader(5_000 - behind, 0.0))
+        seen = consumers(events=5_000, appservices_reader=EventsProgress(5_000 - behind, 0.0))
 
         assert is_found is bool(found(SERVER, seen))
         assert [] == found(msgspec.structs.replace(SERVER, appservices=()), seen)
 
     def test_federation(self) -> None:
         """A sender that was removed is left out, and so is one that never sent."""
-        readers = {"master": EventsReader(100, 7.0), "gone": EventsReader(1)}
+        readers = {"master": EventsProgress(100, 7.0), "gone": EventsProgress(1)}
         seen = consumers(events=5_000, federation=readers)
 
         assert [("federation_behind", "", "master")] == found(SERVER, seen)
@@ -443,7 +443,7 @@ class TestConsumers:
                     at=at,
                     positions={},
                     sequences={},
-                    consumers=Consumers(events=events, appservices_reader=EventsReader(40, waiting)),
+                    consumers=Consumers(events=events, appservices_reader=EventsProgress(40, waiting)),
                 ),
             )
             for at, events in zip(TIMES, highest, strict=True)
@@ -456,7 +456,7 @@ class TestConsumers:
 
     def test_pushers(self) -> None:
         """Failing, and behind: a pusher without news is at an old position."""
-        lowest = EventsReader(100, 300.0)
+        lowest = EventsProgress(100, 300.0)
         failing = FailingPushers(count=2, failing_since=1_700_000_000.0, lowest=lowest)
         seen = consumers(events=5_000, pushers=failing)
 

@@ -120,7 +120,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     for name, made in (
         ("ChannelListener", Listener),
         ("DatabaseViewer", Viewer),
-        ("MetricsReader", Reader),
+        ("MetricsScraper", Reader),
         ("Doctor", Healthy),
         ("open_database", lambda settings: None),
         ("deferToThread", maybeDeferred),

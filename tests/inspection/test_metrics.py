@@ -25,7 +25,7 @@ def test_the_names_needed_are_read(step: int) -> None:
     """Wherever the page is cut; labels in any order; counters with and without their ending."""
     page = MetricsPage()
     for start in range(0, len(PAGE), step):
-        page.feed(PAGE[start : start + step])
+        page.receive(PAGE[start : start + step])
     look = page.look(5.0)
 
     assert {"receipts": 12, "backfill": 3} == look.positions
@@ -50,10 +50,10 @@ def test_a_page_without_an_end() -> None:
     page = MetricsPage()
     piece = b"x" * (1024 * 1024)
     for _ in range(MAX_BYTES // len(piece)):
-        page.feed(piece)
+        page.receive(piece)
 
     with pytest.raises(ValueError, match="more than 64 MiB"):
-        page.feed(piece)
+        page.receive(piece)
     assert len(page._rest) <= MAX_LINE
 
 

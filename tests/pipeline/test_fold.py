@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from synrepl.pipeline.archive.files import unpack
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.snapshot.fold import (
-    FoldReader,
+    FoldInput,
     _are_tombstones,
     find_last_rows,
     find_tombstones,
@@ -43,21 +43,21 @@ def key(name: str) -> str:
 
 
 def write_file(store: Store, facts: list[Fact]) -> dict[str, Any]:
-    """One file of these facts, as `FoldReader` is told of it."""
+    """One file of these facts, as `FoldInput` is told of it."""
     (one,) = write_facts(store, facts)
     return {"path": one.path, "stream": one.stream, "is_part": False, "after": 0}
 
 
-def fold_reader(folder: Path, *lost: EpochStart) -> FoldReader:
-    """A reader of the files in this folder."""
-    return FoldReader(Store(str(folder)), Store(str(folder)), list(lost), [])
+def fold_input(folder: Path, *lost: EpochStart) -> FoldInput:
+    """The input from the files in this folder."""
+    return FoldInput(Store(str(folder)), Store(str(folder)), list(lost), [])
 
 
-def folded(reader: FoldReader, files: list[Any]) -> list[Any]:
+def folded(inputs: FoldInput, files: list[Any]) -> list[Any]:
     """Keys with positions, as one of two tasks merges them, and the other."""
     return [
         rows
-        for batch in reader.fold(2, files)
+        for batch in inputs.fold(2, files)
         for keys in batch["keys"]
         for rows in unpack(keys.as_buffer()).to_batches()
     ]
@@ -81,10 +81,10 @@ def test_the_last_row_of_each_key_is_found(tmp_path: Path) -> None:
             ("pushers", "w", [pusher("y"), pusher("z")]),
         ]
     )
-    reader = fold_reader(tmp_path)
-    files = pa.Table.from_pylist([write_file(reader.archive, facts)]).to_batches()
+    inputs = fold_input(tmp_path)
+    files = pa.Table.from_pylist([write_file(inputs.archive, facts)]).to_batches()
 
-    assert [(key("x"), 1, 2, 1), (key("y"), 3, 0, 0), (key("z"), 3, 1, 0)] == positions(folded(reader, files))
+    assert [(key("x"), 1, 2, 1), (key("y"), 3, 0, 0), (key("z"), 3, 1, 0)] == positions(folded(inputs, files))
     assert [False, True, False] == _are_tombstones(
         StreamTable.default()["pushers"],
         [json.dumps(row).encode() for row in (pusher("x"), pusher("x", deleted=True), ["no", "pusher"])],
@@ -95,10 +95,10 @@ def test_the_last_row_of_each_key_is_found(tmp_path: Path) -> None:
 def test_older_rows_are_those_of_facts_with_several(tmp_path: Path) -> None:
     """And the last of a file, which costs less than to know."""
     facts = chained([("pushers", "w", [pusher(name) for name in names]) for names in ("a", "bc", "d", "e")])
-    reader = fold_reader(tmp_path)
-    files = pa.Table.from_pylist([write_file(reader.archive, facts)]).to_batches()
+    inputs = fold_input(tmp_path)
+    files = pa.Table.from_pylist([write_file(inputs.archive, facts)]).to_batches()
 
-    found = positions(reader.older_rows(files))
+    found = positions(inputs.older_rows(files))
 
     assert [(key("b"), 2, 0, 0), (key("c"), 2, 1, 0), (key("e"), 4, 0, 0)] == found
 
@@ -107,14 +107,14 @@ def test_lost_facts_are_not_read(tmp_path: Path) -> None:
     """By stream, epoch and token; nor are those that a former snapshot has."""
     facts = chained([("pushers", "w", [pusher(name)]) for name in "abcd"])
     lost = EpochStart(2, 4, facts[-1].digest, 1, "lost", "pushers", 2)
-    reader = fold_reader(tmp_path, lost)
-    file = write_file(reader.archive, facts)
+    inputs = fold_input(tmp_path, lost)
+    file = write_file(inputs.archive, facts)
 
     assert [(key("a"), 1, 0, 0), (key("b"), 2, 0, 0)] == positions(
-        folded(reader, pa.Table.from_pylist([file]).to_batches())
+        folded(inputs, pa.Table.from_pylist([file]).to_batches())
     )
     file["after"] = 1
-    assert [(key("b"), 2, 0, 0)] == positions(folded(reader, pa.Table.from_pylist([file]).to_batches()))
+    assert [(key("b"), 2, 0, 0)] == positions(folded(inputs, pa.Table.from_pylist([file]).to_batches()))
 
 
 def test_tombstones_are_kept_along_a_chain(spark: "SparkSession", tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_tombstones_are_kept_along_a_chain(spark: "SparkSession", tmp_path: Path
     files = ArchiveTable(Store(str(tmp_path))).files
     for name, value in (("is_part", False), ("after", 0)):
         files = files.append_column(name, pa.array([value] * len(files)))
-    reader = fold_reader(tmp_path)
-    last = find_last_rows(spark, reader, files, 7)
+    inputs = fold_input(tmp_path)
+    last = find_last_rows(spark, inputs, files, 7)
 
-    found = find_tombstones(spark, reader, files, last).collect()
+    found = find_tombstones(spark, inputs, files, last).collect()
 
     assert [3, 7] == sorted(row["serial"] for row in found)
 
@@ -146,8 +146,8 @@ def test_tombstones_are_kept_along_a_chain(spark: "SparkSession", tmp_path: Path
 def test_a_range_is_written_as_a_file_of_whole_facts(tmp_path: Path) -> None:
     """With the facts at these positions only, from all files that have some, in order of serial."""
     facts = chained([(("pushers", "push_rules")[number % 2], "w", ROWS[number % 2]) for number in range(6)])
-    reader = fold_reader(tmp_path)
-    files = [{"path": one.path, "is_part": False, "after": 0} for one in write_facts(reader.archive, facts)]
+    inputs = fold_input(tmp_path)
+    files = [{"path": one.path, "is_part": False, "after": 0} for one in write_facts(inputs.archive, facts)]
     at = np.array([1 << 21, 4 << 21, (5 << 21) + 2, (6 << 21) + 1], np.int64)
     given = [
         {"positions": at[:1].tobytes(), "file": None},
@@ -155,7 +155,7 @@ def test_a_range_is_written_as_a_file_of_whole_facts(tmp_path: Path) -> None:
         {"positions": at[1:].tobytes(), "file": None},
     ]
 
-    (written,) = reader.write("upto=6", pa.Table.from_pylist(given).to_batches())
+    (written,) = inputs.write("upto=6", pa.Table.from_pylist(given).to_batches())
 
     part = msgspec.json.decode(written["written"][0].as_py(), type=PartFile)
     rows = pq.read_table(tmp_path / part.path).select(["serial", "seq", "last"])
@@ -179,6 +179,6 @@ def test_each_fact_is_written_from_the_row_group_that_has_it(tmp_path: Path) -> 
                     "file": pa.array([None, {name: file[name] for name in ("path", "is_part", "after")}]),
                 }
             )
-            (written,) = fold_reader(tmp_path).write("upto=6", [batch])
+            (written,) = fold_input(tmp_path).write("upto=6", [batch])
             part = msgspec.json.decode(written["written"][0].as_py(), type=PartFile)
             assert (part.first_serial, part.last_serial, part.keys) == (serial, serial, 1)

@@ -16,7 +16,7 @@ import pytest
 
 from synrepl.replication.relay.handshake import PRIMARY_SIDE, REPLICA_SIDE, Greetings, proof, record_key
 from synrepl.wire.codec import LineBuffer
-from synrepl.wire.records import HandshakeReader, RecordWriter
+from synrepl.wire.records import HandshakeBuffer, RecordWriter
 from tests.certificates import Authority
 from tests.service.processes import Daemon, Process
 
@@ -90,7 +90,7 @@ class Line:
 
     def __init__(self, secured: socket.socket) -> None:
         self._secured = secured
-        self._reader = HandshakeReader(b"WELCOME ", LineBuffer)
+        self._reader = HandshakeBuffer(b"WELCOME ", LineBuffer)
         self._writer: RecordWriter | None = None
         self._heard: list[str] = []
 

@@ -286,10 +286,10 @@ def test_a_promoted_replica_offers_what_its_upstream_has_not_taken() -> None:
     a.kill()
     world.pass_(10)
     worker(world, b, "REMOVE_PUSHER app.id push key @ada:hs")
-    assert 0 == b.publisher.follower_commands.feed.head
+    assert 0 == b.publisher.follower_commands.buffer.head
     world.promote(b, force=True)
 
-    assert ["REMOVE_PUSHER"] == [one.command for one in b.publisher.follower_commands.feed.after(0, 10)]
+    assert ["REMOVE_PUSHER"] == [one.command for one in b.publisher.follower_commands.buffer.after(0, 10)]
 
 
 def test_an_upstream_that_takes_no_commands_is_not_sent_any() -> None:

@@ -12,7 +12,7 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.relay.relay import attach
 from synrepl.replication.settings import RelaySettings
-from synrepl.wire.blocks import BlockReader
+from synrepl.wire.blocks import BlockBuffer
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
     Auth,
@@ -121,7 +121,7 @@ class RelayPeer(Peer):
     def __init__(self, case: "RelayTests", at: LogPosition, *, is_slow: bool) -> None:
         super().__init__(at, is_slow=is_slow)
         self.logger = LimitedLogger(Logger(), case.clock)
-        self.blocks = BlockReader()
+        self.blocks = BlockBuffer()
         self.relay = attach(case.registry, self)  # type: ignore[arg-type]
         subscription = Subscribe(
             history=case.log.history, position=LogPosition(at.epoch, at.serial, at.digest)
@@ -136,7 +136,7 @@ class RelayPeer(Peer):
 
     def write(self, data: bytes) -> None:
         """Take up these blocks."""
-        for block in self.blocks.feed(data):
+        for block in self.blocks.receive(data):
             assert not isinstance(block, bytes)
             lines = [json.loads(line) for line in bytes(block.data).splitlines()]
             if block.kind == "held":

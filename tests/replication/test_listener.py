@@ -262,5 +262,5 @@ def test_a_command_that_concerns_other_streams_is_refused(command: type[Command]
         refused = [text for text in peer.hears() if text.startswith("ERROR the key limited may not see")]
         assert (name == "limited") == bool(refused) != peer.is_connected
         if refused:
-            feed = one.daemon.publisher.follower_commands.feed
-            assert (0, 0) == (feed.head, one.daemon.publisher.log.serial)
+            commands = one.daemon.publisher.follower_commands.buffer
+            assert (0, 0) == (commands.head, one.daemon.publisher.log.serial)

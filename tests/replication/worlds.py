@@ -20,10 +20,10 @@ from synrepl.replication.relay.handshake import (
     record_key,
 )
 from synrepl.testing.network import Network
-from synrepl.wire.blocks import BlockReader, Payload
+from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.native import Auth, Hello, Subscribe, Welcome
 from synrepl.wire.position import LogPosition
-from synrepl.wire.records import HandshakeReader, RecordWriter
+from synrepl.wire.records import HandshakeBuffer, RecordWriter
 from tests.replication.nodes import FakeNode
 
 __all__ = ["RawReplica", "World"]
@@ -123,7 +123,7 @@ class RawReplica(Protocol):
     def __init__(self) -> None:
         self.heard: list[bytes | Payload] = []
         self.is_lost = False
-        self._reader = HandshakeReader(b"WELCOME ", BlockReader)
+        self._reader = HandshakeBuffer(b"WELCOME ", BlockBuffer)
         self._writer: RecordWriter | None = None
 
     def dataReceived(self, data: bytes) -> None:

@@ -15,7 +15,7 @@ from twisted.web.server import Site
 from synrepl.inspection import metrics
 from synrepl.inspection.configuration import MetricsAddress, Process
 from synrepl.inspection.looks import MetricsLook
-from synrepl.inspection.metrics import MetricsReader
+from synrepl.inspection.metrics import MetricsScraper
 
 PATH = "/_synapse/metrics"
 
@@ -39,7 +39,7 @@ class MetricsReaderTests(TestCase):
     async def look(self, address: MetricsAddress, host: str = "") -> MetricsLook:
         """One look at a process that is configured so."""
         assert IReactorTime.providedBy(reactor)
-        return await MetricsReader(reactor).look(Process(name="w1", metrics=address, host=host))
+        return await MetricsScraper(reactor).look(Process(name="w1", metrics=address, host=host))
 
     def listen(self, socket: str = "") -> Any:
         """Serve the page: at a port, or at a path."""
@@ -63,7 +63,7 @@ class MetricsReaderTests(TestCase):
         port = self.listen().getHost().port
         address = MetricsAddress(url=f"http://127.0.0.1:{port}{PATH}", is_loopback=True)
         processes = [Process(name="master", metrics=address), Process(name="w1")]
-        found = await MetricsReader(reactor).look_at(processes)
+        found = await MetricsScraper(reactor).look_at(processes)
 
         self.assertEqual({"master", "w1"}, set(found))
         self.assertEqual({"receipts": 12}, found["master"].positions)

@@ -16,7 +16,7 @@ from synrepl.wire.blocks import (
     MAX_BLOCK,
     MAX_HELD,
     MAX_LINES,
-    BlockReader,
+    BlockBuffer,
     Payload,
     encode_block,
     encode_blocks,
@@ -34,31 +34,31 @@ def announced(size: int, *, digest: str = "0" * 64, lines: int = 1, kind: str = 
 
 def test_lines_and_blocks_come_out_in_order() -> None:
     """Complete, and with the lines after them."""
-    assert FOUND == BlockReader().feed(STREAM)
+    assert FOUND == BlockBuffer().receive(STREAM)
 
 
 def test_byte_by_byte_is_the_same() -> None:
     """Chunks may end anywhere."""
-    reader = BlockReader()
+    buffer = BlockBuffer()
 
-    assert FOUND == [found for byte in STREAM for found in reader.feed(bytes([byte]))]
+    assert FOUND == [found for byte in STREAM for found in buffer.receive(bytes([byte]))]
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
 def test_any_chunks_give_the_same(places: list[int]) -> None:
     """TCP may split the bytes anywhere."""
     cuts = [0, *sorted(places), len(STREAM)]
-    reader = BlockReader()
+    buffer = BlockBuffer()
 
-    assert FOUND == [found for first, last in pairwise(cuts) for found in reader.feed(STREAM[first:last])]
+    assert FOUND == [found for first, last in pairwise(cuts) for found in buffer.receive(STREAM[first:last])]
 
 
 def test_an_unfinished_line_waits() -> None:
     """Its end may come later, or never."""
-    reader = BlockReader()
+    buffer = BlockBuffer()
 
-    assert [] == reader.feed(b"PIN")
-    assert [b"PING 1"] == reader.feed(b"G 1\n")
+    assert [] == buffer.receive(b"PIN")
+    assert [b"PING 1"] == buffer.receive(b"G 1\n")
 
 
 def test_a_corrupted_block_is_detected() -> None:
@@ -66,33 +66,33 @@ def test_a_corrupted_block_is_detected() -> None:
     data = encode_block("facts", 1, b"abc\n").replace(b"abc", b"abd")
 
     with pytest.raises(RemoteProtocolError, match="corrupted in transit"):
-        BlockReader().feed(data)
+        BlockBuffer().receive(data)
 
 
 @pytest.mark.parametrize("size", [-1, MAX_BLOCK + 1])
 def test_a_block_of_an_impossible_size_is_rejected(size: int) -> None:
     """A size beyond memory or below zero must not be waited for."""
     with pytest.raises(RemoteProtocolError, match="a block has at most"):
-        BlockReader().feed(announced(size))
+        BlockBuffer().receive(announced(size))
 
 
 def test_a_line_without_an_end_is_rejected() -> None:
     """Before it fills the memory."""
     with pytest.raises(RemoteProtocolError, match="a line has at most"):
-        BlockReader().feed(b"x" * (MAX_LENGTH + 1))
+        BlockBuffer().receive(b"x" * (MAX_LENGTH + 1))
 
 
 def test_an_invalid_announcement_is_rejected() -> None:
     """The bytes after it could not be distinguished from lines."""
     with pytest.raises(RemoteProtocolError):
-        BlockReader().feed(b"BLOCK facts one two three\n")
+        BlockBuffer().receive(b"BLOCK facts one two three\n")
 
 
 def test_the_checksum_is_that_of_the_bytes() -> None:
     """It can be recomputed from the bytes."""
     data = b"abc\n"
 
-    assert [Payload("facts", 1, data)] == BlockReader().feed(
+    assert [Payload("facts", 1, data)] == BlockBuffer().receive(
         announced(len(data), digest=sha256(data).hexdigest()) + data
     )
 
@@ -101,14 +101,14 @@ def test_the_checksum_is_that_of_the_bytes() -> None:
 def test_a_block_of_too_many_lines_is_rejected(lines: int) -> None:
     """Each line becomes objects, which are many times as large as a short line."""
     with pytest.raises(RemoteProtocolError, match="a block has at most 65536 lines"):
-        BlockReader().feed(announced(100, lines=lines))
+        BlockBuffer().receive(announced(100, lines=lines))
 
 
 def test_a_held_block_may_be_larger_than_a_page() -> None:
     """It cannot be split, as it shows which writers restarted."""
     with pytest.raises(RemoteProtocolError, match="a block has at most"):
-        BlockReader().feed(announced(MAX_HELD + 1, kind="held"))
-    assert [] == BlockReader().feed(announced(MAX_HELD, kind="held"))
+        BlockBuffer().receive(announced(MAX_HELD + 1, kind="held"))
+    assert [] == BlockBuffer().receive(announced(MAX_HELD, kind="held"))
 
 
 def test_a_large_block_with_more_lines_than_announced_is_rejected() -> None:
@@ -116,17 +116,17 @@ def test_a_large_block_with_more_lines_than_announced_is_rejected() -> None:
     data = b"\n" * (COUNTED_BYTES + 1)
 
     with pytest.raises(RemoteProtocolError, match="exceeds its"):
-        BlockReader().feed(encode_block("facts", 7, data))
+        BlockBuffer().receive(encode_block("facts", 7, data))
 
 
 def test_only_received_bytes_of_a_block_take_memory() -> None:
     """An announcement alone must not allocate memory."""
-    reader = BlockReader()
+    buffer = BlockBuffer()
     tracemalloc.start()
     try:
-        reader.feed(announced(MAX_BLOCK))
+        buffer.receive(announced(MAX_BLOCK))
         for _ in range(32):
-            reader.feed(b"x" * 65_536)
+            buffer.receive(b"x" * 65_536)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -141,10 +141,10 @@ def test_a_block_in_parts_is_joined_without_a_second_copy() -> None:
         encode_block("facts", 1, data)[position : position + 65_536]
         for position in range(0, len(data) + 90, 65_536)
     ]
-    reader = BlockReader()
+    buffer = BlockBuffer()
     tracemalloc.start()
     try:
-        found = [one for part in parts for one in reader.feed(part)]
+        found = [one for part in parts for one in buffer.receive(part)]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -179,7 +179,7 @@ def test_a_flood_of_short_lines_is_split_in_linear_time(flood: bytes) -> None:
 
     def cost(size: int) -> int:
         data = ReadBytes(flood * (size // len(flood)))
-        operations = count_operations(lambda: BlockReader().feed(data))
+        operations = count_operations(lambda: BlockBuffer().receive(data))
         return operations + data.read
 
     # Looking again at, or copying, the rest of the data for each line would cost four times as much.
@@ -188,7 +188,7 @@ def test_a_flood_of_short_lines_is_split_in_linear_time(flood: bytes) -> None:
 
 def test_empty_lines_are_skipped() -> None:
     """They are dropped before they are parsed."""
-    assert [b"PING 1"] == BlockReader().feed(b"\n\nPING 1\n\n\n")
+    assert [b"PING 1"] == BlockBuffer().receive(b"\n\nPING 1\n\n\n")
 
 
 @given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"") + b"\n")))
@@ -196,7 +196,7 @@ def test_lines_are_split_into_blocks(lines: list[bytes]) -> None:
     """Only a block of one line exceeds the limit, and no byte changes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks_module, "BLOCK_BYTES", 12)
-        found = BlockReader().feed(encode_blocks("facts", lines))
+        found = BlockBuffer().receive(encode_blocks("facts", lines))
 
     payloads = [one for one in found if isinstance(one, Payload)]
     assert b"".join(lines) == b"".join(one.data for one in payloads)

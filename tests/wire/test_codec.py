@@ -23,7 +23,7 @@ from synrepl.wire.commands import (
 )
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BOTH, BROKER, CLIENT, SERVER, Command
-from synrepl.wire.rdata_runs import RdataRun, RunReader
+from synrepl.wire.rdata_runs import RdataRun, RunParser
 from tests.captures import Said, said
 
 BAD_ON_PURPOSE = {
@@ -294,7 +294,7 @@ def test_an_unknown_dialect_is_rejected_with_the_choices(text: str) -> None:
 class TestRuns:
     """Consecutive RDATA is parsed together, with the same result as one by one."""
 
-    def reader(self, dialect: Dialect) -> RunReader:
+    def parser(self, dialect: Dialect) -> RunParser:
         runs = Codec(dialect, ours=CLIENT, theirs=SERVER).runs
         assert runs is not None
         return runs
@@ -303,13 +303,13 @@ class TestRuns:
         """Rows of two writers must not be mixed up."""
         lines = [b"RDATA a w 1 [1]", b"RDATA a w batch [2]", b"RDATA a w 2 [3]", b"RDATA a v 3 [4]"]
 
-        assert self.reader(CURRENT).read(lines, 0) == RdataRun(
+        assert self.parser(CURRENT).read(lines, 0) == RdataRun(
             stream="a", instance="w", tokens=[1, None, 2], rows=[b"[1]", b"[2]", b"[3]"]
         )
 
     def test_a_release_without_writers_has_the_default_one(self) -> None:
         """All legacy rows are of the master."""
-        assert self.reader(LEGACY).read([b"RDATA a 1 [1, 2]", b"RDATA a 2 [3]"], 0) == RdataRun(
+        assert self.parser(LEGACY).read([b"RDATA a 1 [1, 2]", b"RDATA a 2 [3]"], 0) == RdataRun(
             stream="a", instance="master", tokens=[1, 2], rows=[b"[1, 2]", b"[3]"]
         )
 
@@ -325,13 +325,13 @@ class TestRuns:
     )
     def test_odd_lines_are_left_to_the_form(self, second: bytes) -> None:
         """The form explains the error."""
-        assert self.reader(CURRENT).read([b"RDATA a w 1 [1]", second], 0) is None
+        assert self.parser(CURRENT).read([b"RDATA a w 1 [1]", second], 0) is None
 
     def test_the_good_lines_before_an_odd_one_still_make_a_run(self) -> None:
         """One bad line must not lose the good lines before it."""
         lines = [b"RDATA a w 1 [1]", b"RDATA a w 2 [2]", b"RDATA a w 1e3 [3]"]
 
-        run = self.reader(CURRENT).read(lines, 0)
+        run = self.parser(CURRENT).read(lines, 0)
 
         assert run is not None
         assert [1, 2] == run.tokens
@@ -355,10 +355,10 @@ class TestLines:
     def test_lines_do_not_depend_on_how_bytes_arrive(self) -> None:
         """TCP may deliver chunks of any size."""
         data = b"PING 1\n\nNAME x\r\nhalf"
-        whole = LineBuffer().feed(data)
+        whole = LineBuffer().receive(data)
 
         piecemeal = LineBuffer()
-        lines = [line for byte in data for line in piecemeal.feed(bytes([byte]))]
+        lines = [line for byte in data for line in piecemeal.receive(bytes([byte]))]
 
         assert [b"PING 1", b"", b"NAME x\r"] == whole
         assert whole == lines
@@ -367,15 +367,15 @@ class TestLines:
     def test_a_line_of_one_byte_too_many_is_returned_with_or_without_its_end(self, ending: bytes) -> None:
         """A peer that never ends its line must not fill the memory."""
         long = b"x" * (MAX_LENGTH + 1)
-        assert LineBuffer().feed(b"PING 1\n" + long + ending)[:2] == [b"PING 1", long]
-        assert LineBuffer().feed(b"x" * MAX_LENGTH) == []
+        assert LineBuffer().receive(b"PING 1\n" + long + ending)[:2] == [b"PING 1", long]
+        assert LineBuffer().receive(b"x" * MAX_LENGTH) == []
 
     def test_a_long_line_in_small_parts_takes_linear_time(self) -> None:
         """A line of a response may have 64 MiB: its parts are kept as they came, and joined once."""
         buffer = LineBuffer(2**24)
         parts = [bytes([ord("a") + number % 26]) * 2**10 for number in range(2**10)]
         for part in parts:
-            assert buffer.feed(part) == []
+            assert buffer.receive(part) == []
 
         assert all(kept is part for kept, part in zip(buffer._parts, parts, strict=True))
-        assert buffer.feed(b"\n") == [b"".join(parts)]
+        assert buffer.receive(b"\n") == [b"".join(parts)]

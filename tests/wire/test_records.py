@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.wire.blocks import BlockReader, Payload, encode_block
+from synrepl.wire.blocks import BlockBuffer, Payload, encode_block
 from synrepl.wire.codec import LineBuffer
-from synrepl.wire.records import MAX_PAYLOAD, TAG_BYTES, HandshakeReader, RecordReader, RecordWriter
+from synrepl.wire.records import MAX_PAYLOAD, TAG_BYTES, HandshakeBuffer, RecordBuffer, RecordWriter
 
 KEY = b"k" * 32
 WRITES = (b"ACK 1 2 3\n", b"x" * 100, b"PING 1\nPING 2\n")
@@ -23,11 +23,11 @@ def records(*writes: bytes, key: bytes = KEY) -> list[bytes]:
 
 
 def read(data: bytes, *, key: bytes = KEY) -> list[bytes]:
-    return list(RecordReader(key).feed(data))
+    return list(RecordBuffer(key).receive(data))
 
 
 def test_a_record_is_a_length_a_payload_and_a_tag() -> None:
-    """Byte by byte, for who writes another reader."""
+    """Byte by byte, for who writes another buffer."""
     first, second = records(b"abc", b"d")
 
     tag = hmac.digest(KEY, b"\0" * 8 + b"\0\0\0\3" + b"abc", "sha256")[:16]
@@ -41,22 +41,22 @@ def test_any_chunks_give_the_same(places: list[int]) -> None:
     """TCP may split the bytes anywhere."""
     data = b"".join(records(*WRITES))
     cuts = [0, *sorted(places), len(data)]
-    reader = RecordReader(KEY)
+    buffer = RecordBuffer(KEY)
 
-    assert [*WRITES] == [got for first, last in pairwise(cuts) for got in reader.feed(data[first:last])]
+    assert [*WRITES] == [got for first, last in pairwise(cuts) for got in buffer.receive(data[first:last])]
 
 
 def test_byte_by_byte_is_the_same() -> None:
     """Chunks may end anywhere, within the length as well."""
-    reader = RecordReader(KEY)
+    buffer = RecordBuffer(KEY)
     data = b"".join(records(*WRITES))
 
-    assert [*WRITES] == [got for byte in data for got in reader.feed(bytes([byte]))]
+    assert [*WRITES] == [got for byte in data for got in buffer.receive(bytes([byte]))]
 
 
 @pytest.mark.parametrize("size", [MAX_PAYLOAD, MAX_PAYLOAD + 1, 3 * MAX_PAYLOAD])
 def test_a_large_write_is_several_records(size: int) -> None:
-    """A reader buffers one record: its size is bounded, that of a write is not."""
+    """A buffer buffers one record: its size is bounded, that of a write is not."""
     got = read(RecordWriter(KEY).write(b"y" * size))
 
     assert -(-size // MAX_PAYLOAD) == len(got)
@@ -93,18 +93,18 @@ def test_nothing_of_an_altered_record_is_delivered(how: str) -> None:
     """Whole or byte by byte."""
     data = altered()[how]
     for size in (1, 50, len(data)):
-        reader = RecordReader(KEY)
+        buffer = RecordBuffer(KEY)
         got: list[bytes] = []
         chunks = (data[at : at + size] for at in range(0, len(data), size))
         with pytest.raises(RemoteProtocolError, match="was altered or is out of step: the tag of a record"):
-            got.extend(payload for chunk in chunks for payload in reader.feed(chunk))
+            got.extend(payload for chunk in chunks for payload in buffer.receive(chunk))
         assert [WRITES[0]] == got
 
 
 def test_what_was_complete_before_is_delivered() -> None:
     """The caller gets it, also if the next record of the chunk is wrong."""
     first, second, _ = records(*WRITES)
-    feeding = RecordReader(KEY).feed(first + second[:-1] + b"?")
+    feeding = RecordBuffer(KEY).receive(first + second[:-1] + b"?")
 
     assert WRITES[0] == next(feeding)
     with pytest.raises(RemoteProtocolError):
@@ -134,13 +134,13 @@ EVERYTHING = [*BEFORE.split(b"\n")[:2], LAST[:-1], b"PING 2", Payload("facts", 1
 
 def read_handshake(chunks: list[bytes], *, key: bytes | None) -> list[bytes | Payload]:
     """Read as the owner of a connection does: the key is known once the last line was handled."""
-    reader = HandshakeReader(b"WELCOME ", BlockReader)
+    buffer = HandshakeBuffer(b"WELCOME ", BlockBuffer)
     got: list[bytes | Payload] = []
     for chunk in chunks:
-        for run in reader.runs(chunk):
+        for run in buffer.runs(chunk):
             got += [run] if isinstance(run, Payload) else run
             if key is not None and LAST[:-1] == got[-1]:
-                reader.read_records(key)
+                buffer.read_records(key)
     return got
 
 
@@ -158,10 +158,10 @@ def test_the_bytes_after_the_handshake_are_read_otherwise(key: bytes | None) -> 
 
 def test_lines_after_the_handshake_may_be_lines_alone() -> None:
     """As on the upstream's side, whose replica sends no blocks; no line of a follower ends a handshake."""
-    reader = HandshakeReader(b"AUTH", LineBuffer)
+    buffer = HandshakeBuffer(b"AUTH", LineBuffer)
     lines = b"NAME a\nREPLICATE\nPING AUTH\nAUTH {}\nJOIN {}\nAUTH {}\nPI"
 
-    runs = list(reader.runs(lines))
+    runs = list(buffer.runs(lines))
 
     assert [[b"NAME a", b"REPLICATE", b"PING AUTH"], [b"AUTH {}"], [b"JOIN {}", b"AUTH {}"]] == runs
-    assert [[b"PING"]] == list(reader.runs(b"NG\n"))
+    assert [[b"PING"]] == list(buffer.runs(b"NG\n"))

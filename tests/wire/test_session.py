@@ -515,7 +515,7 @@ def test_nothing_that_a_peer_sends_makes_a_session_raise(
 
     for start, end in pairwise(places):
         chunk = data[start:end]
-        for action in (actions := session.receive(lines.feed(chunk))):
+        for action in (actions := session.receive(lines.receive(chunk))):
             if isinstance(action, Close):
                 closes += 1
                 error_text(actions)

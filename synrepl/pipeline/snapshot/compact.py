@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from synrepl.pipeline.archive.files import frame_of, parallelism, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import Progress, explain_failure, ignore_progress, now_ms, retry_late_workers
-from synrepl.pipeline.snapshot.fold import MISSING, FoldReader, bucket_size, find_last_rows, find_tombstones
+from synrepl.pipeline.snapshot.fold import MISSING, FoldInput, bucket_size, find_last_rows, find_tombstones
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot, write_snapshot
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
@@ -72,11 +72,11 @@ def compact(
         _check(former, snapshot, table)
         if not full and former.serial == end.last_serial and former.epoch_starts == end.epoch_starts:
             return CompactResult(snapshot=former, seconds=round(time.monotonic() - began, 3))
-    files, reader = _plan_input(table, snapshot, None if full else former)
+    files, inputs = _plan_input(table, snapshot, None if full else former)
     rows = pc.sum(files["rows"]).as_py() or 0
     progress("reading", 0, rows)
     try:
-        written, keys = _write_files(spark, reader, files, end.last_serial, file_rows, progress)
+        written, keys = _write_files(spark, inputs, files, end.last_serial, file_rows, progress)
     except PySparkException as error:
         if MISSING in str(error):
             raise BadArchive(explain_failure(error)) from error
@@ -141,8 +141,8 @@ def _digest_at(table: ArchiveTable, serial: int) -> str | None:
 
 def _plan_input(
     table: ArchiveTable, snapshot: Store, former: SnapshotManifest | None
-) -> tuple[Any, FoldReader]:
-    """Return the files to read and their reader: the whole archive, or `former` and the facts since.
+) -> tuple[Any, FoldInput]:
+    """Return the files to read, and how: the whole archive, or `former` and the facts since.
 
     If facts of a stream were discarded since `former`, all its files are read: `former` lacks the rows that
     the discarded rows had replaced.
@@ -159,16 +159,16 @@ def _plan_input(
     files = files.filter(pc.or_(is_whole, pc.greater(files["last_serial"], after)))
     of_part = {"stream": "", "last_seq": 1, "is_part": True, "after": 0}
     named = pa.Table.from_pylist([msgspec.structs.asdict(part) | of_part for part in parts], files.schema)
-    return pa.concat_tables([named, files]), FoldReader(table.store, snapshot, lost, whole)
+    return pa.concat_tables([named, files]), FoldInput(table.store, snapshot, lost, whole)
 
 
 def _write_files(
-    spark: SparkSession, reader: FoldReader, files: Any, upto: int, file_rows: int, progress: Progress
+    spark: SparkSession, inputs: FoldInput, files: Any, upto: int, file_rows: int, progress: Progress
 ) -> tuple[list[PartFile], int]:
     """Write the files of the new snapshot. Return the files and the number of keys."""
     if not len(files):
         return [], 0
-    last = find_last_rows(spark, reader, files, upto).persist()
+    last = find_last_rows(spark, inputs, files, upto).persist()
     try:
         counted = last.groupBy("bucket").agg(F.sum("alive"), F.sum("gone")).collect()
         keys = sum(alive for _, alive, _ in counted)
@@ -177,13 +177,13 @@ def _write_files(
         progress("writing", 0, keys)
         kept = last.where("alive > 0").select("bucket", "positions")
         if any(gone for _, _, gone in counted) and pc.max(files["last_seq"]).as_py():
-            tombstones = find_tombstones(spark, reader, files, last)
+            tombstones = find_tombstones(spark, inputs, files, last)
             kept = kept.union(tombstones.selectExpr(f"int(serial div {bucket_size(upto)})", "positions"))
         few = min(parallelism(spark) // 2, keys // TASK_ROWS)
         ranges = _assign_ranges(counted, max(1, few, -(-keys // file_rows)))
         tasks = _split(spark, files, kept, ranges, bucket_size(upto))
         # Not `serial=`: DuckDB and others would take it for the column `serial`.
-        work = partial(reader.write, f"upto={upto}")
+        work = partial(inputs.write, f"upto={upto}")
         found = tasks.mapInArrow(work, "`written` binary NOT NULL").collect()
     finally:
         last.unpersist()
@@ -194,7 +194,7 @@ def _write_files(
     overlaps = any(after.first_serial <= before.last_serial for before, after in pairwise(written))
     if done != keys or overlaps:
         raise BadArchive(
-            f"{reader.archive}: the written files overlap or lack keys (wrote {done} of {keys}): there are"
+            f"{inputs.archive}: the written files overlap or lack keys (wrote {done} of {keys}): there are"
             " duplicate rows, or files changed meanwhile; run synrepl pipeline audit"
         )
     return written, keys

@@ -62,7 +62,7 @@ def bucket_size(upto: int) -> int:
     return max(1, min(-(-upto // BUCKETS), BUCKET_SERIALS))
 
 
-class FoldReader(msgspec.Struct, frozen=True):
+class FoldInput(msgspec.Struct, frozen=True):
     """Reader of the input in tasks: files of an archive, and the parts of its previous snapshot.
 
     Rows that the epoch starts `lost` have discarded are left out; of parts, all rows of the streams `whole`
@@ -171,14 +171,14 @@ class FoldReader(msgspec.Struct, frozen=True):
                 yield rows.select(list(columns))
 
 
-def find_last_rows(spark: SparkSession, reader: FoldReader, files: Any, upto: int) -> DataFrame:
+def find_last_rows(spark: SparkSession, inputs: FoldInput, files: Any, upto: int) -> DataFrame:
     """Return the positions of the last rows of all keys (`MERGED`)."""
     tasks = max(parallelism(spark), (pc.sum(files["rows"]).as_py() or 0) // TASK_KEYS)
-    folded = map_files(spark, files, partial(reader.fold, tasks), FOLDED)
+    folded = map_files(spark, files, partial(inputs.fold, tasks), FOLDED)
     return folded.repartitionById(tasks, "task").mapInArrow(partial(_merge, bucket_size(upto)), MERGED)
 
 
-def find_tombstones(spark: SparkSession, reader: FoldReader, files: Any, last: DataFrame) -> DataFrame:
+def find_tombstones(spark: SparkSession, inputs: FoldInput, files: Any, last: DataFrame) -> DataFrame:
     """Return the tombstones to keep: their `serial`, and `positions`.
 
     A tombstone is kept if a kept fact has an older row of its key: otherwise a fold of the kept facts would
@@ -188,7 +188,7 @@ def find_tombstones(spark: SparkSession, reader: FoldReader, files: Any, last: D
     gone = last.mapInArrow(_unpack_tombstones, POSITIONS).withColumnRenamed("at", "end")
     removing = pa.array(_streams_with_tombstones(), pa.string())
     files = files.filter(pc.or_(files["is_part"], pc.is_in(files["stream"], removing)))
-    older = map_files(spark, files, reader.older_rows, POSITIONS)
+    older = map_files(spark, files, inputs.older_rows, POSITIONS)
     pairs = older.join(gone, ["stream", "key"]).where("at < end")
     serial = partial(F.shiftright, numBits=SERIAL_AT)
     leads = pairs.select(serial("at").alias("serial"), "end").distinct().persist()

@@ -26,7 +26,7 @@ class ServerEpochs:
         self._rewound.add((command.stream, command.instance))
         executor = self._streams.executors.get(command.stream)
         if executor is not None:
-            executor.feed(command)
+            executor.handle(command)
 
     def enter(self, command: EpochNotice) -> None:
         """Enter the epoch of the server. Raises RemoteProtocolError if the command names none."""
@@ -46,7 +46,7 @@ class ServerEpochs:
                 if not streams.table[name].ephemeral:
                     for writer in set(executor.machine.positions.tokens):
                         if (name, writer) not in self._rewound:
-                            executor.feed(Rewind(stream=name, instance=writer, token=0))
+                            executor.handle(Rewind(stream=name, instance=writer, token=0))
         if known is None or known.history == mark.history:
             for name, executor in streams.executors.items():
                 executor.machine.history.is_compared = known is not None and not streams.table[name].ephemeral

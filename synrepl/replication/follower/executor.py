@@ -90,12 +90,12 @@ class StreamExecutor:
                 steps.append(self._invalidate_again)
         self._steps = list(enumerate(steps))
 
-    def feed(self, event: StreamEvent) -> None:
+    def handle(self, event: StreamEvent) -> None:
         """Feed an event to the machine and perform its actions."""
         if self._timer is not None and isinstance(event, states.Disconnected | states.Stopped):
             self._timer.cancel()
             self._timer = None
-        actions = self.machine.feed(event)
+        actions = self.machine.handle(event)
         if actions and (waiting := self._perform(actions)) is not None:
             self._owner.tasks.start(self._drive(waiting), f"following {self.machine.name}")
 
@@ -113,7 +113,7 @@ class StreamExecutor:
                     return None
             if outcome is not APPLIED and (outcome is None or isinstance(outcome, Coroutine)):
                 return outcome
-            actions = self.machine.feed(outcome)
+            actions = self.machine.handle(outcome)
         return None
 
     async def _drive(self, waiting: Waiting | None) -> None:
@@ -127,7 +127,7 @@ class StreamExecutor:
             if turn != self._turn:
                 return
             self._current = None
-            waiting = self._perform(self.machine.feed(event))
+            waiting = self._perform(self.machine.handle(event))
 
     def _execute(self, action: Action) -> StreamEvent | Waiting | None:
         match action:
@@ -280,4 +280,4 @@ class StreamExecutor:
 
     def _tick(self) -> None:
         self._timer = None
-        self.feed(states.Tick())
+        self.handle(states.Tick())

@@ -94,7 +94,7 @@ class FollowedServer:
         self.waits.connected()
         for name, executor in self._executors.items():
             # Also streams that the release lacks: the server may be of another release.
-            executor.feed(streams.connected_event(streams.table[name], dialect, self._strategy))
+            executor.handle(streams.connected_event(streams.table[name], dialect, self._strategy))
         known = [stream for stream in streams.table.known_to(dialect) if stream.name in self._executors]
         self.events.emit(FollowerEvent(kind="connected"))
         self._request(connection, [stream.name for stream in known], everything=streams.is_everything)
@@ -111,7 +111,7 @@ class FollowedServer:
             if type(command) is Rdata or type(command) is RdataRun or type(command) is Position:
                 executor = executors.get(command.stream) or self.streams.unfollowed(command.stream)
                 if executor is not None:
-                    executor.feed(command)
+                    executor.handle(command)
                 if type(command) is not Position:
                     continue
             elif type(command) is Rewind:
@@ -145,7 +145,7 @@ class FollowedServer:
         self.is_connected = False
         self.epochs.disconnected()
         for executor in self._executors.values():
-            executor.feed(Disconnected())
+            executor.handle(Disconnected())
         self.saver.save_at_once()
         self.events.emit(FollowerEvent(kind="disconnected", text=why, code=code))
 
@@ -166,7 +166,7 @@ class FollowedServer:
             return
         assert self._strategy is not None
         assert self._dialect is not None
-        executor.feed(self.streams.connected_event(stream, self._dialect, self._strategy))
+        executor.handle(self.streams.connected_event(stream, self._dialect, self._strategy))
         if asks and self._dialect.release in stream.span:
             self._request(self.connection, [stream.name], everything=False)
 

@@ -285,6 +285,6 @@ class Follower:
     def stop(self) -> None:
         """Cancel all work and save positions. Raises what the position store raises."""
         for executor in self._streams.executors.values():
-            executor.feed(Stopped())
+            executor.handle(Stopped())
         self._tasks.cancel_all()
         self._saver.stop()

@@ -66,10 +66,10 @@ class StreamMachine:
         """Whether a rewind is not done yet."""
         return self._step is not None or any(isinstance(one, Rewind) for one in self.intake.queue)
 
-    def feed(self, event: StreamEvent) -> list[states.Action]:
+    def handle(self, event: StreamEvent) -> list[states.Action]:
         """Handle an event. Returns the actions, which the caller must perform in order.
 
-        If the class of the last action names an event that follows, feed that event once it has come; until
+        If the class of the last action names an event that follows, handle that event once it has come; until
         then any other event may be fed. After a `Cancel`, perform no actions of earlier events.
 
         Raises `LocalProtocolError` for an event that `TRANSITIONS` does not allow in this state,

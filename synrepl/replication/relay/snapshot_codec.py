@@ -10,7 +10,7 @@ from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart
 from synrepl.wire.blocks import encode_block, encode_blocks
 
 MAX_SNAPSHOT: Final = 640 * 1024 * 1024
-"""The most memory in bytes for metadata in a `SnapshotReader`: enough for about 1.3 million receipts."""
+"""The most memory in bytes for metadata in a `SnapshotDecoder`: enough for about 1.3 million receipts."""
 MAX_WRITERS: Final = 50_000
 """The most writers in a snapshot: posts have 1,000 a stream, and Redis 10,000 in all."""
 LINE_BYTES: Final = 300
@@ -50,7 +50,7 @@ def meta_block(epoch_starts: Sequence[EpochStart] = (), receipts: Sequence[Appen
 
 
 def snapshot_block(snapshot: LogSnapshot) -> bytes:
-    """Encode a snapshot's metadata as blocks, for a `SnapshotReader`."""
+    """Encode a snapshot's metadata as blocks, for a `SnapshotDecoder`."""
     return encode_blocks("snapshot", snapshot_lines(snapshot))
 
 
@@ -75,7 +75,7 @@ def read_meta(data: bytes) -> tuple[list[EpochStart], list[AppendReceipt]]:
     ]
 
 
-class SnapshotReader:
+class SnapshotDecoder:
     """Assembles the metadata of one snapshot from its blocks, or other parts of whole lines."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class SnapshotReader:
         self._writers: dict[tuple[str, str], int] = {}
         self._receipts: list[AppendReceipt] = []
 
-    def feed(self, data: bytes) -> LogSnapshot | None:
+    def receive(self, data: bytes) -> LogSnapshot | None:
         """Add a part. Returns the metadata once it is complete, and None before that.
 
         Raises RemoteProtocolError on an invalid part, or if more than `MAX_SNAPSHOT` bytes are needed, or for

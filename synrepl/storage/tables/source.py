@@ -18,7 +18,7 @@ from synrepl.storage.ids.startup import IdProblems
 from synrepl.storage.ids.writers import WriterState, read_writers
 from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import TableStream
-from synrepl.storage.tables.reader import TablePage, TableReader
+from synrepl.storage.tables.scan import TablePage, TableScan
 from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable
 
@@ -46,7 +46,7 @@ class TableState(msgspec.Struct, kw_only=True):
 class _Followed:
     def __init__(self, stream: TableStream, flavor: Flavor) -> None:
         self.stream = stream
-        self.reader = TableReader(stream, flavor)
+        self.scan = TableScan(stream, flavor)
         self.state = TableState(stream=stream.stream)
         self.certified_at = 0.0
         self.is_started = False
@@ -162,7 +162,7 @@ class TableSource:
                 await self._start_following(followed)
             while not self._is_stopped:
                 page: TablePage = await self._run(
-                    partial(followed.reader.page, after=followed.state.upto, rows=PAGE_ROWS)
+                    partial(followed.scan.page, after=followed.state.upto, rows=PAGE_ROWS)
                 )
                 await self._append_page(followed, page)
                 if page.upto >= page.limit:
@@ -193,7 +193,7 @@ class TableSource:
             followed.state.upto = max(known.values())
             await self._check_history(followed)
         elif not followed.stream.from_first:
-            page: TablePage = await self._run(partial(followed.reader.page, after=0, rows=1))
+            page: TablePage = await self._run(partial(followed.scan.page, after=0, rows=1))
             followed.state.upto = page.limit
             await self._log.append_assigned(name, [(writer, page.limit, NO_ROWS) for writer in page.writers])
         followed.is_started = True
@@ -205,7 +205,7 @@ class TableSource:
 
     async def _check_history(self, followed: _Followed) -> None:
         """Begin a new epoch if the database has lost facts that the log has."""
-        examined: IdProblems = await self._run(partial(followed.reader.examine, seen=followed.state.upto))
+        examined: IdProblems = await self._run(partial(followed.scan.examine, seen=followed.state.upto))
         for problem in examined.found:
             if problem.is_loss:
                 await self._log.rewind_stream(followed.stream.stream, problem.before)

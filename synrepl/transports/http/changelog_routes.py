@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.http_api.routes import READER
+from synrepl.http_api.routes import READER_HEADER
 from synrepl.ports.history import LogRange
 from synrepl.replication.feed import Stop
 from synrepl.streams.positions import VClock
@@ -124,6 +124,6 @@ async def _prepare(call: Call, query: ChangelogQuery) -> None:
     await call.read_your_writes()
     call.set_held_headers()
     await check_position(call.services.log, query)
-    reader, registry = call.query[READER], call.services.relays
+    reader, registry = call.query[READER_HEADER], call.services.relays
     if reader is not None and registry is not None:
         renew_lease(registry, reader, query.since, query.wait, call.access)

@@ -1,4 +1,4 @@
-"""Handlers of commands: those that replicas forward, and the feed for the homeserver."""
+"""Handlers of commands: those that replicas forward, and the buffer for the homeserver."""
 
 from typing import Any, Final
 
@@ -65,32 +65,32 @@ async def syncing(call: Call) -> SyncingAnswer:
 
 
 async def read(call: Call) -> bytes:
-    """Return the feed's position and the commands after a number, as lines of JSON; wait for a first one.
+    """Return the buffer's position and the commands after a number, as lines of JSON; wait for a first one.
 
     Commands that concern streams which the peer may not see are left out.
     """
-    feed = call.services.publisher.follower_commands.feed
-    since = feed.trimmed_upto if call.query["since"] is None else call.query["since"]
+    buffer = call.services.publisher.follower_commands.buffer
+    since = buffer.trimmed_upto if call.query["since"] is None else call.query["since"]
     wait = call.query["wait"]
-    is_other_life = since > feed.head or call.query["life"] not in (None, feed.life)
+    is_other_life = since > buffer.head or call.query["life"] not in (None, buffer.life)
     after = 0 if is_other_life else since
-    if not is_other_life and after >= feed.head and wait:
-        if len(feed.waiters) >= MAX_READERS:
+    if not is_other_life and after >= buffer.head and wait:
+        if len(buffer.waiters) >= MAX_READERS:
             why = f"{MAX_READERS} requests already wait for commands: retry later"
             raise ApiError("too_many_waiting", why)
-        await feed.wait(wait)
-    lines: list[Any] = [{"feed": CommandsPosition(feed.life, feed.trimmed_upto, feed.head)}]
-    if is_other_life or after < feed.fallen:
-        lines.append({"gap": {"after": since, "upto": feed.fallen, "restarted": is_other_life}})
-    lines += feed.after(after, call.query["limit"], lambda command: is_told(call.access.streams, command))
+        await buffer.wait(wait)
+    lines: list[Any] = [{"feed": CommandsPosition(buffer.life, buffer.trimmed_upto, buffer.head)}]
+    if is_other_life or after < buffer.dropped_upto:
+        lines.append({"gap": {"after": since, "upto": buffer.dropped_upto, "restarted": is_other_life}})
+    lines += buffer.after(after, call.query["limit"], lambda command: is_told(call.access.streams, command))
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 async def acknowledge(call: Call, body: AcknowledgedCommands) -> CommandsPosition:
     """Acknowledge commands up to a number, so that they are not returned again."""
-    feed = call.services.publisher.follower_commands.feed
-    if body.life != feed.life or body.number > feed.head:
-        why = f"cannot acknowledge up to {body.number}: the feed (life {feed.life}) ends at {feed.head}"
+    buffer = call.services.publisher.follower_commands.buffer
+    if body.life != buffer.life or body.number > buffer.head:
+        why = f"cannot acknowledge up to {body.number}: the feed (life {buffer.life}) ends at {buffer.head}"
         raise ApiError("bad_ack", why, retryable=False)
-    feed.acknowledge(body.number)
-    return CommandsPosition(feed.life, feed.trimmed_upto, feed.head)
+    buffer.acknowledge(body.number)
+    return CommandsPosition(buffer.life, buffer.trimmed_upto, buffer.head)

@@ -379,7 +379,7 @@ class BodyLines(_PacedBody):
         self._is_too_long = False
 
     def _queue(self, data: bytes) -> int:
-        lines = self._buffer.feed(data)
+        lines = self._buffer.receive(data)
         size = sum(map(len, lines))
         if size > MAX_LINE_BYTES and max(map(len, lines)) > MAX_LINE_BYTES:
             self._is_too_long, self._is_stopped = True, True

@@ -16,7 +16,7 @@ from synrepl.wire.native import Hello, Refused
 PRESENT_SECONDS: Final = 15.0
 """A reader over HTTP counts as connected for this time after a request and the `wait` of the request."""
 
-READER: Final = "reader:"
+READER_PREFIX: Final = "reader:"
 REFUSED: Final = 409
 
 
@@ -78,7 +78,7 @@ def renew_lease(registry: ReplicaRegistry, reader: str, since: int, wait: float,
 
     Raises `ApiError` at the limit of leases, and if the lease is that of another key.
     """
-    uuid = f"{READER}{reader}"
+    uuid = f"{READER_PREFIX}{reader}"
     lease = registry.leases[uuid]
     if (refused := registry.owner_refusal(uuid, access)) is not None:
         raise refusal_error(refused, status=None)

@@ -18,7 +18,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
-from synrepl.replication.relay.snapshot_codec import SnapshotReader, read_meta
+from synrepl.replication.relay.snapshot_codec import SnapshotDecoder, read_meta
 from synrepl.replication.replica.conversation import (
     Ephemeral,
     Facts,
@@ -179,10 +179,10 @@ class HttpConversation(EventQueue):
 
     async def _read_snapshot(self, text: str) -> LogSnapshot:
         """Decode the lines of a snapshot's metadata. Others are served in between: there may be a million."""
-        reader, at = SnapshotReader(), 0
+        decoder, at = SnapshotDecoder(), 0
         while at < len(text):
             end = text.find("\n", min(at + SNAPSHOT_PART, len(text) - 1)) + 1 or len(text)
-            if (snapshot := reader.feed(text[at:end].encode())) is not None and end == len(text):
+            if (snapshot := decoder.receive(text[at:end].encode())) is not None and end == len(text):
                 return snapshot
             at = end
             await sleep(self._upstream.reactor, 0)

@@ -92,18 +92,18 @@ class Machine(StreamMachine):
         self.history.has_caches = has_caches
         self.applied: list[int] = []
         self.strategy = strategy
-        self.feed(Connected(strategy, decode))
+        self.handle(Connected(strategy, decode))
 
     def apply(self) -> list[Action]:
         """Apply facts as far as they go."""
         self.applied += [updates.token for updates in self.facts.take()]
-        return self.feed(APPLIED)
+        return self.handle(APPLIED)
 
     def hears(self, *events: StreamEvent) -> list[Action]:
         """All actions for these events; facts are applied at once, caches are dropped at once."""
         done: list[Action] = []
         for event in events:
-            actions = self.feed(event)
+            actions = self.handle(event)
             while actions:
                 done += actions
                 last = actions[-1]
@@ -111,7 +111,7 @@ class Machine(StreamMachine):
                 if last is APPLY:
                     actions = self.apply()
                 elif last == Invalidate():
-                    actions = self.feed(Invalidated())
+                    actions = self.handle(Invalidated())
         return done
 
 
@@ -124,34 +124,34 @@ def live(**options: Any) -> Machine:
 
 def disconnected() -> Machine:
     machine = live()
-    machine.feed(Disconnected())
+    machine.handle(Disconnected())
     return machine
 
 
 def applying() -> Machine:
     machine = live()
-    machine.feed(row(11))
+    machine.handle(row(11))
     next(machine.facts.take())
     return machine
 
 
 def invalidating() -> Machine:
     machine = live(has_caches=True)
-    machine.feed(row(11, b"bad"))
+    machine.handle(row(11, b"bad"))
     assert list(machine.facts.take()) == []
-    machine.feed(APPLIED)
+    machine.handle(APPLIED)
     return machine
 
 
 def fetching() -> Machine:
     machine = live()
-    machine.feed(position(20, 20))
+    machine.handle(position(20, 20))
     return machine
 
 
 def backing_off() -> Machine:
     machine = fetching()
-    machine.feed(FetchFailed(ReplicationError("away")))
+    machine.handle(FetchFailed(ReplicationError("away")))
     return machine
 
 
@@ -206,10 +206,10 @@ def test_every_event_in_every_state(state: StreamState, event: StreamEvent) -> N
     if allowed is None:
         impossible = f"{type(event).__name__} is impossible in state {state.name}"
         with pytest.raises(LocalProtocolError, match=impossible):
-            machine.feed(event)
+            machine.handle(event)
         assert machine.state is state
     else:
-        actions = machine.feed(event)
+        actions = machine.handle(event)
         assert machine.state in allowed
         waits = [one for one in actions if not isinstance(one, Report | Wake)]
         assert waits == actions[len(actions) - len(waits) :]
@@ -280,7 +280,7 @@ def _walk(chance: Random, taken: set[tuple[StreamState, type, StreamState]]) -> 
             for _ in machine.facts.take():
                 if chance.random() < 0.5:
                     break
-        machine.feed(event)
+        machine.handle(event)
         taken.add((before, kind, machine.state))
 
 
@@ -290,15 +290,15 @@ def _end_of_a_dropped_fact(taken: set[tuple[StreamState, type, StreamState]]) ->
         machine = Machine(has_caches=True, known=None)
         machine.positions.advance("w2", 10)
         machine.history.has_started = True
-        machine.feed(Disconnected())
-        machine.feed(Connected(PULL, decode))
+        machine.handle(Disconnected())
+        machine.handle(Connected(PULL, decode))
         machine.hears(Position(stream="s", instance="w2", prev_token=10, token=10))
-        machine.feed(Rdata(stream="s", instance="w2", token=11, row=b"[]"))
+        machine.handle(Rdata(stream="s", instance="w2", token=11, row=b"[]"))
         next(machine.facts.take())
-        machine.feed(row(None, BIG))
-        machine.feed(APPLIED)
+        machine.handle(row(None, BIG))
+        machine.handle(APPLIED)
         run = RdataRun(stream="s", instance=W, tokens=[11, None], rows=[b"[]", b"[]"])
-        machine.feed(run if kind is RdataRun else row(11))
+        machine.handle(run if kind is RdataRun else row(11))
         taken.add((StreamState.LIVE, kind, machine.state))
 
 
@@ -309,18 +309,18 @@ class TestActions:
         """G4."""
         machine = live()
 
-        assert machine.feed(row(11)) == [APPLY]
+        assert machine.handle(row(11)) == [APPLY]
         assert machine.positions.tokens == {W: 10}
         assert next(machine.facts.take()).token == 11
         assert machine.positions.tokens == {W: 10}
-        assert machine.feed(APPLIED) == [ADVANCED]
+        assert machine.handle(APPLIED) == [ADVANCED]
         assert machine.positions.tokens == {W: 11}
 
     def test_a_gap_is_fetched_page_by_page(self) -> None:
         """Each request begins where the last page ended."""
         machine = live()
 
-        assert machine.feed(position(20, 20)) == [DETECTED, Fetch(W, 10, 20)]
+        assert machine.handle(position(20, 20)) == [DETECTED, Fetch(W, 10, 20)]
         page = MissedFacts(facts=[(12, [b"[]"])], upto=15, limited=True)
         assert machine.hears(page) == [APPLY, Fetch(W, 15, 20)]
         page = MissedFacts(facts=[(18, [b"[]"]), (20, [b"[]"])], upto=20, limited=False)
@@ -332,11 +332,11 @@ class TestActions:
         machine = Machine(has_caches=True, known=None)
         machine.positions.advance("w0", 7)
         machine.history.has_started = True
-        machine.feed(Disconnected())
-        machine.feed(Connected(PULL, decode))
+        machine.handle(Disconnected())
+        machine.handle(Connected(PULL, decode))
 
-        assert machine.feed(position(9, 9)) == [DETECTED, Invalidate()]
-        assert machine.feed(Invalidated()) == [ADVANCED, Fetch(W, 7, 9)]
+        assert machine.handle(position(9, 9)) == [DETECTED, Invalidate()]
+        assert machine.handle(Invalidated()) == [ADVANCED, Fetch(W, 7, 9)]
 
     def test_failures_are_paused_for_longer_and_longer(self) -> None:
         """And reported each time."""
@@ -344,11 +344,11 @@ class TestActions:
         failed = FetchFailed(ReplicationError("away"))
         pauses = []
         for _ in range(7):
-            report, pause = machine.feed(failed)
+            report, pause = machine.handle(failed)
             assert isinstance(report, Report)
             assert str(report.error) == str(error("away", 10, 20))
             pauses.append(pause)
-            assert machine.feed(PauseOver()) == [Fetch(W, 10, 20)]
+            assert machine.handle(PauseOver()) == [Fetch(W, 10, 20)]
 
         assert pauses == [Pause(seconds) for seconds in (0.5, 1, 2, 4, 8, 8, 8)]
         assert [str(gap) for gap in machine.gaps.errors.values()] == [str(error("away", 10, 20))]
@@ -358,49 +358,49 @@ class TestActions:
         machine = fetching()
         machine.history.has_caches = True
 
-        reports = machine.feed(FetchFailed(NowhereToFetch("nowhere")))
+        reports = machine.handle(FetchFailed(NowhereToFetch("nowhere")))
 
         assert [one.about for one in reports if isinstance(one, Report)] == [
             Reported.ERROR,
             Reported.GAP_LOST,
         ]
         assert reports[-1] == Invalidate()
-        assert machine.feed(Invalidated()) == [at(20), ADVANCED]
+        assert machine.handle(Invalidated()) == [at(20), ADVANCED]
 
     def test_a_disconnect_cancels_a_fetch_and_drops_the_queue(self) -> None:
         """Rows behind the gap must not be applied."""
         machine = fetching()
-        machine.feed(row(21))
+        machine.handle(row(21))
 
-        assert machine.feed(Disconnected()) == [Cancel()]
-        machine.feed(Connected(PULL, decode))
-        assert machine.feed(position(21, 21)) == [Fetch(W, 10, 21)]
+        assert machine.handle(Disconnected()) == [Cancel()]
+        machine.handle(Connected(PULL, decode))
+        assert machine.handle(position(21, 21)) == [Fetch(W, 10, 21)]
 
     def test_a_busy_subscriber_may_finish_after_a_disconnect(self) -> None:
         """With an exact order its fact counts."""
         machine = applying()
-        machine.feed(row(12))
+        machine.handle(row(12))
 
-        assert machine.feed(Disconnected()) == []
-        assert machine.feed(APPLIED) == [ADVANCED]
+        assert machine.handle(Disconnected()) == []
+        assert machine.handle(APPLIED) == [ADVANCED]
         assert machine.state is StreamState.DISCONNECTED
         assert machine.positions.tokens == {W: 11}
 
     def test_without_order_it_does_not_count(self) -> None:
         """Earlier facts may have been lost with the connection."""
         machine = live(policy=UNORDERED, strategy=SHARED)
-        machine.feed(row(11))
+        machine.handle(row(11))
         next(machine.facts.take())
-        machine.feed(Disconnected())
+        machine.handle(Disconnected())
 
-        assert machine.feed(APPLIED) == []
+        assert machine.handle(APPLIED) == []
         assert machine.positions.tokens == {W: 10}
 
     def test_a_stopped_fact_does_not_count(self) -> None:
         """It is delivered again."""
         machine = applying()
 
-        assert machine.feed(Stopped()) == [Cancel()]
+        assert machine.handle(Stopped()) == [Cancel()]
         assert machine.positions.tokens == {W: 10}
 
     def test_a_row_of_no_shape_is_reported_and_skipped(self) -> None:
@@ -418,12 +418,12 @@ class TestActions:
         """It may be an equal fact of a lost history."""
         machine = live(policy=UNORDERED, has_caches=True)
         machine.hears(row(11))
-        machine.feed(row(11))
+        machine.handle(row(11))
 
         next(machine.facts.take())
 
         assert machine.facts.is_repetition
-        assert machine.feed(APPLIED) == []
+        assert machine.handle(APPLIED) == []
 
     def test_a_burst_is_applied_when_it_is_quiet(self) -> None:
         """From the lowest token up."""
@@ -441,12 +441,12 @@ class TestActions:
     def test_a_push_that_is_too_much_is_paused_until_the_queue_is_empty(self) -> None:
         """A server that pushes cannot be asked again."""
         machine = live(strategy=PUSH)
-        machine.feed(row(11))
+        machine.handle(row(11))
         next(machine.facts.take())
 
-        assert machine.feed(row(12, BIG)) == [Report(Reported.FULL)]
-        assert machine.feed(row(13)) == []
-        assert machine.feed(APPLIED) == [ADVANCED, APPLY]
+        assert machine.handle(row(12, BIG)) == [Report(Reported.FULL)]
+        assert machine.handle(row(13)) == []
+        assert machine.handle(APPLIED) == [ADVANCED, APPLY]
         machine.apply()
         assert machine.apply()[-1:] == [Report(Reported.EMPTY)]
         assert machine.applied == [12, 13]
@@ -454,23 +454,23 @@ class TestActions:
     def test_a_run_may_begin_with_the_end_of_a_dropped_fact(self) -> None:
         """That fact is fetched whole; its last row is not applied alone."""
         machine = applying()
-        machine.feed(row(None, BIG))
+        machine.handle(row(None, BIG))
         assert machine.hears(APPLIED) == [ADVANCED]
 
         run = RdataRun(stream="s", instance=W, tokens=[12, 13], rows=[b"[]", b"[]"])
 
-        assert machine.feed(run) == [DETECTED, Fetch(W, 11, 12)]
+        assert machine.handle(run) == [DETECTED, Fetch(W, 11, 12)]
 
     def test_what_follows_a_row_that_must_be_waited_for_is_ordered_again(self) -> None:
         """The rest of a run, decoded already."""
         machine = live()
         run = RdataRun(stream="s", instance=W, tokens=[11, 12, 13], rows=[b"[]"] * 3)
-        assert machine.feed(run) == [APPLY]
+        assert machine.handle(run) == [APPLY]
         facts = machine.facts.take()
         assert [next(facts).token, next(facts).token] == [11, 12]
         assert machine.positions.tokens == {W: 11}
 
-        assert machine.feed(APPLIED) == [ADVANCED, APPLY]
+        assert machine.handle(APPLIED) == [ADVANCED, APPLY]
         assert [updates.token for updates in machine.facts.take()] == [13]
         assert machine.positions.tokens == {W: 13}
 
@@ -478,7 +478,7 @@ class TestActions:
         """Its first fact blocks the stream: the rows after it are queued."""
         machine = live()
 
-        assert machine.feed(RdataRun(stream="s", instance=W, tokens=[11, None, 12], rows=[b"[]"] * 3)) == [
+        assert machine.handle(RdataRun(stream="s", instance=W, tokens=[11, None, 12], rows=[b"[]"] * 3)) == [
             APPLY
         ]
 
@@ -491,11 +491,11 @@ class TestActions:
     def test_the_rest_of_a_run_ends_with_the_connection(self) -> None:
         """Even if the subscriber of one of its rows ends it."""
         machine = live()
-        machine.feed(RdataRun(stream="s", instance=W, tokens=[11, 12], rows=[b"[]"] * 2))
+        machine.handle(RdataRun(stream="s", instance=W, tokens=[11, 12], rows=[b"[]"] * 2))
         facts = machine.facts.take()
         next(facts)
 
-        machine.feed(Disconnected())
+        machine.handle(Disconnected())
 
         assert list(facts) == []
         assert machine.positions.tokens == {W: 11}
@@ -504,23 +504,23 @@ class TestActions:
         """A recheck is no gap, and goes on without a source."""
         machine = live(policy=UNORDERED, strategy=SHARED)
         machine.hears(position(30, 30), MissedFacts(facts=[], upto=30, limited=False))
-        machine.feed(Disconnected())
-        machine.feed(Connected(SHARED, decode))
+        machine.handle(Disconnected())
+        machine.handle(Connected(SHARED, decode))
 
-        assert machine.feed(position(25, 35)) == [Fetch(W, 30, 35)]
-        assert machine.feed(FetchFailed(NowhereToFetch("nowhere"))) == [at(35), ADVANCED]
+        assert machine.handle(position(25, 35)) == [Fetch(W, 30, 35)]
+        assert machine.handle(FetchFailed(NowhereToFetch("nowhere"))) == [at(35), ADVANCED]
 
     def test_late_facts_that_could_not_be_fetched_are_fetched_with_the_next_position(self) -> None:
         """Broker 313938: their writer was down for three attempts, and its late fact was never applied."""
         machine = live(policy=UNORDERED, strategy=SHARED)
         machine.hears(position(30, 30), MissedFacts(facts=[], upto=30, limited=False), row(35))
-        machine.feed(Disconnected())
-        machine.feed(Connected(SHARED, decode))
+        machine.handle(Disconnected())
+        machine.handle(Connected(SHARED, decode))
         failed = FetchFailed(NotConnected("refused"))
-        assert machine.feed(position(35, 35)) == [Fetch(W, 30, 35)]
+        assert machine.handle(position(35, 35)) == [Fetch(W, 30, 35)]
         for _ in range(MAX_ATTEMPTS - 1):
-            assert isinstance(machine.feed(failed)[-1], Pause)
-            machine.feed(PauseOver())
-        assert machine.feed(failed)[1:] == [at(35), ADVANCED]
+            assert isinstance(machine.handle(failed)[-1], Pause)
+            machine.handle(PauseOver())
+        assert machine.handle(failed)[1:] == [at(35), ADVANCED]
 
-        assert machine.feed(position(35, 35)) == [Fetch(W, 30, 35)]
+        assert machine.handle(position(35, 35)) == [Fetch(W, 30, 35)]

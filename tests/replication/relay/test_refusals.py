@@ -491,7 +491,7 @@ def test_commands_of_a_limited_replica_are_those_of_its_streams() -> None:
     world, a = lossy()
     raw, welcome = limited(world, a)
     raw.subscribe(world, welcome, filter=Filter.of(streams={"to_device"}))
-    heard = a.publisher.follower_commands.feed
+    heard = a.publisher.follower_commands.buffer
 
     raw.say("UP o 1 FEDERATION_ACK ghost 999", "UP o 2 USER_SYNC w @a:hs PHONE start 1")
     world.pass_(0.2)

@@ -8,13 +8,13 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.replication.relay import snapshot_codec as meta_module
 from synrepl.replication.relay.snapshot_codec import (
-    SnapshotReader,
+    SnapshotDecoder,
     meta_block,
     read_meta,
     snapshot_block,
 )
 from synrepl.wire import blocks as blocks_module
-from synrepl.wire.blocks import BlockReader, Payload
+from synrepl.wire.blocks import BlockBuffer, Payload
 
 numbers = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=10)
@@ -35,7 +35,7 @@ receipts = st.lists(
 
 
 def payload(data: bytes) -> Payload:
-    (found,) = BlockReader().feed(data)
+    (found,) = BlockBuffer().receive(data)
     assert isinstance(found, Payload)
     return found
 
@@ -67,7 +67,7 @@ def test_a_snapshot_is_read_as_it_was_written(snapshot: LogSnapshot) -> None:
     found = payload(snapshot_block(snapshot))
 
     assert "snapshot" == found.kind
-    assert snapshot == SnapshotReader().feed(found.data)
+    assert snapshot == SnapshotDecoder().receive(found.data)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_snapshot_is_read_as_it_was_written(snapshot: LogSnapshot) -> None:
 def test_what_makes_no_sense_is_told_as_such(data: bytes) -> None:
     """A snapshot has one place and one beginning, for one."""
     with pytest.raises(RemoteProtocolError):
-        SnapshotReader().feed(data)
+        SnapshotDecoder().receive(data)
 
 
 def receipt(number: int) -> AppendReceipt:
@@ -95,10 +95,10 @@ SNAPSHOT = LogSnapshot(
 def test_a_large_snapshot_goes_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A day's receipts are more than a block holds; all is there when the place has come."""
     monkeypatch.setattr(blocks_module, "BLOCK_BYTES", 300)
-    payloads = [one for one in BlockReader().feed(snapshot_block(SNAPSHOT)) if isinstance(one, Payload)]
-    reader = SnapshotReader()
+    payloads = [one for one in BlockBuffer().receive(snapshot_block(SNAPSHOT)) if isinstance(one, Payload)]
+    decoder = SnapshotDecoder()
 
-    found = [reader.feed(one.data) for one in payloads]
+    found = [decoder.receive(one.data) for one in payloads]
 
     assert len(payloads) > 3
     assert [None] * (len(payloads) - 1) + [SNAPSHOT] == found
@@ -107,21 +107,21 @@ def test_a_large_snapshot_goes_in_several_blocks(monkeypatch: pytest.MonkeyPatch
 def test_a_snapshot_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is held in memory until it is whole."""
     monkeypatch.setattr(meta_module, "MAX_SNAPSHOT", 10_000)
-    reader = SnapshotReader()
+    decoder = SnapshotDecoder()
     data = b'{"writer_position":["receipts","w",1]}\n' * 8
     for _ in range(3):
-        assert reader.feed(data) is None
+        assert decoder.receive(data) is None
 
     with pytest.raises(RemoteProtocolError, match="more than 10000 bytes"):
-        reader.feed(data)
+        decoder.receive(data)
 
 
 def test_a_snapshot_with_too_many_writers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """300,000 of them took 180 MB of a replica for ever."""
     monkeypatch.setattr(meta_module, "MAX_WRITERS", 3)
     lines = [b'{"writer_position":["receipts","w%d",1]}\n' % number for number in range(4)]
-    reader = SnapshotReader()
+    decoder = SnapshotDecoder()
 
-    assert reader.feed(b"".join(lines[:3] * 2)) is None
+    assert decoder.receive(b"".join(lines[:3] * 2)) is None
     with pytest.raises(RemoteProtocolError, match="more than 3 writers"):
-        reader.feed(lines[3])
+        decoder.receive(lines[3])

@@ -14,7 +14,7 @@ from synrepl.storage.ids.transactions import transact
 from synrepl.storage.ids.writers import create_writers
 from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import table_streams
-from synrepl.storage.tables.reader import TableReader
+from synrepl.storage.tables.scan import TableScan
 from synrepl.storage.tables.source import TableSource
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
@@ -163,16 +163,16 @@ class Sources(IdCase):
         counts = [fact.rows.count(b"m.read") for fact in self.facts()]
         self.assertEqual([700] * 4 + [2500, 3], counts)
 
-    def reader(self, only: tuple[str, ...] = ()) -> TableReader:
+    def scan(self, only: tuple[str, ...] = ()) -> TableScan:
         (stream,) = table_streams([RECEIPTS], default_writer="master")
-        return TableReader(msgspec.structs.replace(stream, only=only), self.flavor)
+        return TableScan(msgspec.structs.replace(stream, only=only), self.flavor)
 
     def test_a_page_has_about_as_many_rows_as_asked_for(self) -> None:
         """All of a large table at once would be held in memory."""
         self.write("A", *range(2, 10))
         self.set_position("B", 9)
 
-        page = self.interact(partial(self.reader().page, after=3, rows=3))
+        page = self.interact(partial(self.scan().page, after=3, rows=3))
 
         self.assertEqual([4, 5, 6], [token for _, token, _ in page.facts])
         self.assertEqual((6, 9), (page.upto, page.limit))
@@ -182,7 +182,7 @@ class Sources(IdCase):
         self.write("A", 2, 4)
         self.write("B", 3, position=1)
 
-        page = self.interact(partial(self.reader(only=("A",)).page, after=0, rows=99))
+        page = self.interact(partial(self.scan(only=("A",)).page, after=0, rows=99))
 
         self.assertEqual([("A", 2), ("A", 4)], [(writer, token) for writer, token, _ in page.facts])
         self.assertEqual((4, ["A"]), (page.limit, page.writers))

@@ -1,4 +1,4 @@
-"""Table readers: read whole facts from tables, in order of their ids, up to the last complete one."""
+"""Table scans: read whole facts from tables, in order of their ids, up to the last complete one."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ class TablePage(msgspec.Struct, frozen=True, kw_only=True):
     writers: Sequence[str]
 
 
-class TableReader:
+class TableScan:
     """Reads the tables of one stream, in the caller's transactions."""
 
     def __init__(self, stream: TableStream, flavor: Flavor) -> None:
