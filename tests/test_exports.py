@@ -71,7 +71,7 @@ def test_every_error_is_public() -> None:
 
 
 def test_a_follower_shows_what_a_worker_needs() -> None:
-    """Whatever else it does is behind `engine`, for transports."""
+    """Whatever else it does is behind `server`, for transports."""
     follower = synrepl.Follower(instance="worker")
 
     assert [name for name in dir(follower) if not name.startswith("_")] == [

@@ -230,7 +230,7 @@ class Entries:
 
 
 def _texts(key: Key) -> int:
-    for position, argument in enumerate(key):
+    for index, argument in enumerate(key):
         if not isinstance(argument, str):
-            return position
+            return index
     return len(key)

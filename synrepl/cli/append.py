@@ -174,8 +174,8 @@ class _AppendRun:
         response = post_facts(self._client, self._stream, facts, delays, writer=self._writer)
         serial = response["first_serial"]
         self._stored += len(rows)
-        for position, token in enumerate(response["tokens"]):
-            self._lines.add({"serial": None if serial is None else serial + position, "token": token})
+        for index, token in enumerate(response["tokens"]):
+            self._lines.add({"serial": None if serial is None else serial + index, "token": token})
         self._lines.flush()
 
 
@@ -185,7 +185,7 @@ def _batches(source: object, batch: int) -> Iterator[list[_Row]]:
     while chunk := source.read1(CHUNK):  # type: ignore[attr-defined]  # every binary buffer has it
         lines = (rest + chunk).split(b"\n")
         rest = lines.pop()
-        rows = [_Row(position, line) for position, line in enumerate(lines, number + 1) if line.strip()]
+        rows = [_Row(index, line) for index, line in enumerate(lines, number + 1) if line.strip()]
         number += len(lines)
         yield from (rows[start : start + batch] for start in range(0, len(rows), batch))
     if rest.strip():

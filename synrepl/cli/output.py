@@ -8,7 +8,7 @@ import msgspec
 from twisted.logger import globalLogBeginner
 
 from synrepl.cli.json_lines import JsonLines, OutputClosed
-from synrepl.daemon.logs import log_observer
+from synrepl.daemon.log_output import log_observer
 from synrepl.errors import StorageError
 from synrepl.ports.time import Timer
 from synrepl.storage.position_files import FilePositions

@@ -89,7 +89,7 @@ def serve(config: Path | None, log_file: Path | None, log_format: str, log_level
     from twisted.internet import reactor as installed
     from twisted.logger import globalLogBeginner
 
-    from synrepl.daemon.logs import log_observer
+    from synrepl.daemon.log_output import log_observer
     from synrepl.daemon.process import prepare_process
     from synrepl.daemon.service import Daemon
 

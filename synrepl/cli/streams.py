@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from synrepl.storage.doctor.holds import Hold
 
 
-class ReadTable(msgspec.Struct, frozen=True):
+class TableProgress(msgspec.Struct, frozen=True):
     """A stream that the daemon reads from a table: read up to `upto`, complete up to `limit`.
 
     `trouble` is the current problem; at `right_at` (Unix seconds, None: unknown) there was none.
@@ -36,7 +36,7 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
     """The writers and tables that hold streams back. `remark` explains why there may be none."""
 
     holds: "Sequence[Hold]"
-    tables: Sequence[ReadTable] = ()
+    tables: Sequence[TableProgress] = ()
     remark: str = ""
 
     @property
@@ -73,7 +73,7 @@ def _from_status(status: dict[str, Any]) -> StuckStream:
         )
     try:
         states = msgspec.convert(status.get("writers") or [], list[WriterState])
-        tables = msgspec.convert(status.get("tables") or [], list[ReadTable])
+        tables = msgspec.convert(status.get("tables") or [], list[TableProgress])
     except msgspec.ValidationError as error:
         raise CliError(
             f"cannot parse the status of tables: {error}; is the daemon of another release?"

@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 from synrepl.config import Settings
 from synrepl.daemon.clock_steps import keep_steady
-from synrepl.daemon.logs import reopen_log_files
+from synrepl.daemon.log_output import reopen_log_files
 from synrepl.daemon.service import Daemon
 from synrepl.daemon.turn_meter import measure_turns
 from synrepl.errors import ConfigError

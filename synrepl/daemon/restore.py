@@ -25,7 +25,7 @@ PROGRESS_SECONDS: Final = 5.0
 FACTS: Final = [name for name in COLUMNS if name not in ("seq", "key")]
 """The columns of a snapshot's file that facts are made of."""
 
-_log = Logger(namespace="synrepl.daemon.restore")
+_logger = Logger(namespace="synrepl.daemon.restore")
 
 
 async def restore_snapshot(
@@ -39,7 +39,7 @@ async def restore_snapshot(
     Raises `ConfigError` or `StorageError` if the snapshot cannot be restored; the log then stays empty.
     """
     if log.serial or log.notes.get("joined") is not None:
-        _log.info("--snapshot is ignored: the log is not new, it is at serial {serial}", serial=log.serial)
+        _logger.info("--snapshot is ignored: the log is not new, it is at serial {serial}", serial=log.serial)
         return
     seconds = reactor.seconds
     store = Store(location)
@@ -63,7 +63,7 @@ async def restore_snapshot(
                 if seconds() - logged >= PROGRESS_SECONDS:
                     logged = seconds()
                     left = (snapshot.facts - done) * (logged - began) / done
-                    _log.info(
+                    _logger.info(
                         "restoring the snapshot: {done} of {facts} facts, {left:.0f} seconds left",
                         done=done,
                         facts=snapshot.facts,
@@ -101,7 +101,7 @@ async def restore_snapshot(
         raise
     finally:
         await thread.stop()
-    _log.info("restored the snapshot {location}, at serial {serial}", location=location, serial=log.serial)
+    _logger.info("restored the snapshot {location}, at serial {serial}", location=location, serial=log.serial)
 
 
 def _checked(store: Store, server_name: str | None) -> SnapshotManifest:

@@ -25,7 +25,7 @@ from synrepl.replication.roles.messages import PRIMARY, REPLICA
 from synrepl.storage.databases import engine_for
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
-from synrepl.streams.declared import DeclaredTable
+from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import Services
@@ -61,7 +61,7 @@ class Daemon(Service):
         needs_name: bool = False,
     ) -> None:
         self.settings = settings
-        self.table = DeclaredTable(table if table is not None else StreamTable.default())
+        self.table = DaemonStreams(table if table is not None else StreamTable.default())
         self.declared: DeclaredStreams | None = None
         self.keyring = settings.keyring()
         self.credentials = settings.credentials()

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from synrepl.files.tables import Tables
+from synrepl.files.queue_database import QueueDatabase
 from synrepl.ports.history import EMPTY
 
 FIRST_DELAY_MS: Final = 1_000
@@ -98,7 +98,7 @@ class FileQueue:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._tables = Tables(Path(directory) / "queue.db")
+        self._database = QueueDatabase(Path(directory) / "queue.db")
         self._in_flight: set[str] = set()
 
     def open(self) -> LogProgress:
@@ -107,7 +107,7 @@ class FileQueue:
 
     def close(self) -> None:
         """Close the queue. Idempotent."""
-        self._tables.close()
+        self._database.close()
         self._in_flight.clear()
 
     def note(
@@ -123,7 +123,7 @@ class FileQueue:
         if not rows:
             self.remember("seen", seen.text)
             return
-        with self._tables.writing("store file names") as database:
+        with self._database.writing("store file names") as database:
             unreferenced: set[str] = set()
             for row in rows:
                 found = database.execute("SELECT sha256 FROM names WHERE name = ?", (row.name,)).fetchone()
@@ -159,23 +159,23 @@ class FileQueue:
 
     def reset(self) -> None:
         """Delete all names: the log was replaced."""
-        if self._tables.exists():
-            with self._tables.writing("delete file names") as database:
+        if self._database.exists():
+            with self._database.writing("delete file names") as database:
                 for table in ("names", "wanted"):
                     database.execute(f"DELETE FROM {table}")
                 _store_note(database, "seen", "")
 
     def follow(self, rule: Literal["eager", "lazy", "none"]) -> None:
         """Queue all missing files (``eager``), the demanded ones (``lazy``), or none."""
-        if self._tables.exists():
+        if self._database.exists():
             queued = {"eager": "1", "lazy": "is_demanded", "none": "0"}[rule]
-            with self._tables.writing("queue missing files") as database:
+            with self._database.writing("queue missing files") as database:
                 database.execute(f"UPDATE wanted SET is_queued = {queued}")
 
     def take(self, now_ms: int, limit: int) -> list[WantedFile]:
         """Take up to `limit` queued files that are due, and count them as in flight."""
         batch: list[WantedFile] = []
-        rows = self._tables.read(
+        rows = self._database.read(
             "take a file",
             "SELECT sha256, size, name, serial, is_demanded, tries FROM wanted"
             " WHERE is_queued = 1 AND next_at_ms <= ? ORDER BY is_demanded DESC, serial LIMIT ?",
@@ -190,7 +190,7 @@ class FileQueue:
 
     def next_at(self) -> int | None:
         """When the next queued file that is not in flight is due; None if there is none."""
-        rows = self._tables.read(
+        rows = self._database.read(
             "take a file",
             "SELECT sha256, next_at_ms FROM wanted WHERE is_queued = 1 ORDER BY next_at_ms LIMIT ?",
             1 + len(self._in_flight),
@@ -200,7 +200,7 @@ class FileQueue:
     def mark_arrived(self, sha256: str, now_ms: int) -> None:
         """Record that the file is stored."""
         self._in_flight.discard(sha256)
-        with self._tables.writing("record a stored file") as database:
+        with self._database.writing("record a stored file") as database:
             database.execute("DELETE FROM wanted WHERE sha256 = ?", (sha256,))
             if not _is_named(database, sha256):
                 # With a new time: the uploader has time to give it a name.
@@ -213,7 +213,7 @@ class FileQueue:
         take all bytes again.
         """
         self._in_flight.discard(sha256)
-        with self._tables.writing("schedule a retry") as database:
+        with self._database.writing("schedule a retry") as database:
             # The shift is bounded so that it cannot overflow; 20 doublings exceed the longest delay.
             database.execute(
                 "UPDATE wanted SET tries = tries + 1, why = ?, is_wrong = ?,"
@@ -228,9 +228,9 @@ class FileQueue:
 
     def demand(self, sha256: str, now_ms: int) -> bool:
         """Queue this missing file before others, if it has a name. Returns whether it has."""
-        if not self._tables.exists():
+        if not self._database.exists():
             return False
-        with self._tables.writing("request a file") as database:
+        with self._database.writing("request a file") as database:
             if not self._add_wanted(database, sha256, now_ms, is_queued=True):
                 return False
             # However many demand it, a failed file is retried no sooner than after the first delay.
@@ -244,9 +244,9 @@ class FileQueue:
 
     def mark_lost(self, sha256: str, now_ms: int, *, fetches: bool) -> str | None:
         """Record that a stored file is gone; queue it if `fetches`. Returns a name of it, or None."""
-        if not self._tables.exists():
+        if not self._database.exists():
             return None
-        with self._tables.writing("record a lost file") as database:
+        with self._database.writing("record a lost file") as database:
             database.execute("DELETE FROM unnamed WHERE sha256 = ?", (sha256,))
             return self._add_wanted(database, sha256, now_ms, is_queued=fetches)
 
@@ -265,20 +265,20 @@ class FileQueue:
 
     def is_named(self, sha256: str) -> bool:
         """Whether the file has a name."""
-        return bool(self._tables.read("look up a file", _SELECT_IS_NAMED, sha256))
+        return bool(self._database.read("look up a file", _SELECT_IS_NAMED, sha256))
 
     def is_missing(self, sha256: str) -> bool:
         """Whether the file has a name and is not stored."""
-        return bool(self._tables.read("look up a file", "SELECT 1 FROM wanted WHERE sha256 = ?", sha256))
+        return bool(self._database.read("look up a file", "SELECT 1 FROM wanted WHERE sha256 = ?", sha256))
 
     def names_after(self, name: str, limit: int) -> list[NamedFile]:
         """Up to `limit` names after this one, in alphabetical order."""
         query = f"{_SELECT_NAMED} WHERE name > ? ORDER BY name LIMIT ?"
-        return [NamedFile(*row) for row in self._tables.read("list names", query, name, limit)]
+        return [NamedFile(*row) for row in self._database.read("list names", query, name, limit)]
 
     def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[tuple[str, str]]:
         """Names up to the serial `upto` (None: all) whose files are missing, with checksums, oldest first."""
-        return self._tables.read(
+        return self._database.read(
             "list files",
             "SELECT names.name, sha256 FROM names JOIN wanted USING (sha256)"
             " WHERE names.serial <= ? ORDER BY names.serial, names.name LIMIT ?",
@@ -288,7 +288,7 @@ class FileQueue:
 
     def mark_stored(self, stored: Sequence[str], now_ms: int) -> None:
         """Record that these files are stored; those without a name may become garbage."""
-        with self._tables.writing("record stored files") as database:
+        with self._database.writing("record stored files") as database:
             for sha256 in stored:
                 database.execute("DELETE FROM wanted WHERE sha256 = ?", (sha256,))
                 if not _is_named(database, sha256):
@@ -297,34 +297,34 @@ class FileQueue:
     def garbage(self, before_ms: int, limit: int) -> list[str]:
         """Up to `limit` stored files that have had no name since `before_ms` or longer."""
         query = "SELECT sha256 FROM unnamed WHERE since_ms <= ? ORDER BY since_ms LIMIT ?"
-        return [sha256 for (sha256,) in self._tables.read("list unnamed files", query, before_ms, limit)]
+        return [sha256 for (sha256,) in self._database.read("list unnamed files", query, before_ms, limit)]
 
     def mark_removed(self, sha256: str) -> None:
         """Record that the file was deleted as garbage."""
-        with self._tables.writing("record a deleted file") as database:
+        with self._database.writing("record a deleted file") as database:
             database.execute("DELETE FROM unnamed WHERE sha256 = ?", (sha256,))
 
     def remember(self, key: str, value: str) -> None:
         """Store a short text under this key, if the queue exists."""
-        if self._tables.exists():
-            with self._tables.writing("store progress") as database:
+        if self._database.exists():
+            with self._database.writing("store progress") as database:
                 _store_note(database, key, value)
 
     def recall(self, key: str) -> str:
         """The text stored under this key; empty if there is none."""
-        found = self._tables.read("read progress", "SELECT value FROM notes WHERE key = ?", key)
+        found = self._database.read("read progress", "SELECT value FROM notes WHERE key = ?", key)
         return str(found[0][0]) if found else ""
 
     def summary(self, failing: int) -> QueueSummary:
         """The counts, and at most this many of the failing files."""
-        if not self._tables.exists():
+        if not self._database.exists():
             return QueueSummary()
-        ((missing, wanted, failed, oldest, first),) = self._tables.read(
+        ((missing, wanted, failed, oldest, first),) = self._database.read(
             "count missing files",
             "SELECT count(*), coalesce(sum(is_queued), 0), coalesce(sum(tries > 0), 0), min(since_ms),"
             " (SELECT name FROM wanted ORDER BY since_ms, serial LIMIT 1) FROM wanted",
         )
-        rows = self._tables.read(
+        rows = self._database.read(
             "count missing files",
             "SELECT name, sha256, why, tries, next_at_ms / 1000.0, since_ms FROM wanted WHERE tries > 0"
             " ORDER BY since_ms, serial LIMIT ?",

@@ -381,12 +381,12 @@ class Route(NamedTuple):
         return HttpRequest(self.method, f"{path}?{urlencode(pairs)}" if pairs else path, self.answer)
 
 
-class RouteTable:
+class Router:
     """Finds the routes of a path.
 
     A part in braces matches any text that is not empty and has no slash. A literal part is preferred to it::
 
-        routes, variables = RouteTable(ROUTES).find(["v1", "streams", "events", "facts"])
+        routes, variables = Router(ROUTES).find(["v1", "streams", "events", "facts"])
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:

@@ -18,7 +18,7 @@ from synrepl.http_api.route import (
     Parameter,
     ReaderName,
     Route,
-    RouteTable,
+    Router,
     Seconds,
     SynapseToken,
     Text,
@@ -635,4 +635,4 @@ OPENAPI: Final = Route(
 )
 
 ROUTES: Final = tuple(value for value in globals().values() if isinstance(value, Route))
-ROUTE_TABLE: Final = RouteTable(ROUTES)
+ROUTER: Final = Router(ROUTES)

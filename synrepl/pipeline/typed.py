@@ -122,10 +122,10 @@ def _fits(layout: Layout, form: Form) -> str:
     conditions = [f"size({ITEMS}) = {len(form.items)}"]
     if form.tag:
         conditions.append(f"{KIND} = '{form.tag}'")
-    for position, at in enumerate(form.items):
+    for index, at in enumerate(form.items):
         if at >= 0 and layout.columns[at].type != "json":
             variant = layout.columns[at].sql_type.upper()
-            conditions.append(f"get({TYPES}, {position}) IN ('{variant}', 'VOID')")
+            conditions.append(f"get({TYPES}, {index}) IN ('{variant}', 'VOID')")
     return " AND ".join(conditions)
 
 
@@ -141,10 +141,10 @@ def _column(layout: Layout, at: int) -> str:
     return f"CASE {FORM} {' '.join(cases)} END AS `{column.name}`"
 
 
-def _value(column: Column, position: int) -> str:
-    value = f"get({ITEMS}, {position})"
+def _value(column: Column, index: int) -> str:
+    value = f"get({ITEMS}, {index})"
     if column.type == "json":
-        return f"CASE WHEN get({TYPES}, {position}) != 'VOID' THEN to_json({value}) END"
+        return f"CASE WHEN get({TYPES}, {index}) != 'VOID' THEN to_json({value}) END"
     return f"try_variant_get({value}, '$', '{column.sql_type}')"
 
 

@@ -18,8 +18,8 @@ T = TypeVar("T")
 class Tasks:
     """The running coroutines of one object, which log lines call `what`."""
 
-    def __init__(self, log: Logger, what: str = "task") -> None:
-        self._log = log
+    def __init__(self, logger: Logger, what: str = "task") -> None:
+        self._logger = logger
         self._what = what
         self._running: set[Deferred[Any]] = set()
         self._is_stopped = False
@@ -48,7 +48,7 @@ class Tasks:
             self._running.discard(running)
             if isinstance(result, Failure):
                 if not isinstance(result.value, CancelledError):
-                    self._log.failure("{what}: {name} failed", result, what=self._what, name=name)
+                    self._logger.failure("{what}: {name} failed", result, what=self._what, name=name)
                 return None
             return result
 

@@ -11,7 +11,7 @@ from synrepl.errors import ConfigError, RowError
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import DECLARATIONS
 from synrepl.streams.declaration import Declaration, difference, stream_of
-from synrepl.streams.declared import DeclaredTable
+from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.wire import jsontext
@@ -33,7 +33,7 @@ class DeclaredStreams:
 
     _logger = Logger()
 
-    def __init__(self, log: Log, table: DeclaredTable, *, instance: str) -> None:
+    def __init__(self, log: Log, table: DaemonStreams, *, instance: str) -> None:
         self.declared: dict[str, Declaration] = {}
         self.watchers: list[Callable[[Stream[Any]], None]] = []
         self._log = log

@@ -59,12 +59,12 @@ PUMP_SECONDS: Final = 0.002
 MAX_HEAD_SAMPLES: Final = 7_200
 
 
-class FollowerSession:
+class ServedFollower:
     """One connected follower.
 
-    The session answers a repeated REPLICATE for the same stream once per reactor turn, and only while the
+    A repeated REPLICATE for the same stream is answered once per reactor turn, and only while the
     transport has room: an answer can be ten thousand times longer than the request. While a request waits for
-    room, the session stops reading the connection.
+    room, the connection is not read.
 
     A follower of synrepl (`wire.extension`) is sent the epoch of the log, and before its first POSITION where
     its log and this one diverged. `is_synrepl`: the follower has the mark.
@@ -319,7 +319,7 @@ class Publisher:
         They send one message in each step.
         """
         self._broadcasts = Broadcasts(clock)
-        self.followers: list[FollowerSession] = []
+        self.followers: list[ServedFollower] = []
         self.broker_senders: list[FollowerSender] = []
         self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
         self.tasks = Tasks(self._logger)
@@ -335,13 +335,13 @@ class Publisher:
 
     # -- followers -----------------------------------------------------------------------------------------
 
-    def attach(self, connection: Connection, access: Access = LOCAL) -> FollowerSession:
-        """Register a connected follower. Its transport calls `FollowerSession.dialect_known` later."""
-        follower = FollowerSession(self, connection, access)
+    def attach(self, connection: Connection, access: Access = LOCAL) -> ServedFollower:
+        """Register a connected follower. Its transport calls `ServedFollower.dialect_known` later."""
+        follower = ServedFollower(self, connection, access)
         self.followers.append(follower)
         return follower
 
-    def detach(self, follower: FollowerSession) -> None:
+    def detach(self, follower: ServedFollower) -> None:
         """Remove a follower whose connection was lost."""
         if follower in self.followers:
             self.followers.remove(follower)
@@ -448,7 +448,7 @@ class Publisher:
         A peer that may not see the stream which the command concerns is skipped. A command is dropped, and
         counted, if too many of the same peer wait.
 
-        `but` is the `FollowerSession` or the relay that the command came from: it is skipped.
+        `but` is the `ServedFollower` or the relay that the command came from: it is skipped.
         """
         if not self._broadcasts.add(self._messages(command, but), sender=but):
             self.metrics.commands_dropped.labels(command.NAME).inc()

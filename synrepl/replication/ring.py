@@ -114,8 +114,8 @@ class Ring:
 
     def get(self, number: int) -> RingGroup | None:
         """The group with this number; None if it left the ring or does not exist yet."""
-        position = number - self._oldest
-        return self._groups[position] if 0 <= position < len(self._groups) else None
+        index = number - self._oldest
+        return self._groups[index] if 0 <= index < len(self._groups) else None
 
     def lines(
         self,
@@ -162,5 +162,5 @@ class Ring:
         """
         if serial < (self._groups[0].serial_before if self._groups else self.serial):
             return None
-        position = bisect.bisect_right(self._groups, serial, key=lambda group: group.serial)
-        return self._oldest + position
+        index = bisect.bisect_right(self._groups, serial, key=lambda group: group.serial)
+        return self._oldest + index

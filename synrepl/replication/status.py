@@ -88,7 +88,7 @@ class StatusPart(StatusSection, Protocol):
         """Problems, each with its start in Unix seconds."""
 
 
-class StatusSource(StatusPart, Protocol):
+class FactReceiver(StatusPart, Protocol):
     """A part of the daemon that receives facts: ingest, or replication."""
 
     def not_ready_reasons(self) -> list[tuple[str, float]]:
@@ -119,8 +119,8 @@ def build_status(
     log: Log,
     publisher: Publisher,
     table: StreamTable,
-    ingest: StatusSource | None,
-    replication: StatusSource | None,
+    ingest: FactReceiver | None,
+    replication: FactReceiver | None,
     files: StatusPart | None = None,
     watch: StatusSection | None = None,
     clock: IClock,

@@ -51,7 +51,7 @@ from synrepl.streams.digest import verify
 from synrepl.streams.facts import NO_ROWS, Fact, take_rows, take_tokens
 from synrepl.wire.filter import ALL, Filter
 
-_log = Logger(namespace="synrepl.storage")
+_logger = Logger(namespace="synrepl.storage")
 
 UPSERT_POSITION: Final = (
     "INSERT INTO positions (stream, writer, token) VALUES (?, ?, ?)"
@@ -769,7 +769,7 @@ class SQLEngine:
                 database.record("adopt_staged")
             except StorageError as error:
                 # The previous record fits this log as well.
-                _log.warn("{error}", error=str(error))
+                _logger.warn("{error}", error=str(error))
         self._ownership.boots = head.boots
         return head
 

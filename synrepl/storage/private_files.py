@@ -11,7 +11,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 
-_log = Logger(namespace="synrepl.storage")
+_logger = Logger(namespace="synrepl.storage")
 
 
 class DiskFull(StorageError):
@@ -74,7 +74,7 @@ def make_private(path: Path) -> None:
         return
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         path.chmod(0o600)
-        _log.info(
+        _logger.info(
             "changed the mode of {path} from {mode:04o} to 0600: other users had access",
             path=str(path),
             mode=found.st_mode & 0o7777,

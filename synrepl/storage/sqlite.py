@@ -31,7 +31,7 @@ from synrepl.storage.sql import LogDatabase, Row, SQLDialect
 from synrepl.storage.sqlite_errors import map_sqlite_errors
 from synrepl.storage.state_file import StateFile, Summary
 
-_log = Logger(namespace="synrepl.storage")
+_logger = Logger(namespace="synrepl.storage")
 
 STATE: Final = ".state"
 """The suffix of the state file, which records how far the log has come."""
@@ -206,7 +206,7 @@ class SQLiteDatabase(LogDatabase):
                 self._record(connection)
                 self._recorded_version = version
             except StorageError as error:
-                _log.warn("{error}", error=str(error))
+                _logger.warn("{error}", error=str(error))
 
     def _record(self, connection: SQLiteConnection) -> None:
         self._summary = _summarize(connection)

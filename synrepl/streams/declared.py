@@ -56,7 +56,7 @@ def parse_declarations(value: Any) -> tuple[Declaration, ...]:
     return tuple(found)
 
 
-class DeclaredTable(StreamTable):
+class DaemonStreams(StreamTable):
     """The streams of a daemon: those it starts with, and declared ones, which can be added and removed."""
 
     __slots__ = ()

@@ -91,7 +91,7 @@ def may_hold_float(annotation: Any) -> bool:
 class _RowDecoder:
     """Decodes one shape with one spelling of booleans, and upgrades its rows to the newest shape."""
 
-    __slots__ = ("decode", "extras", "is_newest", "items", "positions", "strict", "converters", "wider")
+    __slots__ = ("decode", "extras", "is_newest", "items", "indexes", "strict", "converters", "wider")
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class _RowDecoder:
         fields = kept if set(kept) & set(shape) else ()
         self.wider = kept_row if fields else newest
         self.extras = tuple((shape.index(one) if one in shape else -1, one.default) for one in fields)
-        # Converters of booleans that may be spelled differently, by position.
+        # Converters of booleans that may be spelled differently, by index.
         self.converters = {
-            position: field.spelling.read
-            for position, field in enumerate(shape)
+            index: field.spelling.read
+            for index, field in enumerate(shape)
             if strict is not None and field.spelling is not None
         }
         self.is_newest = shape == final and not self.converters
-        self.positions = tuple(
+        self.indexes = tuple(
             (shape.index(field), None) if field in shape else (-1, field.default) for field in final
         )
         struct: Any = newest
@@ -134,12 +134,12 @@ class _RowDecoder:
         """Return the row in its newest shape, and whether each boolean was written as true or false."""
         values = list(msgspec.structs.astuple(row))
         plain = True
-        for position, read in self.converters.items():
-            value = values[position]
+        for index, read in self.converters.items():
+            value = values[index]
             if value is not True and value is not False:
                 plain = False
-                values[position] = read(value)
-        fields = [default if at < 0 else values[at] for at, default in self.positions]
+                values[index] = read(value)
+        fields = [default if at < 0 else values[at] for at, default in self.indexes]
         if any(at >= 0 and values[at] != default for at, default in self.extras):
             extras = [default if at < 0 else values[at] for at, default in self.extras]
             return self.wider(*fields, *extras), plain
@@ -235,7 +235,7 @@ class Shapes:
 class Projection(msgspec.Struct, frozen=True):
     """How one kind of row is written for a release.
 
-    Each item is a position in the newest shape, or the JSON text of a dropped field's default. A position
+    Each item is an index in the newest shape, or the JSON text of a dropped field's default. An index
     beyond the newest shape is that of a kept field; `assumed` has the text for rows that lack the field.
     """
 

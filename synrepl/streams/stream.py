@@ -471,11 +471,11 @@ def _misfit(values: list[Any], shapes: Shapes, release: Release) -> str:
     if not fitting:
         lengths = sorted({len(shape) for shape in shapes.known})
         return f"found {_items(len(values))}; rows of known releases have {' or '.join(map(str, lengths))}"
-    for position, (field, value) in enumerate(zip(fitting[0], values, strict=True)):
+    for index, (field, value) in enumerate(zip(fitting[0], values, strict=True)):
         try:
             msgspec.convert(value, field.spelling.accepts if field.spelling else field.type)
         except undecodable as error:
-            return f"{field.name} (item {position}): {error}"
+            return f"{field.name} (item {index}): {error}"
     try:
         msgspec.convert(values, shapes.newest)
     except undecodable as error:

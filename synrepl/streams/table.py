@@ -9,7 +9,7 @@ from synrepl.wire.dialect import Dialect
 
 
 class StreamTable:
-    """Streams by name, in the order in which positions are announced. Immutable, unlike `DeclaredTable`.
+    """Streams by name, in the order in which positions are announced. Immutable, unlike `DaemonStreams`.
 
     ``|`` with any iterable of streams makes a new table. Raises `ConfigError` for two streams of one name;
     ``table[name]`` raises `UnknownStream`.

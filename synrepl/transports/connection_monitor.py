@@ -61,7 +61,7 @@ class ConnectionMonitor:
         self._target = target
         self._clock = clock
         self._speaks_http = speaks_http
-        self._log = LimitedLogger(self._logger, clock)
+        self._limited = LimitedLogger(self._logger, clock)
         self._tasks = Tasks(self._logger, "connection monitor")
         self._silence_timer = Timer(clock, self._probe)
         self._is_open = self._is_following = self._is_stopped = self._has_probed = False
@@ -74,7 +74,7 @@ class ConnectionMonitor:
         self._is_stopped = True
         self._silence_timer.stop()
         self._tasks.cancel_all()
-        self._log.stop()
+        self._limited.stop()
 
     def _on_event(self, event: FollowerEvent) -> None:
         if self._is_stopped:
@@ -94,11 +94,11 @@ class ConnectionMonitor:
         self._reasons.clear()
         if self._lost_at is None:
             line = "following {target} as {name}; the server is {server}"
-            self._log.info(line, target=self._target(), name=self._follower.instance, server=server)
+            self._limited.info(line, target=self._target(), name=self._follower.instance, server=server)
         else:
             away = span(self._clock.seconds() - self._lost_at)
             line = "following {target} again; the connection was lost for {away}"
-            self._log.info(line, target=self._target(), away=away)
+            self._limited.info(line, target=self._target(), away=away)
 
     def _disconnected(self, event: FollowerEvent) -> None:
         self._silence_timer.stop()
@@ -106,7 +106,7 @@ class ConnectionMonitor:
         if self._is_following:
             self._lost_at = self._clock.seconds()
             line = "lost the connection to {target}, connecting again: {why}"
-            self._log.warn(line, target=self._target(), why=event.text)
+            self._limited.warn(line, target=self._target(), why=event.text)
         else:
             self._explain(event.text, event.code)
         self._is_open = self._is_following = False
@@ -120,7 +120,7 @@ class ConnectionMonitor:
         self._reasons.add(why)
         advice = REFUSED_ADVICE if why == REFUSED else ADVICE.get(code, "")
         line = "cannot follow {target}, trying again: {why}"
-        self._log.warn(line, target=self._target(), why=f"{why}; {advice}" if advice else why)
+        self._limited.warn(line, target=self._target(), why=f"{why}; {advice}" if advice else why)
 
     def _probe(self) -> None:
         if not self._has_probed:

@@ -21,7 +21,7 @@ from synrepl.ports.time import Timer, doubling
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.forks import is_later
 from synrepl.replication.holdings import ReadRefusal
-from synrepl.replication.publisher import FollowerSession, Publisher
+from synrepl.replication.publisher import Publisher, ServedFollower
 from synrepl.replication.strategies import following, serving
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol, failure_code
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure
@@ -59,12 +59,12 @@ ONLY: Final = "the server"
 
 
 class _ServerSide(ConnectionOwner):
-    """Server side of a connection: a follower's session, or a relay once the peer identifies as a replica."""
+    """Server side of a connection: a served follower, or a relay once the peer identifies as a replica."""
 
     def __init__(self, factory: "PublisherFactory", protocol: ReplicationProtocol) -> None:
         self._factory = factory
         self._protocol = protocol
-        self._owner: FollowerSession | Relay = factory.publisher.attach(protocol, protocol.access or LOCAL)
+        self._owner: ServedFollower | Relay = factory.publisher.attach(protocol, protocol.access or LOCAL)
         self._dialect: Dialect | None = None
         self._is_served = False
 
@@ -84,7 +84,7 @@ class _ServerSide(ConnectionOwner):
             self._owner = attach(self._factory.relays(), self._protocol)
 
     def _serve(self) -> None:
-        assert isinstance(self._owner, FollowerSession)
+        assert isinstance(self._owner, ServedFollower)
         assert self._dialect is not None
         self._is_served = True
         self._owner.dialect_known(self._dialect)
@@ -102,7 +102,7 @@ class _ServerSide(ConnectionOwner):
         if self._protocol.session.closed:
             return
         owner = self._owner
-        if isinstance(owner, FollowerSession) and not self._is_served:
+        if isinstance(owner, ServedFollower) and not self._is_served:
             refusal = self._refusal()
             for command in commands:
                 if isinstance(command, Name) and refusal is None:
@@ -139,7 +139,7 @@ class _ServerSide(ConnectionOwner):
 
     def retire(self, why: ReadRefusal) -> None:
         """Let a follower leave."""
-        if isinstance(self._owner, FollowerSession) and not self._protocol.session.closed:
+        if isinstance(self._owner, ServedFollower) and not self._protocol.session.closed:
             self._leave(why, is_synrepl=self._owner.is_synrepl)
 
     def _leave(self, why: ReadRefusal, *, is_synrepl: bool) -> None:

@@ -93,7 +93,7 @@ def command(
             msgspec.structs.replace(field.default, name=field.name)
             for field in msgspec.structs.fields(typing.cast("type[msgspec.Struct]", declared))
         )
-        # Required fields first, as the hot path makes Structs by position.
+        # Required fields first, as the hot path makes Structs by index.
         members: list[Any] = [(f.name, types[f.name]) for f in fields if f.default is _REQUIRED]
         members += [(f.name, types[f.name], f.default) for f in fields if f.default is not _REQUIRED]
         methods = (FunctionType, property)
@@ -151,9 +151,9 @@ class CommandForm:
         self._middle = next(
             (i for i, field in enumerate(self.fields) if isinstance(field.kind, MiddleText)), None
         )
-        positions = {field.name: position for position, field in enumerate(self.fields)}
-        # The position of each Struct member's field in this form; None: the member has its default.
-        self._order = [positions.get(name) for name in made.__struct_fields__]
+        indexes = {field.name: index for index, field in enumerate(self.fields)}
+        # The index of each Struct member's field in this form; None: the member has its default.
+        self._order = [indexes.get(name) for name in made.__struct_fields__]
         self.parse: Callable[[bytes], Command] = self._unrolled() or self._parse
 
     def grammar(self) -> str:
@@ -162,10 +162,10 @@ class CommandForm:
 
     def _unrolled(self) -> Callable[[bytes], Command] | None:
         """Return a parser without loops for forms like RDATA: 3 or 4 fields, the last takes the rest."""
-        present = [position for position in self._order if position is not None]
+        present = [index for index in self._order if index is not None]
         if self._middle is not None or self._order[: len(present)] != present or not present:
             return None
-        kinds = [self.fields[position].kind.parse for position in present]
+        kinds = [self.fields[index].kind.parse for index in present]
         last = len(self.fields) - 1
         if not (self.fields[last].kind.takes_rest and len(present) in (3, 4)):
             return None

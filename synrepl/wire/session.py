@@ -257,22 +257,22 @@ class Session:
 
     def _read(self, lines: Sequence[bytes], commands: list[Command | RdataRun]) -> None:
         deliver = commands.append
-        position = 0
-        while self.dialect is AUTO and position < len(lines):
-            if lines[position]:
-                deliver(self._note(self._guess(lines[position]), lines[position]))
-            position += 1
+        index = 0
+        while self.dialect is AUTO and index < len(lines):
+            if lines[index]:
+                deliver(self._note(self._guess(lines[index]), lines[index]))
+            index += 1
         parse = self._codec.parse
         runs = self._codec.runs
-        while position < len(lines):
-            line = lines[position]
-            if runs is not None and line.startswith(b"RDATA ") and (run := runs.read(lines, position)):
+        while index < len(lines):
+            line = lines[index]
+            if runs is not None and line.startswith(b"RDATA ") and (run := runs.read(lines, index)):
                 deliver(run)
-                position += len(run.rows)
+                index += len(run.rows)
                 continue
             if line:
                 deliver(self._note(parse(line), line))
-            position += 1
+            index += 1
 
     def _guess(self, line: bytes) -> Command:
         """Parse a command from a peer of unknown dialect. Sets the dialect if the command shows it."""
@@ -347,13 +347,13 @@ def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:
     joined = b"".join(lines)
     if _is_clean(joined) and (len(joined) <= MAX_LENGTH or max(map(len, lines)) <= MAX_LENGTH):
         return len(lines), ""
-    for position, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if len(line) > MAX_LENGTH:
-            return position, f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
+            return index, f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
         if line.endswith(b"\r"):
-            return position, "a line must end with LF alone, not with CR LF"
+            return index, "a line must end with LF alone, not with CR LF"
         try:
             line.decode("utf-8")
         except UnicodeDecodeError:
-            return position, "a line is not UTF-8"
+            return index, "a line is not UTF-8"
     return len(lines), ""

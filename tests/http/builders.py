@@ -27,7 +27,7 @@ from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
-from synrepl.streams.declared import DeclaredTable
+from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.http_client import HttpClient
@@ -136,7 +136,7 @@ class SiteCase(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.engine = FaultyEngine()
-        self.table = DeclaredTable(StreamTable.default())
+        self.table = DaemonStreams(StreamTable.default())
         self.log = self.make_log()
         self.declared = DeclaredStreams(self.log, self.table, instance=self.instance)
         self.wait(self.log.start())

@@ -6,7 +6,7 @@ from typing import Any
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Access, Key, Keyring, Right
 from synrepl.replication.declared_streams import MAX_EPHEMERAL, MAX_STREAMS, DeclaredStreams
-from synrepl.streams.declared import DeclaredTable, StreamBody
+from synrepl.streams.declared import DaemonStreams, StreamBody
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
@@ -61,7 +61,7 @@ class StreamCase(SiteCase):
 
     def later(self) -> DeclaredStreams:
         """What another run, or a replica, reads from this log."""
-        later = DeclaredStreams(self.log, DeclaredTable(StreamTable.default()), instance="other")
+        later = DeclaredStreams(self.log, DaemonStreams(StreamTable.default()), instance="other")
         self.wait(later.load())
         return later
 
@@ -189,7 +189,7 @@ class DeclaringTests(StreamCase):
         self.wait(self.log.start())
         self.declared._log = self.log
         self.declared._is_declaring = True
-        other = DeclaredStreams(self.log, DeclaredTable(StreamTable.default()), instance="other")
+        other = DeclaredStreams(self.log, DaemonStreams(StreamTable.default()), instance="other")
         self.wait(other.declare(StreamBody(name="packages", key="id").declaration()))
         self.wait(self.declared.load())
 

@@ -20,9 +20,9 @@ from synrepl.pipeline.audit.findings import ChainBreak
 from synrepl.pipeline.report import charts
 from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags
 from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning
+from synrepl.pipeline.report.listings import Listing, as_csv
 from synrepl.pipeline.report.measurement import Coverage, DaemonStatus, Measurements, ask, counters
 from synrepl.pipeline.report.report import ReportResult, shown, write
-from synrepl.pipeline.report.tables import Table, as_csv
 from synrepl.ports.history import EpochStart
 from tests.pipeline.archives import BEGAN_MS
 
@@ -92,7 +92,7 @@ def test_a_table_shortens_and_its_file_does_not(tmp_path: Path) -> None:
     name = "k" * 100
     rows = [{"key": name, "share": 0.25, "bytes": 2048, "none": 0}, {"key": HOSTILE, "share": 1.0}]
 
-    file = as_csv(Table("t", ("key", "share", "bytes", "none"), rows)).decode()
+    file = as_csv(Listing("t", ("key", "share", "bytes", "none"), rows)).decode()
     page = _page(write(_measured(name), tmp_path))
 
     assert [["key", "share", "bytes", "none"], [name, "0.25", "2048", "0"], [HOSTILE, "1.0", "", ""]] == list(

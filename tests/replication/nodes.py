@@ -31,7 +31,7 @@ from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import PRIMARY, REPLICA, Claim, HandOver, PeerStatus
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
-from synrepl.streams.declared import DeclaredTable
+from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
@@ -89,7 +89,7 @@ class FakeNode:
         self.upstream = upstream
         self.engine = FaultyEngine()
         self._base_table = table if table is not None else StreamTable.default()
-        self.table = DeclaredTable(self._base_table)
+        self.table = DaemonStreams(self._base_table)
         self.metrics = Metrics(CollectorRegistry())
         self.is_running = False
         self.leftover_facts: list[Fact] = []
@@ -151,7 +151,7 @@ class FakeNode:
     async def _start(self) -> None:
         clock = self.clock
         self.metrics = Metrics(CollectorRegistry())
-        self.table = DeclaredTable(self._base_table)
+        self.table = DaemonStreams(self._base_table)
         self._threads = [DelayedThread(clock, self._disk_delay) for _ in range(2)]
         self.log = Log(
             self.engine, self._threads[0], self._threads[1], clock, ephemeral=self.ephemeral, logger=Logger()

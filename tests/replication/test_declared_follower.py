@@ -5,7 +5,7 @@ import pytest
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.catalog import TYPING
 from synrepl.streams.declaration import stream_of
-from synrepl.streams.declared import DeclaredTable, StreamBody
+from synrepl.streams.declared import DaemonStreams, StreamBody
 from synrepl.streams.stream import Stream, row
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster
@@ -27,7 +27,7 @@ PACKAGES = Stream("packages", Package, key="name")
 def test_it_gets_what_it_has_a_handler_for(dialect: Dialect) -> None:
     """Typed, also after a lost connection; a follower of everything in the catalog gets nothing of it."""
     columns = {"name": "str", "version": "str"}
-    table = DeclaredTable(StreamTable.default())
+    table = DaemonStreams(StreamTable.default())
     table.add(stream_of(StreamBody(name="packages", key="name", columns=columns).declaration()))
     cluster = Cluster(table=table)
     seen: list[tuple[int, Package]] = []

@@ -11,7 +11,7 @@ from synrepl.errors import ConfigError
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.storage.log import Log
 from synrepl.streams.declaration import Declaration
-from synrepl.streams.declared import DeclaredTable, StreamBody
+from synrepl.streams.declared import DaemonStreams, StreamBody
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
 from tests.memory_engine import FaultyEngine
@@ -27,7 +27,7 @@ class SimultaneousTests(SynchronousTestCase):
         started = Deferred.fromCoroutine(self.log.start())
         self.clock.pump([0.1] * 5)
         self.successResultOf(started)
-        table = DeclaredTable(StreamTable.default())
+        table = DaemonStreams(StreamTable.default())
         self.streams = DeclaredStreams(self.log, table, instance="master")
 
     def declare_both(self, one: Declaration, other: Declaration) -> "list[Deferred[Any]]":

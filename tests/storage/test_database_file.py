@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from synrepl.errors import StorageError
-from synrepl.files.tables import Tables
+from synrepl.files.queue_database import QueueDatabase
 from synrepl.ports.history import EpochStart
 from synrepl.storage import file_swap
 from synrepl.storage.append_errors import LogLost
@@ -185,13 +185,13 @@ class LockTests(FileCase):
         """Also when a damaged one was put aside, and a new one took its place."""
         path = self.directory() / "queue.db"
         path.write_bytes(b"nonsense " * 100)
-        tables = Tables(path)
+        tables = QueueDatabase(path)
         self.addCleanup(tables.close)
         with tables.writing("test") as database:
             database.execute("INSERT INTO notes VALUES ('a', 'b')")
         path.with_name("queue.db.lock").unlink()
 
-        second = Tables(path)
+        second = QueueDatabase(path)
         with self.assertRaises(StorageError) as caught:
             second.exists()
 
@@ -554,7 +554,7 @@ class PrivacyTests(FileCase):
 
     def test_the_queue_of_files_is_private(self) -> None:
         """And the directory that is made for it."""
-        tables = Tables(self.path.parent / "files" / "queue.db")
+        tables = QueueDatabase(self.path.parent / "files" / "queue.db")
         self.addCleanup(tables.close)
         with tables.writing("test") as database:
             database.execute("INSERT INTO notes VALUES ('a', 'b')")

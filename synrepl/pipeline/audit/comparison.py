@@ -35,7 +35,7 @@ Tokens = dict[str, tuple[int, ...]]
 """The first and the last token of each writer."""
 
 
-class AuditPosition(msgspec.Struct):
+class AuditState(msgspec.Struct):
     """A serial with its digest (empty: unknown), and the known last tokens and serials by stream and writer.
 
     A writer without a token is at `initial` (None: unknown), or unknown if its stream is in `lost`.
@@ -95,7 +95,7 @@ class Comparison(msgspec.Struct, dict=True):
     files: Any
     found: AuditFindings
     is_deep: bool = False
-    at: AuditPosition = msgspec.field(default_factory=AuditPosition)
+    at: AuditState = msgspec.field(default_factory=AuditState)
     spans: list[AuditSpan] = []
     tails: list[ChainBreak] = []
     changed: set[str] = set()

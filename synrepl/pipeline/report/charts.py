@@ -208,7 +208,7 @@ def _sizes(measured: Measurements, is_wide: bool) -> "Figure | None":
             powers = range(min(counts), max(counts) + 1)
             names = [f"from {text(2**power).replace('.0', '')}" for power in powers]
             panels.append((title, names, {"facts": (ACCENT, [counts[power] for power in powers])}))
-    return _bars(is_wide, panels, "facts (log scale)", log=10, text=number)
+    return _bars(is_wide, panels, "facts (log scale)", base=10, text=number)
 
 
 def _percentiles(measured: Measurements, is_wide: bool) -> "Figure | None":
@@ -220,7 +220,7 @@ def _percentiles(measured: Measurements, is_wide: bool) -> "Figure | None":
     }
     panels = [("", [row["stream"] for row in found], series)]
     label = "bytes per fact (log scale)"
-    return _bars(is_wide, panels, label, log=2, text=lambda value: size(value).replace(".0", ""))
+    return _bars(is_wide, panels, label, base=2, text=lambda value: size(value).replace(".0", ""))
 
 
 def _caches(measured: Measurements, is_wide: bool) -> "Figure | None":
@@ -237,10 +237,10 @@ def _bars(
     panels: Sequence[Bars],
     label: str,
     *,
-    log: int = 0,
+    base: int = 0,
     text: Callable[[float], str] | None = None,
 ) -> "Figure | None":
-    """Draw horizontal bars. Series are stacked; on a logarithmic scale, of the base `log`, they overlap."""
+    """Draw horizontal bars. Series are stacked; with a `base`, on a logarithmic scale, they overlap."""
     counts = [len(names) for _, names, _ in panels]
     if not any(counts):
         return None
@@ -253,13 +253,13 @@ def _bars(
         places, floor = range(len(names)), [0.0] * len(names)
         for color, values in series.values():
             axes.barh(places, values, 0.42 if is_above else 0.72, floor, color=color)
-            floor = floor if log else [low + value for low, value in zip(floor, values, strict=True)]
+            floor = floor if base else [low + value for low, value in zip(floor, values, strict=True)]
         axes.set_yticks(places, [] if is_above else [shortened(name, 62) for name in names])
         for row, name in enumerate(names if is_above else ()):
             axes.annotate(shortened(name, 48), (0, row - 0.32), xycoords=("axes fraction", "data"))
         axes.set_ylim(len(names) - 0.4, -1.0 if is_above else -0.6)
-        if log:
-            axes.set_xscale("log", base=log)
+        if base:
+            axes.set_xscale("log", base=base)
             axes.set_xlim(left=0.7)
         else:
             axes.locator_params(axis="x", nbins=5, integer=True)

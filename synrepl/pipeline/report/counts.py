@@ -227,14 +227,14 @@ def queries(
     )
     of_bytes = ("bytes[0] as bytes_median", "bytes[1] as bytes_p90", "bytes[2] as bytes_p99")
     powers = [f"length(bin(greatest({name}, 1))) - 1 as {name}" for name in ("bytes", "rows")]
-    position = f"(second - {bins.first}) div {bins.width} as bin"
+    bin_of = f"(second - {bins.first}) div {bins.width} as bin"
     second_sets = (("stream", "writer", "second"), ("stream", "second"), ("second",))
     in_seconds = seconds.groupingSets(second_sets, "stream", "writer", "second").agg(*map(f.expr, SUMS))
     columns = ("stream", "writer", "token", "serial", "rows", "bytes", "committed_ms")
     return {
         "totals": totals.selectExpr("*", *waited).orderBy("stream", "writer"),
         "over_time": grouped(
-            seconds, [position, "stream", "writer"], *SUMS, "max(last_ms) as last_ms", "max(token) as token"
+            seconds, [bin_of, "stream", "writer"], *SUMS, "max(last_ms) as last_ms", "max(token) as token"
         ).orderBy("bin", "stream", "writer"),
         "sizes": sizes.selectExpr("*", *of_bytes, "rows[0] as rows_median", "rows[2] as rows_p99").orderBy(
             f.desc("bytes_most"), "stream"
@@ -299,8 +299,8 @@ def writer_lags(over_time: Iterable[Row], bins: Bins, *, last_ms: int) -> list[W
         lags = [WriterLag(stream, writer, [], []) for writer in sorted(writers)]
         times, tokens = dict[str, int](), dict[str, int]()
         head = 0
-        for position, start in enumerate(bins.starts):
-            rows = {writer: by_bin[position] for writer, by_bin in writers.items() if position in by_bin}
+        for index, start in enumerate(bins.starts):
+            rows = {writer: by_bin[index] for writer, by_bin in writers.items() if index in by_bin}
             times |= {writer: row["last_ms"] for writer, row in rows.items()}
             tokens |= {writer: row["token"] for writer, row in rows.items() if row["token"] is not None}
             head = max((head, *tokens.values()))

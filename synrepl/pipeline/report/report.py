@@ -14,8 +14,8 @@ from synrepl.html.humanize import at, number, share, shortened, size, span
 from synrepl.html.templates import load_template
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.report.charts import CHARTS, pictures
+from synrepl.pipeline.report.listings import as_csv, listings, silent_writers
 from synrepl.pipeline.report.measurement import STEPS, Measurements, ask, measure
-from synrepl.pipeline.report.tables import as_csv, silent_writers, tables
 from synrepl.pipeline.report.verdict import Advice, findings
 from synrepl.pipeline.store import Store
 
@@ -101,7 +101,7 @@ def report(
 
 def write(measured: Measurements, out: Path) -> ReportResult:
     """Write the report. The page is written last, so that all files that it names exist."""
-    found, shown_tables, drawn = findings(measured), tables(measured), pictures(measured)
+    found, shown_tables, drawn = findings(measured), listings(measured), pictures(measured)
     # The worst finding is the first.
     state = found[0].kind if found else "dim"
     files = {f"{name}.png": picture.png for name, picture in drawn.items()}

@@ -40,7 +40,7 @@ FROM_EARLIEST: Final = -2
 FROM_LATEST: Final = -1
 """Tokens that stand for the earliest and the latest fact, as in the Kafka source."""
 
-_log = logging.getLogger("synrepl.pipeline")
+_logger = logging.getLogger("synrepl.pipeline")
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Planner:
             if self._options.fail_on_data_loss:
                 raise
             trimmed_upto = self._trimmed_upto()
-            _log.warning("%s; continuing after serial %d", loss, trimmed_upto)
+            _logger.warning("%s; continuing after serial %d", loss, trimmed_upto)
             return self._daemon.extent(since=trimmed_upto, **query)
 
     def _serial_limits(self, clock: Clock, trimmed_upto: int) -> tuple[dict[str, dict[str, int]], Any]:

@@ -110,15 +110,15 @@ def explode(facts: Any) -> Any:
     if pc.all(is_plain, min_count=0).as_py():
         zeros = pa.repeat(pa.scalar(0, pa.int32()), len(facts))
         return _rows(facts, zeros, pc.utf8_slice_codeunits(texts, 1, -1))
-    positions: list[int] = []
+    indexes: list[int] = []
     seqs: list[int] = []
     rows: list[str | None] = []
-    for position, (text, plain) in enumerate(zip(texts.to_pylist(), is_plain.to_pylist(), strict=True)):
+    for index, (text, plain) in enumerate(zip(texts.to_pylist(), is_plain.to_pylist(), strict=True)):
         found: list[Any] = [text[1:-1]] if plain else split_items(text) or [None]
-        positions += [position] * len(found)
+        indexes += [index] * len(found)
         seqs += range(len(found))
         rows += found
-    return _rows(facts.take(pa.array(positions)), pa.array(seqs, pa.int32()), pa.array(rows, pa.string()))
+    return _rows(facts.take(pa.array(indexes)), pa.array(seqs, pa.int32()), pa.array(rows, pa.string()))
 
 
 def _rows(facts: Any, seqs: Any, rows: Any) -> Any:
@@ -206,7 +206,7 @@ def make_layout(forms: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Layou
     for name, kind in chain.from_iterable(first.values()):
         if name and types.setdefault(name, kind) != kind:
             types[name] = "json"
-    at = {"": -1} | {name: position for position, name in enumerate(types)}
+    at = {"": -1} | {name: index for index, name in enumerate(types)}
     columns: list[Column] = []
     for name, kind in types.items():
         shown = name
@@ -230,17 +230,17 @@ def decode_rows(layout: Layout, rows: Any) -> dict[str, Any]:
     A row that fits no form, or has a value of another type, has nulls only.
     """
     groups: dict[tuple[str, int], tuple[list[int], list[Any]]] = {}
-    for position, tag, items in _read_items(layout, rows.to_pylist()):
-        positions, values = groups.setdefault((tag, len(items)), ([], []))
-        positions.append(position)
+    for index, tag, items in _read_items(layout, rows.to_pylist()):
+        indexes, values = groups.setdefault((tag, len(items)), ([], []))
+        indexes.append(index)
         values.append(items)
     found: list[Any] = [[None] * len(rows) for _ in layout.columns]
     for form in layout.forms:
-        positions, values = groups.get((form.tag, len(form.items)), ([], []))
+        indexes, values = groups.get((form.tag, len(form.items)), ([], []))
         types = [TYPES[layout.columns[at].type][1] if at >= 0 else None for at in form.items]
         if not all(map(_fits, types, zip(*values, strict=True))):
             fitting = [all(map(_fits, types, zip(items, strict=True))) for items in values]
-            positions, values = (list(compress(every, fitting)) for every in (positions, values))
+            indexes, values = (list(compress(every, fitting)) for every in (indexes, values))
         if not values:
             continue
         columns = [*zip(form.items, zip(*values, strict=True), strict=True)]
@@ -253,8 +253,8 @@ def decode_rows(layout: Layout, rows: Any) -> dict[str, Any]:
             if len(of) == len(rows):
                 found[at] = of
             else:
-                for position, value in zip(positions, of, strict=True):
-                    found[at][position] = value
+                for index, value in zip(indexes, of, strict=True):
+                    found[at][index] = value
     return {
         column.name: _array(values, column.arrow_type)
         for column, values in zip(layout.columns, found, strict=True)
@@ -262,14 +262,14 @@ def decode_rows(layout: Layout, rows: Any) -> dict[str, Any]:
 
 
 def _read_items(layout: Layout, texts: list[str | None]) -> Iterator[tuple[int, str, list[Any]]]:
-    """Yield the position, the tag and the items of each row that is an array."""
-    for position, row in enumerate(_parse(texts)):
+    """Yield the index, the tag and the items of each row that is an array."""
+    for index, row in enumerate(_parse(texts)):
         if not isinstance(row, list):
             continue
         if not layout.is_tagged:
-            yield position, "", row
+            yield index, "", row
         elif len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], list):
-            yield position, row[0], row[1]
+            yield index, row[0], row[1]
 
 
 def _parse(texts: list[str | None]) -> list[Any]:

@@ -338,10 +338,10 @@ class Leases:
         known = [0 if serial >= head else await self._log.size(serial) for serial in sampled]
         sizes = dict.fromkeys(serials, 0)
         for serial in behind:
-            position = bisect_right(sampled, serial)
-            first, last = sampled[position - 1], sampled[position]
+            index = bisect_right(sampled, serial)
+            first, last = sampled[index - 1], sampled[index]
             part = (serial - first) / (last - first)
-            sizes[serial] = round(known[position - 1] + part * (known[position] - known[position - 1]))
+            sizes[serial] = round(known[index - 1] + part * (known[index] - known[index - 1]))
         return sizes
 
     def _why_ended(self, lease: Lease) -> str:

@@ -18,8 +18,8 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Backoff, doubling, sleep
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, initial_position, repair
-from synrepl.storage.ids.tracker import IdPosition, Tracker
+from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair, tracker_start
+from synrepl.storage.ids.tracker import Tracker, TrackerStart
 from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, transact
 from synrepl.storage.ids.writers import Unfinished
 
@@ -120,7 +120,7 @@ class MultiWriterIdGenerator:
         self._clock = clock
         self._channel = channel
         self._lock = threading.RLock()
-        self._tracker = Tracker(instance, stream.writers, IdPosition(positions={}, persisted_upto=0))
+        self._tracker = Tracker(instance, stream.writers, TrackerStart(positions={}, persisted_upto=0))
         self._is_started = False
         self._reservations: set[Reservation] = set()
         self._saved = 0
@@ -136,11 +136,11 @@ class MultiWriterIdGenerator:
         log. Raises `StorageError` if the sequence does not exist. `problems` has what was found.
         """
 
-        def examine_and_repair(cursor: ICursor) -> tuple[IdProblems, IdPosition]:
+        def examine_and_repair(cursor: ICursor) -> tuple[IdProblems, TrackerStart]:
             self.database.lock_start(cursor)
             examined = examine(cursor, self.database, seen=seen)
             repair(cursor, self.database, examined)
-            return examined, initial_position(cursor, self.database, self.instance)
+            return examined, tracker_start(cursor, self.database, self.instance)
 
         examined, position = await transact(self.pool, examine_and_repair)
         self.problems = examined.found

@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.tracker import IdPosition
+from synrepl.storage.ids.tracker import TrackerStart
 from synrepl.storage.ids.transactions import ICursor
 
 Kind = Literal[
@@ -111,7 +111,7 @@ def repair(cursor: ICursor, database: IdDatabase, examined: IdProblems) -> None:
             database.delete_position(cursor, problem.writer)
 
 
-def initial_position(cursor: ICursor, database: IdDatabase, instance: str | None) -> IdPosition:
+def tracker_start(cursor: ICursor, database: IdDatabase, instance: str | None) -> TrackerStart:
     """The positions from which a process starts, after any repair. `instance` is None for a reader.
 
     A writer has nothing unfinished at its start. So it starts at its last row at or above the lowest position
@@ -143,4 +143,4 @@ def initial_position(cursor: ICursor, database: IdDatabase, instance: str | None
         upto = max(database.highest_row(cursor), 1)
     for writer in stream.writers:
         positions.setdefault(writer, upto)
-    return IdPosition(positions=positions, persisted_upto=upto, own_row=own_row)
+    return TrackerStart(positions=positions, persisted_upto=upto, own_row=own_row)

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 import msgspec
 
 
-class IdPosition(msgspec.Struct, frozen=True, kw_only=True):
+class TrackerStart(msgspec.Struct, frozen=True, kw_only=True):
     """The positions from which a process starts its `Tracker`.
 
     `own_row` is the last row of this writer, if it is beyond the linear position; any lower one is ignored.
@@ -36,7 +36,7 @@ class Tracker:
     of an instance that is no writer is kept, but cannot hold up the linear position.
     """
 
-    def __init__(self, instance: str, writers: Collection[str], start: IdPosition) -> None:
+    def __init__(self, instance: str, writers: Collection[str], start: TrackerStart) -> None:
         self.instance = instance
         self.writers = frozenset(writers)
         self.persisted_upto = start.persisted_upto

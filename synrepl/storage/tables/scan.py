@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.startup import IdProblems, examine, initial_position
+from synrepl.storage.ids.startup import IdProblems, examine, tracker_start
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import execute
 from synrepl.storage.tables.layout import SourceTable, TableStream, Template, columns_of
@@ -53,7 +53,7 @@ class TableScan:
                 stream=self.stream.stream,
                 retryable=True,
             )
-        start = initial_position(cursor, self.ids, instance=None)
+        start = tracker_start(cursor, self.ids, instance=None)
         only = self.stream.only
         # If `only` some writers are read, the positions of the others do not matter.
         complete = min(start.positions.get(writer, 0) for writer in only) if only else start.persisted_upto

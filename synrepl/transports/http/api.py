@@ -19,7 +19,7 @@ from twisted.web.server import NOT_DONE_YET
 
 from synrepl.errors import suggest
 from synrepl.http_api.route import BadParameter, Route
-from synrepl.http_api.routes import ROUTE_TABLE
+from synrepl.http_api.routes import ROUTER
 from synrepl.ports.access import Keyring, Right
 from synrepl.ports.rights import parameter_operation
 from synrepl.ports.turn_queue import TurnQueue
@@ -131,7 +131,7 @@ class Api(Resource):
     async def _serve(self, request: Any) -> bytes | None:
         """Return the body of the response; None if the handler wrote the response itself."""
         method = request.method.decode("ascii")
-        routes, variables = ROUTE_TABLE.find([part.decode("utf-8") for part in request.postpath])
+        routes, variables = ROUTER.find([part.decode("utf-8") for part in request.postpath])
         route = routes.get("GET" if method == "HEAD" else method)
         try:
             if route is None:

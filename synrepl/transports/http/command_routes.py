@@ -21,7 +21,7 @@ class AcknowledgedCommands(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     number: Natural64
 
 
-class CommandsPosition(msgspec.Struct, frozen=True):
+class CommandsRange(msgspec.Struct, frozen=True):
     """The commands after `trimmed_upto`, up to `head`, can be read; `life` names this run of the daemon."""
 
     life: str
@@ -79,18 +79,18 @@ async def read(call: Call) -> bytes:
             why = f"{MAX_READERS} requests already wait for commands: retry later"
             raise ApiError("too_many_waiting", why)
         await buffer.wait(wait)
-    lines: list[Any] = [{"feed": CommandsPosition(buffer.life, buffer.trimmed_upto, buffer.head)}]
+    lines: list[Any] = [{"feed": CommandsRange(buffer.life, buffer.trimmed_upto, buffer.head)}]
     if is_other_life or after < buffer.dropped_upto:
         lines.append({"gap": {"after": since, "upto": buffer.dropped_upto, "restarted": is_other_life}})
     lines += buffer.after(after, call.query["limit"], lambda command: is_told(call.access.streams, command))
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
-async def acknowledge(call: Call, body: AcknowledgedCommands) -> CommandsPosition:
+async def acknowledge(call: Call, body: AcknowledgedCommands) -> CommandsRange:
     """Acknowledge commands up to a number, so that they are not returned again."""
     buffer = call.services.publisher.follower_commands.buffer
     if body.life != buffer.life or body.number > buffer.head:
         why = f"cannot acknowledge up to {body.number}: the feed (life {buffer.life}) ends at {buffer.head}"
         raise ApiError("bad_ack", why, retryable=False)
     buffer.acknowledge(body.number)
-    return CommandsPosition(buffer.life, buffer.trimmed_upto, buffer.head)
+    return CommandsRange(buffer.life, buffer.trimmed_upto, buffer.head)

@@ -13,7 +13,7 @@ from twisted.web.server import Request, Site
 
 from synrepl.files.files import Files
 from synrepl.http_api.route import Route
-from synrepl.http_api.routes import ROUTE_TABLE
+from synrepl.http_api.routes import ROUTER
 from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.invalidations import IInvalidator
@@ -24,7 +24,7 @@ from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.manager import RoleManager
-from synrepl.replication.status import StatusSection, StatusSource
+from synrepl.replication.status import FactReceiver, StatusSection
 from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
@@ -60,9 +60,9 @@ class Services:
     metrics: Metrics
     clock: IClock
     settings: ApiSettings
-    ingest: StatusSource | None = None
+    ingest: FactReceiver | None = None
     is_followed: Callable[[str], bool] = lambda stream: False
-    replication: StatusSource | None = None
+    replication: FactReceiver | None = None
     files: Files | None = None
     write_forwarder: WriteForwarder | None = None
     roles: RoleManager | None = None
@@ -171,7 +171,7 @@ class ApiRequest(Request):
         site: ApiSite = self.channel.site
         parts = [unquote_to_bytes(part) for part in self.channel._path.partition(b"?")[0][1:].split(b"/")]
         try:
-            routes, variables = ROUTE_TABLE.find([part.decode("utf-8") for part in parts])
+            routes, variables = ROUTER.find([part.decode("utf-8") for part in parts])
             route = routes.get(self.method.decode("ascii"))
         except UnicodeDecodeError:
             route, variables = None, {}

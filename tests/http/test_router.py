@@ -2,9 +2,9 @@
 
 import pytest
 
-from synrepl.http_api.route import Route, RouteTable
+from synrepl.http_api.route import Route, Router
 
-TABLE = RouteTable(
+TABLE = Router(
     [
         Route("one.get", "GET", "/v1/files/{sha256}", ""),
         Route("one.put", "PUT", "/v1/files/{sha256}", ""),

@@ -1,4 +1,4 @@
-"""Tables of a report. The page shows the first rows of a table, a CSV file has all."""
+"""Listings of a report. The page shows the first rows of a listing, a CSV file has all."""
 
 import csv
 import io
@@ -13,21 +13,21 @@ from synrepl.pipeline.report.counts import Bins, Row
 from synrepl.pipeline.report.measurement import Measurements, lag_seconds
 
 
-class Table(msgspec.Struct, frozen=True):
-    """A table. Its rows map the keys of columns, which name the unit, to values. Its file is `name`.csv."""
+class Listing(msgspec.Struct, frozen=True):
+    """A listing. Its rows map the keys of columns, which name the unit, to values. Its file is `name`.csv."""
 
     name: str
     columns: tuple[str, ...]
     rows: Sequence[Mapping[str, Any]]
 
 
-def as_csv(table: Table) -> bytes:
-    """Return the whole table as CSV, with numbers of up to 3 decimals. An unknown value is an empty cell."""
+def as_csv(listing: Listing) -> bytes:
+    """Return the listing as CSV, with numbers of up to 3 decimals. An unknown value is an empty cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(table.columns)
-    for row in table.rows:
-        values = map(row.get, table.columns)
+    writer.writerow(listing.columns)
+    for row in listing.rows:
+        values = map(row.get, listing.columns)
         writer.writerow([round(value, 3) if isinstance(value, float) else value for value in values])
     return out.getvalue().encode("utf-8", "backslashreplace")
 
@@ -53,11 +53,11 @@ COLUMNS: Final[Mapping[str, str]] = {
     "epoch_starts": "epoch at_ms serial why stream token void",
     "leases": "name uuid registered state serial lag_rows held_bytes used ended_ms reason",
 }
-"""The tables and their columns."""
+"""The listings and their columns."""
 
 
-def tables(measured: Measurements) -> dict[str, Table]:
-    """Return all tables by name; a table without data has no rows."""
+def listings(measured: Measurements) -> dict[str, Listing]:
+    """Return all listings by name; a listing without data has no rows."""
     totals, covers, found = measured.totals, measured.covers, measured.invalidations
     rows: dict[str, Iterable[Row]] = {
         "streams": [_stream(measured, stream) for stream in measured.names("stream")],
@@ -108,10 +108,10 @@ def tables(measured: Measurements) -> dict[str, Table]:
     if found is not None:
         rows |= {name: getattr(found, name) for name in ("names", "caches", "keys", "subjects")}
         rows["invalidations"] = _from(found.minutes, measured.minutes)
-    return {name: _table(name, rows.get(name, ()), columns) for name, columns in COLUMNS.items()}
+    return {name: _listing(name, rows.get(name, ()), columns) for name, columns in COLUMNS.items()}
 
 
-def silent_writers(measured: Measurements) -> Table:
+def silent_writers(measured: Measurements) -> Listing:
     """Return the lag of writers that share a stream, at the end of the archive, the most silent first."""
     rows = [
         {
@@ -123,12 +123,12 @@ def silent_writers(measured: Measurements) -> Table:
         }
         for one in sorted(measured.lags, key=lambda one: -(one.silent[-1] or 0.0))
     ]
-    return _table("silence", rows, "stream writer silent_seconds behind longest_seconds")
+    return _listing("silence", rows, "stream writer silent_seconds behind longest_seconds")
 
 
-def _table(name: str, rows: Iterable[Row], keys: str) -> Table:
+def _listing(name: str, rows: Iterable[Row], keys: str) -> Listing:
     columns = tuple(keys.split())
-    return Table(name, columns, [{key: row.get(key) for key in columns} for row in rows])
+    return Listing(name, columns, [{key: row.get(key) for key in columns} for row in rows])
 
 
 def _ranked(column: str, rows: Iterable[Row]) -> list[Row]:

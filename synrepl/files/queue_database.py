@@ -50,7 +50,7 @@ TABLES: Final = (
 VERSION: Final = 2
 
 
-class Tables:
+class QueueDatabase:
     """The database file at `path`, created with its directory at the first write.
 
     While it is open, no other daemon can open it (`DatabaseFile`).
