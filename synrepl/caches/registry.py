@@ -40,7 +40,7 @@ class CacheRegistry:
     for a shared computation (Twisted: ``Deferred``). An exception of type `abandoned` means that the
     computing caller went away, not that the computation failed.
 
-    * `on_invalidation`: listeners, called with every invalidation after it was applied: twice for that of a
+    * `on_invalidation`: subscribers, called with every invalidation after it was applied: twice for that of a
       fact with subscribers, which is applied before and after them
     * `seen`: counts of the names on the ``caches`` stream
     * `unknown`: counts of those names that are neither a cache nor an alias of this worker
@@ -176,7 +176,7 @@ class CacheRegistry:
                 yield Invalidation(cache, None)
 
     def _apply(self, invalidations: Sequence[Invalidation]) -> None:
-        """Drop and count all of these, then tell the listeners of each."""
+        """Drop and count all of these, then tell the subscribers of each."""
         for invalidation in invalidations:
             if (cache := self._caches.get(invalidation.cache)) is not None:
                 cache.invalidate(invalidation.key)
@@ -185,8 +185,8 @@ class CacheRegistry:
     def _notify(self, invalidations: Sequence[Invalidation]) -> None:
         if self.on_invalidation:
             for invalidation in invalidations:
-                for listener in self.on_invalidation:
-                    listener(invalidation)
+                for subscriber in self.on_invalidation:
+                    subscriber(invalidation)
 
     def routes(self, cache: str) -> frozenset[str]:
         """The streams of `cached` and of the vintage that can invalidate a cache. Raises KeyError."""

@@ -158,7 +158,7 @@ class Daemon(Service):
             instance=settings.instance_name,
             ring_bytes=settings.reader_bytes,
         )
-        declared.watchers.append(publisher.stream_added)
+        declared.subscribers.append(publisher.stream_added)
         self._stops += [publisher.stop, ingest.close]
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
         if settings.snapshot is not None:

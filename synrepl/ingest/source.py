@@ -181,7 +181,7 @@ class ServerCommands:
         self._timer = Timer(self.clock, self._connected)
         self._upstream.carriers.append(self)
         if not self._names_workers:
-            self._upstream.syncing.watchers.append(self._changed)
+            self._upstream.syncing.subscribers.append(self._changed)
         self.follower.on_event(self._on_event)
         for command in FROM_ALL_PROCESSES:
             self.follower.on_command(command)(self._on_server_command)

@@ -75,8 +75,8 @@ def announcements(commands: Iterable[Command | RdataRun]) -> Iterator[Announceme
                 yield Announcement(stream, writer, [abs(token)], is_answer=before == token)
 
 
-class ChannelListener:
-    """Listens on the channel of a homeserver (the member of a `RedisLink`)."""
+class ChannelMonitor:
+    """Hears the channel of a homeserver (the member of a `RedisLink`)."""
 
     def __init__(self, reactor: Any, settings: RedisSettings, server_name: str) -> None:
         self._server_name = server_name

@@ -72,8 +72,8 @@ def _never_announced(homeserver: Homeserver, looks: Sequence[Look], *, has_asked
     """Synapse notifies, then stores the position: what is stored was announced, or is at once.
 
     Three signs are sound. A position that moved between the first two looks was above everything heard before
-    and since: the listener was subscribed before the first look. A position moved between two looks, and was
-    not heard of `HEARING_SECONDS` later, while the listener had been subscribed as long before. A writer that
+    and since: the channel was subscribed before the first look. A position moved between two looks, and was
+    not heard of `HEARING_SECONDS` later, while the channel had been subscribed as long before. A writer that
     answered REPLICATE for others of its streams had to answer for this one, if it may still write it.
     """
     databases = [look.database for look in looks if look.database is not None]
@@ -121,7 +121,7 @@ def _never_announced(homeserver: Homeserver, looks: Sequence[Look], *, has_asked
 def _moved(
     databases: Sequence[DatabaseLook], heard: Heard, stream: str, writer: str, announced: int
 ) -> int | None:
-    """The position before a move that the listener had to hear of, and did not; None without one."""
+    """The position before a move that the channel had to hear of, and did not; None without one."""
     for before, after in pairwise(databases):
         position, goal = _position(before, stream, writer), _position(after, stream, writer)
         if position is None or goal is None or not position < goal or announced >= goal:

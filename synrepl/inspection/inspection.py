@@ -8,7 +8,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.inspection.channel import ChannelListener
+from synrepl.inspection.channel import ChannelMonitor
 from synrepl.inspection.comparison import compare, unseen
 from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.database import DatabaseViewer, open_database
@@ -80,35 +80,35 @@ class Inspection:
         """Inspect. What cannot be looked at is told in the report; raises nothing but a bug."""
         homeserver = self._homeserver
         self._began = self._reactor.seconds()
-        listener = None
+        channel = None
         if homeserver.redis is not None:
-            listener = ChannelListener(self._reactor, homeserver.redis, homeserver.server_name)
-            await listener.start()
+            channel = ChannelMonitor(self._reactor, homeserver.redis, homeserver.server_name)
+            await channel.start()
         elif len(homeserver.processes) > 1:
             self._miss("Redis", "`redis` is not enabled in the files: name the file that has it")
         try:
-            return await self._look_and_compare(listener)
+            return await self._look_and_compare(channel)
         finally:
-            if listener is not None:
-                await listener.stop()
+            if channel is not None:
+                await channel.stop()
             if self._viewer is not None:
                 self._viewer.close()
 
-    async def _look_and_compare(self, listener: ChannelListener | None) -> InspectionReport:
+    async def _look_and_compare(self, channel: ChannelMonitor | None) -> InspectionReport:
         complaints = await self._open_database()
         began = self._reactor.seconds()
-        looks = [await self._look(listener, None, has_metrics=True)]
+        looks = [await self._look(channel, None, has_metrics=True)]
         await self._pass_until(began + SHORT_SECONDS)
-        looks.append(await self._look(listener, looks[-1].database))
+        looks.append(await self._look(channel, looks[-1].database))
         await self._pass_until(began + LONG_SECONDS)
-        looks.append(await self._look(listener, looks[-1].database, has_metrics=True))
+        looks.append(await self._look(channel, looks[-1].database, has_metrics=True))
         findings = compare(self._homeserver, looks)
         mended: list[Finding] = []
-        if self._asks and listener is not None:
+        if self._asks and channel is not None:
             before = findings
-            await self._ask(listener)
+            await self._ask(channel)
             await self._pass_until(began + 2 * LONG_SECONDS)
-            looks.append(await self._look(listener, looks[-1].database, has_metrics=True))
+            looks.append(await self._look(channel, looks[-1].database, has_metrics=True))
             findings = compare(self._homeserver, looks, has_asked=True)
             there = {(one.kind, one.stream, one.process) for one in findings}
             mended = [one for one in before if (one.kind, one.stream, one.process) not in there]
@@ -149,7 +149,7 @@ class Inspection:
         ]
 
     async def _look(
-        self, listener: ChannelListener | None, before: DatabaseLook | None, *, has_metrics: bool = False
+        self, channel: ChannelMonitor | None, before: DatabaseLook | None, *, has_metrics: bool = False
     ) -> Look:
         at = self._reactor.seconds()
         database = None
@@ -161,18 +161,18 @@ class Inspection:
         found: dict[str, MetricsLook] = {}
         if has_metrics:
             found = await self._metrics.look_at(self._homeserver.processes)
-            if listener is not None:
-                await listener.count_subscribers()
-        heard = None if listener is None else listener.heard()
+            if channel is not None:
+                await channel.count_subscribers()
+        heard = None if channel is None else channel.heard()
         return Look(at=at, database=database, heard=heard, metrics=found)
 
-    async def _ask(self, listener: ChannelListener) -> None:
+    async def _ask(self, channel: ChannelMonitor) -> None:
         """Publish REPLICATE; again if an answer came twice, which only a second process explains then."""
         try:
-            await listener.ask()
+            await channel.ask()
             await self._pass_until(self._reactor.seconds() + ANSWER_SECONDS)
-            if any(count > 1 for count in listener.heard().answers.values()):
-                await listener.ask()
+            if any(count > 1 for count in channel.heard().answers.values()):
+                await channel.ask()
         except RedisRefused as error:
             self._miss("answers to REPLICATE", str(error))
 

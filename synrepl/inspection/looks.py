@@ -115,7 +115,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
 
     `positions` are the highest tokens of RDATA and POSITION, by the name on the wire and writer. `answers`
     are POSITIONs after our REPLICATE: how often each stream and writer answered, at least, to each of `asks`
-    such questions. `rows` counts RDATA. `since` is when the listener was subscribed, of the looks' clock.
+    such questions. `rows` counts RDATA. `since` is when the channel was subscribed, of the looks' clock.
     `subscribers` of the channel, without us; None if Redis did not say. `trouble`: why there is nothing.
     """
 

@@ -8,7 +8,7 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.inspection.channel import ChannelListener
+from synrepl.inspection.channel import ChannelMonitor
 from synrepl.inspection.comparison import compare, unseen
 from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.database import DatabaseViewer, open_database
@@ -48,7 +48,7 @@ class HomeserverWatch:
         self._thread = ReactorThread(reactor, "homeserver watch")
         self._tasks = Tasks(self._logger, "the watch of the homeserver")
         self._timer = Timer(reactor, self._tick)
-        self._listener: ChannelListener | None = None
+        self._channel: ChannelMonitor | None = None
         self._viewer: DatabaseViewer | None = None
         self._looks: deque[Look] = deque(maxlen=WINDOW)
         self._pages: deque[dict[str, MetricsLook]] = deque(maxlen=2)
@@ -59,7 +59,7 @@ class HomeserverWatch:
     def start(self) -> None:
         """Begin to look."""
         if self._homeserver.redis is not None:
-            self._listener = ChannelListener(
+            self._channel = ChannelMonitor(
                 self._reactor, self._homeserver.redis, self._homeserver.server_name
             )
         if self._homeserver.database is not None:
@@ -74,8 +74,8 @@ class HomeserverWatch:
         """Stop looking, and close what is open."""
         self._timer.stop()
         self._tasks.stop()
-        if self._listener is not None:
-            await self._listener.stop()
+        if self._channel is not None:
+            await self._channel.stop()
         if self._viewer is not None:
             await self._thread.run(self._viewer.close)
         await self._thread.stop()
@@ -94,9 +94,9 @@ class HomeserverWatch:
         return [*self._missing, *unseen(self._homeserver, list(self._looks))]
 
     async def _begin(self) -> None:
-        """Look once the listener hears: what is announced before can never be told from what is not."""
-        if self._listener is not None:
-            await self._listener.start()
+        """Look once the channel hears: what is announced before can never be told from what is not."""
+        if self._channel is not None:
+            await self._channel.start()
         self._timer.restart(LOOK_SECONDS)
         await self._look()
 
@@ -119,15 +119,15 @@ class HomeserverWatch:
                 self._missing = [Unseen(what="database", why=str(error))]
         if has_metrics:
             await self._read_metrics()
-        heard = None if self._listener is None else self._listener.heard()
+        heard = None if self._channel is None else self._channel.heard()
         pages = self._pages[-1] if self._pages else {}
         self._looks.append(Look(at=at, database=database, heard=heard, metrics=pages))
         self._compare()
 
     async def _read_metrics(self) -> None:
         self._pages.append(await self._scraper.look_at(self._homeserver.processes))
-        if self._listener is not None:
-            await self._listener.count_subscribers()
+        if self._channel is not None:
+            await self._channel.count_subscribers()
 
     def _compare(self) -> None:
         window = [msgspec.structs.replace(look, metrics={}) for look in self._looks]

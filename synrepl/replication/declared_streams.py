@@ -27,15 +27,15 @@ MAX_EPHEMERAL: Final = 4
 class DeclaredStreams:
     """Follows the stream ``declarations`` of the log, and adds the declared streams to the table.
 
-    The first declaration of a name counts, on every replica. `watchers` are called with each stream that was
-    added. `instance` is the writer of declarations made here.
+    The first declaration of a name counts, on every replica. `subscribers` are called with each added
+    stream. `instance` is the writer of declarations made here.
     """
 
     _logger = Logger()
 
     def __init__(self, log: Log, table: DaemonStreams, *, instance: str) -> None:
         self.declared: dict[str, Declaration] = {}
-        self.watchers: list[Callable[[Stream[Any]], None]] = []
+        self.subscribers: list[Callable[[Stream[Any]], None]] = []
         self._log = log
         self._table = table
         self._instance = instance
@@ -133,5 +133,5 @@ class DeclaredStreams:
         self.declared[declared.name] = declared
         if stream.ephemeral:
             self._log.ephemeral.add(stream.name)
-        for watcher in self.watchers:
-            watcher(stream)
+        for subscriber in self.subscribers:
+            subscriber(stream)

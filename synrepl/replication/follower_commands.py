@@ -45,9 +45,9 @@ class FollowerCommands:
 
     INVALIDATE_CACHE becomes a fact of ``caches``. FEDERATION_ACK trims the federation stream. USER_SYNC
     updates `syncing`. The publisher broadcasts REMOTE_SERVER_UP. On a shared channel, commands for all
-    processes go to the `process_listeners`. A primary or a server that this daemon follows receives the
+    processes go to the `process_subscribers`. A primary or a server that this daemon follows receives the
     commands through the `carriers`; `dropped` is called with the name of a command that none of them
-    accepted. Commands without listeners and carriers wait in the `feed` for the homeserver; `unread` is
+    accepted. Commands without subscribers and carriers wait in the `buffer` for the homeserver; `unread` is
     called with the name of one that is dropped there.
     """
 
@@ -69,12 +69,12 @@ class FollowerCommands:
         self.acks = FederationAcks(self.clock)
         self._trimmed_upto: int | None = None
         self._federation_life = 0
-        self.process_listeners: list[Callable[[Command], None]] = []
+        self.process_subscribers: list[Callable[[Command], None]] = []
         """Functions called with each command for all processes, in the newest release's form. USER_SYNC of a
         release without instance ids is given one, which ends with the connection.
         """
         self.carriers: list[Carrier] = []
-        """They forward commands, with instance ids as in `process_listeners`. When a connection is lost,
+        """They forward commands, with instance ids as in `process_subscribers`. When a connection is lost,
         they also receive CLEAR_USER_SYNC for its workers.
         """
         self.buffer = CommandBuffer(self.clock, self.unread)
@@ -154,7 +154,7 @@ class FollowerCommands:
                 subscriber(command)
             except Exception:
                 self._logger.failure("a subscriber to the command {name} failed", name=command.NAME)
-        if self.process_listeners and isinstance(command, commands.FOR_ALL_PROCESSES):
+        if self.process_subscribers and isinstance(command, commands.FOR_ALL_PROCESSES):
             completed = self._with_instance(connection, command)
             if completed is not None:
                 self._send_to_processes(completed)
@@ -178,17 +178,18 @@ class FollowerCommands:
         return command
 
     def _send_to_processes(self, command: Command) -> None:
-        for subscriber in self.process_listeners:
+        for subscriber in self.process_subscribers:
             subscriber(command)
 
     def forward(self, command: Command) -> bool:
         """Forward a command; return whether a carrier accepted it.
 
         A command that every active carrier rejects is counted as dropped. If there is no process to forward
-        to, the homeserver can read it from `feed`.
+        to, the homeserver can read it from `buffer`.
         """
         carriers = [carrier for carrier in self.carriers if carrier.is_active]
-        if not carriers and not (self.process_listeners and isinstance(command, commands.FOR_ALL_PROCESSES)):
+        reaches_processes = self.process_subscribers and isinstance(command, commands.FOR_ALL_PROCESSES)
+        if not carriers and not reaches_processes:
             self.buffer.add(command)
         accepted = [carrier.forward(command) for carrier in carriers]
         if carriers and not any(accepted):

@@ -42,7 +42,7 @@ class Holdings:
     primary: Callable[[], Address] = Address
 
     def __post_init__(self) -> None:
-        self.watchers: list[Callable[[ReadRefusal], object]] = []
+        self.subscribers: list[Callable[[ReadRefusal], object]] = []
         """Functions that are called when readers that were served must leave."""
         self._is_stopping = False
         self._told = ""
@@ -57,8 +57,8 @@ class Holdings:
         refusal = self.unreadable()
         told, self._told = self._told, "" if refusal is None else refusal.code
         if refusal is not None and refusal.code not in (told, "not_ready"):
-            for watcher in self.watchers:
-                watcher(refusal)
+            for subscriber in self.subscribers:
+                subscriber(refusal)
 
     @property
     def filter(self) -> Filter:

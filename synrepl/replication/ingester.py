@@ -258,7 +258,7 @@ class Ingester:
         )
         if any(fact.rows != NO_ROWS for fact in facts):
             self._logger.error(
-                "writer {writer} of {stream} has fallen back to token {token} and lost its later facts:"
+                "writer {writer} of {stream} was rewound to token {token}, it has lost its later facts:"
                 " a new epoch starts",
                 writer=writer,
                 stream=stream,

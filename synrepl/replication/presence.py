@@ -73,7 +73,7 @@ class _Worker:
 
 
 class SyncingUsers:
-    """Tracks the users syncing on each worker and notifies watchers when a user starts or stops.
+    """Tracks the users syncing on each worker and notifies subscribers when a user starts or stops.
 
     A worker is an instance id if the release has one (docs/reference/peers.md#tcp-commands). Otherwise the
     connection counts as the worker, and its users end with it. An instance's users end with CLEAR_USER_SYNC.
@@ -94,7 +94,7 @@ class SyncingUsers:
         self._detached_users = 0
         self._user_count = 0
         """Users of all workers."""
-        self.watchers: list[Callable[[SyncingUser], None]] = []
+        self.subscribers: list[Callable[[SyncingUser], None]] = []
         """Functions that are called for each user that starts or stops."""
         self._timer = Timer(clock, self._expire)
         self._limited = LimitedLogger(self._logger, clock)
@@ -282,13 +282,13 @@ class SyncingUsers:
             self._release(user, last_sync_ms)
 
     def _notify(self, user: _User, last_sync_ms: int, *, is_syncing: bool) -> None:
-        if not self.watchers:
+        if not self.subscribers:
             return
         change = SyncingUser(
             user_id=user[0], device_id=user[1], is_syncing=is_syncing, last_sync_ms=last_sync_ms
         )
-        for watcher in self.watchers:
-            watcher(change)
+        for subscriber in self.subscribers:
+            subscriber(change)
 
     def _arm(self) -> None:
         if self._workers:

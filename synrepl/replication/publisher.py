@@ -313,7 +313,7 @@ class Publisher:
             clock,
             broadcast=lambda command, source: self.broadcast(command, but=source),
         )
-        self.broadcast_watchers: list[Callable[[Command, object], Iterable[None]]] = []
+        self.broadcast_subscribers: list[Callable[[Command, object], Iterable[None]]] = []
         """Functions that are called with each command of `broadcast` and where it came from (`but`).
 
         They send one message in each step.
@@ -455,8 +455,8 @@ class Publisher:
 
     def _messages(self, command: Command, but: object) -> Iterator[None]:
         """Send a command to all, one message in each step."""
-        for watcher in self.broadcast_watchers:
-            yield from watcher(command, but)
+        for subscriber in self.broadcast_subscribers:
+            yield from subscriber(command, but)
         for follower in list(self.followers):
             dialect = follower.dialect
             if follower is but or follower.sender is None or dialect is None:

@@ -121,9 +121,9 @@ class Log:
         self._append_refusal = append_refusal
         self._server_name = server_name
         self._valid_names: set[str] = set()
-        self._watchers: list[Callable[[Sequence[Fact]], None]] = []
-        self._replaced_watchers: list[Callable[[], None]] = []
-        self._epoch_watchers: list[Callable[[], None]] = []
+        self._subscribers: list[Callable[[Sequence[Fact]], None]] = []
+        self._replacement_subscribers: list[Callable[[], None]] = []
+        self._epoch_subscribers: list[Callable[[], None]] = []
         self.notes: dict[str, str] = {}
         """Short texts stored with the log, by name."""
         self.leases: dict[str, Lease] = {}
@@ -305,30 +305,30 @@ class Log:
             if (positions := self.positions(stream))
         }
 
-    def subscribe(self, watcher: Callable[[Sequence[Fact]], None]) -> None:
-        """Call `watcher` with each group of facts, in order, once it is known to be committed.
+    def subscribe(self, subscriber: Callable[[Sequence[Fact]], None]) -> None:
+        """Call `subscriber` with each group of facts, in order, once it is known to be committed.
 
         Ephemeral facts come in groups of their own, with serial 0. Successful appends are answered after the
-        watchers. The facts of an adopted copy are not given (`on_replaced`).
+        subscribers. The facts of an adopted copy are not given (`on_replaced`).
         """
-        self._watchers.append(watcher)
+        self._subscribers.append(subscriber)
 
     def on_epoch_started(self, callback: Callable[[], None]) -> None:
         """Call `callback` each time `begin_epoch` or `next_epoch` has begun an epoch."""
-        self._epoch_watchers.append(callback)
+        self._epoch_subscribers.append(callback)
 
     def on_replaced(self, callback: Callable[[], None]) -> None:
         """Call `callback` each time a copy has replaced this log."""
-        self._replaced_watchers.append(callback)
+        self._replacement_subscribers.append(callback)
 
     def _on_commit(self, facts: Sequence[Fact]) -> None:
         self._reads.retry_soon()
         self._notify(facts)
 
     def _notify(self, facts: Sequence[Fact]) -> None:
-        for watcher in self._watchers:
+        for subscriber in self._subscribers:
             try:
-                watcher(facts)
+                subscriber(facts)
             except Exception:
                 self._logger.failure("a log subscriber failed")
 
@@ -437,7 +437,7 @@ class Log:
     def reset_writer(self, stream: str, writer: str) -> None:
         """Reset a writer of an ephemeral stream: drop its facts and set its position to 0.
 
-        Watchers get a fact without rows at token 0. Raises `StorageError` for a durable stream, or if the log
+        Subscribers get a fact without rows at token 0. Raises `StorageError` for a kept stream, or if the log
         is closed or lost.
         """
         refusal = self._check_request(stream, writer)
@@ -488,7 +488,7 @@ class Log:
     def read(
         self, *, after: int, upto: int, limit: int, filter: Filter = ALL
     ) -> Awaitable[tuple[list[Fact], int]]:
-        """Run `SQLEngine.read` in the reading thread, up to the facts that watchers have seen."""
+        """Run `SQLEngine.read` in the reading thread, up to the facts that subscribers have seen."""
         return self._read(self._engine.read, upto, after=after, limit=limit, filter=filter)
 
     def read_text(
@@ -610,7 +610,7 @@ class Log:
     async def begin_epoch(self, epoch_start: EpochStart) -> None:
         """Begin this epoch at the end of the log. Readers beyond its start have a diverged history."""
         await self._committer.exclusive(partial(self._start_epoch, epoch_start))
-        self._call_all(self._epoch_watchers)
+        self._call_all(self._epoch_subscribers)
 
     async def _start_epoch(self, epoch_start: EpochStart) -> EpochStart:
         self._head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
@@ -641,7 +641,7 @@ class Log:
             return await self._start_epoch(epoch_start)
 
         epoch_start = await self._committer.exclusive(work)
-        self._call_all(self._epoch_watchers)
+        self._call_all(self._epoch_subscribers)
         return epoch_start
 
     async def open_staged_copy(self) -> StagedCopy:
@@ -669,7 +669,7 @@ class Log:
                 await self._wait_for_reads()
                 self._load_state(await self._load(self._engine.adopt_staged))
             # Here rather than after `exclusive`, so that it happens even if the caller was cancelled.
-            self._call_all(self._replaced_watchers)
+            self._call_all(self._replacement_subscribers)
 
         await self._committer.exclusive(work)
 

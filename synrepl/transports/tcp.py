@@ -188,7 +188,7 @@ class PublisherFactory(Factory):
         self._limited_logger = LimitedLogger(self._logger, self.clock)
         self.protocols: set[ReplicationProtocol] = set()
         self._lingering: set[RejectedConnection] = set()
-        self.publisher.holdings.watchers.append(self._retire)
+        self.publisher.holdings.subscribers.append(self._retire)
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol:
         if len(self.protocols) >= self.max_connections:

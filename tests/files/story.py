@@ -23,14 +23,14 @@ class FakeLog:
     def __init__(self) -> None:
         self.facts: list[Fact] = []
         self.reads = 0
-        self._watchers: list[Callable[[Sequence[Fact]], None]] = []
+        self._subscribers: list[Callable[[Sequence[Fact]], None]] = []
 
     @property
     def serial(self) -> int:
         return self.facts[-1].serial if self.facts else 0
 
-    def subscribe(self, watcher: Callable[[Sequence[Fact]], None]) -> None:
-        self._watchers.append(watcher)
+    def subscribe(self, subscriber: Callable[[Sequence[Fact]], None]) -> None:
+        self._subscribers.append(subscriber)
 
     def commit(self, *facts: tuple[str, list[list[Any]]]) -> None:
         """A group of facts, each a stream and its rows."""
@@ -40,8 +40,8 @@ class FakeLog:
             digest = checksum(f"{self.facts[-1].digest if self.facts else ''}{rows}".encode())
             told.append(Fact(serial, 1, stream, "w", serial - 1, serial, jsontext.dumps(rows), 0, digest))
             self.facts.append(told[-1])
-        for watcher in self._watchers:
-            watcher(told)
+        for subscriber in self._subscribers:
+            subscriber(told)
 
     async def read(
         self, *, after: int, upto: int, limit: int, filter: Filter = ALL

@@ -59,7 +59,7 @@ class Story(FilesCase):
         queue.close()
         files._context.loops.cancel_all()
         files._context.tasks.cancel_all()
-        self.log._watchers.clear()
+        self.log._subscribers.clear()
         self.start()
 
     def pass_time(self, seconds: float) -> None:

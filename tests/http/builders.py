@@ -149,7 +149,7 @@ class SiteCase(SynchronousTestCase):
             instance=self.instance,
             ring_bytes=self.ring_bytes,
         )
-        self.declared.watchers.append(self.publisher.stream_added)
+        self.declared.subscribers.append(self.publisher.stream_added)
         self.addCleanup(self.publisher.stop)
         self.site = self.make_site()
 

@@ -323,13 +323,13 @@ class ChangelogTests(SiteCase):
         """A thousand readers that come and go cost nothing once they are gone."""
         self.get(CHANGELOG)
         self.clock.advance(0)
-        watchers = len(self.log._watchers)
+        subscribers = len(self.log._subscribers)
         timers = len(self.clock.getDelayedCalls())
         talks = [self.waiting() for _ in range(3)]
         for talk in talks:
             talk.leave()
 
-        self.assertEqual(watchers, len(self.log._watchers))
+        self.assertEqual(subscribers, len(self.log._subscribers))
         self.clock.advance(0)
         self.assertEqual(timers, len(self.clock.getDelayedCalls()))
         self.receipts(1)

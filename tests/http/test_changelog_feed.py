@@ -265,9 +265,9 @@ class FollowingTests(FollowCase):
         """A log may find more on its disk than it knew of."""
         talk = self.follow("streams=receipts")
         self.receipts(1)
-        watchers, self.log._watchers = self.log._watchers, []
+        subscribers, self.log._subscribers = self.log._subscribers, []
         self.receipts(1)
-        self.log._watchers = watchers
+        self.log._subscribers = subscribers
         self.post("caches", [["name", ["key"], 1]])
         self.receipts(1)
 

@@ -6,15 +6,15 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
-from synrepl.inspection.channel import MAX_WRITERS, ChannelListener
+from synrepl.inspection.channel import MAX_WRITERS, ChannelMonitor
 from synrepl.inspection.configuration import RedisSettings
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 
 
-def listener() -> ChannelListener:
+def listener() -> ChannelMonitor:
     """One that is not connected."""
-    return ChannelListener(Clock(), RedisSettings(), "example.org")
+    return ChannelMonitor(Clock(), RedisSettings(), "example.org")
 
 
 def row(stream: str, writer: str, token: int | None) -> Rdata:
@@ -53,7 +53,7 @@ def test_it_begins_and_ends_with_its_link(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_redis_that_is_not_there_is_not_awaited_for_long(ends: str) -> None:
     """What is announced is then not known; the rest is looked at."""
     clock = Clock()
-    heard = ChannelListener(clock, RedisSettings(), "example.org")
+    heard = ChannelMonitor(clock, RedisSettings(), "example.org")
     heard._link = SimpleNamespace(start=lambda: None, stop=lambda: succeed(None))  # type: ignore[assignment]
     began = heard.start()
     if ends == "refused":

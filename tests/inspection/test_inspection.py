@@ -118,7 +118,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
             return self
 
     for name, made in (
-        ("ChannelListener", Listener),
+        ("ChannelMonitor", Listener),
         ("DatabaseViewer", Viewer),
         ("MetricsScraper", Reader),
         ("Doctor", Healthy),

@@ -127,7 +127,7 @@ def test_a_row_right_after_the_first_look_counts(hears_at: float, monkeypatch: p
             """Nothing is open."""
 
     listener = Listener()
-    monkeypatch.setattr("synrepl.inspection.watch.ChannelListener", lambda *given: listener)
+    monkeypatch.setattr("synrepl.inspection.watch.ChannelMonitor", lambda *given: listener)
     monkeypatch.setattr("synrepl.inspection.watch.open_database", lambda settings: None)
     monkeypatch.setattr("synrepl.inspection.watch.DatabaseViewer", lambda *given: Viewer())
     server = msgspec.structs.replace(SERVER, redis=RedisSettings(), database=DatabaseSettings(), processes=())
@@ -151,7 +151,7 @@ def test_a_look_has_what_was_heard() -> None:
     watched = Watched()
     heard = Heard(positions={"receipts": {"w1": 7}})
     for listener in (None, SimpleNamespace(heard=lambda: heard, count_subscribers=lambda: succeed(None))):
-        watched.watch._listener = listener  # type: ignore[assignment]
+        watched.watch._channel = listener  # type: ignore[assignment]
         watched.watch._count = 1  # no metrics at this look
         wait(watched.watch._look())
 

@@ -39,7 +39,7 @@ def test_users_stay_online_while_their_worker_lives() -> None:
     """
     one = Cluster()
     seen: list[tuple[str, bool]] = []
-    one.daemon.publisher.follower_commands.syncing.watchers.append(
+    one.daemon.publisher.follower_commands.syncing.subscribers.append(
         lambda change: seen.append((change.user_id, change.is_syncing))
     )
     peer = client(one, "USER_SYNC w1 @a:hs start 1")

@@ -167,7 +167,7 @@ class FakeNode:
             retired=lambda: self.roles.reading_refusal(),  # noqa: PLW0108  # roles are made later
             primary=lambda: self.roles.primary,
         )
-        self.declared.watchers.append(self.publisher.stream_added)
+        self.declared.subscribers.append(self.publisher.stream_added)
         await self.declared.load()
         self.log.on_replaced(self._read_declared)
         self.log.on_replaced(self.publisher.log_replaced)

@@ -33,7 +33,7 @@ class Watched:
         self.clock = Clock()
         self.users = SyncingUsers(self.clock)
         self.told: list[tuple[str, bool]] = []
-        self.users.watchers.append(self._note)
+        self.users.subscribers.append(self._note)
 
     def _note(self, change: SyncingUser) -> None:
         self.told.append((change.user_id, change.is_syncing))

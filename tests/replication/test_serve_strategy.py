@@ -431,7 +431,7 @@ class TestSyncing:
         def note(change: SyncingUser) -> None:
             seen.append((change.user_id, change.is_syncing))
 
-        one.daemon.publisher.follower_commands.syncing.watchers.append(note)
+        one.daemon.publisher.follower_commands.syncing.subscribers.append(note)
         return one, seen
 
     def test_a_user_on_two_workers_stops_with_the_last(self) -> None:

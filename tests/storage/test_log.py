@@ -138,7 +138,7 @@ class AppendTests(LogCase):
 class WatchTests(LogCase):
     """Who is told of what is committed."""
 
-    def test_watchers_see_a_group_before_its_appends_are_answered(self) -> None:
+    def test_subscribers_see_a_group_before_its_appends_are_answered(self) -> None:
         """Who is answered and asks a follower at once should find it on its way."""
         story: list[object] = []
         log = self.started(FaultyEngine(), delay=lambda: 0.1)
@@ -182,17 +182,17 @@ class WatchTests(LogCase):
         seen: list[int] = []
         log = self.started(FaultyEngine())
 
-        def watcher(facts: Sequence[Fact]) -> None:
+        def subscriber(facts: Sequence[Fact]) -> None:
             seen.extend(fact.serial for fact in facts)
             if len(seen) < 2000:
                 log.append("caches", "w1", [A])
 
-        log.subscribe(watcher)
+        log.subscribe(subscriber)
         self.append(log, "events", "w1", A)
 
         self.assertEqual(list(range(1, 2001)), seen)
 
-    def test_readers_do_not_run_ahead_of_watchers(self) -> None:
+    def test_readers_do_not_run_ahead_of_subscribers(self) -> None:
         """A fact read before it is announced would be announced to a reader that has it already."""
         engine = FaultyEngine()
         log = self.started(engine)

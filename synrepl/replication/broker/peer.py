@@ -91,7 +91,7 @@ class BrokerPeer:
         # The positions before anything was published: the first publication must cover all later facts.
         self._unpublished_start: tuple[int, dict[tuple[str, str], int]] | None = None
         if publisher is not None:
-            publisher.follower_commands.process_listeners.append(self.forward)
+            publisher.follower_commands.process_subscribers.append(self.forward)
             positions = {
                 (stream, writer): publisher.log.positions(stream).get(writer, 0)
                 for stream, writer in self._writes

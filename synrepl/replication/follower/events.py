@@ -37,7 +37,7 @@ class FollowerEvents:
                 subscriber(event)
             except Exception:
                 # What the stream does next must not depend on a subscriber.
-                self._logger.failure("a listener of {kind} events failed", kind=event.kind)
+                self._logger.failure("a subscriber of {kind} events failed", kind=event.kind)
 
     def report_failure(self, error: Exception, stream: str, owner: str = "") -> None:
         """Report an error to the operator. `owner` names the code that failed, in words."""

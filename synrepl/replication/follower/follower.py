@@ -187,10 +187,10 @@ class Follower:
 
         return subscribe
 
-    def on_event(self, watcher: Callable[[FollowerEvent], None]) -> Callable[[FollowerEvent], None]:
+    def on_event(self, subscriber: Callable[[FollowerEvent], None]) -> Callable[[FollowerEvent], None]:
         """Decorator: call this function with each `FollowerEvent`."""
-        self._events.subscribers.append(watcher)
-        return watcher
+        self._events.subscribers.append(subscriber)
+        return subscriber
 
     def wait_for(
         self, stream: Stream[Any] | str, positions: Mapping[str, int] | VClock, timeout: float

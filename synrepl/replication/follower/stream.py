@@ -316,7 +316,7 @@ class StreamMachine:
             self._finish(self.gaps.finish())
 
 
-_HANDLERS: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {
+_METHODS: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {
     states.Connected: StreamMachine._connected,
     states.Disconnected: StreamMachine._disconnected,
     states.Stopped: StreamMachine._stopped,
@@ -341,7 +341,7 @@ _QUEUING: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {
 
 _STEPS: Final = {
     state: {
-        event: ((_HANDLERS if state is _LIVE else _HANDLERS | _QUEUING)[event], allowed)
+        event: ((_METHODS if state is _LIVE else _METHODS | _QUEUING)[event], allowed)
         for event, allowed in events.items()
     }
     for state, events in states.TRANSITIONS.items()

@@ -1,4 +1,4 @@
-"""What a follower's subscribers and listeners receive, and where it fetches missing facts."""
+"""What a follower's subscribers receive, and where it fetches missing facts."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable

@@ -78,7 +78,7 @@ class ReplicaRegistry:
             present=self.present,
             expiry=self.expiry or ExpiryClock(self.clock, self.clock.seconds),
         )
-        self.publisher.broadcast_watchers.append(self._on_relayed)
+        self.publisher.broadcast_subscribers.append(self._on_relayed)
         self.log.on_replaced(self.leases.reload)
 
     def attach(self, relay: IRelay) -> None:

@@ -45,7 +45,7 @@ REST_SHARE: Final = 3.0
 
 
 @dataclass(eq=False, repr=False)
-class HandOverHandler:
+class HandOverPrimary:
     """The primary's side: handles requests of replicas, and refuses facts during a hand-over.
 
     For unauthenticated peers, writes are stopped for at most a quarter of the time.

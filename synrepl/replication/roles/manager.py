@@ -16,7 +16,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import ReadRefusal
-from synrepl.replication.roles.handover import HandOverCandidate, HandOverHandler
+from synrepl.replication.roles.handover import HandOverCandidate, HandOverPrimary
 from synrepl.replication.roles.inquiry import (
     INQUIRY_INTERVAL,
     INQUIRY_SECONDS,
@@ -105,7 +105,7 @@ class RoleManager:
             save=self._save_unnotified,
             on_superseded=self._on_superseded,
         )
-        self.handover = HandOverHandler(
+        self.handover = HandOverPrimary(
             self.log,
             self.clock,
             self._verifier,
@@ -405,7 +405,7 @@ class RoleManager:
     def hand_over(self, request: HandOver, *, trusted: bool = False) -> "Deferred[LogPosition]":
         """Refuse facts for a while, as a replica is about to become primary; or end that (0 seconds).
 
-        Fires with this log's position once all accepted facts are durable. Fails as `HandOverHandler.handle`
+        Fires with this log's position once all accepted facts are durable. Fails as `HandOverPrimary.handle`
         does, which says what a peer that is not `trusted` must confirm.
         """
         return Deferred.fromCoroutine(self.handover.handle(request, trusted=trusted))

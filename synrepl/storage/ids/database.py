@@ -256,7 +256,7 @@ class IdDatabase:
             )
 
     def notify(self, cursor: ICursor, channel: str) -> None:
-        """Wake the listeners once this transaction is committed. Does nothing on SQLite."""
+        """Wake the waiting processes once this transaction is committed. Does nothing on SQLite."""
         if self.flavor == "postgresql":
             self._value(cursor, "SELECT pg_notify(?, '')", channel)
 

@@ -248,7 +248,7 @@ def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
     Without keys, requests for host names of other sites are refused (`AccessCheck`).
     """
     # Waiting requests end when this daemon must not be read any more.
-    services.publisher.holdings.watchers.append(lambda why: services.publisher.waiters.wake_readers())
+    services.publisher.holdings.subscribers.append(lambda why: services.publisher.waiters.wake_readers())
     roles = services.roles
     guard = AccessCheck(
         keys if keys is not None else Keyring(),

@@ -25,8 +25,8 @@ class EndlessChangelog:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._answers: set[_EndlessAnswer] = set()
-        services.publisher.broadcast_watchers.append(self._on_command)
-        services.publisher.holdings.watchers.append(self._retire)
+        services.publisher.broadcast_subscribers.append(self._on_command)
+        services.publisher.holdings.subscribers.append(self._retire)
 
     async def serve(self, call: Call, query: ChangelogQuery) -> None:
         """Answer until the query ends or the client disconnects.
