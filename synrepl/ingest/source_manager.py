@@ -14,7 +14,7 @@ from synrepl.ports.interfaces import IThread
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import ICatchUp, MissedFacts
-from synrepl.replication.ingester import Ingester, LogPositions
+from synrepl.replication.ingester import Ingester, LoggedPositions
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.stalled_writers import StalledWriters
 from synrepl.replication.write_policy import WritePolicy
@@ -183,7 +183,7 @@ class SourceManager:
                 and (is_first or not stream.ephemeral)
                 and not stream.on_request
             ),
-            positions=LogPositions(self.log, self.write_policy.own),
+            positions=LoggedPositions(self.log, self.write_policy.own),
             catch_up=self._database or self._http,
             metrics=self.metrics,
             canonical=True,

@@ -41,7 +41,7 @@ FACT_BYTES: Final = 200
 """The approximate memory of a pending fact in addition to its rows."""
 
 
-class LogPositions:
+class LoggedPositions:
     """A position store backed by the log: a follower continues from the log's durable positions.
 
     Streams and writers in `own` are left out: this process writes them and never receives them.

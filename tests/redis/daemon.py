@@ -14,7 +14,7 @@ from synrepl.errors import NotConnected
 from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, MissedFacts, NowhereToFetch
-from synrepl.replication.ingester import Ingester, LogPositions
+from synrepl.replication.ingester import Ingester, LoggedPositions
 from synrepl.replication.write_policy import StreamWrite, WritePolicy
 from synrepl.streams.table import StreamTable
 from synrepl.testing import FakeDaemon, Network
@@ -146,7 +146,7 @@ class OnFakeRedis:
             instance=daemon.instance,
             clock=daemon.clock,
             streams=StreamTable(daemon.table.known_to(NEWEST)),
-            positions=LogPositions(daemon.log, self.writing.own),
+            positions=LoggedPositions(daemon.log, self.writing.own),
             catch_up=self.catch_up,
             metrics=daemon.metrics,
             canonical=True,

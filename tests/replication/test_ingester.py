@@ -11,7 +11,7 @@ from synrepl.errors import StorageError
 from synrepl.replication import ingester as ingester_module
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
-from synrepl.replication.ingester import Ingester, LogPositions
+from synrepl.replication.ingester import Ingester, LoggedPositions
 from synrepl.replication.strategies import SHARED
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
@@ -256,7 +256,7 @@ class TestCertificates:
             instance="us",
             clock=story.clock,
             streams=TABLE,
-            positions=LogPositions(story.log),
+            positions=LoggedPositions(story.log),
             catch_up=shelf,
             canonical=True,
         )

@@ -85,7 +85,7 @@ def watch(
     options = _options(url, file_options(secret_file, ca_file), streams, since)
     rows = own.readStream.format("synrepl").options(**options).load()
     observing = partial(observe, streams=None if streams is None else frozenset(streams))
-    watcher = _Watcher(rules, write, CheckpointedState(checkpoint))
+    watcher = _Watch(rules, write, CheckpointedState(checkpoint))
     writing = rows.mapInArrow(observing, OBSERVED_DDL).writeStream.foreachBatch(watcher.follow)
     writing = writing.trigger(processingTime=f"{max(1, int(every_seconds * 1000))} milliseconds")
     if checkpoint is not None:
@@ -193,8 +193,8 @@ def _is_unexpected(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], _Stopped)
 
 
-class _Watcher(StreamingQueryListener):
-    """Handler of micro-batches, and of triggers without new facts: keeps the state, writes the events.
+class _Watch(StreamingQueryListener):
+    """Handles micro-batches, and of triggers without new facts: keeps the state, writes the events.
 
     Spark calls the handlers in threads of its own. The lines of a batch are written before its commit.
     """
