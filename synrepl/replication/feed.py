@@ -13,7 +13,7 @@ replaced. They are checked before each step, because each of them can happen bet
 Ephemeral facts have no serials and are not in the database, so that they cannot be caught up with. A reader
 gets them when it reaches the head: all that are held, or those after the tokens that it had
 (`EphemeralMode`). From then on it is *live*, and takes each group from the ring in turn. One that starts
-otherwise, or whose next group has left the ring, gets durable facts alone until it is at the head again.
+otherwise, or whose next group has left the ring, gets kept facts alone until it is at the head again.
 
 `Sender` owns the feed of a reader and loops over `Feed.next`: it carries out the step and reports back what
 was sent. The steps:
@@ -209,7 +209,7 @@ class Feed:
         self._bound = upto
         group = self._next_group()
         if group is not None:
-            is_whole = not group.is_durable or (
+            is_whole = not group.is_kept or (
                 group.serial_before <= serial < group.facts[0].serial
                 and (self._whole_groups or group.size <= WRITE_BYTES)
             )
@@ -228,7 +228,7 @@ class Feed:
         if ring is None or self.left is not None:
             return None
         group = ring.get(self.number + 1)
-        while group is not None and group.is_durable and group.serial <= self.serial:
+        while group is not None and group.is_kept and group.serial <= self.serial:
             self.number = group.number  # a page contained this group
             group = ring.get(self.number + 1)
         if group is None and self.number < ring.newest:
@@ -267,8 +267,8 @@ class Feed:
     ) -> tuple[bytes, RingGroup]:
         """Encode this group and perhaps some after it (`Ring.lines`); return the bytes and the last group."""
         assert self._ring is not None
-        durable = not self.is_live or self._ephemeral is EphemeralMode.NONE
-        return self._ring.lines(group, encoder, streams, durable=durable, upto=self._bound)
+        kept = not self.is_live or self._ephemeral is EphemeralMode.NONE
+        return self._ring.lines(group, encoder, streams, kept=kept, upto=self._bound)
 
     def sent(self, last: RingGroup) -> None:
         """The groups up to this one were sent."""

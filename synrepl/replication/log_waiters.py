@@ -93,9 +93,9 @@ class LogWaiters:
         try:
             return await waiter.addTimeout(timeout, self._clock, lambda *_: False)  # type: ignore[arg-type]
         finally:
-            position = bisect_left(self._waiters, entry)
-            if self._waiters[position : position + 1] == [entry]:
-                del self._waiters[position]
+            index = bisect_left(self._waiters, entry)
+            if self._waiters[index : index + 1] == [entry]:
+                del self._waiters[index]
             self._stop_idle_polling()
 
     def listen(self, wake: Wake, interest: Interest = ANY) -> None:
@@ -125,15 +125,15 @@ class LogWaiters:
         if not self._waiters and not self._readers:
             return
         # Facts were committed before these without a notification, so each reader must read the log.
-        has_gap = group.is_durable and group.serial_before > self._seen.serial
-        if group.is_durable:
+        has_gap = group.is_kept and group.serial_before > self._seen.serial
+        if group.is_kept:
             self._seen = self._log.position
             self._wake_waiters()
         if not self._readers:
             return
         sources = {(fact.stream, fact.writer) for fact in group.facts}
         for wake, interest in list(self._readers.items()):
-            if not group.is_durable and not interest.ephemeral:
+            if not group.is_kept and not interest.ephemeral:
                 continue
             if has_gap:
                 self._wake(wake, None)

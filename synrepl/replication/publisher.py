@@ -539,10 +539,10 @@ class Publisher:
         """Seconds since this serial was the log's head, to about a second; 0.0 if it still is."""
         if serial >= self.log.serial:
             return 0.0
-        position = bisect.bisect_right(self._head_samples, serial, key=lambda sample: sample[0])
+        index = bisect.bisect_right(self._head_samples, serial, key=lambda sample: sample[0])
         # Beyond the last sample: it was the head when the head was looked at last.
-        is_known = position < len(self._head_samples)
-        return self.clock.seconds() - (self._head_samples[position][1] if is_known else self._sampled_at)
+        is_known = index < len(self._head_samples)
+        return self.clock.seconds() - (self._head_samples[index][1] if is_known else self._sampled_at)
 
     def _note_withheld(self, fact: Fact, why: str) -> None:
         self.metrics.facts_withheld.labels(fact.stream).inc()

@@ -21,9 +21,9 @@ class IEncoder(Protocol):
 
 @dataclass(eq=False, repr=False)
 class RingGroup:
-    """Facts that were committed together, either durable or ephemeral.
+    """Facts that were committed together, either kept or ephemeral.
 
-    `number` counts groups from 1. A durable group holds every fact of the log after `serial_before`, up to
+    `number` counts groups from 1. A kept group holds every fact of the log after `serial_before`, up to
     `serial`, where the log's digest is `digest` (None: unknown); the serials of an ephemeral group are equal.
     `tokens` holds the last token of each ephemeral stream up to this group, `resets` how often its writers
     restarted (a fact at token 0).
@@ -39,7 +39,7 @@ class RingGroup:
     resets: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        self.is_durable = bool(self.facts[0].serial)
+        self.is_kept = bool(self.facts[0].serial)
         self.size = sum(len(fact.rows) for fact in self.facts) + 200 * len(self.facts)
 
 
@@ -123,25 +123,25 @@ class Ring:
         encoder: IEncoder,
         streams: frozenset[str] | None = None,
         *,
-        durable: bool = False,
+        kept: bool = False,
         upto: int | None = None,
     ) -> tuple[bytes, RingGroup]:
         """Encode this group and the next ones up to the size of one write; return the bytes and the last
         group.
 
-        Facts of these streams are encoded (None: of all), only the `durable` ones if that is set. No group
+        Facts of these streams are encoded (None: of all), only the `kept` ones if that is set. No group
         beyond the serial `upto` is included. The bytes are cached until the next commit: readers at the same
         group share them.
         """
         key: tuple[object, ...] = (first.number, encoder, streams)
-        if durable or (upto is not None and upto < self.serial):
-            key = (*key, durable, upto)
+        if kept or (upto is not None and upto < self.serial):
+            key = (*key, kept, upto)
         shared = self._shared.get(key)
         if shared is None:
             size, last = 0, first
             facts: list[Fact] = []
             while True:
-                if last.is_durable or not durable:
+                if last.is_kept or not kept:
                     facts += last.facts
                 size += last.size
                 following = self.get(last.number + 1)

@@ -1,4 +1,4 @@
-"""The log, used from the reactor's thread: group commit for durable streams, memory for ephemeral ones."""
+"""The log, used from the reactor's thread: group commit for kept streams, memory for ephemeral ones."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -43,7 +43,7 @@ T = TypeVar("T")
 MIB = 1024 * 1024
 FORGET_EVERY_SECONDS = 3600.0
 RECEIPT_MS = 24 * 3600 * 1000
-"""How long, in ms, the receipt of a durable append with an idempotency key is kept at least."""
+"""How long, in ms, the receipt of an append with an idempotency key to a kept stream is stored at least."""
 MAX_NAME_BYTES = 1024
 """Limit for stream names, writer names and idempotency keys."""
 MAX_OWNER_BYTES = 512
@@ -53,7 +53,7 @@ COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
 
 
 class Log:
-    """The log over an engine: group commit for durable streams, memory for the `ephemeral` ones.
+    """The log over an engine: group commit for kept streams, memory for the `ephemeral` ones.
 
     A `Committer` writes, `CheckedReads` reads, an `EphemeralStore` holds the ephemeral streams. The log's
     head advances only after a commit. An append that would raise the unanswered ones above

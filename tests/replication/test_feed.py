@@ -24,12 +24,12 @@ WAIT, DONE, TRIMMED, REPLACED = Stop.WAIT, Stop.DONE, Stop.TRIMMED, Stop.REPLACE
 
 
 def fact(serial: int, stream: str = "receipts", *, token: int = 0, size: int = 2) -> Fact:
-    """A durable fact, or with serial 0 an ephemeral one."""
+    """A kept fact, or with serial 0 an ephemeral one."""
     return Fact(serial, 1, stream, "master", 0, token or serial, b"x" * size, 0, f"d{serial}")
 
 
 class FakeLog:
-    """A log of durable facts in `receipts` and ephemeral ones in `typing`, and the ring before it."""
+    """A log of kept facts in `receipts` and ephemeral ones in `typing`, and the ring before it."""
 
     def __init__(self, *, ring_bytes: int = 10**6) -> None:
         self.position = BEGINNING

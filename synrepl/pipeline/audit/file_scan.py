@@ -187,12 +187,12 @@ def _scan_order(odd: list[FileProblem], batch: Any, before: tuple[int, int]) -> 
     serials, seqs = (np.concatenate(([last], batch[name].to_numpy())) for name, last in columns)
     is_next = (serials[1:] == serials[:-1]) & (seqs[1:] == seqs[:-1] + 1)
     is_right = is_next | ((serials[1:] > serials[:-1]) & (seqs[1:] == 0))
-    for position in np.flatnonzero(~is_right)[: ODD_AT_MOST - len(odd)].tolist():
-        last, here = ((int(serials[at]), int(seqs[at])) for at in (position, position + 1))
+    for index in np.flatnonzero(~is_right)[: ODD_AT_MOST - len(odd)].tolist():
+        last, here = ((int(serials[at]), int(seqs[at])) for at in (index, index + 1))
         what = "doubled-row" if here == last else "out-of-order" if here < last else "missing-row"
         # The first missing row of the fact.
         missing = last[1] + 1 if here[0] == last[0] else 0
-        writer, token = (batch[name][position].as_py() for name in ("writer", "token"))
+        writer, token = (batch[name][index].as_py() for name in ("writer", "token"))
         place = (here[0], missing) if what == "missing-row" else here
         odd.append(FileProblem(what=what, writer=writer, token=token, serial=place[0], seq=place[1]))
 

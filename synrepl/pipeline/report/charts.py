@@ -168,7 +168,7 @@ def _hours(measured: Measurements, is_wide: bool) -> "Figure | None":
         return None
     is_hourly = measured.hours_width == 3600
     line, cell = (DAY, 3600) if is_hourly else (3600, 60)
-    first, last = (measured.hours[position]["at"] // line for position in (0, -1))
+    first, last = (measured.hours[index]["at"] // line for index in (0, -1))
     lines_a_row = -(-(last - first + 1) // ROWS)
     count = (last - first) // lines_a_row + 1
     cells: dict[tuple[int, int], float] = defaultdict(float)

@@ -17,7 +17,7 @@ def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
 
 
 class BlockEncoder(LogEncoder):
-    """Encodes the facts that pass a filter, durable ones and ephemeral ones in blocks of their own."""
+    """Encodes the facts that pass a filter, kept ones and ephemeral ones in blocks of their own."""
 
     def __init__(self, query: Filter) -> None:
         self._filter = query

@@ -78,16 +78,16 @@ def receipt_line(receipt: AppendReceipt) -> bytes:
 
 
 class _LineEncoder(LogEncoder):
-    """Encodes the facts that pass a filter; durable ones with a checksum if `checked`."""
+    """Encodes the facts that pass a filter; kept ones with a checksum if `checked`."""
 
     def __init__(self, facts_filter: Filter, *, checked: bool) -> None:
         self._filter = facts_filter
-        self._durable_line = checked_line if checked else encode_fact
+        self._kept_line = checked_line if checked else encode_fact
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
         passes = self._filter.passes
         return b"".join(
-            self._durable_line(fact) if fact.serial else ephemeral_line(fact)
+            self._kept_line(fact) if fact.serial else ephemeral_line(fact)
             for fact in facts
             if passes(fact.stream, fact.writer)
         )
