@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.logger import Logger
@@ -26,6 +26,7 @@ from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.replication.replica.states import ReplicaState
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import PRIMARY, REPLICA, ReadOnlyHere
@@ -42,6 +43,9 @@ from synrepl.transports.http.peer_clients import HttpFiles, PeerClient
 if TYPE_CHECKING:
     from synrepl.replication.replica.conversation import IUpstream
     from synrepl.replication.replica.replica import Replica
+
+STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
+"""States of a replica whose reason is worth telling to whoever waits for its copy."""
 
 
 class ReplicationServices:
@@ -226,10 +230,10 @@ class ReplicationServices:
     def _replica_changed(self) -> None:
         self.holdings.changed()
         replica = self.replica
-        if replica is not None and replica.state in ("ready", "live"):
+        if replica is not None and replica.state in (ReplicaState.READY, ReplicaState.LIVE):
             # A join replaces the notes that were stored before it.
             self._tasks.start(self._store_addresses(replica), "storing the addresses of upstream and primary")
-        if replica is not None and replica.state == "ready":
+        if replica is not None and replica.state is ReplicaState.READY:
             self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
 
     async def _store_addresses(self, replica: "Replica") -> None:
@@ -308,10 +312,9 @@ class ReplicationServices:
         if roles.role != REPLICA or replica is None:
             return []
         if not replica.is_whole:
-            is_stuck = replica.state in ("disconnected", "refused", "stopped") and replica.why
-            why = f": {replica.why}" if is_stuck else ""
+            why = f": {replica.why}" if replica.state in STUCK and replica.why else ""
             return [(f"joining: this replica has no complete copy yet{why}", replica.since)]
-        if replica.state == "stopped":
+        if replica.state is ReplicaState.STOPPED:
             return [(f"stopped: {replica.why}", replica.since)]
         lag = replica.lag_seconds()
         if lag > self._settings.stale_seconds:
@@ -332,7 +335,7 @@ class ReplicationServices:
 
     def lag_rows(self) -> int:
         """The number of facts that this copy is known to lack; 0 if this daemon is no replica."""
-        return self.replica.lag_rows() if self.replica is not None else 0
+        return self.replica.freshness.lag_rows() if self.replica is not None else 0
 
     def status(self) -> dict[str, Any]:
         """The replication part of the status: role, upstream, replicas, leases."""
@@ -355,9 +358,9 @@ class ReplicationServices:
     def problems(self) -> list[tuple[str, float]]:
         """Problems that are not among `not_ready_reasons`: text, and since when in Unix seconds."""
         replica = self.replica
-        if replica is None or replica.state == "stopped":
+        if replica is None or replica.state is ReplicaState.STOPPED:
             return self.roles.problems
-        if replica.state == "live" and self.roles.primary.is_same(self._address()):
+        if replica.state is ReplicaState.LIVE and self.roles.primary.is_same(self._address()):
             return [
                 (
                     "there is no primary: this daemon follows its own replica; run synrepl promote --force",
@@ -368,8 +371,8 @@ class ReplicationServices:
         if (refusal := replica.refusal) is not None:
             since = self._reactor.seconds() - replica.lag_seconds()
             return [*joining, (f"the upstream refuses: {refusal.code}: {refusal.message}", since)]
-        is_away = replica.state in ("connecting", "disconnected") and replica.why
-        if is_away and replica.silence() > self._settings.timeout_seconds:
+        is_away = replica.state in (ReplicaState.CONNECTING, ReplicaState.DISCONNECTED) and replica.why
+        if is_away and replica.freshness.silence() > self._settings.timeout_seconds:
             return [*joining, (f"the upstream cannot be reached: {replica.why}", replica.since)]
         return joining
 

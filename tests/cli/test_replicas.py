@@ -14,7 +14,7 @@ from synrepl.cli import main
 from synrepl.cli.roles import WHAT_TO_DO
 from synrepl.replication.relay.registry import REPLICA_STATES
 from synrepl.replication.relay.states import RelayState
-from synrepl.replication.replica.replica import STATES as UPSTREAM_STATES
+from synrepl.replication.replica.states import ReplicaState
 from synrepl.replication.status import STATES
 from synrepl.wire.error_codes import REFUSALS
 from tests.service.processes import ROOT, Daemon, Process
@@ -227,7 +227,7 @@ def test_status_is_watched(stage: Stage) -> None:
 
 WORDS = {
     "daemon": STATES,
-    "upstream": UPSTREAM_STATES,
+    "upstream": {state.value: state.means for state in ReplicaState},
     "replica": REPLICA_STATES,
     "relay": {state.value: state.means for state in RelayState},
 }

@@ -712,7 +712,7 @@ class ReplicaSimulation(SeededRun):
                     lease = upstream.leases[node.log.uuid]
                     if lease is not None and lease.ended_ms is None and lease.serial < upstream.log.serial:
                         self._fail(f"{upstream.name} keeps its log for {node.name}, which it refuses: {code}")
-            if replica.state == "live" and not replica.lag_rows():
+            if replica.state == "live" and not replica.freshness.lag_rows():
                 self._not_live_since.pop(replica, None)
             elif now - self._not_live_since.setdefault(replica, now) > 3:
                 # That it had everything just now may be true, but not twice.
@@ -810,8 +810,10 @@ class ReplicaSimulation(SeededRun):
 
     def _check_node(self, node: FakeNode, primary: FakeNode) -> None:
         self.histories.check_copy(node)
-        if (replica := node.replica) is not None and (replica.lag_rows() or replica.lag_seconds()):
-            self._fail(f"{node.name} lags {replica.lag_rows()} rows, {replica.lag_seconds()} s at rest")
+        if (replica := node.replica) is not None and (replica.freshness.lag_rows() or replica.lag_seconds()):
+            self._fail(
+                f"{node.name} lags {replica.freshness.lag_rows()} rows, {replica.lag_seconds()} s at rest"
+            )
         wanted = node.publisher.holdings.filter.streams
         declared = primary.declared.declared if wanted is None or "declarations" in wanted else {}
         if node.declared.declared != declared:

@@ -20,6 +20,7 @@ from synrepl.replication.replica.conversation import (
     SnapshotFacts,
     SnapshotMeta,
 )
+from synrepl.replication.replica.states import ReplicaEvent
 from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import StagedCopy
 from synrepl.streams.facts import Fact
@@ -145,14 +146,14 @@ class Progress(msgspec.Struct):
 
 @dataclass(eq=False, repr=False)
 class JoinAttempt:
-    """One attempt to JOIN. `on_progress` is called with a state (`replica.STATES`) and the progress."""
+    """One attempt to JOIN. `on_progress` is called with what has happened, and the progress."""
 
     log: Log
     conversation: IConversation
     clock: IClock
     query: Filter
     _: KW_ONLY
-    on_progress: Callable[[str, Progress], None]
+    on_progress: Callable[[ReplicaEvent, Progress], None]
 
     def __post_init__(self) -> None:
         self._copy: StagedCopy
@@ -176,7 +177,7 @@ class JoinAttempt:
         try:
             record = await self._request_copy()
             await self._receive_copy(record)
-            self.on_progress("adopting", self._progress)
+            self.on_progress(ReplicaEvent.COPIED, self._progress)
             is_open = self.query.is_open
             await self._copy.note(
                 history=record.history,
@@ -234,9 +235,9 @@ class JoinAttempt:
 
     async def _receive_copy(self, record: JoinRecord) -> None:
         if not record.has_meta:
-            self.on_progress("snapshot", self._progress)
+            self.on_progress(ReplicaEvent.SNAPSHOT, self._progress)
             await self._receive_snapshot(record)
-        self.on_progress("meanwhile", self._progress)
+        self.on_progress(ReplicaEvent.MEANWHILE, self._progress)
         batcher = FactBatcher(self._copy, is_filtered=not self.query.is_open)
         while True:
             event = await self.conversation.next()
@@ -254,7 +255,7 @@ class JoinAttempt:
                     if batcher.pending >= COMMIT_FACTS:
                         await batcher.flush()
                     self._progress.done = self._copy.position.serial
-                    self.on_progress("meanwhile", self._progress)
+                    self.on_progress(ReplicaEvent.MEANWHILE, self._progress)
                 case Ephemeral() | Peers():
                     pass
                 case _:
@@ -323,7 +324,7 @@ class JoinAttempt:
         if facts:
             await self._copy.add(facts, facts[-1].position, trimmed_upto=self._trimmed_upto)
             self._progress.done = facts[-1].serial
-            self.on_progress("snapshot", self._progress)
+            self.on_progress(ReplicaEvent.SNAPSHOT, self._progress)
 
 
 DIGESTS_PER_REQUEST: Final = 64

@@ -12,10 +12,11 @@ from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import doubling, sleep
+from synrepl.ports.time import sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
+from synrepl.replication.machine import Machine
 from synrepl.replication.replica.conversation import (
     Ephemeral,
     Event,
@@ -25,20 +26,22 @@ from synrepl.replication.replica.conversation import (
     RefusedByUpstream,
     SnapshotMeta,
 )
+from synrepl.replication.replica.ephemeral_facts import add_ephemeral
+from synrepl.replication.replica.freshness import Freshness
 from synrepl.replication.replica.join import FactBatcher, JoinAttempt, Progress, facts_after, last_common
+from synrepl.replication.replica.states import TRANSITIONS, ReplicaEvent, ReplicaState
+from synrepl.replication.replica.upstreams import Upstreams
 from synrepl.replication.settings import CopySettings
 from synrepl.storage.log import Log
-from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.streams.facts import Fact
 from synrepl.wire import native
-from synrepl.wire.address_list import AddressList, Fault, fault_of
+from synrepl.wire.address_list import Fault, fault_of
 from synrepl.wire.grammar import Command
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable
 
 FLUSH_FACTS: Final = 8_000
 """Received facts are committed once there are this many, or when no more have arrived yet."""
 
-FIRST_RETRY_SECONDS: Final = 0.2
-MAX_RETRY_SECONDS: Final = 10.0
 MAX_WHY: Final = 1_000
 """How many characters of an error are shown."""
 MAX_NAME: Final = 255
@@ -48,20 +51,12 @@ MAX_PEERS: Final = 100
 MAX_CLOCK_BYTES: Final = 8_000
 """A vector clock of more bytes of JSON is left out of SUBSCRIBE, which must fit in a line."""
 
-STATES: Final = {
-    "connecting": "connecting to its upstream",
-    "ready": "connected; the handshake is complete",
-    "snapshot": "joining: receiving the snapshot",
-    "meanwhile": "joining: receiving the facts committed since the snapshot",
-    "adopting": "joining: replacing the old copy with the complete new one",
-    "catching up": "receiving missing facts",
-    "live": "up to date; receiving new facts as they are committed",
-    "disconnected": "disconnected from its upstream; will retry",
-    "refused": "refused by its upstream for now; will retry",
-    "stopped": "its upstream cannot serve this copy: an operator must decide",
-    "off": "follows no upstream",
+JOIN_STATES: Final = {
+    ReplicaEvent.SNAPSHOT: ReplicaState.SNAPSHOT,
+    ReplicaEvent.MEANWHILE: ReplicaState.MEANWHILE,
+    ReplicaEvent.COPIED: ReplicaState.ADOPTING,
 }
-"""The states of a replica. Operators see these words."""
+"""The state after each event of a `JoinAttempt`."""
 
 KeepLeftovers = Callable[[AsyncIterator[Sequence[Fact]]], Awaitable[Any]]
 """Writes facts that only this copy has to a file; returns its path, or None without facts."""
@@ -83,7 +78,7 @@ DIVERGED: Final = frozenset(WAYS_OUT)
 class Replica:
     """Makes and keeps a log a copy of an upstream's log, or of the facts that the settings select.
 
-    `upstream` is the one in use, of `upstreams`, which are daemons of one log in order of preference.
+    `upstreams` are daemons of one log in order of preference. `states.py` says what is possible when.
 
     When the upstream has trimmed facts that this copy is missing, the replica joins again by itself, and
     serves the old copy until then. When this copy is ahead of its upstream, or has another or a diverged
@@ -110,26 +105,29 @@ class Replica:
     def __post_init__(self) -> None:
         self.name = self.settings.name_of(self.log.uuid)
         self.query = self.settings.query
-        self.state = "off"
         self.why = ""
         self.since = self.clock.seconds()
         self.refusal: native.Refused | None = None
         self.welcome: native.Welcome | None = None
-        self.progress: Progress | None = None
-        self.head = 0
+        self.freshness = Freshness(self.log, self.clock)
         self.leftover_paths: list[str] = []
         self._tasks = Tasks(self._logger, "replica")
         self._must_join = ""
         self._resync_waiter: Deferred[None] | None = None
         self._is_resync_requested = False
-        self.upstream = self.upstreams[0]
-        self._by_address = {str(one.where): one for one in self.upstreams}
-        delays = doubling(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS)
-        self._addresses = AddressList(list(self._by_address), delays, jitter=self.jitter)
-        self._fresh_at = self.clock.seconds()
-        self._contact_at: float | None = None
-        self._heartbeat: native.Heartbeat | None = None
+        self._machine = Machine("replica", TRANSITIONS, ReplicaState.OFF)
+        self._upstreams = Upstreams(self.upstreams, self.jitter)
         self._conversation: IConversation | None = None
+
+    @property
+    def state(self) -> ReplicaState:
+        """What the replica does."""
+        return self._machine.state
+
+    @property
+    def upstream(self) -> IUpstream:
+        """The upstream in use."""
+        return self._upstreams.current
 
     # -- start and stop ------------------------------------------------------------------------------------
 
@@ -144,7 +142,7 @@ class Replica:
         self._tasks.cancel_all()
         if self._conversation is not None:
             self._conversation.close()
-        self._set_state("off")
+        self._move(ReplicaEvent.STOP, ReplicaState.OFF)
 
     def resync(self) -> bool:
         """Write the facts that only this copy has to a file, and join again, on an operator's request.
@@ -152,8 +150,8 @@ class Replica:
         Returns False if the replica is not stopped. Unless it is following now (`catching up`, `live`), it
         then joins again without stopping if the upstream refuses its copy.
         """
-        if self.state != "stopped":
-            self._is_resync_requested = self.state not in ("catching up", "live")
+        if self.state is not ReplicaState.STOPPED:
+            self._is_resync_requested = self.state not in (ReplicaState.CATCHING_UP, ReplicaState.LIVE)
             return False
         # Saved: after a kill the operator need not request it again.
         self._tasks.start(self.log.note(resync="yes"), "saving the request to join again")
@@ -166,7 +164,7 @@ class Replica:
         while True:
             fault, moved_to = Fault.UNREACHABLE, ""
             try:
-                self._set_state("connecting", self.why)
+                self._move(ReplicaEvent.CONNECT, ReplicaState.CONNECTING, self.why)
                 conversation = await self.upstream.connect(self.log.uuid, self.name)
                 self._conversation = conversation
                 try:
@@ -183,27 +181,20 @@ class Replica:
                 raise
             except ReplicationError as error:
                 # Errors may quote unprintable text of the upstream.
-                self._set_state("disconnected", printable(str(error), limit=MAX_WHY))
-            if self._addresses.failed_rounds == 0:
+                why = printable(str(error), limit=MAX_WHY)
+                self._move(ReplicaEvent.FAIL, ReplicaState.DISCONNECTED, why)
+            if self._upstreams.is_first_failure:
                 where = str(self.upstream.where)
                 self._logger.info("not following {where}, will retry: {why}", where=where, why=self.why)
-            pause = self._addresses.failed(fault, moved_to=self._listed(moved_to))
-            if len(self.upstreams) > 1:
-                self.upstream = self._by_address[self._addresses.current]
-            await sleep(self.clock, pause)
-
-    def _listed(self, address: str) -> list[str]:
-        """Return the upstreams that are reached at this address."""
-        where = Address.parse(address)
-        return [text for text, one in self._by_address.items() if where.is_same(one.where)]
+            await sleep(self.clock, self._upstreams.failed(fault, moved_to))
 
     async def _run_conversation(self, conversation: IConversation) -> None:
         welcome = conversation.welcome
         await self._check_server_name(welcome.server_name)
         self.welcome = welcome
-        self._contact_at = self.clock.seconds()
-        self.head = welcome.position.serial
-        self._set_state("ready")
+        self.freshness.contacted()
+        self.freshness.head = welcome.position.serial
+        self._move(ReplicaEvent.WELCOME, ReplicaState.READY)
         why = self._must_join or self._why_join(welcome)
         if why:
             self._logger.info("joining {address}: {why}", address=self.upstream.where.words, why=why)
@@ -216,10 +207,10 @@ class Replica:
                 await join.run()
             finally:
                 if join.made_progress:
-                    self._addresses.succeeded()
+                    self._upstreams.succeeded()
             self._must_join = ""
-            self.progress = None
-            self._addresses.succeeded()
+            self.freshness.progress = None
+            self._upstreams.succeeded()
             position = self.log.position
             self._logger.info(
                 "joined at serial {serial} of epoch {epoch}", serial=position.serial, epoch=position.epoch
@@ -245,10 +236,10 @@ class Replica:
             return "" if held(log.notes) == self.query else "the filter has changed"
         return "" if log.serial or log.trimmed_upto.serial else "the log is empty"
 
-    def _on_join_progress(self, state: str, progress: Progress) -> None:
-        self.progress = progress
-        self._contact_at = self.clock.seconds()
-        self._set_state(state)
+    def _on_join_progress(self, event: ReplicaEvent, progress: Progress) -> None:
+        self.freshness.progress = progress
+        self.freshness.contacted()
+        self._move(event, JOIN_STATES[event])
 
     async def _save_diverged(self, conversation: IConversation) -> None:
         if self.keep_leftovers is None:
@@ -287,7 +278,7 @@ class Replica:
         batcher = FactBatcher(log, is_filtered=not self.query.is_open)
         while True:
             event: Event | None = await conversation.next()
-            self._contact_at = self.clock.seconds()
+            self.freshness.contacted()
             while event is not None:
                 match event:
                     case Facts() | SnapshotMeta() | native.Heartbeat():
@@ -295,7 +286,7 @@ class Replica:
                         if batcher.pending >= FLUSH_FACTS:
                             await batcher.flush()
                     case Ephemeral(facts, is_all):
-                        self._add_ephemeral(facts, is_all=is_all)
+                        add_ephemeral(log, self.ephemeral, facts, is_all=is_all)
                     case native.Peers(addresses):
                         self._tasks.start(self._save_peers(addresses), "saving peers")
                     case native.Taken(origin, number, since):
@@ -304,16 +295,14 @@ class Replica:
                     case native.Down(line):
                         self.on_command(command_of(line.encode()))
                     case native.Subscribed(at):
-                        self._addresses.succeeded()
+                        self._upstreams.succeeded()
                         self._is_resync_requested = False
                         self.refusal = None
                         # A former primary need not join: its log is a copy already, even an empty one.
                         if self.log.notes.get("resync") is not None or not self.is_whole:
                             await self.log.note(resync=None, joined="yes")
-                        self.head = at.serial
-                        serial = log.serial
-                        self.progress = Progress(serial, self.head, self.clock.seconds(), serial)
-                        self._set_state("catching up")
+                        self.freshness.subscribed(at.serial)
+                        self._move(ReplicaEvent.SUBSCRIBED, ReplicaState.CATCHING_UP)
                         if self.commands is not None and native.COMMANDS in conversation.welcome.capabilities:
                             self.commands.connected(conversation)
                     case _:
@@ -321,27 +310,11 @@ class Replica:
                         raise RemoteProtocolError(why)
                 event = conversation.ready()
             await batcher.flush()
-            self._check_progress(batcher.heartbeat)
-            conversation.acknowledge(
-                log.position, self._heartbeat.at_ms if self._heartbeat is not None else 0
-            )
-
-    def _check_progress(self, heartbeat: native.Heartbeat | None) -> None:
-        position = self.log.position
-        if heartbeat is not None and heartbeat is not self._heartbeat:
-            self._heartbeat = heartbeat
-            self.head = heartbeat.head
-            if heartbeat.position.serial == position.serial and heartbeat.position.digest != position.digest:
-                why = f"the upstream has another digest at serial {position.serial} than this copy"
-                raise RemoteProtocolError(f"the histories differ: {why}")
-        self.head = max(self.head, position.serial)
-        if self.progress is not None:
-            self.progress.done, self.progress.total = position.serial, self.head
-        if position.serial >= self.head:
-            self._fresh_at = self.clock.seconds()
-            if self.state == "catching up":
-                self.progress = None
-                self._set_state("live")
+            if self.freshness.committed(batcher.heartbeat) and self.state is ReplicaState.CATCHING_UP:
+                self.freshness.progress = None
+                self._move(ReplicaEvent.CAUGHT_UP, ReplicaState.LIVE)
+            heartbeat = self.freshness.heartbeat
+            conversation.acknowledge(log.position, heartbeat.at_ms if heartbeat is not None else 0)
 
     async def _save_peers(self, addresses: Sequence[str]) -> None:
         known = [address for address in addresses[:MAX_PEERS] if is_address(address)]
@@ -349,64 +322,34 @@ class Replica:
         if encoded != self.log.notes.get("peers"):
             await self.log.note(peers=encoded)
 
-    def _add_ephemeral(self, facts: Sequence[Fact], *, is_all: bool) -> None:
-        """Add ephemeral facts to memory, and reset writers that restarted at the upstream."""
-        facts = [fact for fact in facts if fact.stream in self.ephemeral]
-        if is_all:
-            # The writers' positions come last, and show who restarted before the held facts.
-            for fact in facts:
-                self._reset_if_lower(fact)
-            listed = {(fact.stream, fact.writer) for fact in facts}
-            for stream in sorted(self.ephemeral):
-                for writer, token in self.log.positions(stream).items():
-                    if token and (stream, writer) not in listed:
-                        self.log.reset_writer(stream, writer)
-        for fact in facts:
-            self._reset_if_lower(fact)
-            if fact.token:
-                self.log.append_assigned(fact.stream, [(fact.writer, fact.token, fact.rows)])
-
-    def _reset_if_lower(self, fact: Fact) -> None:
-        if fact.rows == NO_ROWS and fact.token < self.log.positions(fact.stream).get(fact.writer, 0):
-            self.log.reset_writer(fact.stream, fact.writer)
-
     # -- refused -------------------------------------------------------------------------------------------
 
     async def _on_refused(self, refusal: native.Refused) -> None:
         self.refusal = refusal
         self._logger.warn("the upstream refuses: {code}: {why}", code=refusal.code, why=refusal.message)
-        self._set_state("refused", f"{refusal.code}: {refusal.message}")
-        if refusal.moved_to and not self._listed(refusal.moved_to):
+        self._move(ReplicaEvent.REFUSE, ReplicaState.REFUSED, f"{refusal.code}: {refusal.message}")
+        if refusal.moved_to and not self._upstreams.at(refusal.moved_to):
             self.on_primary_moved(refusal.moved_to)
         if refusal.code == "trimmed":
             self._must_join = refusal.code
         elif refusal.code in DIVERGED:
             self._must_join = refusal.code
             if not self.settings.resync_on_fork and not self._is_resync_requested:
-                self._set_state("stopped", f"{self.why}; {WAYS_OUT[refusal.code]}")
+                why = f"{self.why}; {WAYS_OUT[refusal.code]}"
+                self._move(ReplicaEvent.DIVERGE, ReplicaState.STOPPED, why)
                 self._logger.error("this replica has stopped: {why}", why=self.why)
                 self._resync_waiter = Deferred()
                 await self._resync_waiter
         elif not refusal.retryable:
             # An operator may fix the cause at the upstream: retry, but seldom.
-            self._addresses.exhaust()
+            self._upstreams.retry_seldom()
 
     # -- status --------------------------------------------------------------------------------------------
 
-    def lag_rows(self) -> int:
-        """By how many serials the upstream is known to be ahead of this copy."""
-        return max(0, self.head - self.log.serial)
-
     def lag_seconds(self) -> float:
         """Seconds since this copy was last known to be up to date, or since the start; 0.0 while it is."""
-        now = self.clock.seconds()
-        if self.state == "live" and not self.lag_rows():
-            return 0.0
-        return max(0.0, now - self._fresh_at)
-
-    def silence(self) -> float:
-        """Seconds since the last message of the upstream, or since the start if there was none."""
-        return self.clock.seconds() - (self._fresh_at if self._contact_at is None else self._contact_at)
+        is_fresh = self.state is ReplicaState.LIVE and not self.freshness.lag_rows()
+        return 0.0 if is_fresh else self.freshness.lag_seconds()
 
     @property
     def is_whole(self) -> bool:
@@ -416,8 +359,8 @@ class Replica:
     @property
     def rejoin_reason(self) -> str:
         """A text on why this replica joins again while it serves the old copy; empty if it does not."""
-        is_joining = bool(self._must_join) or self.state in ("snapshot", "meanwhile", "adopting")
-        if not is_joining or not self.is_whole or self.state == "stopped":
+        is_joining = bool(self._must_join) or self.state.is_joining
+        if not is_joining or not self.is_whole or self.state is ReplicaState.STOPPED:
             return ""
         why = f" ({self._must_join})" if self._must_join else ""
         return f"joining again{why}: the old copy is served until the new one is complete"
@@ -441,30 +384,27 @@ class Replica:
 
     def status(self) -> dict[str, Any]:
         """The replica's part of the status."""
-        now = self.clock.seconds()
-        welcome = self.welcome
+        welcome, freshness = self.welcome, self.freshness
+        heartbeat, heard = freshness.heartbeat, freshness.heard_seconds_ago
+        known = heartbeat or welcome
         return {
             "address": str(self.upstream.where),
             "state": self.state,
-            "means": STATES[self.state],
+            "means": self.state.means,
             "why": self.why,
             "since": round(self.since, 3),
-            "heard_seconds_ago": None if self._contact_at is None else round(now - self._contact_at, 3),
-            "serial": self.head,
-            "epoch": self._heartbeat.position.epoch
-            if self._heartbeat
-            else welcome.position.epoch
-            if welcome
-            else None,
+            "heard_seconds_ago": None if heard is None else round(heard, 3),
+            "serial": freshness.head,
+            "epoch": None if known is None else known.position.epoch,
             "instance": None if welcome is None else printable(welcome.instance),
             "primary": printable(str(self.primary), limit=MAX_ADDRESS),
             "refusal": None if self.refusal is None else msgspec.to_builtins(self.refusal),
-            "join": None if self.progress is None else self.progress.describe(now),
+            "join": None if freshness.progress is None else freshness.progress.describe(self.clock.seconds()),
             "only_here": list(self.leftover_paths),
         }
 
-    def _set_state(self, state: str, why: str = "") -> None:
-        if state != self.state:
+    def _move(self, event: ReplicaEvent, state: ReplicaState, why: str = "") -> None:
+        if self._machine.move(event, state):
             self.since = self.clock.seconds()
-        self.state, self.why = state, why
+        self.why = why
         self.on_change()

@@ -16,6 +16,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import ReadRefusal
+from synrepl.replication.replica.states import ReplicaState
 from synrepl.replication.roles.handover import HandOverCandidate, HandOverPrimary
 from synrepl.replication.roles.inquiry import (
     INQUIRY_INTERVAL,
@@ -251,7 +252,7 @@ class RoleManager:
         A stopped replica may follow the wrong primary, and would never receive the facts that it forwarded.
         """
         replica = self.replica
-        if replica is None or replica.state != "stopped":
+        if replica is None or replica.state is not ReplicaState.STOPPED:
             return None
         why = f"nothing was stored: this replica has stopped: {replica.why}"
         return ReadOnlyHere("stopped", why, stream=stream, moved_to=str(self.primary), retryable=False)
@@ -263,7 +264,7 @@ class RoleManager:
         """
         if self.role == FENCED:
             return ReadRefusal("fenced", f"this daemon is fenced: {self.why}")
-        if self.replica is not None and self.replica.state == "stopped":
+        if self.replica is not None and self.replica.state is ReplicaState.STOPPED:
             return ReadRefusal("stopped", f"this replica has stopped: {self.replica.why}")
         return None
 

@@ -132,7 +132,7 @@ def test_a_dead_primary_is_found_in_bounded_time() -> None:
         link.stall()
     world.pass_(KEEPALIVE.timeout_seconds + 1)
 
-    assert b.replica.state != "live" or b.replica.silence() < 1
+    assert b.replica.state != "live" or b.replica.freshness.silence() < 1
     world.pass_(5)
     assert "live" == b.replica.state
 

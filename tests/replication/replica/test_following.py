@@ -45,7 +45,7 @@ def test_lag_is_told_while_it_is_away_and_not_afterwards() -> None:
     """It never says that it has everything when it cannot know."""
     world, a, b = pair()
     assert b.replica is not None
-    assert (0, 0.0) == (b.replica.lag_rows(), b.replica.lag_seconds())
+    assert (0, 0.0) == (b.replica.freshness.lag_rows(), b.replica.lag_seconds())
     a.kill()
     world.pass_(20)
     assert 18 < b.replica.lag_seconds() < 22
@@ -65,8 +65,8 @@ def test_status_gives_the_silence_of_the_upstream_in_milliseconds() -> None:
     world.pass_(1.5)
     world.clock.advance(0.0004)
 
-    assert 1.5 < replica.silence()
-    assert round(replica.silence(), 3) == replica.status()["heard_seconds_ago"]
+    assert 1.5 < replica.freshness.silence()
+    assert round(replica.freshness.silence(), 3) == replica.status()["heard_seconds_ago"]
 
 
 def test_an_idle_replica_is_listed() -> None:

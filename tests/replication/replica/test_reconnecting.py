@@ -45,7 +45,7 @@ def followed() -> tuple[World, FakeNode, FakeNode, Attempts]:
     assert b.replica is not None
     assert "live" == b.replica.state
     attempts = Attempts(b.replica.upstream, world.clock)
-    b.replica.upstream = attempts
+    b.replica._upstreams.current = attempts
     return world, a, b, attempts
 
 
