@@ -11,7 +11,7 @@ from tests.http.builders import Answer, SiteCase
 PUSHER = RemovePusher(app_id="app.id", push_key="push key", user_id="@ada:hs")
 
 
-class CommandFeedTests(SiteCase):
+class CommandBufferTests(SiteCase):
     """Numbers, gaps, acknowledgements."""
 
     def say(self, *commands: Any, connection: object = "c") -> None:

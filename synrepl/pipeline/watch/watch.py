@@ -85,37 +85,37 @@ def watch(
     options = _options(url, file_options(secret_file, ca_file), streams, since)
     rows = own.readStream.format("synrepl").options(**options).load()
     observing = partial(observe, streams=None if streams is None else frozenset(streams))
-    watcher = _Watch(rules, write, CheckpointedState(checkpoint))
-    writing = rows.mapInArrow(observing, OBSERVED_DDL).writeStream.foreachBatch(watcher.follow)
+    running = _Watch(rules, write, CheckpointedState(checkpoint))
+    writing = rows.mapInArrow(observing, OBSERVED_DDL).writeStream.foreachBatch(running.follow)
     writing = writing.trigger(processingTime=f"{max(1, int(every_seconds * 1000))} milliseconds")
     if checkpoint is not None:
         writing = writing.option("checkpointLocation", checkpoint)
-    own.streams.addListener(watcher)
+    own.streams.addListener(running)
     gateway = logging.getLogger("py4j.clientserver")
     gateway.addFilter(_is_unexpected)
     query: Any = writing.start()
     try:
-        while not (query.awaitTermination(LOOK_SECONDS) or stopped() or watcher.failure):
+        while not (query.awaitTermination(LOOK_SECONDS) or stopped() or running.failure):
             pass
-        watcher.end()
+        running.end()
         # Let Spark commit a batch whose lines are written.
         ends = time.monotonic() + STOP_SECONDS
         while query.status["isTriggerActive"] and time.monotonic() < ends:
             if query.awaitTermination(LOOK_SECONDS):
                 break
     except StreamingQueryException:
-        if not watcher.is_stopped:
+        if not running.is_stopped:
             raise
     finally:
-        watcher.end()
+        running.end()
         query.stop()
-        own.streams.removeListener(watcher)
+        own.streams.removeListener(running)
         gateway.removeFilter(_is_unexpected)
-    if watcher.failure is not None:
-        raise watcher.failure
+    if running.failure is not None:
+        raise running.failure
     return WatchResult(
-        lines={name: watcher.counts[name] for name in (kind.__name__.lower() for kind in KINDS)},
-        batches=watcher.batches,
+        lines={name: running.counts[name] for name in (kind.__name__.lower() for kind in KINDS)},
+        batches=running.batches,
         seconds=round(time.monotonic() - began, 3),
     )
 

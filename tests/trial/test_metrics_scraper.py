@@ -1,4 +1,4 @@
-"""Pages of metrics are read over TCP and over UNIX sockets, and what does not answer is told."""
+"""Pages of metrics are scraped over TCP and over UNIX sockets, and what does not answer is told."""
 
 import shutil
 import socket
@@ -33,7 +33,7 @@ class Page(Resource):
         return b'synapse_storage_stream_current_position{stream_name="receipts"} 12.0\n'
 
 
-class MetricsReaderTests(TestCase):
+class MetricsScraperTests(TestCase):
     """Against a real server."""
 
     async def look(self, address: MetricsAddress, host: str = "") -> MetricsLook:
