@@ -44,6 +44,7 @@ class Listeners:
         self._factories: list[PublisherFactory] = []
         self._site: ApiSite | None = None
         self._holdings: Holdings | None = None
+        self._registry: ReplicaRegistry | None = None
         self._tls: list[ServerTls | None] = []
         """For each of `ports`: its certificates, if it speaks TLS."""
 
@@ -51,6 +52,7 @@ class Listeners:
         """Listen at every port. Raises `ConfigError` if one cannot be opened."""
         settings = self._settings
         self._holdings = services.publisher.holdings
+        self._registry = registry
         most = connection_limit(len(settings.listen) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
@@ -108,9 +110,11 @@ class Listeners:
         return Address(native=next(iter(natives), ""), http=http)
 
     def close_followers(self, why: str) -> None:
-        """Disconnect followers and replicas from the ports of `listen`, with this ERROR."""
+        """Disconnect all followers, and all replicas with a native connection, with this ERROR."""
         for factory in self._factories:
             factory.close(why)
+        if self._registry is not None:
+            self._registry.close(why)
 
     def history_lost(self, stream: str) -> None:
         """Call `close_followers`, since some followers have facts that the log has discarded.
@@ -136,7 +140,7 @@ class Listeners:
         return sum(_unsent(protocol.transport) for protocol in self._protocols())
 
     async def stop(self) -> None:
-        """Close the ports, then begin to close the connections at those of `listen`."""
+        """Close the ports, then begin to close the connections of followers and replicas."""
         ports, self.ports = self.ports, []
         for port in ports:
             stopped = port.stopListening()
@@ -147,14 +151,17 @@ class Listeners:
         self.close_followers("server shutting down")
 
     async def drain(self) -> None:
-        """Wait until the connections at the ports of `listen` are closed, at most `FAREWELL_SECONDS`."""
+        """Wait until followers and replicas are disconnected, at most `FAREWELL_SECONDS`."""
         until = self._reactor.seconds() + FAREWELL_SECONDS
-        while any(self._protocols()) and self._reactor.seconds() < until:
+        registry = self._registry
+        while (
+            any(self._protocols()) or (registry and registry.connected)
+        ) and self._reactor.seconds() < until:
             await sleep(self._reactor, 0.01)
         self._factories = []
         self._queue.stop()
         if self._site is not None:
-            self._site.queue.stop()
+            self._site.stop()
 
     def _protocols(self) -> Iterator[Any]:
         for factory in self._factories:

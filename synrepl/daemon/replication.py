@@ -263,29 +263,24 @@ class ReplicationServices:
         return [self._upstream(one, over_http=over_http) for one in found]
 
     def _upstream(self, where: Address, *, over_http: bool) -> "IUpstream":
-        settings = self._settings
-        if where.http and (over_http or not _is_endpoint(where.native)):
-            from synrepl.transports.http.upstream import HttpUpstream  # a primary needs neither of the two
-
-            return HttpUpstream(
-                self._reactor,
-                settings,
-                where=where,
-                secret=self._credentials,
-                address=lambda: str(self._address()),
-                origin=self.commands.origin,
-            )
+        # Imported on use: a primary needs none of these.
         from synrepl.transports.native import NativeUpstream
 
-        return NativeUpstream(
-            client_endpoint(self._reactor, where.native, self._credentials.files),
-            self._reactor,
-            self._metrics,
-            settings,
+        upstream = partial(
+            NativeUpstream,
+            clock=self._reactor,
+            metrics=self._metrics,
+            settings=self._settings,
             where=where,
             secret=self._credentials,
             address=lambda: str(self._address()),
         )
+        if where.http and (over_http or not _is_endpoint(where.native)):
+            from synrepl.transports.http.native_endpoint import PROXY_SUSPICION, NativeHttpEndpoint
+
+            endpoint = NativeHttpEndpoint(self._reactor, where.http, secret=self._credentials)
+            return upstream(endpoint, suspicion=PROXY_SUSPICION)
+        return upstream(client_endpoint(self._reactor, where.native, self._credentials.files))
 
     def _leases(self) -> Sequence[Lease]:
         return self.relays.leases.all()

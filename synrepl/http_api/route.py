@@ -216,6 +216,10 @@ class Digest(Kind):
         return text
 
 
+class ConnectionId(Digest):
+    """The id of a native connection over HTTP: 64 hexadecimal digits, in lower case."""
+
+
 class SynapseToken(Kind):
     """A required token. Refusals have the codes and the wording of Synapse."""
 
@@ -343,6 +347,7 @@ class Route(NamedTuple):
     variable. `right` is what the peer needs (None: not even a key). `stream` is the stream that it must see,
     or a word of `synrepl.wire.scope`; a path with ``{stream}`` names one. `errors` are codes besides the
     common ones (``bad_request``, ``no_rights``). `max_body` is in bytes (None: the daemon's own limit).
+    A body has the type `body_type`; a handler gets one that is not JSON as bytes.
     `Accept` can request one of `other_types`. The response is made at most once a second for peers with the
     same rights if `is_cached`: it takes long. `answer` is that of `HttpRequest`.
     """
@@ -358,6 +363,7 @@ class Route(NamedTuple):
     stream: str = NO_STREAM
     errors: tuple[str, ...] = ()
     max_body: int | None = None
+    body_type: str = JSON
     is_cached: bool = False
     other_types: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()

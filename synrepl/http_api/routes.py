@@ -8,6 +8,7 @@ from typing import Any, Final
 from synrepl.http_api import shapes
 from synrepl.http_api.route import (
     Choice,
+    ConnectionId,
     Digest,
     Example,
     Flag,
@@ -40,6 +41,8 @@ OCTETS: Final = "application/octet-stream"
 MAX_WAIT: Final = 300.0
 MAX_COMMAND_LINES: Final = 1_000
 READER_HEADER: Final = "Synrepl-Reader"
+CONNECTION: Final = "Synrepl-Connection"
+OFFSET: Final = "Synrepl-Offset"
 
 _READ_YOUR_WRITES: Final = (
     Parameter("min_serial", WholeNumber(0), "answer once the log has reached this serial"),
@@ -382,6 +385,32 @@ ACKNOWLEDGE: Final = Route(
             message="this replica has no lease: subscribe again",
         ),
     ),
+)
+NATIVE: Final = Route(
+    "native.connect",
+    "POST",
+    "/v1/native",
+    "Open a native connection of a replica: the answer carries the bytes to it, and has no end;"
+    f" its header {CONNECTION} is the id of the connection.",
+    content_type=OCTETS,
+    right="replicate",
+    errors=("out_of_descriptors",),
+    max_body=KIB,
+)
+NATIVE_BYTES: Final = Route(
+    "native.receive",
+    "POST",
+    "/v1/native/bytes",
+    "Take bytes that a replica sends on its native connection; the answer comes when they are handled.",
+    headers=(
+        Parameter(CONNECTION, ConnectionId(), "the id of the connection"),
+        Parameter(OFFSET, WholeNumber(0), "the bytes that were sent on the connection before these"),
+    ),
+    right="replicate",
+    errors=("no_connection", "bad_offset", "too_large", "garbled"),
+    max_body=64 * KIB,
+    body_type=OCTETS,
+    answer={"received": int},
 )
 FORWARD_COMMANDS: Final = Route(
     "command.forward",

@@ -8,7 +8,13 @@ from typing import Any, Final
 from twisted.internet import error
 from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint, ITransport
+from twisted.internet.interfaces import (
+    IProtocol,
+    IProtocolFactory,
+    IPushProducer,
+    IStreamClientEndpoint,
+    ITransport,
+)
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -18,7 +24,7 @@ BUFFER_BYTES: Final = 64 * 1024
 """Bytes that a transport buffers before it pauses its producer; the same as in Twisted."""
 
 
-@implementer(ITransport)
+@implementer(ITransport, IPushProducer)
 class MemoryTransport:
     """One end of a link. Bytes arrive at the other end in order, after the network's delay."""
 
@@ -74,6 +80,9 @@ class MemoryTransport:
     def resumeProducing(self) -> None:
         self._reading = True
         self.peer.carry()
+
+    def stopProducing(self) -> None:
+        self.loseConnection()
 
     def getPeer(self) -> UNIXAddress:
         return UNIXAddress(self.peer._name)

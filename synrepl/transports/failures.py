@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from twisted.internet import error
+from twisted.internet.address import HostnameAddress
 from twisted.python.failure import Failure
 
 MAX_LENGTH = 300
@@ -14,6 +15,8 @@ PEER_CLOSED = "the peer closed the connection"
 def address_text(address: Any) -> str:
     """Return an address of Twisted as an operator writes it: host and port, or the path of a socket."""
     host, port = getattr(address, "host", None), getattr(address, "port", None)
+    if isinstance(address, HostnameAddress):
+        host = address.hostname.decode()
     if host is None:
         name = getattr(address, "name", None)
         return os.fsdecode(name) if name else str(address)

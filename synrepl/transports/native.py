@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
-from synrepl.errors import LocalProtocolError, NotConnected, RemoteProtocolError
+from synrepl.errors import LocalProtocolError, NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
@@ -72,6 +72,8 @@ class NativeConversation(ConnectionOwner, EventQueue):
 
     def __init__(self, connection: ReplicationProtocol, metrics: Metrics) -> None:
         self.welcome: native.Welcome
+        self.has_received = False
+        """Whether the upstream has sent anything."""
         EventQueue.__init__(
             self, MAX_QUEUED_BYTES, on_full=connection.pause_reading, on_room=connection.resume_reading
         )
@@ -84,6 +86,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self._is_welcome = False
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
+        self.has_received = True
         for command in commands:
             self._receive(command)
 
@@ -266,6 +269,8 @@ class NativeUpstream:
     where: Address
     secret: str | Credentials | None = None
     address: Callable[[], str] = lambda: ""
+    suspicion: str = "is the peer a synrepl daemon?"
+    """What an operator should ask if the peer accepts a connection and does not answer."""
     _logger: ClassVar = Logger()
 
     async def connect(self, uuid: str, name: str) -> NativeConversation:
@@ -278,7 +283,7 @@ class NativeUpstream:
             connection: ReplicationProtocol = await connecting
         except TimedOut:
             raise NotConnected(f"{self.where}: no connection within {CONNECT_SECONDS:g} s") from None
-        except CancelledError:
+        except (CancelledError, ReplicationError):
             raise
         except Exception as error:
             raise NotConnected(f"{self.where} cannot be reached: {error}") from error
@@ -299,9 +304,13 @@ class NativeUpstream:
             await greeting
         except TimedOut:
             conversation.close()
-            raise NotConnected(
-                f"{self.where}: no handshake within {CONNECT_SECONDS:g} s; is the peer a synrepl daemon?"
-            ) from None
+            why = f"no handshake within {CONNECT_SECONDS:g} s"
+            raise NotConnected(f"{self.where}: {why}; {self.suspicion}") from None
+        except RemoteProtocolError as error:
+            conversation.close()
+            if conversation.has_received:
+                raise
+            raise NotConnected(f"{self.where} sent nothing ({error.why}); {self.suspicion}") from error
         except BaseException:
             conversation.close()
             raise

@@ -120,6 +120,19 @@ _REQUESTS: Final = {
     "not_acceptable": ErrorCode(
         406, "Arrow was requested, and pyarrow is not installed, or the answer has no columns"
     ),
+    "no_connection": ErrorCode(
+        404,
+        "no native connection of this key has this id, or it has ended",
+        "open another one with `POST /v1/native`",
+        False,
+    ),
+    "bad_offset": ErrorCode(
+        409,
+        "bytes of a native connection are missing before these, others were sent there, or those before are"
+        " not handled yet",
+        "send one request at a time, or open another connection with `POST /v1/native`",
+        False,
+    ),
     "range_not_satisfiable": ErrorCode(416, "the `Range` is outside the file"),
     "too_large": ErrorCode(
         413, "the body, the file, the staged file or one fact is too large", "the message names the limit"

@@ -18,8 +18,9 @@ from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositi
 from synrepl.testing.cluster import DirectCatchUp
 from synrepl.testing.network import MemoryLink
 from synrepl.transports.http.api import make_site
+from synrepl.transports.http.native_endpoint import NativeHttpEndpoint
 from synrepl.transports.http.server import Services
-from synrepl.transports.http.upstream import HttpUpstream
+from synrepl.transports.native import NativeUpstream
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
 from tests.redis.daemon import RedisDaemon
@@ -238,16 +239,21 @@ class HttpNode(FakeNode):
             ),
             data_to_body_producer=lambda data: FileBodyProducer(BytesIO(data), cooperator),
         )
-        return HttpUpstream(
-            self.clock, self.settings, where=Address(http="http://localhost:9093"), client=client
+        where = Address(http="http://localhost:9093")
+        return NativeUpstream(
+            NativeHttpEndpoint(self.clock, where.http, client=client),
+            self.clock,
+            self.metrics,
+            self.settings,
+            where=where,
         )
 
 
 class HttpWorld(NativeWorld):
     """A replica over HTTP."""
 
-    malformed = (b"zz\r\n", "the response ended early")
-    too_long = (b"4000\r\n" + b"x" * 0x4000 + b"\r\n", "a line of more than 10000 bytes")
+    malformed = (b"zz\r\n", "the answer ended early")
+    too_long = (b"8000\r\n" + b"x" * 0x8000 + b"\r\n", "a line has at most 16384 bytes")
 
     def __init__(self, **network: Any) -> None:
         super().__init__(**network)

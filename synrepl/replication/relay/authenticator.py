@@ -35,6 +35,7 @@ class Authenticator:
         self._connection = connection
         self._greetings = Greetings(b"", b"")
         self._key: Key | None = None
+        self._secret: str | None = None
 
     def challenge(self, greeting: native.Hello) -> native.Refused | None:
         """Answer HELLO with CHALLENGE, or return why the replica is refused."""
@@ -56,6 +57,8 @@ class Authenticator:
         """Check AUTH and note the replica's rights, or return why it is refused."""
         name, keys = self.greeting.name, self._registry.keys
         key = keys.for_name(name)
+        # A replica that only shows a certificate proves no secret, and writes no records.
+        self._secret = None if key is None or not message.proof else key.secret
         if (access := self._certificate_access) is not None:
             self.access = access
         elif not keys.is_required:
@@ -74,8 +77,7 @@ class Authenticator:
 
     def welcome(self) -> None:
         """Send WELCOME. After it, without TLS, both ends send records if there is a secret."""
-        key = self._registry.keys.for_name(self.greeting.name)
-        secret = None if key is None else key.secret
+        secret = self._secret
         welcome = make_welcome(self._registry, self.access, proof="")
         if secret is None:
             self._connection.send(welcome)

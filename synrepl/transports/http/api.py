@@ -21,6 +21,7 @@ from synrepl.errors import suggest
 from synrepl.http_api.route import BadParameter, Route
 from synrepl.http_api.routes import ROUTER
 from synrepl.ports.access import Keyring, Right
+from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.rights import parameter_operation
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body
@@ -55,7 +56,8 @@ FACTS_FIELDS: Final = frozenset({"facts", "appends"})
 class Handler(NamedTuple):
     """The function that handles a route, and the structs of its body and answer.
 
-    `body` is None if the function takes no struct, `answer` if it returns none.
+    `body` is None if the function takes no body, and `bytes` if it takes one that is not JSON; `answer` is
+    None if the function returns no struct.
     """
 
     function: Callable[..., Any]
@@ -76,8 +78,8 @@ def handler_of(name: str) -> Handler:
     if not (isinstance(answer, type) and issubclass(answer, msgspec.Struct)):
         answer = None
     _, *bodies = hints.values()
-    if not bodies:
-        return Handler(function, answer)
+    if not bodies or bodies == [bytes]:
+        return Handler(function, answer, *bodies)
     is_required = any(field.required for field in msgspec.structs.fields(bodies[0]))
     decoder = msgspec.json.Decoder(bodies[0])
     return Handler(function, answer, bodies[0], decoder, b"" if is_required else b"{}")
@@ -99,6 +101,9 @@ class Api(Resource):
         self.started_at = services.clock.seconds()
         self.endless: IEndlessChangelog | None = None
         """Feeds all readers that follow the changelog; None before the first of them."""
+        self.carriers: dict[str, Any] = {}
+        """The native connections of replicas, by id."""
+        self.limited_logger = LimitedLogger(self._logger, services.clock)
         self._guard = guard
         self._cache = ResponseCache(services.clock)
         self._handlers: dict[str, Handler] = {}
@@ -183,6 +188,8 @@ class Api(Resource):
         def read() -> list[Any]:
             body = request.content.read()
             _check_digest(request, body)
+            if handler.body is bytes:
+                return [body]
             if handler.decoder is None:
                 if body[:3] not in (b"", b"{}"):
                     raise ApiError("bad_request", "this request has no fields: send no body, or {}")
@@ -225,7 +232,7 @@ class Api(Resource):
             raise
         check_route(request.access, route, call.path)
         if request.method == b"POST":
-            check_content_type(request)
+            check_content_type(request, route.body_type)
 
     def _as_refusal(self, request: Any, error: Exception) -> ApiError:
         if isinstance(error, MemoryError):

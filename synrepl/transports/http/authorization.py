@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from synrepl.http_api.route import Route
+from synrepl.http_api.route import JSON, Route
 from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, access_of
 from synrepl.ports.rights import Operation, refusal, route_operation
 from synrepl.transports.credentials import certified_name, ip_of, is_local
@@ -184,21 +184,23 @@ def check_origin(request: Any) -> None:
             )
 
 
-def check_content_type(request: Any) -> None:
-    """Raises `ApiError` if a body has a content type other than JSON.
+def check_content_type(request: Any, body_type: str = JSON) -> None:
+    """Raises `ApiError` if a body has a content type other than `body_type`.
 
-    No type, or the default type of curl and urllib, is accepted too, unless a header shows that a browser
-    sent the request: browsers send an origin with every POST.
+    No type, or the default type of curl and urllib, is accepted as JSON too, unless a header shows that a
+    browser sent the request: browsers send an origin with every POST.
     """
     sent = request.requestHeaders
     values = sent.getRawHeaders(b"content-type") or [b""]
-    if values == [b"application/json"]:
+    if values == [body_type.encode()]:
         return
     if request.content.read(1) == b"":
         return
     request.content.seek(0)
     kind = values[0].decode("latin-1").partition(";")[0].strip().lower()
     is_browser = any(map(sent.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
+    if body_type != JSON:
+        raise ApiError("content_type", f"send the body with Content-Type: {body_type}")
     if len(values) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | DEFAULT_TYPES):
         raise ApiError(
             "content_type",

@@ -13,6 +13,7 @@ from twisted.logger import Logger
 
 from synrepl.http_api.route import Route
 from synrepl.ports.access import Access
+from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.rights import route_operation
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.holdings import Holdings, ReadRefusal
@@ -42,6 +43,8 @@ class IApi(Protocol):
     queue: TurnQueue
     started_at: float
     endless: IEndlessChangelog | None
+    carriers: dict[str, Any]
+    limited_logger: LimitedLogger
 
     async def load(self, module: str) -> ModuleType:
         """Import a module on first use."""

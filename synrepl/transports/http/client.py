@@ -60,13 +60,13 @@ class HttpCatchUp(HttpClient):
         if not base:
             raise NowhereToFetch(f"no URL to fetch from: instance_map has none for the writer {writer}")
         # Synapse's workers name the writer in Host; a proxy in front of one URL would not know that name.
-        host = f"{writer}:80" if mapped else None
+        headers = {"host": f"{writer}:80"} if mapped else {}
         # Synapse caches responses by this id, whatever the rest of the request.
         txn_id = "".join(random.choices(string.ascii_letters, k=10))
         request = CATCH_UP.request(stream, txn_id, from_token=after, upto_token=upto, writer=writer)
         url = request.url(base)
         try:
-            body = await self.read(request.method, url, None, self.max_bytes, host=host)
+            body = await self.read(request.method, url, None, self.max_bytes, headers=headers)
         except ApiResponseError as error:
             error_type = NotConnected if error.retryable else RemoteProtocolError
             # Without the random id, so that a failure that lasts has one text.

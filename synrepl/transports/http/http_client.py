@@ -1,8 +1,9 @@
 """HTTP client of a daemon; the bodies of responses come whole, by chunks, or by lines, with backpressure."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MIB: Final = 1024 * 1024
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_ERROR_BYTES: Final = 64 * 1024
 MAX_BUFFERED_BYTES: Final = MIB
 """Reading from the connection pauses while more bytes than this are queued."""
@@ -97,12 +99,13 @@ class HttpClient:
         base_url: str | None = None,
         body: bytes | msgspec.Struct | None = None,
         max_bytes: int = MIB,
+        headers: Mapping[str, str] = NO_HEADERS,
         timeout: float | None = None,
     ) -> T:
         """Send a request of a route; return its decoded answer. Raises the errors of `read`."""
         url = request.url(base_url or self.base_url)
         content = msgspec.json.encode(body) if isinstance(body, msgspec.Struct) else body
-        found = await self.read(request.method, url, content, max_bytes, timeout=timeout)
+        found = await self.read(request.method, url, content, max_bytes, headers=headers, timeout=timeout)
         return decode_json(answer, found, public_url(url))
 
     async def read(
@@ -112,13 +115,16 @@ class HttpClient:
         body: bytes | None,
         max_bytes: int,
         *,
-        host: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
         timeout: float | None = None,
     ) -> bytes:
-        """Return the body if the status is 200, else raise `ApiResponseError`. `host` replaces the URL's."""
+        """Return the body if the status is 200, else raise `ApiResponseError`.
+
+        `headers` are added to the usual ones, or replace them.
+        """
 
         async def read() -> bytes:
-            response = await self._open(method, url, body, host)
+            response = await self._open(method, url, body, headers)
             return await verified_body(response, max_bytes, public_url(url))
 
         content: bytes = await self._within(self.timeout if timeout is None else timeout, read(), url)
@@ -129,12 +135,12 @@ class HttpClient:
         if self._pool is not None:
             await self._pool.closeCachedConnections()
 
-    async def _open(self, method: str, url: str, body: bytes | None = None, host: str | None = None) -> Any:
+    async def _open(
+        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] = NO_HEADERS
+    ) -> Any:
         """Return a response with status 200 whose body is not read yet."""
-        headers = request_headers(body)
-        if host is not None:
-            headers["host"] = [host]
-        response = await self._send(method, url, headers, body)
+        more = {name: [value] for name, value in headers.items()}
+        response = await self._send(method, url, request_headers(body) | more, body)
         if response.code != 200:
             body = await verified_body(response, MAX_ERROR_BYTES, public_url(url))
             raise as_response_error(response.code, body, public_url(url))

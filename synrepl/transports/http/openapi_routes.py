@@ -48,8 +48,8 @@ def _encoded_description() -> bytes:
 def build_description() -> dict[str, Any]:
     """Build the OpenAPI document."""
     handlers = [handler_of(route.name) for route in ROUTES]
-    types = {kind for handler in handlers for kind in (handler.body, handler.answer) if kind is not None}
-    ordered = [ErrorAnswer, SynapseError, *sorted(types, key=lambda kind: kind.__name__)]
+    kinds = {kind for handler in handlers for kind in (handler.body, handler.answer)} - {None, bytes}
+    ordered = [ErrorAnswer, SynapseError, *sorted(kinds, key=lambda kind: kind.__name__)]
     _, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
     for route, handler in zip(ROUTES, handlers, strict=True):
@@ -87,7 +87,9 @@ def _operation(route: Route, handler: Handler) -> dict[str, Any]:
     }
     # Without a secret, every request is accepted from this machine.
     operation["security"] = [] if route.right is None else [{"secret": []}, {}]
-    if handler.body is not None:
+    if handler.body is bytes:
+        operation["requestBody"] = {"required": True, "content": {route.body_type: {"schema": BINARY}}}
+    elif handler.body is not None:
         content = {JSON: {"schema": _reference(handler.body)}}
         operation["requestBody"] = {"required": True, "content": content}
     elif route.method == "PUT":

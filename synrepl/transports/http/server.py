@@ -115,6 +115,11 @@ class ApiSite(Site):
             except ApiError:
                 request.channel.transport.abortConnection()
 
+    def stop(self) -> None:
+        """Drop the requests that wait for their turn, and report the log lines that were dropped."""
+        self.queue.stop()
+        self.resource.limited_logger.stop()
+
     def logPrefix(self) -> str:
         """The name of this listener in Twisted's log messages."""
         return "http"
