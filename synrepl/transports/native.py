@@ -269,12 +269,13 @@ class NativeUpstream:
     where: Address
     secret: str | Credentials | None = None
     address: Callable[[], str] = lambda: ""
-    suspicion: str = "is the peer a synrepl daemon?"
+    suspicion: str = "is a synrepl daemon there?"
     """What an operator should ask if the peer accepts a connection and does not answer."""
     _logger: ClassVar = Logger()
 
     async def connect(self, uuid: str, name: str) -> NativeConversation:
         """Connect, and perform the handshake. Raises `NotConnected`, and what `greet` raises."""
+        where = self.where.words
         factory = Factory.forProtocol(lambda: self.build(name))
         factory.noisy = False
         connecting: Deferred[Any] = self.endpoint.connect(factory)
@@ -282,14 +283,15 @@ class NativeUpstream:
         try:
             connection: ReplicationProtocol = await connecting
         except TimedOut:
-            raise NotConnected(f"{self.where}: no connection within {CONNECT_SECONDS:g} s") from None
+            why = f"no connection within {CONNECT_SECONDS:g} s"
+            raise NotConnected(f"{where}: {why}; {self.suspicion}") from None
         except (CancelledError, ReplicationError):
             raise
         except Exception as error:
-            raise NotConnected(f"{self.where} cannot be reached: {error}") from error
+            raise NotConnected(f"{where} cannot be reached: {error}") from error
         conversation = connection.owner
         if not isinstance(conversation, NativeConversation):
-            raise NotConnected(f"{self.where}: the connection was lost at once")
+            raise NotConnected(f"{where}: the connection was lost at once")
         greeting: Deferred[None] = Deferred.fromCoroutine(
             conversation.greet(
                 uuid,
@@ -305,12 +307,12 @@ class NativeUpstream:
         except TimedOut:
             conversation.close()
             why = f"no handshake within {CONNECT_SECONDS:g} s"
-            raise NotConnected(f"{self.where}: {why}; {self.suspicion}") from None
+            raise NotConnected(f"{where}: {why}; {self.suspicion}") from None
         except RemoteProtocolError as error:
             conversation.close()
             if conversation.has_received:
                 raise
-            raise NotConnected(f"{self.where} sent nothing ({error.why}); {self.suspicion}") from error
+            raise NotConnected(f"{where} sent nothing ({error.why}); {self.suspicion}") from error
         except BaseException:
             conversation.close()
             raise

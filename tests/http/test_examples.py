@@ -11,6 +11,8 @@ NOT_SHOWN = {
     "replica.about",
     "replica.subscribe",
     "replica.join",
+    "native.connect",
+    "native.receive",
     "admin.hand_over",
     "admin.claim",
 }

@@ -63,6 +63,8 @@ def requests(stream: str) -> dict[str, Sample]:
         "replica.subscribe": ("/v1/replicas/u", {"name": "n", "subscription": subscription(stream)}),
         "replica.join": ("/v1/replicas/u/join", {"name": "n", "join": {"filter": {"streams": [stream]}}}),
         "replica.acknowledge": ("/v1/replicas/u/ack", {"epoch": 1, "serial": 0}),
+        "native.connect": ("/v1/native", None),
+        "native.receive": ("/v1/native/bytes", b"PING 1\n"),
         "command.forward": ("/v1/commands", {"origin": "o", "commands": []}),
         "command.read": ("/v1/commands", None),
         "command.acknowledge": ("/v1/commands/ack", {"life": "l", "number": 0}),

@@ -23,7 +23,7 @@ class UnknownNamesTests(SiteCase):
             path = path.format(uuid="u", name="n") if "{" in path else path
             body = b"{}" if route.method == "POST" else b""
             with self.subTest(path):
-                answer = self.ask(route.method, f"{path}?wiat=1", body)
+                answer = self.ask(route.method, f"{path}?wiat=1", body, f"Content-Type: {route.body_type}")
 
                 self.assertIn("unknown parameter 'wiat'", self.refused(answer))
 

@@ -1,14 +1,11 @@
 """Attacks that fill a daemon with names, or a replica with bytes. It answers, and its memory is bounded."""
 
-import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -23,6 +20,7 @@ from synrepl.wire.blocks import MAX_BLOCK, encode_block
 from synrepl.wire.native import Challenge, Joining, Welcome, heartbeat_check
 from synrepl.wire.position import LogPosition
 from tests.processes.channel import eventually, status
+from tests.processes.http_proxy import HttpProxy, ProxiedRequest
 from tests.processes.loading import MIB, Asker, RawReader, Refused, made_rows, memory, report
 from tests.service.processes import Daemon
 
@@ -300,62 +298,27 @@ def test_a_hostile_upstream(tmp_path: Path, attack: Callable[[], Iterator[bytes]
     assert after - watch.before < KEPT_BYTES
 
 
-class EndlessFiles(ThreadingHTTPServer):
+class EndlessFiles(HttpProxy):
     """Passes requests on to the daemon at `url`, but answers each request for a file without an end.
 
     `sent` counts the bytes of these answers.
     """
 
-    daemon_threads = True
-
     def __init__(self, url: str) -> None:
-        super().__init__(("127.0.0.1", 0), _EndlessAnswer)
-        self.upstream = url.removeprefix("http://")
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        super().__init__(url, _EndlessAnswer)
         self.sent = 0
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
-        self.server_close()
-
-
-class _EndlessAnswer(BaseHTTPRequestHandler):
+class _EndlessAnswer(ProxiedRequest):
     server: EndlessFiles
 
-    def do_GET(self) -> None:
-        with suppress(OSError, http.client.HTTPException):
-            if self.path.startswith("/v1/files/"):
-                self.send_response(200)
-                self.end_headers()
-                while self.wfile.write(bytes(MIB)):
-                    self.server.sent += MIB
-            self._pass_on()
-
-    def do_POST(self) -> None:
-        with suppress(OSError, http.client.HTTPException):
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        connection = http.client.HTTPConnection(self.server.upstream, timeout=60)
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0))) or None
-        headers = {name: value for name, value in self.headers.items() if name != "Host"}
-        connection.request(self.command, self.path, body, headers)
-        answer = connection.getresponse()
-        self.send_response_only(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("transfer-encoding", "connection"):
-                self.send_header(name, value)
-        self.end_headers()
-        while data := answer.read1(65_536):
-            self.wfile.write(data)
-        connection.close()
-
-    def log_message(self, *arguments: Any) -> None:
-        """Not on standard error."""
+    def pass_on(self) -> None:
+        if self.path.startswith("/v1/files/"):
+            self.send_response(200)
+            self.end_headers()
+            while self.wfile.write(bytes(MIB)):
+                self.server.sent += MIB
+        super().pass_on()
 
 
 def test_a_file_that_does_not_end(tmp_path: Path) -> None:

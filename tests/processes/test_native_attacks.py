@@ -1,4 +1,4 @@
-"""A man in the middle of a native connection with a secret, between two real daemons."""
+"""A man in the middle of a native connection with a secret, between two real daemons, also over HTTP."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,15 +17,16 @@ from tests.service.processes import Daemon
 class Pair:
     """A primary and its replica, with a proxy between them; both have the secret."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, over_http: bool) -> None:
+        self._over_http = over_http
         secret = folder / "secret"
         secret.write_text(SECRET)
         secret.chmod(0o600)
         options = ("--secret-file", str(secret), "--heartbeat-seconds", "0.2")
         self.primary = stack.enter_context(self._daemon(folder / "primary", *options))
-        port = int(self.primary.follow.rsplit(":", 1)[1])
+        port = int((self.primary.url if over_http else self.primary.follow).rsplit(":", 1)[1])
         self.proxy = stack.enter_context(Proxy(port))
-        upstream = ("--upstream", f"tcp:{self.proxy.address}")
+        upstream = ("--upstream", f"{'http://' if over_http else 'tcp:'}{self.proxy.address}")
         self.replica = stack.enter_context(self._daemon(folder / "replica", *options, *upstream))
 
     @staticmethod
@@ -53,6 +54,10 @@ class Pair:
         digest = chain(said["digest"], **fields)
         return encode_block("facts", 1, encode_fact(Fact(**fields, digest=digest)))
 
+    def add(self, data: bytes) -> None:
+        """Add this to what comes down, as a chunk over HTTP."""
+        self.proxy.add(b"%x\r\n%b\r\n" % (len(data), data) if self._over_http else data)
+
     def is_live(self) -> bool:
         return bool(status(self.replica.url)["upstream"]["state"] == "live")
 
@@ -61,17 +66,17 @@ class Pair:
         return sum("closing" in line and "was altered" in line for line in self.replica.lines)
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+@pytest.fixture(params=[False, True], ids=["tcp", "http"])
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
     with ExitStack() as stack:
-        made = Pair(tmp_path, stack)
+        made = Pair(tmp_path, stack, over_http=request.param)
         eventually(made.is_live, lambda: "the replica")
         yield made
 
 
 def test_a_man_in_the_middle_adds_no_fact(pair: Pair) -> None:
     """A block that he added after the handshake was stored and served, and the replica stopped."""
-    pair.proxy.add(pair.forged())
+    pair.add(pair.forged())
     eventually(lambda: pair.altered() == 1, lambda: "the closing")
     eventually(pair.is_live, lambda: "the replica, again")
 
@@ -79,6 +84,7 @@ def test_a_man_in_the_middle_adds_no_fact(pair: Pair) -> None:
     assert status(pair.replica.url)["serial"] == status(pair.primary.url)["serial"]
 
 
+@pytest.mark.parametrize("pair", [False], indirect=True, ids=["tcp"])
 @pytest.mark.parametrize("up", [False, True], ids=["down", "up"])
 def test_a_flipped_bit_ends_the_connection(pair: Pair, *, up: bool) -> None:
     """In either direction; then the replica comes back."""

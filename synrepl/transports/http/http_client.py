@@ -186,12 +186,13 @@ class HttpClient:
             return await done
         except ReplicationError:
             raise
-        except CancelledError:
-            if timer.is_active:
-                raise
-            raise NotConnected(f"{public_url(url)} has not answered within {seconds:g} seconds") from None
         except Exception as error:
             why, cause = _describe_error(error), _root_cause(error)
+            # Twisted wraps the cancellation of a request that has no answer yet.
+            if isinstance(cause, CancelledError):
+                if timer.is_active:
+                    raise CancelledError from error
+                raise NotConnected(f"{public_url(url)} has not answered within {seconds:g} seconds") from None
             if url.startswith("https:") and _is_tls_error(cause):
                 why = self._credentials.explain(urlsplit(url).hostname or "", cause)
             kind = NeverSent if _is_never_sent(error) else NotConnected
