@@ -54,13 +54,9 @@ class HttpTarget(Target):
         ("POST", "/v1/streams/typing/facts?files=wait&timeout=1",
          b'{"facts":[[["!r:h",["@a:h"]]]],"idempotency_key":"k","writer":"w"}'),
         ("POST", "/v1/facts", b'{"appends":[{"stream":"push_rules","facts":[[["@a:h"]]]}]}'),
-        ("POST", "/v1/commands", b'{"origin":"o","commands":[[1,"USER_SYNC a @b:h start 1"]]}'),
         ("POST", "/v1/commands/ack", b'{"life":"x","number":1}'),
         ("POST", "/v1/leases", b'{"name":"r"}'),
-        ("POST", "/v1/replicas/u1", b'{"name":"p","subscription":{"history":"h","position":{"epoch":1,'
-         b'"serial":0,"digest":"' + b"0" * 64 + b'"},"filter":{"streams":["events"]}}}'),
-        ("POST", "/v1/replicas/u1/join", b'{"name":"p","join":{},"address":"- http://a:1"}'),
-        ("POST", "/v1/replicas/u1/ack", b'{"epoch":1,"serial":0,"digest":"0"}'),
+        ("POST", "/v1/native", b""), ("POST", "/v1/native/bytes", b'HELLO {"uuid":"u","name":"n"}\n'),
         ("POST", "/v1/promote", b'{"force":false}'), ("POST", "/v1/resync", b"{}"),
         ("POST", "/v1/handover", b'{"seconds":1,"uuid":"u1"}'),
         ("POST", "/v1/claim", b'{"epoch":2,"uuid":"z","address":"- http://other:9093","history":"h","name":"o"}'),
@@ -72,6 +68,7 @@ class HttpTarget(Target):
         "Synrepl-Reader: r", "Range: bytes=0-5,9-", "Accept: application/vnd.apache.arrow.stream",
         "Content-Digest: sha-256=:x:", "Want-Content-Digest: sha-256=1", "Transfer-Encoding: chunked",
         "Content-Type: application/json; charset=utf-8", "Origin: http://localhost", "If-None-Match: W/\"x\"",
+        "Synrepl-Connection: " + "0" * 64, "Synrepl-Offset: 1", "Content-Type: application/octet-stream",
         "Authorization: Bearer x", "User-Agent: Synapse/1.66.0", "Expect: 100-continue", "Connection: close",
     ]  # fmt: skip
 

@@ -345,47 +345,6 @@ REPLICATION: Final = Route(
     "Read this log's history, epochs, oldest position and head.",
     stream=SEEN_STREAMS,
 )
-_REPLICA: Final = (
-    *_POSITION,
-    *("ahead", "duplicate", "unknown", "not_ready", "read_only", "too_many", "bad_name"),
-)
-SUBSCRIBE: Final = Route(
-    "replica.subscribe",
-    "POST",
-    "/v1/replicas/{uuid}",
-    "Admit a replica, and make a lease for the facts that it lacks.",
-    right="replicate",
-    stream=NAMED_STREAMS,
-    errors=_REPLICA,
-    max_body=4 * MIB,
-)
-JOIN: Final = Route(
-    "replica.join",
-    "POST",
-    "/v1/replicas/{uuid}/join",
-    "Start a snapshot for a replica.",
-    right="replicate",
-    stream=NAMED_STREAMS,
-    errors=_REPLICA,
-    max_body=4 * MIB,
-)
-ACKNOWLEDGE: Final = Route(
-    "replica.acknowledge",
-    "POST",
-    "/v1/replicas/{uuid}/ack",
-    "Record the position up to which a replica has stored everything.",
-    right="replicate",
-    errors=("unknown", "bad_ack"),
-    max_body=4 * MIB,
-    examples=(
-        _refused(
-            "/v1/replicas/u1/ack",
-            "unknown",
-            {"epoch": 1, "serial": 3},
-            message="this replica has no lease: subscribe again",
-        ),
-    ),
-)
 NATIVE: Final = Route(
     "native.connect",
     "POST",
@@ -411,21 +370,6 @@ NATIVE_BYTES: Final = Route(
     max_body=64 * KIB,
     body_type=OCTETS,
     answer={"received": int},
-)
-FORWARD_COMMANDS: Final = Route(
-    "command.forward",
-    "POST",
-    "/v1/commands",
-    "Take commands that a replica forwards from its followers; each command is executed once, by number.",
-    right="replicate",
-    max_body=MIB,
-    examples=(
-        Example(
-            "/v1/commands",
-            {"number": 7, "since": 7},
-            {"origin": "copy-1", "commands": [[7, "FEDERATION_ACK sender1 18"]]},
-        ),
-    ),
 )
 COMMANDS: Final = Route(
     "command.read",

@@ -76,6 +76,6 @@ class Door:
 
     def subscribe(self, **options: Any) -> None:
         """Be known, and follow from where the log is now."""
-        welcome = self.replica.greet(self, **options)  # type: ignore[arg-type]
+        welcome = self.replica.greet(self, **options)
         assert welcome is not None, self.replica.heard
-        self.replica.subscribe(self, welcome)  # type: ignore[arg-type]
+        self.replica.subscribe(self, welcome)

@@ -460,8 +460,8 @@ class CommandsDownTests(FollowCase):
     def test_what_a_replica_forwarded_does_not_come_back_to_it(self) -> None:
         """Its followers have heard it, or said it."""
         talks = {origin: self.follow(f"commands={origin}") for origin in ("copy-1", "copy-2")}
-        body = b'{"origin":"copy-1","commands":[[1,"REMOTE_SERVER_UP far.example.org"]]}'
-        self.assertEqual(200, self.ask("POST", "/v1/commands", body).status)
+        said = [(1, b"REMOTE_SERVER_UP far.example.org")]
+        self.publisher.command_receiver.receive("copy-1", said, source="copy-1")
 
         self.assertEqual([], self.lines(talks["copy-1"]))
         self.assertEqual(["REMOTE_SERVER_UP far.example.org"], self.lines(talks["copy-2"]))

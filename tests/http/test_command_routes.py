@@ -1,10 +1,8 @@
 """What workers send up, read by the homeserver over HTTP."""
 
-import json
 from typing import Any
 
 from synrepl.replication.follower_commands import MAX_COMMANDS
-from synrepl.transports.http.messages import MAX_FORWARDED
 from synrepl.wire.commands import ClearUserSync, FederationAck, RemovePusher, UserSync
 from tests.http.builders import Answer, SiteCase
 
@@ -29,17 +27,6 @@ class CommandBufferTests(SiteCase):
         """Everything up to this was acted on."""
         life = self.publisher.follower_commands.buffer.life if life is None else life
         return self.ask("POST", "/v1/commands/ack", b'{"life":"%s","number":%d}' % (life.encode(), number))
-
-    def test_a_request_forwards_a_bounded_number_of_commands(self) -> None:
-        """700,000 of them, 8 MB, were a turn of a second."""
-        pings = [[number, "PING"] for number in range(1, MAX_FORWARDED + 2)]
-        bodies = [json.dumps({"origin": "o", "commands": some}).encode() for some in (pings, pings[:-1])]
-        refused, taken = (self.ask("POST", "/v1/commands", body) for body in bodies)
-
-        self.assertEqual((400, 200), (refused.status, taken.status))
-        self.assertIn(f"length <= {MAX_FORWARDED}", refused.json()["message"])
-        too_large = self.ask("POST", "/v1/commands", b'{"origin":"o","commands":[]}' + b" " * 1024 * 1024)
-        self.assertEqual(413, too_large.status)
 
     def test_what_a_worker_says_can_be_read(self) -> None:
         """REMOVE_PUSHER ended here: no pusher ever went."""

@@ -9,8 +9,6 @@ from tests.http.test_replica_routes import CopiesCase
 NOT_SHOWN = {
     "file.put",
     "replica.about",
-    "replica.subscribe",
-    "replica.join",
     "native.connect",
     "native.receive",
     "admin.hand_over",

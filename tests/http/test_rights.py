@@ -8,16 +8,19 @@ import pytest
 
 from synrepl.http_api.route import Route
 from synrepl.http_api.routes import ROUTES
-from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
+from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right, access_of
 from synrepl.ports.history import EpochStart
 from synrepl.ports.rights import Operation, command_operation, operations, route_operation
 from synrepl.replication.command_forwarder import line_of
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, FederationAck, declared_commands
+from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import CLIENT, SERVER, Command
+from synrepl.wire.native import Join, Subscribe
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
-from tests.http.builders import SiteCase, receipt
+from tests.http.builders import SiteCase, Talk, receipt
 from tests.http.files_builders import DATA, PLACE, FilesSiteCase
+from tests.http.native_door import Door
 from tests.http.test_replica_routes import CopiesCase, DescribedRelays
 
 SEEN: Final = "push_rules"
@@ -33,12 +36,6 @@ def appends(stream: str) -> list[Any]:
     """A batch with one fact."""
     row = ["@a:hs"] if stream == SEEN else receipt()
     return [{"stream": stream, "facts": [[row]]}]
-
-
-def subscription(stream: str) -> dict[str, Any]:
-    """What a replica of one stream asks for."""
-    position = {"epoch": 1, "serial": 0, "digest": "0" * 64}
-    return {"history": "h", "position": position, "filter": {"streams": [stream]}}
 
 
 def requests(stream: str) -> dict[str, Sample]:
@@ -60,12 +57,8 @@ def requests(stream: str) -> dict[str, Sample]:
         "file.put": (PLACE, DATA),
         "file.get": (PLACE, None),
         "replica.about": ("/v1/replication", None),
-        "replica.subscribe": ("/v1/replicas/u", {"name": "n", "subscription": subscription(stream)}),
-        "replica.join": ("/v1/replicas/u/join", {"name": "n", "join": {"filter": {"streams": [stream]}}}),
-        "replica.acknowledge": ("/v1/replicas/u/ack", {"epoch": 1, "serial": 0}),
         "native.connect": ("/v1/native", None),
         "native.receive": ("/v1/native/bytes", b"PING 1\n"),
-        "command.forward": ("/v1/commands", {"origin": "o", "commands": []}),
         "command.read": ("/v1/commands", None),
         "command.acknowledge": ("/v1/commands/ack", {"life": "l", "number": 0}),
         "command.syncing": ("/v1/syncing", None),
@@ -132,17 +125,22 @@ class _Certificate:
 
 
 class TableTests(CopiesCase, FilesSiteCase):
-    """A primary with everything behind it, and a key of each kind."""
+    """A primary with everything behind it, and a key of each kind.
+
+    Connections show the `certificate`.
+    """
+
+    certificate: _Certificate | None = None
 
     def setUp(self) -> None:
         super().setUp()
         self.peers = peers()
-        keys = Keyring("shared", [peer.key for peer in self.peers if peer.key is not None])
+        self.relays.keys = Keyring("shared", [peer.key for peer in self.peers if peer.key is not None])
         self.site = self.make_site(
             roles=self.roles,
             relays=self.relays,
             files=self.files,
-            keys=keys,
+            keys=self.relays.keys,
             replication=DescribedRelays(self.relays),
         )
         self.receiver = self.publisher.command_receiver
@@ -187,8 +185,6 @@ class TableTests(CopiesCase, FilesSiteCase):
         tried = 0
         for route, peer, stream in product(ROUTES, self.peers, (SEEN, HIDDEN)):
             path, body = requests(stream)[route.name]
-            if peer.key is not None:  # a lease belongs to the key that made it
-                path = path.replace("/v1/replicas/u", f"/v1/replicas/u-{peer.key.name}")
             operation = route_operation(route)
             if stream == HIDDEN and operation.streams != NAMED_STREAMS:
                 continue
@@ -212,9 +208,7 @@ class TableTests(CopiesCase, FilesSiteCase):
         if peer.key is None:
             self.assertEqual(500 if is_synapse else 401, answer.status, answer.body)
         else:
-            # A replica that is refused is told so as it is natively: 409.
-            statuses = (403, 409) if route.name in ("replica.subscribe", "replica.join") else (403,)
-            self.assertIn(answer.status, statuses, answer.body)
+            self.assertEqual(403, answer.status, answer.body)
             self.assertIn(b"no_rights" if not is_synapse else b"errcode", answer.body)
             self.assertIn(peer.key.name.encode(), answer.body)
 
@@ -229,6 +223,48 @@ class TableTests(CopiesCase, FilesSiteCase):
 
                 self.assertEqual(200 if Right.REPLICATE in peer.key.rights else 403, status)
 
+    def door_of(self, peer: Peer, uuid: str = "u") -> Door:
+        """A native connection over HTTP of this peer, after the handshake if that succeeds."""
+        key = peer.key
+        assert key is not None
+        self.certificate = _Certificate(key.name) if peer.is_certified else None
+        door = Door(self, *([] if peer.is_certified else [f"Authorization: Bearer {key.secret}"]))
+        self.addCleanup(door.talk.leave)
+        door.replica.greet(door, uuid=uuid, name=key.name, secret=key.secret)
+        return door
+
+    def talk(self, peer: str = "127.0.0.1") -> Talk:
+        """A new connection, with this certificate."""
+        talk, certificate = super().talk(peer), self.certificate
+        if certificate is not None:
+            talk.transport.getPeerCertificate = lambda: certificate  # type: ignore[attr-defined]
+        return talk
+
+    def test_a_replica_of_every_kind_of_key_joins_and_follows(self) -> None:
+        """What is not allowed makes no lease."""
+        combined = product(self.peers, (SEEN, HIDDEN), (Join, Subscribe))
+        for number, (peer, stream, command) in enumerate(combined):
+            if peer.key is None or Right.REPLICATE not in peer.key.rights:
+                continue
+            with self.subTest(command.__name__, peer=peer, stream=stream):
+                door, wanted = self.door_of(peer, f"u{number}"), Filter.of(streams=(stream,))
+                if command is Join:
+                    door.replica.tell("JOIN", Join(filter=wanted))
+                else:
+                    position = self.log.position
+                    asked = Subscribe(history=self.log.history, position=position, filter=wanted)
+                    door.replica.tell("SUBSCRIBE", asked)
+                door.pass_(0.1)
+                lease = self.relays.leases[f"u{number}"]
+                door.talk.leave()
+
+                if peer.may(command_operation(command), stream):
+                    self.assertEqual([], door.replica.lines("REFUSED"))
+                    self.assertIsNotNone(lease)
+                else:
+                    self.assertEqual("no_rights", door.replica.refusal()["code"])
+                    self.assertIsNone(lease)
+
     def test_every_forwarded_command_takes_what_it_takes_of_a_follower(self) -> None:
         """What is not allowed is dropped, counted, and changes nothing; the replica goes on."""
         self.wait(self.log.append("federation", "master", [b'[["k",{}]]']))
@@ -237,12 +273,14 @@ class TableTests(CopiesCase, FilesSiteCase):
                 continue
             example = next(iter(example_of(command)))
             with self.subTest(command.NAME, peer=peer):
+                door = self.door_of(peer)
                 before, dropped = self.state(), self.dropped(command)
-                body = {"origin": f"o{number}", "commands": [[1, line_of(example).decode()]]}
 
-                answer = self.request_of(peer, "POST", "/v1/commands", body)
+                door.replica.say(f"UP o{number} 1 {line_of(example).decode()}")
+                door.pass_(0.1)
+                door.talk.leave()
 
-                self.assertEqual(200, answer.status, answer.body)
+                self.assertEqual([b"o%d 1 1" % number], door.replica.lines("TAKEN"))
                 is_allowed = peer.may(command_operation(command), "")
                 if not is_allowed:
                     self.assertEqual(dropped + 1, self.dropped(command))
@@ -273,10 +311,11 @@ class SightTests(CopiesCase):
 
     def setUp(self) -> None:
         super().setUp()
+        self.relays.keys = Keyring("shared", [self.limited])
         self.site = self.make_site(
             roles=self.roles,
             relays=self.relays,
-            keys=Keyring("shared", [self.limited]),
+            keys=self.relays.keys,
             replication=DescribedRelays(self.relays),
         )
         for stream, writer, key in ((SEEN, "openwriter", "open"), (SECRET, "hiddenwriter", "h")):
@@ -295,8 +334,6 @@ class SightTests(CopiesCase):
 
     def ways(self) -> list[tuple[str, str, Any]]:
         """All answers that are reduced to what the peer may see."""
-        position = self.place()
-        asked = {"history": self.log.history, "position": position, "filter": {"streams": [SEEN]}}
         return [
             ("GET", "/v1/changelog?receipts=true&epoch_starts=true", None),
             ("GET", "/v1/extent", None),
@@ -304,16 +341,27 @@ class SightTests(CopiesCase):
             ("GET", "/v1/leases", None),
             ("GET", "/v1/replication", None),
             ("GET", "/status", None),
-            ("POST", "/v1/replicas/lim-uuid/join", {"name": "lim", "join": {"filter": {"streams": [SEEN]}}}),
-            ("POST", "/v1/replicas/lim-uuid", {"name": "lim", "subscription": asked}),
         ]
+
+    def heard(self, secret: str = "of lim", name: str = "lim", streams: frozenset[str] | None = None) -> str:
+        """All that a replica is sent that joins, and then follows these streams."""
+        door = Door(self, f"Authorization: Bearer {secret}")
+        self.addCleanup(door.talk.leave)
+        welcome = door.replica.greet(door, uuid=f"{name}-uuid", name=name, secret=secret)
+        assert welcome is not None
+        wanted = Filter.of(streams=streams)
+        door.replica.tell("JOIN", Join(filter=wanted))
+        door.pass_(0.1)
+        door.replica.subscribe(door, welcome, self.log.position, filter=wanted)
+        self.assertEqual([], door.replica.lines("REFUSED"))
+        return door.opened.body.decode("latin-1")
 
     def test_no_answer_names_what_the_key_may_not_see(self) -> None:
         """Neither streams and writers nor readers and idempotency keys."""
-        for method, path, body in self.ways():
+        heard = self.heard(streams=frozenset({SEEN}))
+        answers = {path: self.told(method, path, body) for method, path, body in self.ways()}
+        for path, told in (answers | {"natively": heard}).items():
             with self.subTest(path):
-                told = self.told(method, path, body)
-
                 for name in ("hiddenwriter", "hiddenreader", "other-uuid", "h-of-", f'"{SECRET}"'):
                     self.assertNotIn(name, told)
 
@@ -322,14 +370,14 @@ class SightTests(CopiesCase):
         told = "".join(
             self.told(method, path, None, "shared") for method, path, body in self.ways() if not body
         )
-        told += self.told("POST", "/v1/replicas/x/join", {"name": "x", "join": {}}, "shared")
+        told += self.heard("shared", "x")
 
         for name in ("hiddenwriter", "hiddenreader", "other-uuid", "h-of-", f'"{SECRET}"'):
             self.assertIn(name, told)
 
     def test_what_the_key_may_see_is_told(self) -> None:
         """Its own writers, receipts and leases."""
-        joined = self.told(*self.ways()[6])
+        joined = self.heard(streams=frozenset({SEEN}))
         followed = self.told("GET", "/v1/changelog?receipts=true")
 
         self.assertIn("openwriter", joined)
@@ -339,8 +387,8 @@ class SightTests(CopiesCase):
 
     def test_commands_for_the_homeserver_are_those_of_seen_streams(self) -> None:
         """And a key that sees some of them cannot acknowledge them all."""
-        said = [[1, "REMOVE_PUSHER app key @a:hs"], [2, "USER_SYNC w @a:hs PHONE start 1"]]
-        self.told("POST", "/v1/commands", {"origin": "o", "commands": said}, "shared")
+        said = [(1, b"REMOVE_PUSHER app key @a:hs"), (2, b"USER_SYNC w @a:hs PHONE start 1")]
+        self.publisher.command_receiver.receive("o", said)
 
         self.assertIn("REMOVE_PUSHER", self.told("GET", "/v1/commands", None, "shared"))
         self.assertEqual(1, len(self.told("GET", "/v1/commands").splitlines()))
@@ -351,13 +399,12 @@ class SightTests(CopiesCase):
 
     def test_the_origin_of_forwarded_commands_belongs_to_a_key(self) -> None:
         """Or a peer could use up the numbers of another one, whose commands would be lost."""
-        said = {"origin": "paris-1", "commands": [[10**9, "PING"]]}
-        self.told("POST", "/v1/commands", said)
+        receive = self.publisher.command_receiver.receive
+        receive("paris-1", [(10**9, b"PING")], access=access_of(self.limited))
 
-        said["commands"] = [[7, "REMOTE_SERVER_UP example.org"]]
-        answer = json.loads(self.told("POST", "/v1/commands", said, "shared"))
+        received = receive("paris-1", [(7, b"REMOTE_SERVER_UP example.org")])
 
-        self.assertEqual({"number": 7, "since": 7}, answer)
+        self.assertEqual((7, 7), received)
 
 
 class AcksTests(SiteCase):

@@ -59,8 +59,6 @@ class UnknownNamesTests(SiteCase):
 
     def test_daemons_may_send_more_than_an_older_one_knows(self) -> None:
         for name, body in (
-            ("replica.acknowledge", {"epoch": 1, "serial": 3}),
-            ("command.forward", {"origin": "copy-1"}),
             ("admin.hand_over", {"seconds": 1.0}),
             ("admin.claim", {"epoch": 1, "uuid": "u", "address": "-", "history": "h"}),
         ):

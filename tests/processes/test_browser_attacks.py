@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes.replica_line import open_line
 from tests.service.processes import ROOT, Daemon
 
 FACTS = "/v1/streams/push_rules/facts"
@@ -51,7 +52,8 @@ def state(daemon: Daemon) -> tuple[Any, ...]:
         ("POST", "/v1/facts", {**PAGE, "Content-Type": "multipart/form-data; boundary=x"}, "--x--"),
         ("POST", "/v1/handover", {**PAGE, "Content-Type": "text/plain"}, '{"seconds":300}'),
         ("POST", "/v1/leases", {"Origin": "null", "Content-Type": "text/plain"}, '{"name":"evil"}'),
-        ("POST", "/v1/replicas/x/join", {**PAGE, "Content-Type": "text/plain"}, '{"name":"x","join":{}}'),
+        ("POST", "/v1/native", PAGE, ""),
+        ("POST", "/v1/native/bytes", {**PAGE, "Content-Type": "text/plain"}, 'HELLO {"uuid":"x"}'),
         (
             "POST",
             "/v1/claim",
@@ -66,7 +68,7 @@ def state(daemon: Daemon) -> tuple[Any, ...]:
             "",
         ),
     ],
-    ids=["append", "facts", "handover", "lease", "join", "claim", "other port", "image"],
+    ids=["append", "facts", "handover", "lease", "native", "bytes", "claim", "other port", "image"],
 )
 def test_a_cross_site_request_changes_nothing(
     daemon: Daemon, method: str, path: str, headers: dict[str, str], body: str
@@ -108,8 +110,9 @@ def test_names_of_strangers_reach_no_terminal_raw(daemon: Daemon, tmp_path: Path
             while peer.recv(65536):
                 pass
     ask(daemon, "POST", "/v1/leases", {"Content-Type": "application/json"}, json.dumps({"name": evil}))
-    join = {"name": evil, "join": {}}
-    ask(daemon, "POST", "/v1/replicas/u/join", {"Content-Type": "application/json"}, json.dumps(join))
+    with open_line(daemon, over_http=True) as replica:
+        replica.greet(name=evil)
+        assert replica.refusal()["code"] == "bad_name"
 
     shown = "\n".join(daemon.lines)
     for command in (["status"], ["replicas"], ["leases", "list"], ["streams"], ["status", "--json"]):

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from tests.processes.channel import SECRET, eventually, metric
 from tests.processes.loading import Refused, Unanswered, report
+from tests.processes.replica_line import open_line
 from tests.processes.replicas import Cluster, Member, code, told
 
 LATER = 999_999
@@ -58,30 +58,17 @@ def claim(member: Member, **other: Any) -> dict[str, Any]:
     return made | other
 
 
-def subscription(member: Member, epoch: int) -> dict[str, Any]:
-    """What a replica in this epoch would ask for."""
-    return {"history": member.status()["history"], "position": {"epoch": epoch, "serial": 0, "digest": ""}}
-
-
-def subscribe_by_lines(member: Member, epoch: int) -> dict[str, Any]:
-    """Subscribe over the line port, as a replica in this epoch; gives the refusal."""
-    lines = (
-        'HELLO {"uuid":"u1","name":"u1","nonce":"n"}',
-        "AUTH {}",
-        "SUBSCRIBE " + json.dumps(subscription(member, epoch)),
-    )
-    host, _, port = member.daemon.follow.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        with connection.makefile("rw", encoding="utf-8", newline="\n") as file:
-            for line in lines:
-                file.write(line + "\n")
-            file.flush()
-            for line in file:
-                word, _, rest = line.partition(" ")
-                if word == "REFUSED":
-                    found: dict[str, Any] = json.loads(rest)
-                    return found
-    raise AssertionError("the subscription was not refused")
+def subscribe(
+    member: Member, epoch: int, secret: str = "", *, over_http: bool, **hello: str
+) -> dict[str, Any]:
+    """Subscribe as a replica in this epoch; gives the refusal."""
+    with open_line(member.daemon, secret, over_http=over_http) as line:
+        line.greet(secret, **({"uuid": "u1", "name": "u1"} | hello))
+        line.hear("WELCOME")
+        history = asked(member, secret, "GET", "/v1/status")[1]["history"]
+        position = {"epoch": epoch, "serial": 0, "digest": ""}
+        line.say("SUBSCRIBE " + json.dumps({"history": history, "position": position}))
+        return line.refusal()
 
 
 class Liar:
@@ -162,7 +149,7 @@ def liar(
 def test_a_subscription_over_the_line_port_fences_nobody(pair: tuple[Member, Member], epoch: int) -> None:
     """Anybody may connect there."""
     primary, _ = pair
-    found = subscribe_by_lines(primary, epoch)
+    found = subscribe(primary, epoch, over_http=False)
 
     assert (found["code"], found["message"]) == (
         "other_epoch",
@@ -186,12 +173,12 @@ def test_a_subscription_over_http_fences_nobody(pair: tuple[Member, Member], epo
         said["position"]["digest"] = said["epoch_starts"][0]["digest"] = "ff" * 32
 
     with liar(primary, lie) as stranger:
-        asked = {"name": "u1", "subscription": subscription(primary, epoch), "address": stranger.address}
-        status, word, message = refused(primary, "/v1/replicas/u1", asked)
+        found = subscribe(primary, epoch, over_http=True, address=stranger.address)
         if epoch == LATER:
             eventually(lambda: stranger.asked, "a question to the stranger")
 
-    assert (status, word, message) == (409, "other_epoch", f"u1 is in epoch {epoch}, later than epoch 1 here")
+    assert found["code"] == "other_epoch"
+    assert found["message"] == f"u1 is in epoch {epoch}, later than epoch 1 here"
     assert_primary(primary, 10)
 
 
@@ -425,10 +412,10 @@ def test_a_key_that_may_only_replicate_learns_no_other(keyed: tuple[Member, Memb
     history = asked(primary, SECRET, "GET", "/v1/status")[1]["history"]
     made = Liar(lambda said: None, {"history": "x", "uuid": "x", "role": "primary"}, 0)
     try:
-        subscription = {"history": history, "position": {"epoch": 9, "serial": 0, "digest": ""}}
-        said = {"name": "lisbon", "subscription": subscription, "address": made.address}
-        status, answer = asked(primary, "of-lisbon", "POST", "/v1/replicas/u1", said)
-        assert (status, answer["error"]) == (409, "other_epoch")
+        found = subscribe(
+            primary, 9, "of-lisbon", over_http=True, uuid="u1", name="lisbon", address=made.address
+        )
+        assert found["code"] == "other_epoch"
         eventually(lambda: made.asked, "a question to the stranger")
         claimed = {"epoch": 2, "uuid": "x", "address": made.address, "history": history}
         for body, path in ((claimed, "/v1/claim"), ({"seconds": 15}, "/v1/handover")):

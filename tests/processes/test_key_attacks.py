@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from synrepl.replication.relay.handshake import PRIMARY_SIDE, REPLICA_SIDE, Greetings, proof, record_key
-from synrepl.wire.codec import LineBuffer
-from synrepl.wire.records import HandshakeBuffer, RecordWriter
 from tests.certificates import Authority
+from tests.processes.replica_line import Line, open_line
 from tests.service.processes import Daemon, Process
 
 LONG_AGO, LONG_AGO_TOO = dt.datetime(2021, 3, 4, tzinfo=dt.UTC), dt.datetime(2020, 3, 4, tzinfo=dt.UTC)
@@ -85,38 +83,6 @@ class Deployment:
         return answer.status, data
 
 
-class Line:
-    """A connection to the line port."""
-
-    def __init__(self, secured: socket.socket) -> None:
-        self._secured = secured
-        self._reader = HandshakeBuffer(b"WELCOME ", LineBuffer)
-        self._writer: RecordWriter | None = None
-        self._heard: list[str] = []
-
-    def say(self, *lines: str) -> None:
-        """Send these lines."""
-        data = "".join(f"{line}\n" for line in lines).encode()
-        self._secured.sendall(data if self._writer is None else self._writer.write(data))
-
-    def authenticate(self, secret: str, greetings: Greetings) -> None:
-        """Use records from here on, as a replica with this secret does after AUTH."""
-        self._writer = RecordWriter(record_key(secret, REPLICA_SIDE, greetings))
-        self._reader.read_records(record_key(secret, PRIMARY_SIDE, greetings))
-
-    def hear(self, word: str) -> str:
-        """The next line that begins with this word."""
-        while True:
-            while self._heard:
-                if (line := self._heard.pop(0)).startswith(word):
-                    return line
-            if not (data := self._secured.recv(65_536)):
-                raise AssertionError(f"the connection ended without {word}")
-            for run in self._reader.runs(data):
-                assert isinstance(run, list)
-                self._heard += [line.decode() for line in run]
-
-
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
     made = Deployment(tmp_path)
@@ -174,7 +140,8 @@ def test_a_right_that_is_missing_is_named(deployment: Deployment) -> None:
     """Over HTTP, for each right."""
     for method, path, body, right in [
         ("POST", "/v1/streams/push_rules/facts", '{"facts":[[["@a:hs"]]]}', "write"),
-        ("POST", "/v1/replicas/u/join", '{"name":"n","join":{}}', "replicate"),
+        ("POST", "/v1/native", "", "replicate"),
+        ("POST", "/v1/native/bytes", "{}", "replicate"),
         ("POST", "/v1/promote", "{}", "administer"),
         ("POST", "/v1/claim", '{"epoch":9,"uuid":"z","address":"","history":""}', "administer"),
     ]:
@@ -197,56 +164,44 @@ def test_a_wrong_and_a_revoked_key_are_refused(deployment: Deployment) -> None:
     assert deployment.ask("GET", "/v1/status", "of-a-reader")[0] == 401
 
 
-def replica_says(line: Line, secret: str, *, name: str, nonce: str = "n", shown: str = "") -> str:
-    """Greets as a replica of this name does; gives the proof that was shown."""
-    hello = "HELLO " + json.dumps({"uuid": "u", "name": name, "nonce": nonce})
-    line.say(hello)
-    greetings = Greetings(hello.encode(), line.hear("CHALLENGE").encode())
-    shown = shown or proof(secret, REPLICA_SIDE, greetings)
-    line.say("AUTH " + json.dumps({"proof": shown}))
-    line.authenticate(secret, greetings)
-    return shown
+@pytest.mark.parametrize("over_http", [False, True], ids=["tcp", "http"])
+def test_a_replica_is_refused_in_one_line_that_says_why(deployment: Deployment, *, over_http: bool) -> None:
+    """A wrong secret, a proof that was overheard, a name without a key, a stream that is not its own; over
+    HTTP, whatever secret it has shown there."""
 
-
-def test_a_replica_is_refused_in_one_line_that_says_why(deployment: Deployment) -> None:
-    """A wrong secret, a proof that was overheard, a name without a key, a stream that is not its own."""
-    plain = deployment.daemon.follow.split(":")
-
-    @contextlib.contextmanager
-    def line() -> Iterator[Line]:
-        with socket.create_connection((plain[0], int(plain[1])), timeout=20) as made:
-            yield Line(made)
+    def line() -> contextlib.AbstractContextManager[Line]:
+        return open_line(deployment.daemon, "of-root", over_http=over_http)
 
     def why(line: Line) -> tuple[str, str]:
-        said = json.loads(line.hear("REFUSED").partition(" ")[2])
+        said = line.refusal()
         return said["code"], said["message"]
 
     with line() as one:
-        replica_says(one, "wrong", name="paris")
+        one.greet("wrong", name="paris")
         assert why(one) == ("no_rights", "the proof is wrong: the upstream has another secret")
     with line() as one:
-        overheard = replica_says(one, "of-paris", name="paris")
+        overheard = one.greet("of-paris", name="paris")
         one.hear("WELCOME")
     with line() as one:
-        replica_says(one, "", name="paris", shown=overheard)
+        one.greet(name="paris", shown=overheard)
         assert why(one) == ("no_rights", "the proof is wrong: the upstream has another secret")
     with line() as one:
-        replica_says(one, "of-paris", name="oslo")
+        one.greet("of-paris", name="oslo")
         assert why(one) == (
             "no_rights",
             "there is no key oslo in keys_file of the upstream, or it was revoked",
         )
     with line() as one:
-        replica_says(one, "of-a-reader", name="reader")
+        one.greet("of-a-reader", name="reader")
         assert why(one) == ("no_rights", "the key reader lacks the right replicate: add it in keys_file")
     with line() as one:
-        replica_says(one, "of-paris", name="paris")
+        one.greet("of-paris", name="paris")
         one.hear("WELCOME")
         one.say("JOIN {}")
         expected = "the key paris may not see all streams: change its streams in keys_file"
         assert why(one) == ("no_rights", expected)
     with line() as one:
-        replica_says(one, "of-paris", name="paris")
+        one.greet("of-paris", name="paris")
         one.hear("WELCOME")
         one.say('JOIN {"filter":{"streams":["push_rules"]}}')
         one.hear("JOINED")
@@ -264,12 +219,9 @@ def test_a_key_with_streams_sees_no_names_of_others(deployment: Deployment) -> N
         assert status == 200, told
     assert tell("POST", "/v1/leases", "of-root", {"name": "hiddenreader"})[0] == 200
     query = {"filter": {"streams": ["push_rules"]}}
-    about = json.loads(tell("GET", "/v1/replication", "of-lim")[1])
-    subscription = {"history": about["history"], "position": about["position"], **query}
 
     answers = [
-        tell("POST", "/v1/replicas/u/join", "of-lim", {"name": "lim", "join": query}),
-        tell("POST", "/v1/replicas/u", "of-lim", {"name": "lim", "subscription": subscription}),
+        tell("GET", "/v1/replication", "of-lim"),
         tell("GET", "/v1/changelog?streams=push_rules&receipts=true", "of-lim"),
         tell("GET", "/v1/changelog?receipts=true&epoch_starts=true", "of-lim"),
         tell("GET", "/v1/extent", "of-lim"),
@@ -282,15 +234,14 @@ def test_a_key_with_streams_sees_no_names_of_others(deployment: Deployment) -> N
     told = "".join(text for _, text in answers)
     assert "openwriter" in told
     assert not [name for name in ("hiddenwriter", "hiddenreader", "account_data") if name in told]
-    plain = deployment.daemon.follow.split(":")
-    with socket.create_connection((plain[0], int(plain[1])), timeout=20) as made:
-        line = Line(made)
-        replica_says(line, "of-lim", name="lim")
-        line.hear("WELCOME")
-        line.say("JOIN " + json.dumps(query))
-        line.hear("BLOCK snapshot")
-        while not (text := line.hear("")).startswith("JOINED"):
-            assert "hiddenwriter" not in text
+    for over_http in (False, True):
+        with open_line(deployment.daemon, "of-lim", over_http=over_http) as line:
+            line.greet("of-lim", name="lim")
+            line.hear("WELCOME")
+            line.say("JOIN " + json.dumps(query))
+            line.hear("BLOCK snapshot")
+            while not (text := line.hear("")).startswith("JOINED"):
+                assert "hiddenwriter" not in text
 
 
 def test_a_replica_key_with_streams_sends_no_commands_for_others(deployment: Deployment) -> None:
@@ -309,17 +260,19 @@ def test_a_replica_key_with_streams_sends_no_commands_for_others(deployment: Dep
         'USER_IP @ghost:hs ["token","ip","agent",null,1]',
     ]
 
-    status, told = tell(
-        "POST", "/v1/commands", "of-lim", {"origin": "o", "commands": list(enumerate(said, 1))}
-    )
+    with open_line(deployment.daemon, "of-lim", over_http=True) as line:
+        line.greet("of-lim", name="lim")
+        line.say(*(f"UP o {number} {text}" for number, text in enumerate(said, 1)))
+        line.hear(f"TAKEN o {len(said)} 1")
 
-    assert (status, json.loads(told)) == (200, {"number": len(said), "since": 1})
     assert len(before["updates"]) == 3
     assert json.loads(tell("GET", rows, "of-root")[1]) == before
     assert "ghost" not in tell("GET", "/v1/commands", "of-root")[1]
     assert json.loads(tell("GET", "/v1/syncing", "of-root")[1]) == {"users": []}
-    beyond = {"origin": "p", "commands": [[1, "FEDERATION_ACK sender 999"]]}
-    assert tell("POST", "/v1/commands", "of-root", beyond)[0] == 200
+    with open_line(deployment.daemon, "of-root", over_http=True) as line:
+        line.greet("of-root", name="root")
+        line.say("UP p 1 FEDERATION_ACK sender 999")
+        line.hear("TAKEN p 1 1")
     assert json.loads(tell("GET", rows, "of-root")[1]) == before
     metrics = tell("GET", "/metrics", "")[1]
     assert 'synrepl_commands_dropped_total{command="FEDERATION_ACK"} 3.0' in metrics

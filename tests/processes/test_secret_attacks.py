@@ -14,6 +14,7 @@ import pytest
 from synrepl.replication.relay.leases import MAX_LEASES_OF_KEY
 from tests.processes.channel import eventually
 from tests.processes.loading import report
+from tests.processes.replica_line import open_line
 from tests.service.processes import TWISTD, Daemon
 
 SHARED: Final = "SHAREDsecretOFALLdaemons0123"
@@ -118,15 +119,24 @@ def options(folder: Path, *, is_shared: bool) -> tuple[str, ...]:
 
 def register(
     daemon: Daemon, uuid: str, *, name: str, secret: str = MALLORY, address: str = "", serial: int = 0
-) -> Answer:
-    """Subscribe over HTTP to the stream that mallory may see, as a replica of this name, uuid and address."""
-    admin = PARIS
-    told = ask(daemon.url, admin, "GET", "/v1/replication").body
-    digests = ask(daemon.url, admin, "GET", f"/v1/digests?serials={serial}").body["digests"]
+) -> str:
+    """Subscribe over HTTP to the stream that mallory may see, as a replica of this name, uuid and address;
+    acknowledge what is said to be stored. Returns why that is refused; nothing if it is not.
+    """
+    told = ask(daemon.url, PARIS, "GET", "/v1/replication").body
+    digests = ask(daemon.url, PARIS, "GET", f"/v1/digests?serials={serial}").body["digests"]
     position = {"epoch": told["position"]["epoch"], "serial": serial, "digest": digests[str(serial)] or ""}
-    subscription = {"history": told["history"], "position": position, "filter": {"streams": ["push_rules"]}}
-    body = {"name": name, "subscription": subscription, "address": address}
-    return ask(daemon.url, secret, "POST", f"/v1/replicas/{uuid}", body)
+    asked = {"history": told["history"], "position": position, "filter": {"streams": ["push_rules"]}}
+    with open_line(daemon, secret, over_http=True) as line:
+        line.greet(secret, uuid=uuid, name=name, address=address)
+        if (heard := line.hear("WELCOME", "REFUSED")).startswith("WELCOME"):
+            line.say("SUBSCRIBE " + json.dumps(asked))
+            heard = line.hear("SUBSCRIBED", "REFUSED")
+        if heard.startswith("SUBSCRIBED"):
+            line.say(f"ACK {position['epoch']} {serial} 0", "PING 1")
+            return ""
+        refused = json.loads(heard.partition(" ")[2])
+        return f"{refused['code']}: {refused['message']}"
 
 
 def shown(listeners: Sequence[Listener]) -> list[str]:
@@ -141,7 +151,7 @@ def test_a_replicas_address_is_sent_no_secret(tmp_path: Path, is_shared: bool) -
     given = options(tmp_path, is_shared=is_shared)
     with ExitStack() as stack:
         listeners = [stack.enter_context(Listener(status)) for status in (401, 401, 401, 200, 404)]
-        names = ("paris", "mallory", "made-up", "made-up", "made-up")
+        names = ("paris", *["mallory"] * 4)
         with Daemon(tmp_path, options=given, program=QUICK) as daemon:
             for number, (listener, name) in enumerate(zip(listeners, names, strict=True)):
                 register(daemon, f"u{number}", name=name, address=listener.address)
@@ -157,7 +167,8 @@ def test_a_replicas_address_is_sent_no_secret(tmp_path: Path, is_shared: bool) -
             own.write_text(secret := SHARED if is_shared else PARIS)
             own.chmod(0o600)
             home.mkdir()
-            more = ("--upstream", daemon.url, "--replica-name", "oslo", "--secret-file", str(own))
+            own_name = "oslo" if is_shared else "paris"
+            more = ("--upstream", daemon.url, "--replica-name", own_name, "--secret-file", str(own))
             with Daemon(home, options=more, program=QUICK) as replica:
                 eventually(
                     lambda: ask(replica.url, secret, "GET", "/v1/status").body["state"] == "serving",
@@ -219,27 +230,24 @@ def test_a_replica_key_moves_no_lease_of_another_key(tmp_path: Path) -> None:
     """By acknowledging, subscribing, joining or naming it: the facts that it retains stay."""
     with Daemon(tmp_path, options=options(tmp_path, is_shared=True)) as daemon:
         append(daemon, 250)
-        assert register(daemon, "p1", name="paris", secret=PARIS, serial=50).status == 200
-        cases = [
-            ask(daemon.url, MALLORY, "POST", "/v1/replicas/p1/ack", {"epoch": 1, "serial": 250}),
+        assert register(daemon, "p1", name="paris", secret=PARIS, serial=50) == ""
+        whys = [
             register(daemon, "p1", name="mallory", serial=250),
             register(daemon, "p1", name="mallory", address="- http://127.0.0.1:1", serial=250),
             register(daemon, "p2", name="paris", serial=250),
-            ask(daemon.url, MALLORY, "POST", "/v1/replicas/p1/join", {"name": "mallory", "join": {}}),
+            register(daemon, "p1", name="made-up", serial=250),
         ]
-        whys = [(one.status, one.body["error"], one.body["message"]) for one in cases]
         after = serials(daemon)
         own = register(daemon, "m1", name="mallory", serial=250)
-        acknowledged = ask(daemon.url, PARIS, "POST", "/v1/replicas/m1/ack", {"epoch": 1, "serial": 250})
+        taken_over = register(daemon, "m1", name="paris", secret=PARIS, serial=250)
 
-    report(f"the lease of paris: serial 50 before, {after['p1']} after {len(cases)} attempts of mallory")
+    report(f"the lease of paris: serial 50 before, {after['p1']} after {len(whys)} attempts of mallory")
     ways_out = "synrepl leases drop paris and synrepl leases add paris give it to any key"
-    lease = f"lease paris belongs to another key: {ways_out}"
-    name = "the name paris belongs to another key: set replica_name, or prove the key paris"
-    assert whys[0] == (403, "no_rights", lease)
-    assert whys[1:] == [(409, "no_rights", text) for text in (lease, lease, name, lease)]
+    lease = f"no_rights: lease paris belongs to another key: {ways_out}"
+    proof = "no_rights: the proof is wrong: the upstream has another secret"
+    assert whys == [lease, lease, proof, proof]
     assert after == {"p1": 50}
-    assert (own.status, acknowledged.status) == (200, 200)
+    assert (own, taken_over) == ("", "")
 
 
 def test_one_key_takes_few_of_the_leases(tmp_path: Path) -> None:

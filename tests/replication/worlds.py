@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
+from typing import Protocol as TypingProtocol
 
 import msgspec
 from twisted.internet.defer import Deferred
@@ -115,6 +116,13 @@ class World:
         return replica
 
 
+class Passing(TypingProtocol):
+    """Lets time pass."""
+
+    def pass_(self, seconds: float) -> None:
+        """Let so many seconds pass."""
+
+
 class RawReplica(Protocol):
     """Says what a test says, and remembers what it heard."""
 
@@ -164,7 +172,7 @@ class RawReplica(Protocol):
 
     def greet(
         self,
-        world: World,
+        world: Passing,
         *,
         uuid: str = "raw-uuid",
         name: str = "raw",
@@ -183,14 +191,14 @@ class RawReplica(Protocol):
         said = self.lines("WELCOME")
         return msgspec.json.decode(said[-1], type=Welcome) if said else None
 
-    def say_hello(self, world: World, hello: Hello) -> Greetings:
+    def say_hello(self, world: Passing, hello: Hello) -> Greetings:
         """Say this, and hear the challenge."""
         self.tell("HELLO", hello)
         world.pass_(0.05)
         return Greetings(line_of_replica(hello), b"CHALLENGE " + self.lines("CHALLENGE")[-1])
 
     def subscribe(
-        self, world: World, welcome: Welcome, position: LogPosition | None = None, **other: Any
+        self, world: Passing, welcome: Welcome, position: LogPosition | None = None, **other: Any
     ) -> None:
         """Ask for what comes after a place."""
         asked: dict[str, Any] = {"history": welcome.history, "position": position or welcome.position} | other

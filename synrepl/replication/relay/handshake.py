@@ -1,4 +1,4 @@
-"""Parts of the handshake with a replica, and the start of a snapshot, for all transports.
+"""Parts of the handshake with a replica, and the start of a snapshot.
 
 On a native connection both ends prove the secret by HMAC, without sending it or comparing clocks. The proofs
 cover the lines of the handshake as they were sent, so that nobody in between can alter them. Without TLS the
@@ -129,7 +129,7 @@ async def _can_resume(log: Log, join: str, position: LogPosition) -> bool:
 
 
 def make_welcome(registry: ReplicaRegistry, access: Access, *, proof: str) -> Welcome:
-    """Return this daemon's identity, role, history and position. HTTP sends the same fields as WELCOME.
+    """Return this daemon's identity, role, history and position. `GET /v1/replication` sends it too.
 
     Of the streams that a filtered copy holds, only those that the peer may see are named.
     """

@@ -93,7 +93,7 @@ class ReplicaRegistry:
             self.leases.touch(relay.uuid)
 
     def present(self) -> set[str]:
-        """The uuids of all readers with a native connection or a recent HTTP request."""
+        """The uuids of all replicas with a connection, and of readers with a recent HTTP request."""
         now = self.clock.seconds()
         self._http_readers = {uuid: until for uuid, until in self._http_readers.items() if until > now}
         return {relay.uuid for relay in self.connected if relay.is_known} | self._http_readers.keys()
@@ -149,7 +149,8 @@ class ReplicaRegistry:
     ) -> Refused | None:
         """Return why this subscription is refused; None if it is admitted.
 
-        Native connections pass their `relay`, HTTP passes None. `roles` is notified of a later epoch.
+        `relay` is that of the replica's connection; any other one is a duplicate. `roles` is notified of a
+        later epoch.
         """
         if (refused := self._access_refusal(replica, request.filter, access)) is not None:
             return refused

@@ -1,4 +1,4 @@
-"""Codec of a log's metadata: epoch starts, receipts and positions, as lines of JSON (natively in blocks)."""
+"""Codec of a log's metadata: epoch starts, receipts and positions, as lines of JSON in blocks."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -51,11 +51,7 @@ def meta_block(epoch_starts: Sequence[EpochStart] = (), receipts: Sequence[Appen
 
 def snapshot_block(snapshot: LogSnapshot) -> bytes:
     """Encode a snapshot's metadata as blocks, for a `SnapshotDecoder`."""
-    return encode_blocks("snapshot", snapshot_lines(snapshot))
-
-
-def snapshot_lines(snapshot: LogSnapshot) -> list[bytes]:
-    """Encode a snapshot's metadata as lines. The position comes last and marks the end."""
+    # The position comes last and marks the end.
     lines = [_Line(trimmed_upto=snapshot.trimmed_upto)]
     lines += [_Line(epoch_start=epoch_start) for epoch_start in snapshot.epoch_starts]
     lines += [
@@ -64,7 +60,7 @@ def snapshot_lines(snapshot: LogSnapshot) -> list[bytes]:
     ]
     lines += map(_receipt, snapshot.receipts)
     lines.append(_Line(position=snapshot.position))
-    return [_encode(line) + b"\n" for line in lines]
+    return encode_blocks("snapshot", [_encode(line) + b"\n" for line in lines])
 
 
 def read_meta(data: bytes) -> tuple[list[EpochStart], list[AppendReceipt]]:

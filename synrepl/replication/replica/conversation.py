@@ -1,4 +1,4 @@
-"""Messages between a replica and its upstream, independent of the transport."""
+"""Messages between a replica and its upstream, independent of what carries them."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -60,19 +60,19 @@ class Ephemeral(msgspec.Struct, frozen=True):
 
 
 Event = Command | Facts | SnapshotFacts | SnapshotMeta | Ephemeral
-"""What an upstream sends: native commands and the contents of blocks. HTTP is translated into these."""
+"""What an upstream sends: native commands and the contents of blocks."""
 
 
 class IConversation(Protocol):
-    """A conversation with an upstream after the handshake, on a native connection or over HTTP."""
+    """A conversation with an upstream after the handshake."""
 
     welcome: Welcome
 
     def join(self, request: Join) -> None:
         """Request a copy.
 
-        `Joining` follows, then the snapshot's facts and `SnapshotFacts` (unless the copy has them), on a
-        native connection newer facts and `SnapshotMeta`, and `Joined`. A `Heartbeat` can come between.
+        `Joining` follows, then the snapshot's facts and `SnapshotFacts` (unless the copy has them), newer
+        facts and `SnapshotMeta`, and `Joined`. A `Heartbeat` can come between.
         """
 
     def subscribe(self, request: Subscribe) -> None:

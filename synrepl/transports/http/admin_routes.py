@@ -117,7 +117,7 @@ async def add_lease(call: Call, body: LeaseBody) -> LeaseAnswer:
         raise ApiError("known", f"{body.name} already has a lease")
     uuid = known.uuid if known is not None else body.uuid or f"expected-{uuid4()}"
     if (refusal := registry.lease_limit_refusal(uuid)) is not None:
-        raise refusal_error(refusal, status=None)
+        raise refusal_error(refusal)
     lease = registry.leases.add(uuid, body.name)
     await registry.leases.save()
     return LeaseAnswer(lease.uuid, lease.name, lease.serial)

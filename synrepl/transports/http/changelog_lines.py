@@ -10,7 +10,6 @@ from zlib import crc32
 
 import msgspec
 
-from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import AppendReceipt, EpochStart
 from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import EphemeralStep
@@ -106,18 +105,6 @@ class _LineEncoder(LogEncoder):
 def line_encoder(facts_filter: Filter, *, checked: bool) -> _LineEncoder:
     """Return the encoder that readers with this filter and this `checked` share."""
     return _LineEncoder(facts_filter, checked=checked)
-
-
-def decode_line(text: bytes) -> tuple[str, bytes]:
-    """Return the kind and content of a line with a ``check``.
-
-    Raises `RemoteProtocolError` if it is corrupted.
-    """
-    head, _, check = text.rpartition(b',"check":"')
-    kind, _, content = head.removeprefix(b'{"').partition(b'":')
-    if check.rstrip() != _check(kind, content) + b'"}':
-        raise RemoteProtocolError("corrupted line in the changelog: its check does not match")
-    return kind.decode("ascii", "replace"), content
 
 
 def _line(kind: str, content: bytes) -> bytes:

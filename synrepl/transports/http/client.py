@@ -12,12 +12,11 @@ import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.http_api.route import HttpRequest, public_url
-from synrepl.http_api.routes import ALLOCATED, CATCH_UP, CHANGELOG, DIGESTS
+from synrepl.http_api.routes import ALLOCATED, CATCH_UP, CHANGELOG
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import BodyLines, HttpClient, decode_json
-from synrepl.transports.http.messages import DigestsAnswer
 
 MIB: Final = 1024 * 1024
 
@@ -137,7 +136,7 @@ class ChangelogClient(HttpClient):
         The server waits up to `wait` seconds for a first fact. An awaitable that `on_line` returns is
         awaited; meanwhile reading pauses. Returns the serial up to which all selected facts were delivered:
         continue from there. Raises `ReplicationError`; lines delivered before the error are complete.
-        `on_begin` and `query` are as in `follow`.
+        `on_begin` is called before the first line. `query` has other parameters of the changelog.
         """
         request = CHANGELOG.request(since=since, wait=wait, streams=streams, limit=limit, **query)
         count = 0
@@ -155,48 +154,14 @@ class ChangelogClient(HttpClient):
             return since
         return max(since, head.serial)
 
-    async def follow(
-        self,
-        since: int,
-        on_lines: Callable[[list[bytes]], Awaitable[None] | None],
-        *,
-        heartbeat: float = 5.0,
-        silence: float | None = None,
-        on_begin: Callable[[FirstAnswer], None] | None = None,
-        **query: Any,
-    ) -> None:
-        """Call `on_lines` with lines after the serial `since` as they arrive: facts, epoch starts, receipts,
-        heartbeats.
-
-        `query` has other parameters of the changelog. An awaitable that `on_lines` returns is awaited;
-        meanwhile reading pauses. With `commands`, commands for all processes come too, except those of this
-        origin. `epoch`, `digest` and `history` describe the reader's own log at `since`; the server refuses a
-        diverged reader. Returns when the server has sent everything up to `upto`. Raises `NotConnected` after
-        `silence` seconds (default: three heartbeats) without data, or another `ReplicationError`. `on_begin`
-        is called before the first lines.
-        """
-        request = CHANGELOG.request(since=since, follow=True, heartbeat=heartbeat, **query)
-        silence = 3 * heartbeat if silence is None else silence
-        async with self._lines(request, silence=silence) as (head, lines):
-            if on_begin is not None:
-                on_begin(head)
-            while batch := await lines.next():
-                handled = on_lines(batch)
-                if isawaitable(handled):
-                    await handled
-
-    async def digests(self, serials: Collection[int]) -> DigestsAnswer:
-        """Fetch the digests at these serials, at most 1,000; None where the daemon has none."""
-        return await self.call(DIGESTS.request(serials=serials), DigestsAnswer)
-
     @asynccontextmanager
     async def _lines(
-        self, request: HttpRequest, *, wait: float = 0.0, silence: float | None = None
+        self, request: HttpRequest, *, wait: float
     ) -> AsyncIterator[tuple[FirstAnswer, BodyLines]]:
         """Yield the head of a response, and its lines. `wait` adds to the timeout, in seconds."""
         url = request.url(self.base_url)
         response = await self._within(self.timeout + wait, self._open(request.method, url), url)
-        lines = BodyLines.of(response, public_url(url), clock=self.reactor, silence=silence)
+        lines = BodyLines.of(response, public_url(url))
         try:
             yield _response_head(response), lines
         finally:

@@ -1,14 +1,12 @@
-"""Handlers of commands: those that replicas forward, and the buffer for the homeserver."""
+"""Handlers of followers' commands: the buffer for the homeserver, and who is syncing."""
 
 from typing import Any, Final
 
 import msgspec
 
-from synrepl.errors import RemoteProtocolError
 from synrepl.ports.rights import is_told
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
-from synrepl.transports.http.messages import AcceptedForwards, ForwardedCommands
 from synrepl.wire.position import Natural64
 
 MAX_READERS: Final = 100
@@ -41,20 +39,6 @@ class SyncingAnswer(msgspec.Struct, frozen=True):
     """The users who are syncing."""
 
     users: list[SyncingDevice]
-
-
-async def forward(call: Call, body: ForwardedCommands) -> AcceptedForwards:
-    """Process each forwarded command once, as if a follower had sent it to this daemon."""
-    try:
-        number, since = call.services.publisher.command_receiver.receive(
-            body.origin,
-            [(number, line.encode(errors="replace")) for number, line in body.commands],
-            source=body.origin,
-            access=call.access,
-        )
-    except RemoteProtocolError as error:
-        raise ApiError("bad_request", error.why) from error
-    return AcceptedForwards(number, since)
 
 
 async def syncing(call: Call) -> SyncingAnswer:

@@ -380,8 +380,8 @@ class BodyChunks(_PacedBody):
 class BodyLines(_PacedBody):
     """A body in lines."""
 
-    def __init__(self, url: str, *, clock: IClock | None = None, silence: float | None = None) -> None:
-        super().__init__(url, clock=clock, silence=silence)
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
         self._buffer = LineBuffer(MAX_LINE_BYTES)
         self._is_too_long = False
 
@@ -398,8 +398,7 @@ class BodyLines(_PacedBody):
     async def next(self) -> list[bytes]:
         """Wait for lines, and return all that have arrived; an empty list at the end of a complete response.
 
-        Raises `NotConnected` if the response ends early and after the time of silence, `RemoteProtocolError`
-        after a line over the limit.
+        Raises `NotConnected` if the response ends early, `RemoteProtocolError` after a line over the limit.
         """
         if not (lines := await super().next()):
             self.check_complete()
