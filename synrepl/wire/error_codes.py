@@ -89,8 +89,7 @@ REFUSALS: Final = {
         409, "the replica's handshake is not one that this daemon supports", retryable=False
     ),
 }
-"""Why an upstream refuses a replica. Over HTTP a refused join or subscription has the status 409, except for
-``bad_name``, and ``no_rights`` for a key without the right `replicate`."""
+"""Why an upstream refuses a replica, or a reader over HTTP."""
 
 _REQUESTS: Final = {
     "bad_json": ErrorCode(400, "the body is not JSON"),
