@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Final, Protocol
 
-from synrepl.http_api.routes import CONNECTION, OCTETS, OFFSET
+from synrepl.http_api.routes import CONNECTION, NATIVE_BYTES, OCTETS, OFFSET
 from synrepl.replication.relay.handshake import PRIMARY_SIDE, REPLICA_SIDE, Greetings, proof, record_key
 from synrepl.wire.codec import LineBuffer
 from synrepl.wire.records import HandshakeBuffer, RecordWriter
 from tests.service.processes import Daemon
 
-__all__ = ["HttpPipe", "Line", "open_line"]
+__all__ = ["HttpPipe", "Line", "Pipe", "open_line"]
 
 SECONDS: Final = 20.0
+MOST: Final = NATIVE_BYTES.max_body or 0
 
 
 class Pipe(Protocol):
@@ -31,10 +32,10 @@ class Pipe(Protocol):
 class HttpPipe:
     """A native connection over HTTP: what is sent is posted, what is received is the endless answer."""
 
-    def __init__(self, url: str, secret: str = "") -> None:
+    def __init__(self, url: str, secret: str = "", *, seconds: float = SECONDS) -> None:
         host = url.removeprefix("http://")
         self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-        self._down, self._up = (http.client.HTTPConnection(host, timeout=SECONDS) for _ in range(2))
+        self._down, self._up = (http.client.HTTPConnection(host, timeout=seconds) for _ in range(2))
         self._down.request("POST", "/v1/native", None, self._headers)
         self._answer = self._down.getresponse()
         assert self._answer.status == 200, self._answer.read()
@@ -43,12 +44,14 @@ class HttpPipe:
 
     def sendall(self, data: bytes) -> None:
         """Post these bytes, and wait until they are handled; those after the end go nowhere."""
-        headers = {CONNECTION: self._name, OFFSET: str(self._sent), "Content-Type": OCTETS}
-        self._up.request("POST", "/v1/native/bytes", data, self._headers | headers)
-        answer = self._up.getresponse()
-        said = answer.read()
-        assert answer.status == 200 or b"no_connection" in said, said
-        self._sent += len(data)
+        for at in range(0, len(data), MOST):
+            some = data[at : at + MOST]
+            headers = {CONNECTION: self._name, OFFSET: str(self._sent), "Content-Type": OCTETS}
+            self._up.request("POST", "/v1/native/bytes", some, self._headers | headers)
+            answer = self._up.getresponse()
+            said = answer.read()
+            assert answer.status == 200 or b"no_connection" in said, said
+            self._sent += len(some)
 
     def recv(self, most: int) -> bytes:
         """Read some of the answer; nothing at its end."""

@@ -9,12 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.processes.loading import MIB, NO_HEADERS, Asker, memory, report
+from tests.processes.replica_line import HttpPipe, Pipe
 from tests.service.processes import Daemon
 
 LIVE_SECONDS = 2.0
@@ -122,7 +123,7 @@ def connected(daemon: Daemon) -> socket.socket:
     return made
 
 
-def send(to: socket.socket, data: bytes) -> bool:
+def send(to: Pipe, data: bytes) -> bool:
     """Whether all of it was taken: the daemon did not close, nor stop reading."""
     try:
         to.sendall(data)
@@ -131,7 +132,7 @@ def send(to: socket.socket, data: bytes) -> bool:
     return True
 
 
-def said(to: socket.socket, text: bytes) -> bool:
+def said(to: Pipe, text: bytes) -> bool:
     """Whether the daemon says this before it closes."""
     heard = b""
     try:
@@ -202,13 +203,21 @@ def test_commands_for_all_stop_nothing(tmp_path: Path) -> None:
             assert answered(one)
 
 
-def test_digests_that_nobody_reads_cost_nothing(tmp_path: Path) -> None:
-    """62 MB of questions made 730 MB, and other reads waited for 23 seconds."""
+@pytest.mark.parametrize("over_http", [False, True], ids=["tcp", "http"])
+def test_digests_that_nobody_reads_cost_nothing(tmp_path: Path, *, over_http: bool) -> None:
+    """62 MB of questions made 730 MB, and other reads waited for 23 seconds. Over HTTP the requests with them
+    are not answered."""
     with Daemon(tmp_path) as daemon, Asker(daemon.url) as asker:
         asker.post("push_rules", [[[f"@u{n}:x"]] for n in range(200)])
         asked = b"DIGESTS [" + b",".join(b"%d" % n for n in range(1, 201)) + b"]\n"
         with watched(daemon, "DIGESTS without reading, 6 connections", grows_mib=30), ExitStack() as stack:
-            sockets = [stack.enter_context(connected(daemon)) for _ in range(6)]
+            sockets: list[Pipe] = []
+            for _ in range(6):
+                if over_http:
+                    pipe = HttpPipe(daemon.url, seconds=SEND_SECONDS)
+                    sockets.append(stack.enter_context(closing(pipe)))
+                else:
+                    sockets.append(stack.enter_context(connected(daemon)))
             for number, one in enumerate(sockets):
                 greeting = f'HELLO {{"uuid":"u{number}","name":"n","nonce":"x"}}\nAUTH {{}}\n'
                 assert send(one, greeting.encode())

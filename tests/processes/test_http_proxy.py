@@ -64,3 +64,14 @@ def test_a_proxy_that_repeats_requests_changes_nothing(tmp_path: Path) -> None:
 
     assert again == opened
     assert posted > 5
+
+
+def test_a_primary_that_stops_says_so_through_the_proxy(tmp_path: Path) -> None:
+    """As to replicas at its native port: nobody need look for a fault on the way."""
+    with Cluster(tmp_path) as cluster:
+        primary = cluster.add("primary")
+        with HttpProxy(primary.url) as proxy:
+            replica = cluster.add("replica", upstream=proxy.url)
+            replica.wait_for(lambda told: told["upstream"]["state"] == "live", "following")
+            primary.stop()
+            replica.daemon.wait_for("ERROR from the upstream: server shutting down")

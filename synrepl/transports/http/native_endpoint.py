@@ -48,7 +48,7 @@ MAX_BYTES: Final = 64 * 1024
 
 PAUSE_SECONDS: Final = 0.05
 """The least time from one request to the next: what is written meanwhile is sent together. A replica
-acknowledges each group of facts, and a request costs the upstream about a millisecond."""
+acknowledges each group of facts; a request for each would take much of the upstream's processor."""
 
 POST_SECONDS: Final = STALLED_SECONDS + 30.0
 """Timeout of a request. Its answer waits while the upstream does not read; see `STALLED_SECONDS`."""
