@@ -24,8 +24,8 @@ command. Large data follows a `Block` line, which announces its exact length in 
 
 Instead of any answer the upstream may send REFUSED with a reason, and then close the connection.
 
-With a secret and without TLS, the bytes of the replica after AUTH, and those of the upstream after WELCOME,
-travel in records (`records`), and AUTH and WELCOME prove that the handshake was not altered.
+With a secret, and without TLS or over HTTP, the bytes of the replica after AUTH, and those of the upstream
+after WELCOME, travel in records (`records`), and AUTH and WELCOME prove that the handshake was not altered.
 """
 
 from typing import Final

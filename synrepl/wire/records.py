@@ -1,6 +1,7 @@
 """Records: the bytes of a connection, each part authenticated with a key that both ends share.
 
-Between two daemons with a secret and without TLS, the bytes that follow AUTH and WELCOME travel in records.
+Between two daemons with a secret, the bytes that follow AUTH and WELCOME travel in records, unless the
+connection is one of TLS between the two. Over HTTP none is: TLS may end at a proxy.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What every transport promises to a reader of the log: lines, Redis, native blocks and HTTP.
+"""What every transport promises to a reader of the log: lines, Redis, native blocks, and these over HTTP.
 
 `tests/replication/test_feed_contract.py` has the promises about the contents of a feed.
 """
@@ -10,7 +10,6 @@ from typing import Any, Final
 import pytest
 from twisted.logger import capturedLogs
 
-from synrepl.transports.http import http_client
 from tests.transports.worlds import HttpWorld, NativeWorld, RedisWorld, TcpWorld, TransportWorld
 
 WORLDS: Final = [TcpWorld, RedisWorld, NativeWorld, HttpWorld]
@@ -78,11 +77,8 @@ def test_a_slow_reader_is_paused(kind: type[TransportWorld]) -> None:
 
 
 @pytest.mark.parametrize("which", ["malformed", "too_long"])
-def test_a_broken_message_ends_the_connection_with_a_reason(
-    kind: type[TransportWorld], which: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_message_ends_the_connection_with_a_reason(kind: type[TransportWorld], which: str) -> None:
     """The reader connects again, and misses nothing."""
-    monkeypatch.setattr(http_client, "MAX_LINE_BYTES", 10_000)
     data, why = getattr(kind, which)
     world = kind()
     world.start()
