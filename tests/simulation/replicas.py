@@ -25,6 +25,7 @@ from synrepl.replication.replica import join as joining_module
 from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
 from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
+from synrepl.replication.roles.states import Role
 from synrepl.storage.schema import end_of_log
 from synrepl.streams.declaration import stream_of
 from synrepl.streams.declared import StreamBody
@@ -774,7 +775,7 @@ class ReplicaSimulation(SeededRun):
         self._tell_to_resync()
 
     def _has_one_primary(self) -> bool:
-        return [node.is_running and node.roles.role for node in self.nodes.values()].count("primary") == 1
+        return [node.is_running and node.roles.role for node in self.nodes.values()].count(Role.PRIMARY) == 1
 
     def _is_at_rest(self) -> bool:
         nodes = list(self.nodes.values())

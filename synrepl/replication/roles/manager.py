@@ -16,6 +16,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import ReadRefusal
+from synrepl.replication.machine import Machine
 from synrepl.replication.replica.states import ReplicaState
 from synrepl.replication.roles.handover import HandOverCandidate, HandOverPrimary
 from synrepl.replication.roles.inquiry import (
@@ -39,6 +40,7 @@ from synrepl.replication.roles.messages import (
     ReadOnlyHere,
 )
 from synrepl.replication.roles.record import RoleRecord, RoleStore
+from synrepl.replication.roles.states import TRANSITIONS, Role, RoleEvent
 from synrepl.replication.roles.verification import (
     MAX_EPOCH,
     ClaimVerifier,
@@ -62,7 +64,7 @@ WAYS_OUT: Final = (
 
 @dataclass(eq=False, repr=False)
 class RoleManager:
-    """The role of this daemon, and its transitions: promotion, hand-over, fencing.
+    """The role of this daemon, and its transitions: promotion, hand-over, fencing (`states.py`).
 
     `follow` makes a `Replica` that follows an address (None: the configured upstream). `known_daemons`
     returns the addresses of all daemons known locally; they are notified when this daemon becomes primary.
@@ -89,7 +91,7 @@ class RoleManager:
     count_later_epoch: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self.role = PRIMARY
+        self._machine = Machine("role", TRANSITIONS, Role.PRIMARY)
         self.why = ""
         self.since = self.clock.seconds()
         self.replica: Replica | None = None
@@ -133,6 +135,11 @@ class RoleManager:
         self._changing = DeferredLock()
 
     @property
+    def role(self) -> Role:
+        """The role of this daemon."""
+        return self._machine.state
+
+    @property
     def primary(self) -> Address:
         """The primary's address; empty if this daemon does not know it."""
         if self.role == PRIMARY:
@@ -168,17 +175,17 @@ class RoleManager:
                 " is not followed",
                 epoch=record.epoch,
             )
-            self._become_primary()
+            self._become_primary(RoleEvent.START)
         elif record is not None and record.role == FENCED and record.epoch >= epoch and not self.has_upstream:
             # Also in the same epoch: of two primaries the one with the higher uuid stayed primary.
-            self._become_fenced(record)
+            self._become_fenced(RoleEvent.START, record)
         elif self.has_upstream or (record is not None and record.role == REPLICA and record.address):
-            self._become_replica(self._store.primary)
+            self._become_replica(RoleEvent.START, self._store.primary)
         elif record is not None and record.role == REPLICA:
             # It was a replica, and nobody says of whom: to be primary it takes a promotion.
-            self._become_fenced(record)
+            self._become_fenced(RoleEvent.START, record)
         else:
-            self._become_primary()
+            self._become_primary(RoleEvent.START)
         self.handover.resume()
         unnotified = [Address.parse(text) for text in record.told] if record is not None else []
         if self.role == PRIMARY:
@@ -209,9 +216,10 @@ class RoleManager:
         if replica is not None:
             replica.stop()
 
-    def _become_primary(self) -> None:
+    def _become_primary(self, event: RoleEvent) -> None:
+        self._machine.move(event, Role.PRIMARY)
         self._stop_replica()
-        self.role, self.why = PRIMARY, ""
+        self.why = ""
         self._later_epochs.clear()
         self._on_primary_changed()
 
@@ -223,9 +231,10 @@ class RoleManager:
         self.log.write_barrier = None if is_open else self._write_refusal
         self.on_change()
 
-    def _become_replica(self, where: Address | None) -> "Replica":
+    def _become_replica(self, event: RoleEvent, where: Address | None) -> "Replica":
+        self._machine.move(event, Role.REPLICA)
         self._stop_replica()
-        self.role, self.why = REPLICA, ""
+        self.why = ""
         self._primary = where or Address()
         self.log.write_barrier = self._write_refusal
         replica = self.replica = self.follow(where)
@@ -234,10 +243,10 @@ class RoleManager:
         self.on_change()
         return replica
 
-    def _become_fenced(self, record: RoleRecord) -> None:
+    def _become_fenced(self, event: RoleEvent, record: RoleRecord) -> None:
+        self._machine.move(event, Role.FENCED)
         self._stop_replica()
         self.handover.stop()
-        self.role = FENCED
         self._primary = Address.parse(record.address)
         self.since = self.clock.seconds()
         where = str(self.primary) if self.primary else "its address is unknown"
@@ -357,14 +366,14 @@ class RoleManager:
             await self._store.save(new_record)
         except Exception:
             if not was_fenced:
-                self._become_replica(self._store.primary)
+                self._become_replica(RoleEvent.FOLLOW, self._store.primary)
             raise
         self._logger.info(
             "promoted: primary in epoch {epoch}, which begins after serial {serial}",
             epoch=epoch_start.epoch,
             serial=epoch_start.serial,
         )
-        self._become_primary()
+        self._become_primary(RoleEvent.PROMOTE)
         self.notifier.notify(others)
         return epoch_start
 
@@ -487,19 +496,19 @@ class RoleManager:
                     "the primary is {where} since epoch {epoch}", where=str(where), epoch=claim.epoch
                 )
                 await self._store.save(self._record_of(claim, REPLICA, others))
-                self._become_replica(where)
+                self._become_replica(RoleEvent.FOLLOW, where)
                 self.notifier.notify(others)
             case ClaimVerdict.ADDRESS:
                 record = self._record_of(claim, FENCED, self._previous_primaries(claim))
                 await self._store.save(record)
-                self._become_fenced(record)
+                self._become_fenced(RoleEvent.FENCE, record)
             case ClaimVerdict.FENCE:
                 # Notify also its own replicas: one that joined just now is unknown to the new primary.
                 previous = self._previous_primaries(claim)
                 others = self._store.all(*previous, primary=Address.parse(claim.address))
                 record = self._record_of(claim, FENCED, others)
                 # Fence first: no fact may be accepted while the record is being saved.
-                self._become_fenced(record)
+                self._become_fenced(RoleEvent.FENCE, record)
                 await self._store.save(record)
                 self.notifier.notify(others)
 
@@ -626,7 +635,7 @@ class RoleManager:
         replica = self.replica
         if self.role == REPLICA and replica is not None and not where.is_same(replica.upstream.where):
             self._logger.info("the upstream reports that the primary is {where}", where=str(where))
-            self._become_replica(where)
+            self._become_replica(RoleEvent.FOLLOW, where)
 
     async def resync(self) -> bool:
         """Give up the facts that only this copy has, on an operator's request.
@@ -651,4 +660,4 @@ class RoleManager:
         await self.log.flush()
         if (record := self._store.load()) is not None:
             await self._store.save(msgspec.structs.replace(record, role=REPLICA))
-        self._become_replica(where or None).resync()
+        self._become_replica(RoleEvent.RESYNC, where or None).resync()

@@ -8,11 +8,12 @@ import msgspec
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
+from synrepl.replication.roles.states import Role
 from synrepl.wire.error_codes import ERROR_CODES
 
-PRIMARY: Final = "primary"
-REPLICA: Final = "replica"
-FENCED: Final = "fenced"
+PRIMARY: Final = Role.PRIMARY
+REPLICA: Final = Role.REPLICA
+FENCED: Final = Role.FENCED
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -1,0 +1,79 @@
+"""The table of roles: every step of it is taken by real daemons, and no other one is."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import pytest
+
+from synrepl.errors import LocalProtocolError
+from synrepl.replication.machine import Machine
+from synrepl.replication.roles.states import TRANSITIONS, Role, RoleEvent
+from tests.replication.nodes import FakeNode
+from tests.replication.worlds import World
+
+
+def restart(world: World, *nodes: FakeNode) -> None:
+    """Kill and start again."""
+    for node in nodes:
+        node.kill()
+        world.start(node)
+
+
+@pytest.mark.parametrize("event", RoleEvent, ids=lambda event: event.name)
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.name)
+def test_every_event_in_every_role(role: Role, event: RoleEvent) -> None:
+    """It leads where the table says, or is an error that names both and changes nothing."""
+    allowed = TRANSITIONS[role].get(event, frozenset())
+    for after in Role:
+        machine = Machine("role", TRANSITIONS, role)
+        if after in allowed:
+            machine.move(event, after)
+            assert machine.state is after
+        else:
+            with pytest.raises(
+                LocalProtocolError, match=f"{event.name}.*{role.name}|{role.name}.*{event.name}"
+            ):
+                machine.move(event, after)
+            assert machine.state is role
+
+
+def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three daemons: promotions in order and by force, fencings, restarts, and operators who decide."""
+    taken: set[tuple[Role, Hashable, Role]] = set()
+    move = Machine.move
+
+    def traced(machine: Machine[Any], event: Hashable, state: Any = None) -> bool:
+        before = machine.state
+        has_changed = move(machine, event, state)
+        if isinstance(before, Role):
+            taken.add((before, event, machine.state))
+        return has_changed
+
+    monkeypatch.setattr(Machine, "move", traced)
+    world = World()
+    a, b, c = world.chain()
+    world.wrote(a, 20)
+    world.promote(b)
+    world.pass_(3)
+    assert [Role.FENCED, Role.PRIMARY, Role.REPLICA] == [node.roles.role for node in (a, b, c)]
+    restart(world, a, b)
+    world.pass_(3)
+    assert [Role.FENCED, Role.PRIMARY] == [node.roles.role for node in (a, b)]
+    world.promote(c, force=True)
+    world.pass_(5)
+    # Fenced once more, by a still later primary.
+    assert [Role.FENCED, Role.FENCED, Role.PRIMARY] == [node.roles.role for node in (a, b, c)]
+    assert world.resync(b)
+    world.pass_(3)
+    world.promote(a, force=True)
+    world.pass_(5)
+    # The replica follows the new primary.
+    assert [Role.PRIMARY, Role.REPLICA, Role.FENCED] == [node.roles.role for node in (a, b, c)]
+
+    allowed = {
+        (role, event, other)
+        for role, events in TRANSITIONS.items()
+        for event, others in events.items()
+        for other in others
+    }
+    assert {str(step) for step in allowed} == {str(step) for step in taken}
