@@ -30,6 +30,10 @@ from synrepl.ports.metrics import Metrics  # noqa: E402
 from synrepl.ports.rights import command_operation  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
+from synrepl.replication.machine import NamedState, Transitions, event_name  # noqa: E402
+from synrepl.replication.relay import states as relay_states  # noqa: E402
+from synrepl.replication.replica import states as replica_states  # noqa: E402
+from synrepl.replication.roles import states as role_states  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
 from synrepl.wire import records  # noqa: E402
@@ -113,13 +117,22 @@ repetition if its token is not above the position. Where rows name no writer, or
 follower remembers the last facts and drops those that come again. On Redis, a burst that **descends** is
 sorted before it is applied."""
 
+MACHINES: Final = """\
+What lives long and waits for others is a machine: it has one state at a time, and a table says which events
+are possible in each state, and which state follows. An event that the table does not allow is an error at
+once. This page has the tables of the machines that operators see, with the words that they see. [How a
+follower works](follower.md) has that of a follower's stream.
+
+An event in capitals happens in the daemon itself; the others are commands that arrive
+([wire](../reference/wire.md)). The diagrams leave out events after which the state is the same."""
+
 FOLLOWER_COMPARED: Final = """\
 The models were two protocol libraries without I/O: [h11](https://h11.readthedocs.io) 0.16 and
 [websockets](https://websockets.readthedocs.io) 17.4. Their ideas, and the code of synrepl that does the same:
 
 * h11 has its transitions as data, in `_state.py`. Here they are `TRANSITIONS`, in `states.py`. Some steps of
-  h11 are in its code only, and its diagrams lack them; here the table has every step. `feed` checks the state
-  after each event, and `test_stream.py` takes each step of the table.
+  h11 are in its code only, and its diagrams lack them; here the table has every step. `handle` checks the
+  state after each event, and `test_stream.py` takes each step of the table.
 * In h11 every event passes `_process_event`, which refuses an event that the state does not allow. Here
   `StreamMachine.handle` does so. After a refusal the connection of h11 stays in an error state; here nothing
   changes.
@@ -130,8 +143,8 @@ The models were two protocol libraries without I/O: [h11](https://h11.readthedoc
   waits for. In websockets each method checks the state itself; here one table has the events that each state
   allows.
 * websockets says in each docstring what the caller must do next: send `data_to_send`, then process
-  `events_received`. Here `feed` returns the actions, so none can be forgotten, and the docstring of an
-  action names the event that must be fed after it.
+  `events_received`. Here `handle` returns the actions, so none can be forgotten, and the docstring of an
+  action names the event that must follow it.
 * websockets parses in a generator, whose lines are in the order of the bytes. Here the generator is
   `PendingFacts.take`, in `facts.py`: it yields the facts to apply, and the position advances over each when
   the next one is requested. It can be dropped at any fact; the next generator continues after that fact."""
@@ -354,6 +367,72 @@ def follower() -> str:
             FOLLOWER_COMPARED,
         ]
     )
+
+
+def machines() -> str:
+    """Return the page of the machines that operators see: states, pictures and transitions."""
+    shown: list[tuple[str, Any, Transitions[Any]]] = [
+        ("A replica", replica_states, replica_states.TRANSITIONS),
+        ("The relay of a replica", relay_states, relay_states.TRANSITIONS),
+        ("The role of a daemon", role_states, role_states.TRANSITIONS),
+    ]
+    lines = ["# The machines of a daemon", "", MACHINES]
+    for title, module, transitions in shown:
+        lines += ["", f"## {title}", "", *_theory(module), "", *_machine(title, transitions)]
+    return _page(lines)
+
+
+def _theory(module: Any) -> list[str]:
+    """Return the docstring of a module as Markdown, without its first line."""
+    text = (inspect.getdoc(module) or "").partition("\n\n")[2]
+    return text.splitlines()
+
+
+def _machine(title: str, transitions: Transitions[Any]) -> Iterator[str]:
+    """Yield the words of the states, the diagram, and what each event does."""
+    states: list[NamedState] = list(transitions)
+    yield from _table(("state", "means"), [(f"`{one}`", _sentence(one.means)) for one in states])
+    unreached = [state for state in states if not _is_reached(state, transitions)]
+    first = next((state for state in states if state in unreached or state.name == "OFF"), states[0])
+    yield from ("", "```mermaid", "stateDiagram-v2", f"    accTitle: {title}: states and events")
+    yield from (f'    state "{state}" as {state.name}' for state in states)
+    yield f"    [*] --> {first.name}"
+    events = list(dict.fromkeys(event for moves in transitions.values() for event in moves))
+    general = {event: after for event in events if (after := _general(event, transitions)) is not None}
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for state, moves in transitions.items():
+        for event, following in moves.items():
+            if event not in general:
+                for other in states:
+                    if other in following and other is not state:
+                        arrows.setdefault((state.name, other.name), []).append(event_name(event))
+    yield from (f"    {one} --> {other}: {', '.join(names)}" for (one, other), names in arrows.items())
+    yield "```"
+    if general:
+        names = "; ".join(f"`{event_name(event)}` leads to `{after}`" for event, after in general.items())
+        yield from ("", f"Not drawn, as they are possible in most states: {names}.")
+    rows = []
+    for event in events:
+        where = [f"`{state}`" for state, moves in transitions.items() if event in moves]
+        ended = dict.fromkeys(one for moves in transitions.values() for one in moves.get(event, ()))
+        same = all(moves[event] == {state} for state, moves in transitions.items() if event in moves)
+        ends = "the same" if same else ", ".join(f"`{one}`" for one in transitions if one in ended)
+        meaning = str(event.value) if hasattr(event, "value") else "the command arrives"
+        rows.append((f"`{event_name(event)}`", _sentence(meaning), ", ".join(where), ends))
+    yield from ("", *_table(("event", "means", "possible in", "then"), rows))
+
+
+def _is_reached(state: NamedState, transitions: Transitions[Any]) -> bool:
+    return any(state in following for moves in transitions.values() for following in moves.values())
+
+
+def _general(event: Any, transitions: Transitions[Any]) -> NamedState | None:
+    """Return the state to which this event leads from most states; None if it is possible in few."""
+    ends = {
+        one for state, moves in transitions.items() for one in moves.get(event, ()) if moves[event] != {state}
+    }
+    is_common = 2 * sum(event in moves for moves in transitions.values()) > len(transitions)
+    return next(iter(ends)) if is_common and len(ends) == 1 else None
 
 
 def _arrows() -> dict[tuple[StreamState, StreamState], str]:
@@ -629,6 +708,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/http.md": http,
     "reference/library.md": library,
     "explanation/follower.md": follower,
+    "explanation/machines.md": machines,
     "explanation/museum.md": museum,
     "../contrib/config.example.yaml": example_settings,
     "../contrib/man/synrepl.1": man,
