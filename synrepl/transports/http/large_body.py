@@ -24,10 +24,14 @@ MAX_REST: Final = 1024 * 1024
 WINDOW: Final = 64 * 1024
 """Bytes that one match looks at: nothing else runs during a match, not even other threads."""
 
-_text: Final = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
-"""Text without brackets outside of strings; strings are complete."""
+_text: Final = re.compile(rb'(?>(?:[^"\[\]{}]++|"(?>(?:[^"\\]++|\\.)*)")*)', re.DOTALL)
+"""Text without brackets outside of strings; strings are complete.
+
+The groups that repeat are atomic, not possessive: before Python 3.11.5 these match too much when the last
+repetition begins to match and fails (gh-106052).
+"""
 _bracket: Final = re.compile(_text.pattern + rb"[\[\]{}]", re.DOTALL)
-_in_string: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_in_string: Final = re.compile(rb'(?>(?:[^"\\]++|\\.)*)', re.DOTALL)
 _opening: Final = re.compile(rb'"facts"[ \t\r\n]{0,16}:[ \t\r\n]{0,16}\[\Z')
 _depths: Final = (2, 4)
 """The depth of the array `facts` in the bodies of one append and of several."""
