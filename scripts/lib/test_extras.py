@@ -1,0 +1,68 @@
+"""Which extras of setup.py the tests under some paths need: most need neither Spark nor a server.
+
+    test_extras.py [what pytest takes]
+
+prints them, one a line. `scripts/test` asks before there is an environment, with the standard library alone.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+
+ALL: Final = frozenset({"test"})
+DEV: Final = frozenset({"dev"})
+SERVERS: Final = frozenset({"dev", "servers"})
+
+EXTRAS: Final[Mapping[str, frozenset[str]]] = {
+    "tests": ALL,
+    "tests/caches": DEV,
+    "tests/cli": DEV,
+    "tests/cli/test_doctor.py": SERVERS,
+    "tests/cli/test_stuck_streams.py": SERVERS,
+    "tests/contrib": DEV,
+    "tests/files": DEV,
+    "tests/http": DEV,
+    "tests/http/test_arrow.py": frozenset({"dev", "arrow"}),
+    "tests/inspection": DEV,
+    "tests/inspection/test_database.py": SERVERS,
+    "tests/museum": DEV,
+    "tests/museum/test_ids.py": SERVERS,
+    "tests/ports": DEV,
+    "tests/processes": SERVERS,
+    "tests/redis": DEV,
+    "tests/redis/test_server.py": SERVERS,
+    "tests/replication": DEV,
+    "tests/service": DEV,
+    "tests/service/test_serve.py": SERVERS,
+    "tests/simulation": DEV,
+    "tests/storage": SERVERS,
+    "tests/streams": DEV,
+    "tests/testing": DEV,
+    "tests/transports": DEV,
+    "tests/trial": SERVERS,
+    "tests/wire": DEV,
+}
+"""The longest path that holds a test file says what it needs."""
+
+
+def needed(arguments: Iterable[str]) -> frozenset[str]:
+    """The extras for these arguments of pytest: everything if no path among them leads to tests."""
+    paths = [(ROOT / argument.partition("::")[0]).resolve() for argument in arguments]
+    named = [path for path in paths if path.exists() and path.is_relative_to(ROOT / "tests")]
+    files = [file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
+    if not files:
+        return ALL
+    found = frozenset[str]().union(*(extras_of(file.relative_to(ROOT)) for file in files))
+    return ALL if "test" in found else found
+
+
+def extras_of(file: Path) -> frozenset[str]:
+    """What the table says about this file of the checkout."""
+    return next(EXTRAS[place.as_posix()] for place in (file, *file.parents) if place.as_posix() in EXTRAS)
+
+
+if __name__ == "__main__":
+    print(*sorted(needed(sys.argv[1:])), sep="\n")
