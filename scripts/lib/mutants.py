@@ -6,6 +6,7 @@ import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -85,8 +86,9 @@ def _faults(root: Path, mutant: Mutant) -> Iterator[str]:
         try:
             changed = mutated(root, mutant)
             if mutant.file.endswith(".py"):
-                before = ast.dump(ast.parse((root / mutant.file).read_text(encoding="utf-8")))
-                if ast.dump(ast.parse(changed)) == before:
+                text = (root / mutant.file).read_text(encoding="utf-8")
+                first = text[: text.index(mutant.old)].count("\n") + 1
+                if _is_same_code(ast.parse(text), ast.parse(changed), first):
                     yield "the fault changes no code"
         except (BadList, SyntaxError) as error:
             yield str(error)
@@ -97,6 +99,27 @@ def _faults(root: Path, mutant: Mutant) -> Iterator[str]:
     for name in _named(mutant.tests):
         if not _exists(root, name):
             yield f"there is no test {name}"
+
+
+def _is_same_code(before: ast.AST, after: ast.AST, line: int) -> bool:
+    """Whether nothing but comments and spaces differ; the texts are the same above this line."""
+    if type(before) is not type(after):
+        return False
+    if isinstance(before, ast.stmt) and (before.end_lineno or line) < line:
+        return True
+    for name in before._fields:
+        ours, theirs = getattr(before, name, None), getattr(after, name, None)
+        if not isinstance(ours, list) or not isinstance(theirs, list):
+            ours, theirs = [ours], [theirs]
+        if len(ours) != len(theirs):
+            return False
+        for one, other in zip(ours, theirs, strict=True):
+            if isinstance(one, ast.AST) and isinstance(other, ast.AST):
+                if not _is_same_code(one, other, line):
+                    return False
+            elif type(one) is not type(other) or one != other:
+                return False
+    return True
 
 
 def _named(tests: str) -> Iterator[str]:
@@ -115,12 +138,17 @@ def _exists(root: Path, name: str) -> bool:
     path, *inside = name.partition("[")[0].split("::")
     if not (root / path).is_file():
         return (root / path).is_dir() and not inside
-    defined: list[ast.AST] = [ast.parse((root / path).read_text(encoding="utf-8"))]
-    for part in inside:
-        defined = [
-            child
-            for node in defined
-            for child in ast.iter_child_nodes(node)
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and child.name == part
-        ]
-    return bool(defined)
+    return not inside or "::".join(inside) in _defined((root / path).read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1000)
+def _defined(text: str) -> frozenset[str]:
+    """The functions, classes and methods of this module: ``TestLeast::test_it``."""
+
+    def names(node: ast.AST, of: str) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield of + child.name
+                yield from names(child, f"{of}{child.name}::")
+
+    return frozenset(names(ast.parse(text), ""))

@@ -12,7 +12,7 @@ import keyword
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from functools import cache, cached_property
 from pathlib import Path
@@ -59,6 +59,77 @@ class Complaint(NamedTuple):
     what: str
 
 
+class Module:
+    """What a module says, uses and defines."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.docstrings: list[ast.Constant] = []
+        """Strings that stand alone as a statement."""
+        self._alone: set[int] = set()
+        self.names: set[str] = set()
+        self.packages: set[str] = set()
+        """The packages that it imports from."""
+        self.classes = [
+            (node.name, node.lineno)
+            for node in tree.body
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        ]
+        """The public ones, with their lines."""
+        for node in ast.walk(tree):
+            if (read := self._READ.get(type(node))) is not None:
+                read(self, node)
+
+    def _read_name(self, node: ast.Name) -> None:
+        self.names.add(node.id)
+
+    def _read_attribute(self, node: ast.Attribute) -> None:
+        self.names.add(node.attr)
+
+    def _read_argument(self, node: ast.arg | ast.keyword) -> None:
+        if node.arg is not None:
+            self.names.add(node.arg)
+
+    def _read_definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        self.names.add(node.name)
+
+    def _read_import(self, node: ast.Import) -> None:
+        self.packages.update(alias.name.partition(".")[0] for alias in node.names)
+
+    def _read_import_from(self, node: ast.ImportFrom) -> None:
+        if node.module is not None and not node.level:
+            self.packages.add(node.module.partition(".")[0])
+
+    def _read_alias(self, node: ast.alias) -> None:
+        self.names.update(node.name.split("."), [node.asname] if node.asname else [])
+
+    def _read_expression(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            self.docstrings.append(node.value)
+            self._alone.add(id(node.value))
+
+    def _read_constant(self, node: ast.Constant) -> None:
+        # A walk goes level by level: the statement that a docstring is came before it.
+        if isinstance(node.value, str) and id(node) not in self._alone:
+            self.names.update(_WORD.findall(node.value))
+        elif isinstance(node.value, bytes):
+            self.names.update(_WORD.findall(node.value.decode("utf-8", "replace")))
+
+    _READ: Final[dict[type[ast.AST], Callable[..., None]]] = {
+        ast.Name: _read_name,
+        ast.Attribute: _read_attribute,
+        ast.arg: _read_argument,
+        ast.keyword: _read_argument,
+        ast.FunctionDef: _read_definition,
+        ast.AsyncFunctionDef: _read_definition,
+        ast.ClassDef: _read_definition,
+        ast.Import: _read_import,
+        ast.ImportFrom: _read_import_from,
+        ast.alias: _read_alias,
+        ast.Expr: _read_expression,
+        ast.Constant: _read_constant,
+    }
+
+
 class Tree:
     """The files of a checkout, and the names that its code uses."""
 
@@ -75,21 +146,8 @@ class Tree:
             for path in sorted([root / top] if (root / top).is_file() else (root / top).rglob("*.md"))
             if not path.relative_to(root).as_posix().startswith(NOT_READ)
         ]
-        self.trees = {path: ast.parse(path.read_text("utf-8")) for path in self.python}
-        self.docstrings = {path: list(_docstrings(tree)) for path, tree in self.trees.items()}
-
-    @cached_property
-    def packages(self) -> set[str]:
-        """The packages of other projects that the code imports."""
-        found: set[str] = set()
-        for tree in self.trees.values():
-            for node in ast.walk(tree):
-                match node:
-                    case ast.Import(names=names):
-                        found.update(alias.name.split(".")[0] for alias in names)
-                    case ast.ImportFrom(module=str(module), level=0):
-                        found.add(module.split(".")[0])
-        return found - {"synrepl", "tests", "scripts", "pyspark_synrepl"}
+        # Trees are not kept: the garbage collector would look through all of them again and again.
+        self.modules = {path: Module(ast.parse(path.read_text("utf-8"))) for path in self.python}
 
     @cached_property
     def files(self) -> list[str]:
@@ -105,30 +163,17 @@ class Tree:
         return found
 
     @cached_property
+    def packages(self) -> set[str]:
+        """The packages of other projects that the code imports."""
+        found = {name for module in self.modules.values() for name in module.packages}
+        return found - {"synrepl", "tests", "scripts", "pyspark_synrepl"}
+
+    @cached_property
     def names(self) -> set[str]:
         """Identifiers, names of modules and folders, and words in strings that are no docstrings."""
         found = {*dir(builtins), *keyword.kwlist, *EXTERNAL}
-        for path, tree in self.trees.items():
-            found.update(path.relative_to(self.root).with_suffix("").parts)
-            docstrings = {id(node) for node in self.docstrings[path]}
-            for node in ast.walk(tree):
-                match node:
-                    case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
-                        found.add(name)
-                    case (
-                        ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name)
-                    ):
-                        found.add(name)
-                    case ast.keyword(arg=str(name)):
-                        found.add(name)
-                    case ast.alias(name=name, asname=asname):
-                        found.update(name.split("."))
-                        if asname:
-                            found.add(asname)
-                    case ast.Constant(value=str(text)) if id(node) not in docstrings:
-                        found.update(_WORD.findall(text))
-                    case ast.Constant(value=bytes(data)):
-                        found.update(_WORD.findall(data.decode("utf-8", "replace")))
+        for path, module in self.modules.items():
+            found.update(module.names, path.relative_to(self.root).with_suffix("").parts)
         return found
 
     @cache  # noqa: B019  # one tree lives as long as the program
@@ -150,14 +195,6 @@ class Tree:
         return any(
             name == text or name.endswith(f"/{text}") or f"/{text}/" in f"/{name}" for name in self.files
         )
-
-
-def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Strings that stand alone as a statement."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str()) as constant):
-                yield constant
 
 
 def prose_of(path: Path, docstrings: Iterable[ast.Constant]) -> Iterator[tuple[int, str]]:
@@ -226,7 +263,7 @@ def wrong_target(tree: Tree, target: str, near: Path) -> bool:
 def complaints(root: Path) -> Iterator[Complaint]:
     """Everything that leads nowhere, and every public class that shares its name with another one."""
     tree = Tree(root)
-    texts = [(path, prose_of(path, found)) for path, found in tree.docstrings.items()]
+    texts = [(path, prose_of(path, module.docstrings)) for path, module in tree.modules.items()]
     texts += [(path, manual_of(path)) for path in tree.manual]
     for path, lines in texts:
         for number, line in lines:
@@ -250,11 +287,10 @@ def complaints(root: Path) -> Iterator[Complaint]:
 def shared_names(tree: Tree) -> Iterator[Complaint]:
     """Public classes of the library that share a name."""
     places: defaultdict[str, list[tuple[Path, int]]] = defaultdict(list)
-    for path, parsed in tree.trees.items():
+    for path, module in tree.modules.items():
         if path.is_relative_to(tree.root / "synrepl"):
-            for node in parsed.body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    places[node.name].append((path, node.lineno))
+            for name, line in module.classes:
+                places[name].append((path, line))
     for name, found in places.items():
         for path, line in found[1:]:
             other = found[0][0].relative_to(tree.root)
