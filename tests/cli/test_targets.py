@@ -95,7 +95,8 @@ def json_server(
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    # The default looks twice a second whether it is to end, and many tests begin one for each answer.
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
         yield server.server_port
     finally:
