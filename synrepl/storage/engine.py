@@ -2,9 +2,8 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from hashlib import blake2b
 from itertools import starmap
-from typing import Final, TypeVar
+from typing import Final
 from uuid import uuid4
 
 import msgspec
@@ -46,9 +45,10 @@ from synrepl.storage.schema import (
     row_of_key,
     row_of_receipt,
 )
-from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection
+from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection, placeholders
+from synrepl.storage.trimming import trim_slice
 from synrepl.streams.digest import verify
-from synrepl.streams.facts import NO_ROWS, Fact, take_rows, take_tokens
+from synrepl.streams.facts import Fact, take_rows, take_tokens
 from synrepl.wire.filter import ALL, Filter
 
 _logger = Logger(namespace="synrepl.storage")
@@ -70,10 +70,6 @@ UPSERT_LEASE: Final = (
     f" ON CONFLICT (uuid) DO UPDATE SET"
     f" {', '.join(f'{name} = excluded.{name}' for name in LEASE_COLUMNS[1:])}"
 )
-UPSERT_KEY: Final = (
-    "INSERT INTO newest_by_key (key, serial) VALUES (?, ?)"
-    " ON CONFLICT (key) DO UPDATE SET serial = excluded.serial"
-)
 UPDATE_EPOCH: Final = "UPDATE log_header SET epoch = ?"
 
 SCANNED_AT_ONCE = 50_000
@@ -91,23 +87,12 @@ LARGE_TEXT = 8 * 1024 * 1024
 RECEIPTS_AT_ONCE: Final = 100
 """The most receipts that one statement inserts."""
 
-VALUES_AT_ONCE: Final = 128
-"""The most values in one list of a statement of `trim`."""
-
-KEY_BYTES: Final = 16
-"""The size in bytes of the hash of a stream and a key, large enough to exclude collisions."""
-
 SAMPLES: Final = 16
 SAMPLED: Final = 16
 """The size of a log is estimated from this many samples of this many serials."""
 
 Range = tuple[int, str, list[object]]
 """The last serial to examine, and the condition of the filter with its values."""
-
-Newest = dict[bytes, int]
-"""The serial of the newest fact for each key."""
-
-V = TypeVar("V")
 
 
 class SQLEngine:
@@ -120,11 +105,8 @@ class SQLEngine:
     The first open of a new log sets two notes (`notes`), both random: ``uuid`` is the uuid of this copy,
     ``history`` is the uuid of the log and of all its copies.
 
-    Up to `trimmed_upto` the log is sparse: a fact is there while it is the newest with one of its rows' keys.
-    The table `newest_by_key` has the serial of the newest fact for each key. Beyond `trimmed_upto` facts are
-    missing only in a filtered copy (`LogBounds.sparse_upto`). A base copied from another log is sparse
-    already, and its keys are not indexed. They are indexed gradually, a slice of the base with each slice of
-    the log. Until that is done, some replaced facts of the base remain.
+    Up to `trimmed_upto` the log is sparse (`trimming.py`). Beyond it facts are missing only in a filtered
+    copy (`LogBounds.sparse_upto`).
     """
 
     def __init__(self, database: LogDatabase) -> None:
@@ -497,7 +479,7 @@ class SQLEngine:
                     why = f"a filter may name at most {NAMES_AT_ONCE} streams or writers, not {len(names)}"
                     raise InvalidValue(op="read", why=why)
                 upto = min(upto, after + SCANNED_AT_ONCE)
-                where += f" AND {column} IN ({_placeholders(names)})" if names else " AND false"
+                where += f" AND {column} IN ({placeholders(names)})" if names else " AND false"
                 values += names
         return upto, where, [after, upto, *values]
 
@@ -633,7 +615,7 @@ class SQLEngine:
         if why:
             raise StorageError(op="restore", why=why, hint="delete the copy, and begin it again")
 
-    # -- trimming: a slice at a time, facts that newer facts replaced are deleted ----------------------------
+    # -- trimming --------------------------------------------------------------------------------------------
 
     def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
         """Trim the next slice of the log: at most `limit` facts after `trimmed_upto`, none beyond `upto`, and
@@ -650,53 +632,13 @@ class SQLEngine:
             with connection.transaction():
                 known = self._current_bounds(connection)
                 upto = min(upto, end_of_log(connection, known)[0])
-                base = _slice(connection, known.indexed_upto, known.trimmed_upto.serial, limit)
-                facts = _slice(connection, max(known.trimmed_upto.serial, known.indexed_upto), upto, limit)
-                bounds = _advance_bounds(known, upto, base, facts, limit)
+                bounds = trim_slice(connection, known, upto, limit, keys=keys, discarded=self._discarded)
                 if bounds != known:
-                    self._delete_replaced(connection, [*base, *facts], keys)
                     self._store_bounds(connection, bounds)
             self._bounds = bounds
             if bounds != known:
                 self.database.return_space(connection)
         return bounds.trimmed_upto
-
-    def _delete_replaced(self, connection: SQLConnection, facts: Sequence[Fact], keys: KeysOf) -> None:
-        """Index the keys of these facts, in order of serial, and delete all facts that are now replaced."""
-        newest: Newest = {}
-        replaced: set[int] = set()
-        for fact in facts:
-            for key in self._keys(fact, keys):
-                newest[key] = fact.serial
-            replaced.add(fact.serial)
-        known: Newest = {
-            bytes(key): serial
-            for run in _in_batches(newest)
-            for key, serial in connection.execute(
-                f"SELECT key, serial FROM newest_by_key WHERE key IN ({_placeholders(run)})", run
-            )
-        }
-        replaced.update(known.values())
-        connection.executemany(
-            UPSERT_KEY, [(key, serial) for key, serial in newest.items() if known.get(key, 0) < serial]
-        )
-        for run in _in_batches(replaced):
-            connection.execute(
-                f"DELETE FROM facts WHERE serial IN ({_placeholders(run)})"
-                f" AND NOT EXISTS (SELECT 1 FROM newest_by_key AS newest WHERE newest.serial = facts.serial)",
-                run,
-            )
-
-    def _keys(self, fact: Fact, keys: KeysOf) -> set[bytes]:
-        """The hashes of the keys of a fact's rows; empty if the fact need not be kept."""
-        if fact.rows == NO_ROWS or self._discarded.contains(fact):
-            return set()
-        # Unambiguous: names contain no space.
-        stream = f"{fact.stream} ".encode()
-        return {
-            blake2b(stream + key, digest_size=KEY_BYTES).digest()
-            for key in keys(fact.stream, fact.rows) or ()
-        }
 
     def size(self, after: int) -> int:
         """The approximate size in bytes of the facts beyond this serial.
@@ -777,44 +719,3 @@ class SQLEngine:
 def _positions(connection: SQLConnection) -> dict[tuple[str, str], int]:
     found = connection.execute("SELECT stream, writer, token FROM positions")
     return {(stream, writer): token for stream, writer, token in found}
-
-
-def _slice(connection: SQLConnection, after: int, upto: int, limit: int) -> list[Fact]:
-    if after >= upto:
-        return []
-    found = connection.execute(
-        f"SELECT {COLUMNS} FROM facts WHERE serial > ? AND serial <= ? ORDER BY serial LIMIT ?",
-        (after, upto, limit),
-    )
-    return list(starmap(Fact, found.fetchall()))
-
-
-def _advance_bounds(
-    bounds: LogBounds, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
-) -> LogBounds:
-    trimmed_upto, indexed_upto = bounds.trimmed_upto, bounds.indexed_upto
-    last = [fact.position for fact in facts[-1:]]
-    if len(facts) < limit and bounds.floor.serial <= upto:
-        last.append(bounds.floor)
-    for position in last:
-        if position.serial > trimmed_upto.serial:
-            trimmed_upto = position
-    # Once all of the base is indexed, so are the trimmed facts beyond it.
-    indexed_upto = max(indexed_upto, trimmed_upto.serial) if len(base) < limit else base[-1].serial
-    return msgspec.structs.replace(bounds, trimmed_upto=trimmed_upto, indexed_upto=indexed_upto)
-
-
-def _in_batches(values: Collection[V]) -> Iterator[list[V]]:
-    """Split values into batches whose sizes are powers of two; the last value is repeated to fill up.
-
-    So few distinct statements are prepared, whatever the number of values.
-    """
-    every = list(values)
-    for first in range(0, len(every), VALUES_AT_ONCE):
-        run = every[first : first + VALUES_AT_ONCE]
-        size = 1 << (len(run) - 1).bit_length()
-        yield run + run[-1:] * (size - len(run))
-
-
-def _placeholders(values: Collection[object]) -> str:
-    return ", ".join("?" * len(values))

@@ -6,7 +6,7 @@ A `LogDatabase` has all that differs between the databases of a log.
 # ruff: noqa: B027  # a database without such a need keeps the empty method
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, Protocol
@@ -208,3 +208,8 @@ class LogDatabase(ABC):
 
     def finish_replacing(self) -> None:
         """Complete the replacement: make it durable, or close connections that still use the old log."""
+
+
+def placeholders(values: Collection[object]) -> str:
+    """Return the text of as many parameters of a statement as there are values."""
+    return ", ".join("?" * len(values))

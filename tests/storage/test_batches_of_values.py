@@ -2,7 +2,7 @@
 
 import pytest
 
-from synrepl.storage.engine import VALUES_AT_ONCE, _in_batches
+from synrepl.storage.trimming import VALUES_AT_ONCE, _in_batches
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 8, 9, VALUES_AT_ONCE, VALUES_AT_ONCE + 1])

@@ -1,0 +1,139 @@
+"""Trimming: the deletion of facts that newer facts have replaced, a slice of the log at a time.
+
+A log cannot simply be cut off at its beginning: a row that was written once, long ago, may be the last word
+on its key. So trimming is what a log-structured store calls compaction. Up to `trimmed_upto` a fact stays as
+long as it is the newest with one of its rows' keys, and the table `newest_by_key` says which that is. A slice
+is one transaction: it enters the keys of its facts, and deletes those facts, in the slice or before it, that
+are the newest of no key any more.
+
+A base that was copied from another log was trimmed there, and its keys are not in the table. They are entered
+gradually, a slice of the base with each slice of the log; until that is done, some replaced facts of the base
+remain.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from hashlib import blake2b
+from itertools import starmap
+from typing import Final, TypeVar
+
+import msgspec
+
+from synrepl.ports.interfaces import KeysOf
+from synrepl.storage.continuity import DiscardedRanges
+from synrepl.storage.schema import COLUMNS, LogBounds
+from synrepl.storage.sql import SQLConnection, placeholders
+from synrepl.streams.facts import NO_ROWS, Fact
+
+UPSERT_KEY: Final = (
+    "INSERT INTO newest_by_key (key, serial) VALUES (?, ?)"
+    " ON CONFLICT (key) DO UPDATE SET serial = excluded.serial"
+)
+
+VALUES_AT_ONCE: Final = 128
+"""The most values in one list of a statement."""
+
+KEY_BYTES: Final = 16
+"""The size in bytes of the hash of a stream and a key, large enough to exclude collisions."""
+
+Newest = dict[bytes, int]
+"""The serial of the newest fact for each key."""
+
+V = TypeVar("V")
+
+
+def trim_slice(
+    connection: SQLConnection,
+    known: LogBounds,
+    upto: int,
+    limit: int,
+    *,
+    keys: KeysOf,
+    discarded: DiscardedRanges,
+) -> LogBounds:
+    """Trim the next slice up to the serial `upto`, in a transaction of the caller. Returns the new bounds.
+
+    The slice has at most `limit` facts after `known.trimmed_upto`, and as many of a base that is not indexed.
+    """
+    base = _slice(connection, known.indexed_upto, known.trimmed_upto.serial, limit)
+    facts = _slice(connection, max(known.trimmed_upto.serial, known.indexed_upto), upto, limit)
+    bounds = _advance(known, upto, base, facts, limit)
+    if bounds != known:
+        _delete_replaced(connection, [*base, *facts], keys, discarded)
+    return bounds
+
+
+def _delete_replaced(
+    connection: SQLConnection, facts: Sequence[Fact], keys: KeysOf, discarded: DiscardedRanges
+) -> None:
+    """Index the keys of these facts, in order of serial, and delete all facts that are now replaced."""
+    newest: Newest = {}
+    replaced: set[int] = set()
+    for fact in facts:
+        for key in _hashed_keys(fact, keys, discarded):
+            newest[key] = fact.serial
+        replaced.add(fact.serial)
+    known: Newest = {
+        bytes(key): serial
+        for run in _in_batches(newest)
+        for key, serial in connection.execute(
+            f"SELECT key, serial FROM newest_by_key WHERE key IN ({placeholders(run)})", run
+        )
+    }
+    replaced.update(known.values())
+    connection.executemany(
+        UPSERT_KEY, [(key, serial) for key, serial in newest.items() if known.get(key, 0) < serial]
+    )
+    for run in _in_batches(replaced):
+        connection.execute(
+            f"DELETE FROM facts WHERE serial IN ({placeholders(run)})"
+            f" AND NOT EXISTS (SELECT 1 FROM newest_by_key AS newest WHERE newest.serial = facts.serial)",
+            run,
+        )
+
+
+def _hashed_keys(fact: Fact, keys: KeysOf, discarded: DiscardedRanges) -> set[bytes]:
+    """The hashes of the keys of a fact's rows; empty if the fact need not be kept."""
+    if fact.rows == NO_ROWS or discarded.contains(fact):
+        return set()
+    # Unambiguous: names contain no space.
+    stream = f"{fact.stream} ".encode()
+    return {
+        blake2b(stream + key, digest_size=KEY_BYTES).digest() for key in keys(fact.stream, fact.rows) or ()
+    }
+
+
+def _slice(connection: SQLConnection, after: int, upto: int, limit: int) -> list[Fact]:
+    if after >= upto:
+        return []
+    found = connection.execute(
+        f"SELECT {COLUMNS} FROM facts WHERE serial > ? AND serial <= ? ORDER BY serial LIMIT ?",
+        (after, upto, limit),
+    )
+    return list(starmap(Fact, found.fetchall()))
+
+
+def _advance(
+    bounds: LogBounds, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
+) -> LogBounds:
+    trimmed_upto, indexed_upto = bounds.trimmed_upto, bounds.indexed_upto
+    last = [fact.position for fact in facts[-1:]]
+    if len(facts) < limit and bounds.floor.serial <= upto:
+        last.append(bounds.floor)
+    for position in last:
+        if position.serial > trimmed_upto.serial:
+            trimmed_upto = position
+    # Once all of the base is indexed, so are the trimmed facts beyond it.
+    indexed_upto = max(indexed_upto, trimmed_upto.serial) if len(base) < limit else base[-1].serial
+    return msgspec.structs.replace(bounds, trimmed_upto=trimmed_upto, indexed_upto=indexed_upto)
+
+
+def _in_batches(values: Collection[V]) -> Iterator[list[V]]:
+    """Split values into batches whose sizes are powers of two; the last value is repeated to fill up.
+
+    So few distinct statements are prepared, whatever the number of values.
+    """
+    every = list(values)
+    for first in range(0, len(every), VALUES_AT_ONCE):
+        run = every[first : first + VALUES_AT_ONCE]
+        size = 1 << (len(run) - 1).bit_length()
+        yield run + run[-1:] * (size - len(run))
