@@ -21,12 +21,11 @@ from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text, describe_failure
 from synrepl.wire.blocks import Payload
-from synrepl.wire.codec import LineBuffer
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.records import HandshakeBuffer, RecordWriter
-from synrepl.wire.session import Action, Close, Deliver, Send, Session
+from synrepl.wire.records import RecordWriter
+from synrepl.wire.session import Action, Close, Deliver, DeliverBlock, Send, Session
 
 PIECE_BYTES: Final = 2 * 1024
 """Received bytes that are handled at once: a hundred short commands take up to 15 milliseconds."""
@@ -78,10 +77,7 @@ class ConnectionOwner:
 @implementer(IPushProducer)
 @dataclass(eq=False, repr=False)
 class ReplicationProtocol(Protocol):
-    """Passes lines and blocks between a transport and a `Session`, which implements the protocol.
-
-    `framing` splits received bytes: a `HandshakeBuffer` where one of the ends may be a replica.
-    """
+    """Passes lines and blocks between a transport and a `Session`, which implements the protocol."""
 
     session: Session
     make_owner: Callable[["ReplicationProtocol"], ConnectionOwner]
@@ -92,7 +88,6 @@ class ReplicationProtocol(Protocol):
     """For messages about a peer's behavior; shared by all connections of a listener."""
     logs_closing: bool = True
     """Whether to log the reason of a close; otherwise only the owner gets it."""
-    framing: Callable[[], LineBuffer | HandshakeBuffer] = LineBuffer
     queue: TurnQueue | None = None
     """Where this connection takes turns with others; None handles everything at once."""
     on_established: Callable[[], None] = lambda: None
@@ -108,7 +103,6 @@ class ReplicationProtocol(Protocol):
         """Receives the events. Before the connection is made and after its loss, they are ignored."""
         self.failure_code = ""
         """Why the connection was lost: the code of `FollowerEvent`, often empty."""
-        self._framing: LineBuffer | HandshakeBuffer = self.framing()
         self._records: RecordWriter | None = None
         self._is_dialect_reported = False
         self._is_reading = True
@@ -167,29 +161,8 @@ class ReplicationProtocol(Protocol):
             self._lose(event)
 
     def _receive(self, data: bytes) -> None:
-        """Give all received lines to the session at once.
-
-        Twisted's protocols of lines make a call for each line, which costs more than reading a row.
-        """
         self.metrics.bytes_in.inc(len(data))
-        if self.session.closed:
-            return
-        # A large block may take longer than the timeout.
-        self.session.restart_timeout()
-        violation = ""
-        try:
-            for run in self._framing.runs(data):
-                if self.session.closed:
-                    return
-                if isinstance(run, Payload):
-                    self.owner.block(run)
-                else:
-                    self._perform(self.session.receive(run))
-        except RemoteProtocolError as error:
-            violation = error.why
-        if violation:
-            # Outside of the handler: the traceback of the error would keep the whole block in memory.
-            self._perform(self.session.fail(violation))
+        self._perform(self.session.receive_data(data))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self.queue is None:
@@ -200,7 +173,7 @@ class ReplicationProtocol(Protocol):
     def _lose(self, reason: Failure) -> None:
         self.connected = 0
         self.metrics.connections.dec()
-        self.session.closed = True
+        self.session.end()
         self._timer.stop()
         if self._abort_timer is not None:
             self._abort_timer.stop()
@@ -255,7 +228,7 @@ class ReplicationProtocol(Protocol):
     def abort(self) -> None:
         """Close at once: written data may be lost. Idempotent."""
         self._close_reason = self._close_reason or "closed by this process"
-        self.session.closed = True
+        self.session.end()
         if self.connected:
             self.transport.abortConnection()
 
@@ -273,8 +246,7 @@ class ReplicationProtocol(Protocol):
 
     def read_records(self, key: bytes) -> None:
         """Take all bytes after the handshake out of records with this key."""
-        assert isinstance(self._framing, HandshakeBuffer)
-        self._framing.read_records(key)
+        self.session.read_records(key)
 
     def write_records(self, key: bytes) -> None:
         """Put all bytes that are sent from now on into records with this key."""
@@ -299,6 +271,8 @@ class ReplicationProtocol(Protocol):
                     self._write(data)
                 case Deliver(commands):
                     self._deliver(commands)
+                case DeliverBlock(payload):
+                    self._deliver_block(payload)
                 case Close(why):
                     self.metrics.errors_sent.inc()
                     if self.logs_closing:
@@ -326,6 +300,16 @@ class ReplicationProtocol(Protocol):
             self._logger.failure("protocol error of this process: closing {peer}", peer=self._peer())
             self._perform(self.session.fail(f"internal error: {error.why}"))
 
+    def _deliver_block(self, payload: Payload) -> None:
+        violation = ""
+        try:
+            self.owner.block(payload)
+        except RemoteProtocolError as error:
+            violation = error.why
+        if violation:
+            # Outside of the handler: the traceback of the error would keep the whole block in memory.
+            self._perform(self.session.fail(violation))
+
     def _report_dialect(self) -> None:
         if not self._is_dialect_reported and self.session.dialect is not None:
             self._is_dialect_reported = True
@@ -345,9 +329,7 @@ class ReplicationProtocol(Protocol):
             self._arm()
 
     def _disconnect(self) -> None:
-        self.session.closed = True
-        # Free an incomplete block, which may be large.
-        self._framing = LineBuffer()
+        self.session.end()
         self.transport.unregisterProducer()
         self.transport.loseConnection()
         # Started once: a lost connection may be closed again.

@@ -44,12 +44,11 @@ from synrepl.transports.credentials import Credentials
 from synrepl.transports.event_queue import EventQueue
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire import native
-from synrepl.wire.blocks import BlockBuffer, Payload
+from synrepl.wire.blocks import Payload
 from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.records import HandshakeBuffer
 from synrepl.wire.session import Session
 from synrepl.wire.text import printable
 
@@ -329,5 +328,4 @@ class NativeUpstream:
             self.clock,
             self.metrics,
             logger=LimitedLogger(self._logger, self.clock),
-            framing=lambda: HandshakeBuffer(b"WELCOME ", BlockBuffer),
         )

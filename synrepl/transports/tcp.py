@@ -27,13 +27,11 @@ from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol, 
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure
 from synrepl.transports.limits import RejectedConnection
 from synrepl.wire.address_list import AddressList, Fault, fault_of
-from synrepl.wire.codec import LineBuffer
 from synrepl.wire.commands import Error, Moved, Name, Ping, Replicate
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.records import HandshakeBuffer
 from synrepl.wire.session import KEEPALIVE, Keepalive, Session
 from synrepl.wire.text import MAX_ADDRESS, printable
 
@@ -206,7 +204,6 @@ class PublisherFactory(Factory):
             self.clock,
             self.metrics,
             logger=self._limited_logger,
-            framing=lambda: HandshakeBuffer(b"AUTH", LineBuffer),
             queue=self.queue,
             on_lost=lambda lost, reason: self.protocols.discard(lost),
         )

@@ -1,9 +1,9 @@
 """Sessions: one side of a connection, sans I/O.
 
-A session receives lines and the time, and returns actions: bytes to send, commands to deliver, close. The
-driver (TCP, Redis, a test, the simulator) performs them in order. Because it neither reads a clock nor owns a
-socket, a test can say at which microsecond a peer falls silent, and the simulator can let an hour pass in
-milliseconds, through the same code that runs in production.
+A session receives bytes and the time, and returns actions: bytes to send, commands to deliver, close. The
+driver (TCP, HTTP, Redis, a test, the simulator) moves the bytes, and performs the actions in order. Because
+it neither reads a clock nor owns a socket, a test can say at which microsecond a peer falls silent, and the
+simulator can let an hour pass in milliseconds, through the same code that runs in production.
 
 No input from a peer makes a session raise: it returns one ERROR line and the close, after the commands that
 came before the error, as these were valid when they were sent. Errors of real peers:
@@ -20,19 +20,21 @@ end. Invalid messages are logged and skipped, as Synapse's own processes do
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.wire.codec import MAX_LENGTH, Codec, codec_of
+from synrepl.wire.blocks import BlockBuffer, Payload
+from synrepl.wire.codec import MAX_LENGTH, Codec, LineBuffer, codec_of
 from synrepl.wire.commands import Error, Name, Ping, Replicate, Server
 from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command, Side
 from synrepl.wire.native import NATIVE_COMMANDS, Challenge, Hello, Welcome
 from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.records import HandshakeBuffer
 from synrepl.wire.text import printable
 
 AUTO: Final = None
@@ -57,6 +59,12 @@ class Send(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class DeliverBlock(msgspec.Struct, frozen=True):
+    """Give this block to the owner of the connection. If it is invalid, call `Session.fail`."""
+
+    payload: Payload
+
+
 class Deliver(msgspec.Struct, frozen=True):
     """Deliver these commands, in order. RDATA that arrived in a run stays together."""
 
@@ -75,7 +83,7 @@ class Warn(msgspec.Struct, frozen=True):
     why: str
 
 
-Action = Send | Deliver | Close | Warn
+Action = Send | Deliver | DeliverBlock | Close | Warn
 
 
 class Keepalive(msgspec.Struct, frozen=True):
@@ -136,6 +144,12 @@ class Session:
         self._last_sent = self._last_received = self._started = seconds()
         self._theirs = side if side is BROKER else BOTH & ~side
         self._codec = codec_of(_GUESSES[0] if dialect is AUTO else dialect, ours=side, theirs=self._theirs)
+        self._framing: LineBuffer | HandshakeBuffer = LineBuffer()
+        if side is SERVER:
+            # Any peer may turn out to be a replica.
+            self._framing = HandshakeBuffer(b"AUTH", LineBuffer)
+        elif self._peer_pings:
+            self._framing = HandshakeBuffer(b"WELCOME ", BlockBuffer)
 
     def connected(self) -> list[Action]:
         """Greet the peer. A shared channel has no greeting."""
@@ -143,6 +157,42 @@ class Session:
             return []
         hello = Server(server_name=self._name) if self.side is SERVER else Name(name=self._name)
         return [Send(self.encode([hello, self._ping()]))]
+
+    def receive_data(self, data: bytes) -> Iterator[Action]:
+        """Process received bytes, which may end anywhere.
+
+        Each action must be performed before the next one is requested: it may decide how the bytes after it
+        are read (`read_records`).
+        """
+        if self.closed:
+            return
+        # A large block may take longer than the timeout.
+        self._last_received = self._seconds()
+        violation = ""
+        try:
+            for run in self._framing.runs(data):
+                if self.closed:
+                    return
+                if isinstance(run, Payload):
+                    yield DeliverBlock(run)
+                else:
+                    yield from self.receive(run)
+        except RemoteProtocolError as error:
+            violation = error.why
+        if violation:
+            # Outside of the handler: the traceback of the error would keep the whole block in memory.
+            yield from self.fail(violation)
+
+    def read_records(self, key: bytes) -> None:
+        """Take all bytes after the handshake out of records with this key."""
+        assert isinstance(self._framing, HandshakeBuffer)
+        self._framing.read_records(key)
+
+    def end(self) -> None:
+        """Process nothing more: the connection is closed, or about to be. Idempotent."""
+        self.closed = True
+        # Free an incomplete block, which may be large.
+        self._framing = LineBuffer()
 
     def receive(self, lines: Sequence[bytes]) -> list[Action]:
         """Process received lines; on a shared channel, messages."""
@@ -178,7 +228,7 @@ class Session:
         return []
 
     def restart_timeout(self) -> None:
-        """Restart the timeout: a part of a message arrived, or the driver paused reading."""
+        """Restart the timeout: the driver has paused reading."""
         self._last_received = self._seconds()
 
     def deadline(self) -> float:
@@ -214,7 +264,7 @@ class Session:
             return []
         text = _one_line(why)
         data = self.encode([Error(text=text)])
-        self.closed = True
+        self.end()
         return [Send(data), Close(text)]
 
     def encode(self, commands: Sequence[Command]) -> bytes:

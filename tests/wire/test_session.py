@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synrepl.errors import LocalProtocolError
+from synrepl.wire.blocks import encode_block
 from synrepl.wire.codec import MAX_LENGTH, LineBuffer
 from synrepl.wire.commands import Error, Name, Ping, Position, Rdata, Replicate, Server, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
@@ -18,6 +19,7 @@ from synrepl.wire.session import (
     Action,
     Close,
     Deliver,
+    DeliverBlock,
     Keepalive,
     Send,
     Session,
@@ -26,6 +28,10 @@ from synrepl.wire.session import (
 
 NO_REQUEST = "no request within 30 seconds: send REPLICATE to follow"
 NOT_AUTHENTICATED = "HELLO and AUTH were not finished within 30 seconds"
+WELCOME = (
+    b'WELCOME {"proof":"","history":"h","uuid":"u","instance":"i","server_name":"hs","role":"primary",'
+    b'"position":{"epoch":1,"serial":0,"digest":"e"},"trimmed_upto":0}\n'
+)
 HELLO = b'HELLO {"uuid":"u","name":"n","nonce":"x"}'
 
 
@@ -66,6 +72,53 @@ def error_text(actions: list[Action]) -> str:
     assert send.data.endswith(b"\n")
     assert send.data.count(b"\n") == 1
     return send.data[6:-1].decode()
+
+
+class TestBytes:
+    """A driver only moves bytes: what they are is the session's."""
+
+    def native(self) -> Session:
+        return Session(CLIENT, NATIVE, name="replica", seconds=Time())
+
+    @pytest.mark.parametrize("size", [1, 2, 7, 1_000])
+    def test_they_may_end_anywhere(self, size: int) -> None:
+        """A network cuts where it likes, also in the middle of a block."""
+        data = b"PING 1\n" + WELCOME
+        data += encode_block("facts", 1, b"{}\nPING 2\n") + b"PING 3\n"
+        session = self.native()
+        actions = [
+            action
+            for at in range(0, len(data), size)
+            for action in session.receive_data(data[at : at + size])
+        ]
+
+        blocks = [action.payload.data for action in actions if isinstance(action, DeliverBlock)]
+        assert [b"{}\nPING 2\n"] == blocks
+        assert [Ping(text="1"), Ping(text="3")] == [
+            one for one in delivered(actions) if isinstance(one, Ping)
+        ]
+        assert not session.closed
+
+    def test_a_wrong_block_closes_after_what_came_before(self) -> None:
+        """What came before was valid."""
+        session = self.native()
+        data = WELCOME + b"BLOCK facts 1 3 00\n{}\n"
+        *before, send, close = session.receive_data(data)
+
+        assert ["WELCOME"] == [command.NAME for command in delivered(before)]
+        assert isinstance(send, Send)
+        assert isinstance(close, Close)
+        assert session.closed
+        assert [] == list(session.receive_data(b"PING 2\n"))
+
+    def test_nothing_is_read_after_the_end_even_of_the_same_bytes(self) -> None:
+        """The owner closes while it handles the first of two lines."""
+        session = self.native()
+        actions = session.receive_data(WELCOME + b"PING 1\n")
+        next(actions)
+        session.end()
+
+        assert [] == list(actions)
 
 
 class TestGreeting:

@@ -24,11 +24,9 @@ from synrepl.replication.relay.relay import Relay, attach
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
-from synrepl.wire.codec import LineBuffer
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.records import HandshakeBuffer
 from synrepl.wire.session import Session
 
 MAX_CONNECTIONS: Final = 10_000
@@ -63,7 +61,6 @@ async def connect(call: Call) -> None:
         services.clock,
         services.metrics,
         logger=call.api.limited_logger,
-        framing=lambda: HandshakeBuffer(b"AUTH", LineBuffer),
         queue=call.api.queue,
     )
     carrier = _Carrier(call.request, call.access, protocol, services.clock)
