@@ -1,13 +1,11 @@
 """The table of roles: every step of it is taken by real daemons, and no other one is."""
 
-from collections.abc import Hashable
-from typing import Any
-
 import pytest
 
 from synrepl.errors import LocalProtocolError
 from synrepl.replication.machine import Machine
 from synrepl.replication.roles.states import TRANSITIONS, Role, RoleEvent
+from tests.replication.machine_steps import allowed_steps, taken_steps
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
 
@@ -39,17 +37,7 @@ def test_every_event_in_every_role(role: Role, event: RoleEvent) -> None:
 
 def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three daemons: promotions in order and by force, fencings, restarts, and operators who decide."""
-    taken: set[tuple[Role, Hashable, Role]] = set()
-    move = Machine.move
-
-    def traced(machine: Machine[Any], event: Hashable, state: Any = None) -> bool:
-        before = machine.state
-        has_changed = move(machine, event, state)
-        if isinstance(before, Role):
-            taken.add((before, event, machine.state))
-        return has_changed
-
-    monkeypatch.setattr(Machine, "move", traced)
+    taken = taken_steps(monkeypatch, Role)
     world = World()
     a, b, c = world.chain()
     world.wrote(a, 20)
@@ -70,10 +58,4 @@ def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPa
     # The replica follows the new primary.
     assert [Role.PRIMARY, Role.REPLICA, Role.FENCED] == [node.roles.role for node in (a, b, c)]
 
-    allowed = {
-        (role, event, other)
-        for role, events in TRANSITIONS.items()
-        for event, others in events.items()
-        for other in others
-    }
-    assert {str(step) for step in allowed} == {str(step) for step in taken}
+    assert allowed_steps(TRANSITIONS) == taken

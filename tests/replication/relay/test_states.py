@@ -1,7 +1,6 @@
 """The table of a relay's states: what it forbids is refused, and what it allows can happen."""
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogSnapshot
 from synrepl.replication import feed as feed_module
-from synrepl.replication.machine import Machine
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.relay import Relay, attach
 from synrepl.replication.relay.snapshot_codec import snapshot_block
@@ -17,6 +15,7 @@ from synrepl.replication.relay.states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import Ack, Auth, Digests, Hello, Join, Subscribe, Up, refusal
 from synrepl.wire.position import LogPosition
+from tests.replication.machine_steps import allowed_steps, taken_steps
 from tests.replication.worlds import World
 
 COMMANDS: list[Command] = [
@@ -28,13 +27,6 @@ COMMANDS: list[Command] = [
     Up(origin="o", number=1, line="USER_IP"),
     Ack(epoch=1, serial=0, at_ms=0),
 ]
-
-Step = tuple[RelayState, Hashable, RelayState]
-
-
-def named(step: Step) -> str:
-    """A step, to be read in a failure."""
-    return " ".join(str(getattr(part, "__name__", part)) for part in step)
 
 
 def test_the_commands_are_those_of_the_table() -> None:
@@ -67,23 +59,6 @@ def test_a_command_that_the_table_forbids_is_refused(state: RelayState, command:
     world.pass_(0.2)
     assert state is relay.state
     relay._machine.state = RelayState.READY
-
-
-class Trace:
-    """Every step that a relay takes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.steps: set[Step] = set()
-        move = Machine.move
-
-        def traced(machine: Machine[Any], event: Hashable, state: Any = None) -> bool:
-            before = machine.state
-            has_changed = move(machine, event, state)
-            if isinstance(before, RelayState):
-                self.steps.add((before, event, machine.state))
-            return has_changed
-
-        monkeypatch.setattr(Machine, "move", traced)
 
 
 class Replica:
@@ -160,7 +135,7 @@ HELD = [state for state in RelayState if state not in (RelayState.REFUSED, Relay
 
 def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """From each state: all that the replica may say, a refusal, the loss of the connection, and going on."""
-    trace = Trace(monkeypatch)
+    taken = taken_steps(monkeypatch, RelayState)
     for state in HELD:
         with monkeypatch.context() as patch:
             for command in COMMANDS:
@@ -185,10 +160,4 @@ def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPa
             goes_on.world.wrote(goes_on.node)
             goes_on.world.pass_(0.1)
 
-    allowed = {
-        (state, event, other)
-        for state, events in TRANSITIONS.items()
-        for event, others in events.items()
-        for other in others
-    }
-    assert set(map(named, allowed)) == set(map(named, trace.steps))
+    assert allowed_steps(TRANSITIONS) == taken

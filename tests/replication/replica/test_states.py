@@ -1,6 +1,5 @@
 """The table of a replica's states: every step of it is taken by a replica of a real primary."""
 
-from collections.abc import Hashable
 from typing import Any, cast
 
 import pytest
@@ -8,13 +7,13 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import NotConnected
 from synrepl.ports.history import LogSnapshot
-from synrepl.replication.machine import Machine
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.snapshot_codec import snapshot_block
 from synrepl.replication.replica.conversation import IConversation, IUpstream, RefusedByUpstream
 from synrepl.replication.replica.replica import Replica
 from synrepl.replication.replica.states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.wire.native import refusal
+from tests.replication.machine_steps import Steps, allowed_steps, taken_steps
 from tests.replication.worlds import World
 
 TRYING = [state for state, events in TRANSITIONS.items() if ReplicaEvent.FAIL in events]
@@ -74,21 +73,10 @@ class Story:
         self.world = World()
         self.primary = self.world.node("a")
         self.world.wrote(self.primary, 30)
-        self.steps: set[tuple[ReplicaState, Hashable, ReplicaState]] = set()
-        move = Machine.move
-
-        def traced(machine: Machine[Any], event: Hashable, state: Any = None) -> bool:
-            before = machine.state
-            has_changed = move(machine, event, state)
-            if isinstance(before, ReplicaState):
-                self.steps.add((before, event, machine.state))
-            return has_changed
-
-        monkeypatch.setattr(Machine, "move", traced)
         monkeypatch.setattr(Replica, "start", lambda replica: None)
         self.node = self.world.node("b", "a")
         monkeypatch.undo()
-        monkeypatch.setattr(Machine, "move", traced)
+        self.steps = taken_steps(monkeypatch, ReplicaState)
         assert self.node.replica is not None
         self.replica = self.node.replica
         self.upstream = HeldUpstream(self.replica.upstream)
@@ -134,7 +122,7 @@ def test_an_attempt_can_end_in_every_way(state: ReplicaState, monkeypatch: pytes
 
 def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long life: every state is reached, left in every way, and left for good at last."""
-    taken: set[tuple[ReplicaState, Hashable, ReplicaState]] = set()
+    taken: Steps = set()
     for state in TRYING:
         for error in (NotConnected("cut"), RefusedByUpstream(refusal("duplicate", "later")), None):
             story = Story(monkeypatch)
@@ -177,10 +165,4 @@ def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPa
     story.bring(ReplicaState.LIVE)
     taken |= story.steps
 
-    allowed = {
-        (state, event, other)
-        for state, events in TRANSITIONS.items()
-        for event, others in events.items()
-        for other in others
-    }
-    assert {str(step) for step in allowed} == {str(step) for step in taken}
+    assert allowed_steps(TRANSITIONS) == taken
