@@ -354,7 +354,7 @@ class ReplicationServices:
         """Problems that are not among `not_ready_reasons`: text, and since when in Unix seconds."""
         replica = self.replica
         if replica is None or replica.state is ReplicaState.STOPPED:
-            return self.roles.problems
+            return self.roles.rivals.problems
         if replica.state is ReplicaState.LIVE and self.roles.primary.is_same(self._address()):
             return [
                 (

@@ -26,6 +26,7 @@ from synrepl.replication.roles.messages import (
     ReadOnlyHere,
 )
 from synrepl.replication.roles.record import RoleRecord
+from synrepl.replication.roles.rivals import Rivals
 from synrepl.replication.roles.verification import common_serial, parse_peer_address
 from tests.replication.nodes import FakeNode
 from tests.replication.worlds import World
@@ -358,7 +359,7 @@ def test_a_replica_that_knows_a_later_primary_brings_both_together(
     b.roles.notifier.unnotified.clear()
     c.roles.notifier.unnotified[:] = [Address("d")]
     if without:
-        monkeypatch.setattr(RoleManager, without, nothing)
+        monkeypatch.setattr(Rivals if hasattr(Rivals, without) else RoleManager, without, nothing)
     parted.part(world)
     with pytest.raises(ClaimRefused) as caught:
         claim(world, d, c, 2)
@@ -459,7 +460,7 @@ def test_a_daemon_whose_primary_has_no_valid_address_is_notified_again() -> None
     lost = PeerStatus(
         history=a.log.history, uuid=a.log.uuid, role="replica", position=position, primary="- ftp://x"
     )
-    world.done(Deferred.fromCoroutine(b.roles._on_inquiry_response(Address("a"), lost)))
+    world.done(Deferred.fromCoroutine(b.roles.rivals._on_inquiry_response(Address("a"), lost)))
 
     assert [Address("a")] == b.roles.notifier.unnotified
 
@@ -480,7 +481,7 @@ def test_a_primary_that_is_superseded_says_so() -> None:
     world.pass_(90)
 
     assert "primary" == c.roles.role
-    assert any("another daemon may be primary: a" in text for text, _ in c.roles.problems)
+    assert any("another daemon may be primary: a" in text for text, _ in c.roles.rivals.problems)
 
 
 def test_a_claim_of_a_lower_epoch_means_nothing() -> None:
@@ -656,7 +657,7 @@ def test_the_log_of_the_claimed_primary_must_continue_ours() -> None:
     world.pass_(12)
 
     assert ["primary", "primary"] == roles(a, b)
-    ((text, _),) = a.roles.problems
+    ((text, _),) = a.roles.rivals.problems
     assert "two daemons are primary: b - has other facts at serial 5 or before than this daemon" in text
 
 
@@ -719,7 +720,7 @@ def test_an_address_is_known_by_the_part_that_is_asked() -> None:
     cases = [("tcp:paris:1 http://stranger:2", False), ("- http://paris:2", True), ("tcp:paris:1 -", True)]
 
     for text, is_known in [*cases, ("", False)]:
-        assert is_known == a.roles._is_known(Address.parse(text)), text
+        assert is_known == a.roles.is_known(Address.parse(text)), text
 
 
 def test_strangers_do_not_hold_up_a_claim_of_a_known_daemon() -> None:
@@ -749,19 +750,19 @@ def test_a_replica_of_a_later_epoch_is_a_sign_and_no_fence() -> None:
     """It is reported for some minutes, and forgotten at the next promotion."""
     world = World()
     a = world.node("a")
-    a.roles.on_higher_epoch(7, "paris", "nowhere -")
+    a.roles.rivals.on_higher_epoch(7, "paris", "nowhere -")
     world.pass_(1)
 
     assert "primary" == a.roles.role
-    ((text, _),) = a.roles.problems
+    ((text, _),) = a.roles.rivals.problems
     assert text.startswith("paris at nowhere - knows epoch 7, but this primary is in epoch 1: ")
-    a.roles.on_higher_epoch(8, "paris\x1b[2J", "")
-    assert all(one.isprintable() for one, _ in a.roles.problems)
+    a.roles.rivals.on_higher_epoch(8, "paris\x1b[2J", "")
+    assert all(one.isprintable() for one, _ in a.roles.rivals.problems)
     for number in range(50):
-        a.roles.on_higher_epoch(8, f"r{number}", "")
-    assert 20 == len(a.roles.problems)
+        a.roles.rivals.on_higher_epoch(8, f"r{number}", "")
+    assert 20 == len(a.roles.rivals.problems)
     world.pass_(301, step=1)
-    assert [] == a.roles.problems
+    assert [] == a.roles.rivals.problems
     world.wrote(a, 1)
 
 
@@ -775,13 +776,13 @@ def test_a_replica_of_a_later_epoch_leads_to_the_primary() -> None:
     world.pass_(1)
     b.kill()
     world.start(a)
-    a.roles.on_higher_epoch(2, "c", "c -")
+    a.roles.rivals.on_higher_epoch(2, "c", "c -")
     world.pass_(1)
     assert "primary" == a.roles.role
     world.start(b)
     b.roles.notifier.unnotified.clear()
     world.pass_(2)
-    a.roles.on_higher_epoch(2, "c", "c -")
+    a.roles.rivals.on_higher_epoch(2, "c", "c -")
     world.pass_(1)
 
     assert "fenced" == a.roles.role
@@ -793,7 +794,7 @@ def test_replicas_of_a_later_epoch_do_not_fill_the_queue_of_claims() -> None:
     world = World()
     a = world.node("a")
     for number in range(12):
-        a.roles.on_higher_epoch(2, f"r{number}", f"s{number} -")
+        a.roles.rivals.on_higher_epoch(2, f"r{number}", f"s{number} -")
     refused: list[Any] = []
     made = Claim(epoch=2, uuid="stranger", address="s -", history=a.log.history)
     Deferred.fromCoroutine(a.roles.on_claim(made)).addErrback(lambda failure: refused.append(failure.value))
@@ -1090,7 +1091,7 @@ def test_refused_claims_are_counted_and_seldom_logged() -> None:
     world = World()
     a = world.node("a")
     counted: list[str] = []
-    a.roles.count_refused = counted.append
+    a.roles.rivals._count_refused = counted.append
     texts: list[str] = []
 
     def observe(event: Any) -> None:
@@ -1249,7 +1250,7 @@ class TestStart:
         world.pass_(4)
 
         assert "primary" == a.roles.role
-        assert any("knows epoch 2" in text for text, _ in a.roles.problems)
+        assert any("knows epoch 2" in text for text, _ in a.roles.rivals.problems)
         assert 2 == c.log.epoch
 
     def test_a_daemon_that_a_replica_names_must_prove_that_it_may_be_primary(self) -> None:
@@ -1273,7 +1274,7 @@ class TestStart:
             return await describe(address, must_administer=must_administer)
 
         a.roles._verifier.peers.describe = recorded  # type: ignore[method-assign]
-        world.done(Deferred.fromCoroutine(a.roles._on_inquiry_response(Address("x"), told)))
+        world.done(Deferred.fromCoroutine(a.roles.rivals._on_inquiry_response(Address("x"), told)))
 
         assert {("stranger", True)} == set(asked)
         assert "primary" == a.roles.role

@@ -158,7 +158,7 @@ class ReplicaRegistry:
         if (mismatch := history_mismatch(self.log, reader)) is not None:
             if mismatch.code == "other_history":
                 return refusal(mismatch.code, mismatch.message)
-            self.roles.on_higher_epoch(request.position.epoch, reader.name, replica.address)
+            self.roles.rivals.on_higher_epoch(request.position.epoch, reader.name, replica.address)
             return self._refusal(mismatch.code, mismatch.message)
         if (refused := self._copy_refusal(replica, request.filter)) is not None:
             return refused

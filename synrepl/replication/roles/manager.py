@@ -11,19 +11,15 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import RepeatLimit
 from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer, sleep
+from synrepl.ports.time import sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import ReadRefusal
 from synrepl.replication.machine import Machine
 from synrepl.replication.replica.states import ReplicaState
 from synrepl.replication.roles.handover import HandOverCandidate, HandOverPrimary
 from synrepl.replication.roles.inquiry import (
-    INQUIRY_INTERVAL,
     INQUIRY_SECONDS,
-    Inquiry,
-    LaterEpochs,
     PrimaryNotifier,
 )
 from synrepl.replication.roles.judgement import ClaimVerdict, RoleState, judge
@@ -36,13 +32,12 @@ from synrepl.replication.roles.messages import (
     ClaimRefused,
     HandOver,
     IPeerClient,
-    PeerStatus,
     ReadOnlyHere,
 )
 from synrepl.replication.roles.record import RoleRecord, RoleStore
+from synrepl.replication.roles.rivals import Rivals
 from synrepl.replication.roles.states import TRANSITIONS, Role, RoleEvent
 from synrepl.replication.roles.verification import (
-    MAX_EPOCH,
     ClaimVerifier,
     parse_peer_address,
     plausible_epoch,
@@ -97,8 +92,18 @@ class RoleManager:
         self.replica: Replica | None = None
         self._primary = Address()
         self._store = RoleStore(self.log, own=self.address, local=self.known_daemons)
-        self._verifier = ClaimVerifier(self.log, self.clock, self.peers, is_known=self._is_known)
+        self._verifier = ClaimVerifier(self.log, self.clock, self.peers, is_known=self.is_known)
         self._tasks = Tasks(self._logger, "roles")
+        self.rivals = Rivals(
+            self,
+            self.log,
+            self.clock,
+            self.peers,
+            self._tasks,
+            self._verifier,
+            count_refused=self.count_refused,
+            count_later_epoch=self.count_later_epoch,
+        )
         self.notifier = PrimaryNotifier(
             self.clock,
             self.peers,
@@ -106,7 +111,7 @@ class RoleManager:
             claim=self._current_claim,
             complete=self._store.complete,
             save=self._save_unnotified,
-            on_superseded=self._on_superseded,
+            on_superseded=self.rivals.superseded,
         )
         self.handover = HandOverPrimary(
             self.log,
@@ -119,17 +124,6 @@ class RoleManager:
         self.candidate = HandOverCandidate(
             self.log, self.clock, self.peers, address=self.address, missing_files=self.missing_files
         )
-        self._inquiry = Inquiry(
-            self.clock,
-            self.peers,
-            self._tasks,
-            on_response=self._on_inquiry_response,
-            on_end=self._on_primary_changed,
-        )
-        self._inquiry_timer = Timer(self.clock, self._inquire)
-        self._later_epochs = LaterEpochs(self.clock)
-        self._logged = RepeatLimit(self.clock.seconds)
-        self._epoch_questions: set[bool] = set()
         self._is_stopped = False
         self._is_promoting = False
         self._changing = DeferredLock()
@@ -151,11 +145,6 @@ class RoleManager:
     def is_whole(self) -> bool:
         """False for a replica that has no complete copy yet; else True."""
         return self.replica is None or self.replica.is_whole
-
-    @property
-    def problems(self) -> list[tuple[str, float]]:
-        """Signs of another primary, each with the Unix time at which it began; empty unless primary."""
-        return self._later_epochs.problems() if self.role == PRIMARY else []
 
     # -- start and stop ------------------------------------------------------------------------------------
 
@@ -188,24 +177,19 @@ class RoleManager:
             self._become_primary(RoleEvent.START)
         self.handover.resume()
         unnotified = [Address.parse(text) for text in record.told] if record is not None else []
-        if self.role == PRIMARY:
-            known = self._store.all(*unnotified)
-            if known:
-                self._logger.info("asking known daemons ({count}) which one is primary", count=len(known))
-            self._inquiry.start(known)
-            self._on_primary_changed()
-        self._inquiry_timer.start(INQUIRY_INTERVAL)
+        self.notifier.unnotified = unnotified
+        self.rivals.start()
+        self._on_primary_changed()
         self.notifier.notify(self._store.others(unnotified))
 
     async def started(self) -> None:
         """Return once the inquiry of a starting primary has ended; at once in another role."""
-        await self._inquiry.ended()
+        await self.rivals.asked()
 
     def stop(self) -> None:
         """Stop following, notifying and asking."""
         self._is_stopped = True
-        self._inquiry.stop()
-        self._inquiry_timer.stop()
+        self.rivals.stop()
         self._tasks.cancel_all()
         self._verifier.stop()
         self.handover.stop()
@@ -220,14 +204,14 @@ class RoleManager:
         self._machine.move(event, Role.PRIMARY)
         self._stop_replica()
         self.why = ""
-        self._later_epochs.clear()
+        self.rivals.clear()
         self._on_primary_changed()
 
     def _on_primary_changed(self) -> None:
         """Accept facts as a primary, unless another daemon may be one."""
         if self.role != PRIMARY:
             return
-        is_open = not (self.handover.is_active or self._inquiry.is_running)
+        is_open = not (self.handover.is_active or self.rivals.is_asking)
         self.log.write_barrier = None if is_open else self._write_refusal
         self.on_change()
 
@@ -385,16 +369,6 @@ class RoleManager:
             self._logger.warn("{text}; after a restart all are notified again", text=text)
         self.on_change()
 
-    def _on_superseded(self, address: Address, why: str) -> bool:
-        """Handle a daemon that knows a later primary; return whether to notify it again."""
-        if self.role != PRIMARY:
-            return False
-        text = f"another daemon may be primary: {address} refuses this one: {why}; run synrepl status there"
-        self._later_epochs.add(str(address), text)
-        self._warn_rate_limited("superseded", text)
-        self._inquiry.ask([address])
-        return True
-
     def _current_claim(self) -> Claim | None:
         """The claim of the primary that this daemon knows; None if its address is unknown."""
         if self.role == PRIMARY:
@@ -430,7 +404,7 @@ class RoleManager:
         try:
             await self._check_claim(claim, trusted=trusted)
         except ClaimRefused as error:
-            self._report_refused(claim.uuid, error)
+            self.rivals.report_refused(claim.uuid, error)
             raise
 
     async def _check_claim(self, claim: Claim, *, trusted: bool) -> None:
@@ -451,7 +425,7 @@ class RoleManager:
             raise ClaimRefused("epoch_too_far", why)
         address = parse_peer_address(claim.address)
         is_far = claim.epoch > self._store.seen_epoch + 1
-        is_known = self.is_leased(claim.uuid) or self._is_known(address)
+        is_known = self.is_leased(claim.uuid) or self.is_known(address)
         if is_far or not (trusted and is_known):
             if not address:
                 why = "cannot verify the claim: it has no address of the primary"
@@ -463,19 +437,23 @@ class RoleManager:
         async with self._changing:
             await self._apply_claim(claim)
 
-    def _is_known(self, address: Address) -> bool:
+    async def give_way(self, claim: Claim) -> None:
+        """Compare this primary with one that was verified: the lower one is fenced (`judgement.py`)."""
+        async with self._changing:
+            if self.role == PRIMARY and claim.uuid != self.log.uuid:
+                await self._apply_claim(claim)
+
+    def daemons_to_ask(self) -> Sequence[Address]:
+        """All daemons that this one knows."""
+        return self._store.all(*self.notifier.unnotified)
+
+    def inquiry_ended(self) -> None:
+        """Accept facts, if this is a primary: no other one was found in time."""
+        self._on_primary_changed()
+
+    def is_known(self, address: Address) -> bool:
+        """Whether this is the address of a daemon that this one knows."""
         return self._store.includes(address, *self.notifier.unnotified, self.primary)
-
-    def _report_refused(self, uuid: str, error: ClaimRefused) -> None:
-        self.count_refused(error.code)
-        if error.code == "digest_differs" and self.role == PRIMARY:
-            self._later_epochs.add(uuid, f"two daemons are primary: {error}")
-        self._warn_rate_limited(error.code, f"claim refused: {error.code}: {error}")
-
-    def _warn_rate_limited(self, reason: str, text: str) -> None:
-        """Log this at most once a minute for each reason: unauthenticated peers can cause it at will."""
-        if self._logged.allows(reason):
-            self._logger.warn("{text}", text=text)
 
     async def _apply_claim(self, claim: Claim) -> None:
         """Change the role as the claim requires. Raises `ClaimRefused` if a later primary is known."""
@@ -542,87 +520,6 @@ class RoleManager:
         others = [*self.notifier.unnotified, where]
         await self._store.save_unnotified(others)
         self.notifier.notify(others)
-
-    def on_higher_epoch(self, epoch: int, name: str, address: str) -> None:
-        """Handle a replica that knows a later epoch, and gives its own address.
-
-        That proves nothing: a primary reports it, and asks the replica for the other primary.
-        """
-        if self.role != PRIMARY or epoch <= self.log.epoch:
-            return
-        self.count_later_epoch()
-        if epoch > MAX_EPOCH:
-            return
-        self._warn_rate_limited(
-            "later_epoch", self._later_epochs.add_replica(name, address, epoch, self.log.epoch)
-        )
-        try:
-            where = parse_peer_address(address)
-        except ClaimRefused:
-            return
-        # At most one known and one unknown replica are asked at a time.
-        is_known = self._is_known(where)
-        if where and is_known not in self._epoch_questions:
-            self._epoch_questions.add(is_known)
-            question = self._tasks.start(self._ask_for_primary(where), "asking for the primary")
-            question.addBoth(lambda _: self._epoch_questions.discard(is_known))
-
-    async def _ask_for_primary(self, address: Address) -> None:
-        try:
-            status = await self._verifier.describe(address)
-            await self._verify_rival(address, status)
-        except ClaimRefused as error:
-            self._report_refused("", error)
-
-    async def _verify_rival(self, address: Address, status: PeerStatus) -> None:
-        """Verify the primary that a daemon names in its status, if it is not this daemon.
-
-        Of two primaries of one history, the one with the lower epoch, or the lower uuid in the same epoch, is
-        fenced: this daemon, or the other one when it is notified. Raises `ClaimRefused` if the daemon that
-        was named is not primary, or has another history.
-        """
-        if self.role != PRIMARY or status.uuid == self.log.uuid:
-            return
-        where = address if status.role == PRIMARY else parse_peer_address(status.primary)
-        if not where or where.is_same(self.address()):
-            return
-        rival = await self._verifier.verify(where, uuid=status.uuid if status.role == PRIMARY else "")
-        claim = Claim(epoch=rival.position.epoch, uuid=rival.uuid, address=str(where), history=rival.history)
-        async with self._changing:
-            if self.role == PRIMARY and claim.uuid != self.log.uuid:
-                await self._apply_claim(claim)
-
-    def _inquire(self) -> None:
-        self._inquiry_timer.start(INQUIRY_INTERVAL)
-        if self.role == PRIMARY:
-            self._inquiry.ask(self._store.all(*self.notifier.unnotified))
-
-    async def _on_inquiry_response(self, address: Address, status: PeerStatus) -> None:
-        """Handle the status of a known daemon: verify the primary that it names."""
-        ours = self.log.epoch
-        if status.history != self.log.history or self.role != PRIMARY:
-            return
-        knows_later = plausible_epoch(status.position.epoch) > ours
-        if knows_later:
-            text = self._later_epochs.add_replica(status.uuid, str(address), status.position.epoch, ours)
-            self._warn_rate_limited("later_epoch", text)
-        named = address
-        try:
-            if status.role != PRIMARY:
-                named = parse_peer_address(status.primary)
-            await self._verify_rival(address, status)
-        except ClaimRefused as error:
-            if knows_later or error.code == "digest_differs":
-                self._report_refused(status.uuid, error)
-                return
-        if (
-            self.role == PRIMARY
-            and self.address()
-            and status.position.epoch < ours
-            and not named.is_same(self.address())
-        ):
-            # The daemon lost the notification of this epoch, perhaps with its disk, or follows one that did.
-            self.notifier.add(address)
 
     def on_primary_moved(self, address: str) -> None:
         """If this daemon is a replica, follow the primary at this address, which its upstream sent."""
