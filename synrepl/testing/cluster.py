@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -23,6 +22,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.memory_engine import DelayedThread, MemoryEngine
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.http.row_routes import read_page
@@ -277,7 +277,7 @@ class Cluster:
     """
 
     def __init__(self, **daemon: Any) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.network = Network(self.clock)
         self.daemon = FakeDaemon(self.network, **daemon)
         self.workers: list[FakeWorker] = []

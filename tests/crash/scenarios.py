@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Final
 import msgspec
 import psycopg
 from twisted.internet.defer import ensureDeferred
-from twisted.internet.task import Clock
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -34,6 +33,7 @@ from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.digest import verify
 from synrepl.streams.table import StreamTable
+from synrepl.testing.heap_clock import HeapClock
 from tests.files.builders import open_verified
 from tests.storage.builders import NOW
 from tests.storage.ids.databases import DirectPool
@@ -215,7 +215,7 @@ class LogScenario(Scenario):
 
     @staticmethod
     def _log(engine: SQLEngine) -> Log:
-        clock = Clock()
+        clock = HeapClock()
         clock.advance(NOW)
         thread = ImmediateThread()
         quiet: Any = lambda event: None  # noqa: E731  # an observer
@@ -291,7 +291,7 @@ class IdScenario(Scenario):
         stream = IdStream(
             name="things", sequence="things_sequence", tables=(IdTable(name="things"),), writers=("w1", "w2")
         )
-        return MultiWriterIdGenerator(pool, stream, instance=writer, flavor=self.FLAVOR, clock=Clock())
+        return MultiWriterIdGenerator(pool, stream, instance=writer, flavor=self.FLAVOR, clock=HeapClock())
 
     def _create(self, cursor: Any) -> None:
         cursor.execute(

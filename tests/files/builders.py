@@ -5,11 +5,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synrepl.files.file_check import StoredFile
 from synrepl.files.store import FileStore
+from synrepl.testing.heap_clock import HeapClock
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""
@@ -37,7 +37,7 @@ class DiskCase(SynchronousTestCase):
     """A test with a directory, a fake clock and a store."""
 
     def setUp(self) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.clock.advance(NOW)
         made = tempfile.mkdtemp(prefix="synrepl-files-")
         self.addCleanup(shutil.rmtree, made, ignore_errors=True)

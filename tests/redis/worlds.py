@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from synrepl.ports.metrics import Metrics
+from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import Network
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.link import RedisLink
@@ -167,7 +167,7 @@ class FakeWorld(World):
     """Run it with `run`: the story never really waits."""
 
     def __init__(self, kind: str = "fake", **network: Any) -> None:
-        self.clock = self.reactor = Clock()
+        self.clock = self.reactor = HeapClock()
         self.network = Network(self.clock, **network)
         self.redis = FakeRedis(self.network, password="hush" if kind == "password" else None)
         self.url = "redis://redis"

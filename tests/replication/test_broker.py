@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
 from twisted.logger import Logger, globalLogPublisher
 
 from synrepl.errors import NotConnected
@@ -22,6 +21,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
+from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import Network
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.codec import codec_of
@@ -107,7 +107,7 @@ class Story:
         instance: str = "",
         up: bool = True,
     ) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.network = Network(self.clock)
         self.log = Log(
             FaultyEngine(),

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
@@ -16,6 +15,7 @@ from synrepl.replication.strategies import SHARED
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
+from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.memory_engine import DelayedThread
 from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
@@ -63,7 +63,7 @@ class Story:
     """An ingester over a real log, whose disk takes a hundredth of a second."""
 
     def __init__(self, *, knows_history: bool = True, confirms: bool = False) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.engine = FaultyEngine()
         self.log = Log(
             self.engine,

@@ -7,7 +7,6 @@ from typing import Protocol as TypingProtocol
 import msgspec
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from synrepl.ports.history import Appended
@@ -20,6 +19,7 @@ from synrepl.replication.relay.handshake import (
     proof,
     record_key,
 )
+from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import Network
 from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.native import Auth, Hello, Subscribe, Welcome
@@ -38,7 +38,7 @@ class World:
     made: ClassVar[list["World"]] = []
 
     def __init__(self, *, delay: Callable[[], float] = lambda: 0.001, **network: Any) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.network = Network(self.clock, delay=delay, **network)
         self.nodes: dict[str, FakeNode] = {}
         self.numbers = 0

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Self
 
 from twisted.logger import LogLevel, globalLogPublisher
 
-from tests.simulation.heap_clock import HeapClock
+from synrepl.testing.heap_clock import HeapClock
 
 __all__ = ["STEP_SECONDS", "Broken", "SeededRun"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
-from twisted.internet.task import Clock, deferLater
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
@@ -28,6 +28,7 @@ from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.source import TableSource
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
+from synrepl.testing.heap_clock import HeapClock
 from tests.memory_engine import FaultyEngine
 from tests.simulation.seeds import seeds
 
@@ -175,7 +176,7 @@ class _World:
 
     def __init__(self, seed: int, directory: Path) -> None:
         self.chance = random.Random(seed)
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.path = directory / "homeserver.db"
         self.is_away = False
         self.outages = 0

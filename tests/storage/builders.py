@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import ensureDeferred
-from twisted.internet.task import Clock
 from twisted.logger import LogEvent, Logger
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -18,6 +17,7 @@ from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
+from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.memory_engine import DelayedThread
 
 NOW = 1_700_000_000
@@ -57,7 +57,7 @@ class LogCase(SynchronousTestCase):
     """A test with a log, a fake clock, and a record of what the log told its operator."""
 
     def setUp(self) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.clock.advance(NOW)
         self.told: list[LogEvent] = []
 

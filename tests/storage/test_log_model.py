@@ -9,7 +9,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -22,6 +21,7 @@ from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.memory_engine import DelayedThread
 from tests.memory_engine import FaultyEngine
 from tests.postgres import new_database
@@ -35,7 +35,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.clock.advance(NOW)
         self.engine = FaultyEngine()
         self.count = 0
@@ -237,7 +237,7 @@ class AdoptMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.clock.advance(NOW)
         self.kept = {stream: Model(stream) for stream in ("events", "backfill", "lists", "both")}
         self.typing = Model("typing")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from treq.client import HTTPClient
 from twisted.internet.interfaces import IStreamClientEndpoint
-from twisted.internet.task import Clock, Cooperator
+from twisted.internet.task import Cooperator
 from twisted.web.client import URI, Agent, FileBodyProducer, HTTPConnectionPool
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
@@ -16,6 +16,7 @@ from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.replica.conversation import IUpstream
 from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositions, Network
 from synrepl.testing.cluster import DirectCatchUp
+from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import MemoryLink
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.native_endpoint import NativeHttpEndpoint
@@ -45,7 +46,7 @@ class TransportWorld:
     too_long: tuple[bytes, str]
 
     def __init__(self, **network: Any) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.network = Network(self.clock, **network)
         self.written = 0
         self.server: Any

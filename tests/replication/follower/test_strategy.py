@@ -6,7 +6,6 @@ from typing import Any, Self
 import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import Clock
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
@@ -16,6 +15,7 @@ from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Upd
 from synrepl.streams.catalog import RECEIPTS, Receipt
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, MemoryEndpoint, MemoryPositions, Network
+from synrepl.testing.heap_clock import HeapClock
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.commands import RemoteServerUp, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
@@ -54,7 +54,7 @@ class Story:
     def __init__(
         self, dialect: Dialect, *streams: str, positions: MemoryPositions | None = None, **options: Any
     ) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.network = Network(self.clock)
         self.masters = raw_server(self.network, "master")
         self.shelf = Shelf()

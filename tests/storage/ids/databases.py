@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import psycopg
 from twisted.internet.defer import Deferred, ensureDeferred, fail, succeed
-from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -18,6 +17,7 @@ from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.generator import MultiWriterIdGenerator
 from synrepl.storage.ids.transactions import transact
+from synrepl.testing.heap_clock import HeapClock
 from tests.postgres import new_database
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class IdCase(SynchronousTestCase):
     flavor: Flavor = "sqlite"
 
     def setUp(self) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.clock.advance(1000)
         self.sequence = SEQUENCE
         if self.flavor == "sqlite":
