@@ -4,7 +4,9 @@ A test is slow if it needs a Spark, or if its name begins with one of `SLOW`. Of
 run by default all the same.
 """
 
+import importlib.metadata
 import re
+from functools import cache
 from typing import Final
 
 import pytest
@@ -13,6 +15,9 @@ from hypothesis import HealthCheck, settings
 # No test may fail because the machine is busy: by default Hypothesis judges examples by the time they take.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# Before each test pytest asks which Twisted is installed, and reads its description anew: a millisecond.
+importlib.metadata.version = cache(importlib.metadata.version)
 
 SLOW: Final = (
     # Real processes.
