@@ -56,6 +56,7 @@ class HeapClock(Clock):
             if not call.active():
                 continue
             if call.getTime() > time:
+                call.activate_delay()  # or it would not tell when it is brought forward again
                 self._push(call)
                 continue
             call.called = 1
