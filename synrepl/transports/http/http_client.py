@@ -190,9 +190,12 @@ class HttpClient:
             why, cause = _describe_error(error), _root_cause(error)
             # Twisted wraps the cancellation of a request that has no answer yet.
             if isinstance(cause, CancelledError):
-                if timer.is_active:
+                if not timer.is_active:
+                    why = f"{public_url(url)} has not answered within {seconds:g} seconds"
+                    raise NotConnected(why) from None
+                if not _is_stopped_body(error):
                     raise CancelledError from error
-                raise NotConnected(f"{public_url(url)} has not answered within {seconds:g} seconds") from None
+                why = "the connection was lost while the request was sent"
             if url.startswith("https:") and _is_tls_error(cause):
                 why = self._credentials.explain(urlsplit(url).hostname or "", cause)
             kind = NeverSent if _is_never_sent(error) else NotConnected
@@ -201,6 +204,13 @@ class HttpClient:
             raise kind(f"no response from {public_url(where)}: {why}") from error
         finally:
             timer.stop()
+
+
+def _is_stopped_body(error: Exception) -> bool:
+    """Whether the connection was lost while the body of a request was sent, which cancels its reading."""
+    from twisted.web._newclient import RequestGenerationFailed
+
+    return isinstance(error, RequestGenerationFailed)
 
 
 def _is_never_sent(error: Exception) -> bool:
