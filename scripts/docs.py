@@ -124,7 +124,7 @@ once. This page has the tables of the machines that operators see, with the word
 follower works](follower.md) has that of a follower's stream.
 
 An event in capitals happens in the daemon itself; the others are commands that arrive
-([wire](../reference/wire.md)). The diagrams leave out events after which the state is the same."""
+([wire](../reference/wire.md)). The pictures leave out events after which the state is the same."""
 
 FOLLOWER_COMPARED: Final = """\
 The models were two protocol libraries without I/O: [h11](https://h11.readthedocs.io) 0.16 and
@@ -389,14 +389,9 @@ def _theory(module: Any) -> list[str]:
 
 
 def _machine(title: str, transitions: Transitions[Any]) -> Iterator[str]:
-    """Yield the words of the states, the diagram, and what each event does."""
+    """Yield the words of the states, the picture, and what each event does."""
     states: list[NamedState] = list(transitions)
     yield from _table(("state", "means"), [(f"`{one}`", _sentence(one.means)) for one in states])
-    unreached = [state for state in states if not _is_reached(state, transitions)]
-    first = next((state for state in states if state in unreached or state.name == "OFF"), states[0])
-    yield from ("", "```mermaid", "stateDiagram-v2", f"    accTitle: {title}: states and events")
-    yield from (f'    state "{state}" as {state.name}' for state in states)
-    yield f"    [*] --> {first.name}"
     events = list(dict.fromkeys(event for moves in transitions.values() for event in moves))
     general = {event: after for event in events if (after := _general(event, transitions)) is not None}
     arrows: dict[tuple[str, str], list[str]] = {}
@@ -405,8 +400,12 @@ def _machine(title: str, transitions: Transitions[Any]) -> Iterator[str]:
             if event not in general:
                 for other in states:
                     if other in following and other is not state:
-                        arrows.setdefault((state.name, other.name), []).append(event_name(event))
-    yield from (f"    {one} --> {other}: {', '.join(names)}" for (one, other), names in arrows.items())
+                        arrows.setdefault((state, other), []).append(event_name(event))
+    width = max(map(len, states))
+    yield from ("", "<!-- not output: a picture -->", "", "```text")
+    yield from (
+        f"{one:>{width}} --> {other:<{width}}  {', '.join(names)}" for (one, other), names in arrows.items()
+    )
     yield "```"
     if general:
         names = "; ".join(f"`{event_name(event)}` leads to `{after}`" for event, after in general.items())
@@ -422,16 +421,12 @@ def _machine(title: str, transitions: Transitions[Any]) -> Iterator[str]:
     yield from ("", *_table(("event", "means", "possible in", "then"), rows))
 
 
-def _is_reached(state: NamedState, transitions: Transitions[Any]) -> bool:
-    return any(state in following for moves in transitions.values() for following in moves.values())
-
-
 def _general(event: Any, transitions: Transitions[Any]) -> NamedState | None:
     """Return the state to which this event leads from most states; None if it is possible in few."""
     ends = {
         one for state, moves in transitions.items() for one in moves.get(event, ()) if moves[event] != {state}
     }
-    is_common = 2 * sum(event in moves for moves in transitions.values()) > len(transitions)
+    is_common = sum(event in moves for moves in transitions.values()) > max(3, len(transitions) / 2)
     return next(iter(ends)) if is_common and len(ends) == 1 else None
 
 
