@@ -290,7 +290,7 @@ def test_waiting_is_told_and_ends(tmp_path: Path) -> None:
     arguments = {"host": "127.0.0.1", "port": 1, "user": "synapse", "password": "s3cret", "database": "s"}
     write_homeserver(tmp_path, {"name": "psycopg2", "args": arguments})
 
-    result = before_start(tmp_path, "--wait", "0.01", "--apply", "--json")
+    result = before_start(tmp_path, "--wait", "0.5", "--apply", "--json")
 
     assert (2, "") == (result.exit_code, result.stdout)
     waiting, error = result.stderr.splitlines()
