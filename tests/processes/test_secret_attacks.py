@@ -26,8 +26,8 @@ KEYS: Final = f"paris {PARIS} all\nmallory {MALLORY} replicate push_rules\n"
 INQUIRY_SECONDS: Final = 0.3
 QUICK: Final = (
     "-c",
-    "import synrepl.replication.roles.manager as manager;"
-    f"manager.INQUIRY_INTERVAL = {INQUIRY_SECONDS};" + TWISTD[1],
+    "import synrepl.replication.roles.rivals as rivals;"
+    f"rivals.INQUIRY_INTERVAL = {INQUIRY_SECONDS};" + TWISTD[1],
     *TWISTD[2:],
 )
 """A daemon that asks the daemons that it knows every few tenths of a second, not every minute."""
