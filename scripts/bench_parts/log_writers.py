@@ -39,7 +39,7 @@ async def _run(folder: str, options: argparse.Namespace) -> dict[str, float]:
         until = started + options.seconds
         await gatherResults([Deferred.fromCoroutine(_write(log, until)) for _ in range(options.writers)])
     took = time.monotonic() - started
-    found = {"facts_per_second": log.serial / took}
+    found = {"facts_per_second": log.head.serial / took}
     await log.stop()
     if not options.fill and options.writers == 1:
         found["bare_per_second"] = _bare(Path(folder, "bare.db"), options.seconds / 2)

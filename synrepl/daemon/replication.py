@@ -346,7 +346,7 @@ class ReplicationServices:
             "upstream": None if replica is None else replica.status(),
             "replicas": self.relays.status(),
             "leases": self.relays.describe_leases(),
-            "epoch_starts": [msgspec.to_builtins(epoch_start) for epoch_start in self._log.epoch_starts],
+            "epoch_starts": [msgspec.to_builtins(epoch_start) for epoch_start in self._log.head.epoch_starts],
             "unnotified": [str(address) for address in roles.notifier.unnotified],
         }
 

@@ -38,8 +38,10 @@ async def restore_snapshot(
     not part of this history. Without a `server_name` (None) the log stores that of the snapshot, if any.
     Raises `ConfigError` or `StorageError` if the snapshot cannot be restored; the log then stays empty.
     """
-    if log.serial or log.notes.get("joined") is not None:
-        _logger.info("--snapshot is ignored: the log is not new, it is at serial {serial}", serial=log.serial)
+    if log.head.serial or log.notes.get("joined") is not None:
+        _logger.info(
+            "--snapshot is ignored: the log is not new, it is at serial {serial}", serial=log.head.serial
+        )
         return
     seconds = reactor.seconds
     store = Store(location)
@@ -101,7 +103,9 @@ async def restore_snapshot(
         raise
     finally:
         await thread.stop()
-    _logger.info("restored the snapshot {location}, at serial {serial}", location=location, serial=log.serial)
+    _logger.info(
+        "restored the snapshot {location}, at serial {serial}", location=location, serial=log.head.serial
+    )
 
 
 def _checked(store: Store, server_name: str | None) -> SnapshotManifest:

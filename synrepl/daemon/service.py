@@ -92,7 +92,9 @@ class Daemon(Service):
             return f"cannot start: {self.failure}" if self.failure else "starting"
         log, reasons = self._services.log, self._services.not_ready_reasons()
         name = self.settings.server_name_of(log.notes)
-        described = f"{self.replication.roles.role} of {name}, epoch {log.epoch}, serial {log.serial}"
+        described = (
+            f"{self.replication.roles.role} of {name}, epoch {log.head.epoch}, serial {log.head.serial}"
+        )
         return f"{described}; {reasons[0]}" if reasons else described
 
     def startService(self) -> None:
@@ -127,8 +129,8 @@ class Daemon(Service):
                 "ready: {server} as {instance}, epoch {epoch}, serial {serial}{reason}",
                 server="a new replica" if is_new else names.server_name_of(notes),
                 instance=self.settings.instance_name,
-                epoch=log.epoch,
-                serial=log.serial,
+                epoch=log.head.epoch,
+                serial=log.head.serial,
                 reason="".join(reasons[:1]),
             )
             self.ready.callback(None)
@@ -267,7 +269,7 @@ class Daemon(Service):
         """Warn of a primary's log that belongs to no homeserver. With `needs_name`, refuse an empty one."""
         if not self._lacks_name or "server_name" in log.notes:
             return
-        if self._needs_name and not log.serial and not log.trimmed_upto.serial:
+        if self._needs_name and not log.head.serial and not log.head.trimmed_upto.serial:
             raise self._new_log_error()
         self._logger.warn(
             "the log belongs to no homeserver, and is served as {name}: set --server-name", name=UNNAMED
@@ -338,7 +340,7 @@ class Daemon(Service):
 
     def _on_epoch_started(self, log: Log, replication: ReplicationServices) -> None:
         """On a replica: disconnect followers if the epoch began with lost facts."""
-        epoch_start = log.epoch_starts[-1]
+        epoch_start = log.head.epoch_starts[-1]
         if epoch_start.stream and replication.roles.role == REPLICA:
             self.listeners.history_lost(epoch_start.stream)
 

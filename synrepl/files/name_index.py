@@ -41,7 +41,7 @@ class NameIndex:
         """Load the saved progress. If it belongs to another log, all names are read again."""
         progress = await self._context.run(self._context.queue.open)
         self._is_stale = (
-            bool(progress.serial) and await self._log.digest_at(progress.serial) != progress.digest
+            bool(progress.serial) and await self._log.reads.digest(progress.serial) != progress.digest
         )
         if not self._is_stale:
             self.progress = progress
@@ -53,7 +53,7 @@ class NameIndex:
     @property
     def is_complete(self) -> bool:
         """Whether all names up to the end of the log are known."""
-        return self._knows(self._log.serial)
+        return self._knows(self._log.head.serial)
 
     def _knows(self, serial: int) -> bool:
         return not self._is_stale and self.progress.serial >= serial
@@ -65,7 +65,7 @@ class NameIndex:
 
     async def wait_for(self, serial: int) -> None:
         """Return when all names up to this serial, or to the end of the log if lower, are known."""
-        serial = min(serial, self._log.serial)
+        serial = min(serial, self._log.head.serial)
         if not self._knows(serial):
             waiter: Deferred[None] = Deferred()
             self._waiters.append((serial, waiter))
@@ -79,11 +79,11 @@ class NameIndex:
             self._is_stale = False
             self._saved = 0
             self._advance(LogProgress())
-        elif self.progress.serial < self._log.serial:
-            facts, upto = await self._log.read(
-                after=self.progress.serial, upto=self._log.serial, limit=PAGE_ROWS, filter=FILES_ONLY
+        elif self.progress.serial < self._log.head.serial:
+            facts, upto = await self._log.reads.facts(
+                after=self.progress.serial, upto=self._log.head.serial, limit=PAGE_ROWS, filter=FILES_ONLY
             )
-            await self._store(facts, LogProgress(upto, await self._log.digest_at(upto) or ""))
+            await self._store(facts, LogProgress(upto, await self._log.reads.digest(upto) or ""))
         elif self.progress.serial - self._saved > UNSAVED_SERIALS:
             # Saved, so that less is read again after a restart.
             await self._store([], self.progress)

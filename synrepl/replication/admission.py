@@ -51,8 +51,8 @@ def history_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None:
     if reader.history is not None and reader.history != log.history:
         why = f"{name} is a copy of the log {printable(reader.history)}, not of this log, {log.history}"
         return Mismatch("other_history", why)
-    if reader.epoch is not None and reader.epoch > log.epoch:
-        why = f"{name} is in epoch {reader.epoch}, later than epoch {log.epoch} here"
+    if reader.epoch is not None and reader.epoch > log.head.epoch:
+        why = f"{name} is in epoch {reader.epoch}, later than epoch {log.head.epoch} here"
         return Mismatch("other_epoch", why)
     return None
 
@@ -62,8 +62,8 @@ async def position_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None
     name, serial, head = reader.name, reader.serial, log.position
     known = None
     if reader.digest is not None:
-        known = head.digest if serial == head.serial else await log.digest_at(serial)
-    starts = log.epoch_starts
+        known = head.digest if serial == head.serial else await log.reads.digest(serial)
+    starts = log.head.epoch_starts
     same = [start for start in starts if reader.epoch_start == start.position]
     told = [one for start in same for one in (start, start.seen_by(reader.seen))]
     if reader.epoch_start is not None and not any(
@@ -83,11 +83,11 @@ async def position_mismatch(log: Log, reader: ReaderPosition) -> Mismatch | None
         return Mismatch("fork", f"the histories differ: {why}")
     if serial > head.serial:
         return Mismatch("ahead", f"{name} is at serial {serial}, beyond the end of this log, {head.serial}")
-    if serial < log.trimmed_upto.serial and not reader.compacted:
+    if serial < log.head.trimmed_upto.serial and not reader.compacted:
         if same and reader.began_ms and reader.began_ms not in [start.at_ms for start in same]:
             why = f"the histories differ: {name} began epoch {same[0].epoch} at another time"
             return Mismatch("fork", why)
-        why = f"{name} is at serial {serial}, but this log begins after {log.trimmed_upto.serial}"
+        why = f"{name} is at serial {serial}, but this log begins after {log.head.trimmed_upto.serial}"
         return Mismatch("trimmed", why)
     if known is not None and known != reader.digest:
         return Mismatch("fork", f"the histories differ at serial {serial} or earlier")

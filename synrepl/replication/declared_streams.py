@@ -49,8 +49,8 @@ class DeclaredStreams:
         facts: list[Fact] = []
         if upto := max(log.positions(name).values(), default=0):
             # Read without pages: declarations are few.
-            facts, _ = await log.read_tokens(
-                stream=name, writer=None, after=0, upto=upto, serial=log.serial, limit=upto
+            facts, _ = await log.reads.tokens(
+                stream=name, writer=None, after=0, upto=upto, serial=log.head.serial, limit=upto
             )
         found: dict[str, Declaration] = {}
         for declared in self._read(facts):

@@ -56,7 +56,7 @@ class EpochComparisons:
                 continue
             lost = [
                 start.token
-                for start in log.epoch_starts
+                for start in log.head.epoch_starts
                 if start.epoch > theirs.epoch and start.stream == stream
             ]
             # A writer that came later has no facts up to the fork.
@@ -72,7 +72,7 @@ class EpochComparisons:
         if (found := self._remembered.get(serial)) is not None:
             self._remembered.move_to_end(serial)
             return found
-        starts = {(start.epoch, start.serial, start.at_ms) for start in self._log.epoch_starts}
+        starts = {(start.epoch, start.serial, start.at_ms) for start in self._log.head.epoch_starts}
         queue = self._known if starts.issuperset(theirs.starts) else self._unknown
         if queue is self._unknown and serial not in queue and len(queue) >= MAX_WAITING:
             why, hint = f"{MAX_WAITING} other comparisons wait", "connect again later"

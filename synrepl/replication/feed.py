@@ -133,7 +133,7 @@ class Feed:
         is_live: bool = False,
     ) -> None:
         self.serial = after
-        earlier = [start.epoch for start in log.epoch_starts if start.serial < after]
+        earlier = [start.epoch for start in log.head.epoch_starts if start.serial < after]
         self.epoch = max([BEGINNING.epoch if epoch is None else epoch, *earlier])
         self.filter = filter
         self.seen = seen
@@ -175,7 +175,7 @@ class Feed:
     @property
     def head(self) -> int:
         """The last serial that can be handed out now."""
-        return min(self._log.serial, self.upto)
+        return min(self._log.head.serial, self.upto)
 
     @property
     def is_done(self) -> bool:
@@ -185,16 +185,16 @@ class Feed:
     @property
     def needs_receipts(self) -> bool:
         """Whether receipts are requested, and there may be some for the next facts."""
-        return self._receipts and self._log.receipts_upto > self.serial
+        return self._receipts and self._log.head.receipts_upto > self.serial
 
     def next(self) -> Step:
         """What to send next."""
         log, serial = self._log, self.serial
-        if log.boots != self._boots or log.serial < serial:
+        if log.boots != self._boots or log.head.serial < serial:
             return Stop.REPLACED
-        if serial < log.trimmed_upto.serial and not self._compacted:
+        if serial < log.head.trimmed_upto.serial and not self._compacted:
             return Stop.TRIMMED
-        upto, starts = self.upto, log.epoch_starts
+        upto, starts = self.upto, log.head.epoch_starts
         while starts and starts[-1].epoch > self.epoch:
             start = next(start for start in starts if start.epoch > self.epoch)
             if start.serial > serial:
@@ -214,8 +214,8 @@ class Feed:
                 and (self._whole_groups or group.size <= WRITE_BYTES)
             )
             return group if is_whole and group.serial <= upto else self._page(min(upto, group.serial))
-        if serial < log.serial:
-            return self._page(min(upto, log.serial))
+        if serial < log.head.serial:
+            return self._page(min(upto, log.head.serial))
         if not self.is_live:
             self.is_live = True
             if self._ephemeral is not EphemeralMode.NONE:
@@ -258,7 +258,7 @@ class Feed:
         resets = [name for name in streams if ring.resets.get(name) != self._resets.get(name)]
         facts: list[Fact] = []
         for name in streams:
-            facts += log.ephemeral_after(name, 0 if name in resets else self._tokens.get(name, 0))
+            facts += log.ephemeral.after(name, 0 if name in resets else self._tokens.get(name, 0))
         self._tokens, self._resets, self._last = ring.tokens, ring.resets, None
         return EphemeralStep(facts, resets)
 
@@ -296,7 +296,7 @@ class Feed:
         Returns False if the page cannot be sent, as the log was trimmed or replaced meanwhile.
         """
         log = self._log
-        if log.boots != self._boots or (self.serial < log.trimmed_upto.serial and not self._compacted):
+        if log.boots != self._boots or (self.serial < log.head.trimmed_upto.serial and not self._compacted):
             return False
         self.serial = max(self.serial, upto)
         if self.left is not None:
@@ -333,7 +333,9 @@ class LogPage(msgspec.Struct, frozen=True):
 
 async def read_page(log: "Log", feed: Feed, step: PageStep) -> LogPage | None:
     """Read this page and advance the feed. None if the log was trimmed or replaced meanwhile."""
-    facts, upto = await log.read(after=step.after, upto=step.upto, limit=step.limit, filter=step.filter)
-    receipts = await log.receipts_between(step.after, upto, feed.seen) if step.receipts else ()
+    facts, upto = await log.reads.facts(
+        after=step.after, upto=step.upto, limit=step.limit, filter=step.filter
+    )
+    receipts = await log.reads.receipts(step.after, upto, feed.seen) if step.receipts else ()
     digest = facts[-1].digest if facts and facts[-1].serial == upto else None
     return LogPage(facts, receipts) if feed.advance(upto, len(facts), digest) else None

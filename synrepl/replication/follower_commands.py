@@ -227,7 +227,7 @@ class FollowerCommands:
         Returns False, and counts the command as dropped, if it acknowledges what the stream does not have
         (as a sender may after a restart of this daemon), or less than the sender's last ack.
         """
-        life = self.log.stream_life("federation")
+        life = self.log.ephemeral.life("federation")
         if life != self._federation_life:
             self._federation_life, self._trimmed_upto = life, None
             self.acks.restart()
@@ -245,7 +245,7 @@ class FollowerCommands:
         lowest = self.acks.lowest()
         if lowest is not None and lowest != self._trimmed_upto:
             self._trimmed_upto = lowest
-            self.log.forget("federation", lowest)
+            self.log.ephemeral.forget("federation", lowest)
         return True
 
 

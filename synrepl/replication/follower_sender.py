@@ -179,7 +179,7 @@ class FollowerSender(Sender):
             log,
             self._ring,
             after=after,
-            epoch=log.epoch,
+            epoch=log.head.epoch,
             filter=Filter(streams),
             ephemeral=EphemeralMode.MISSED,
             tokens=tokens,
@@ -319,7 +319,7 @@ class FollowerSender(Sender):
     async def _read_between(self, backlog: Backlog, after: int, upto: int) -> tuple[Sequence[Fact], bool]:
         (stream,) = backlog.streams
         serial, log = backlog.feed.serial, self._log
-        return await log.read_tokens(
+        return await log.reads.tokens(
             stream=stream, writer=None, after=after, upto=upto, serial=serial, limit=PAGE_ROWS
         )
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 def epoch_mark(log: "Log") -> EpochMark:
     """Return the epochs of the log."""
-    starts = log.epoch_starts[-MAX_STARTS:]
+    starts = log.head.epoch_starts[-MAX_STARTS:]
     return EpochMark(log.history, tuple((start.epoch, start.serial, start.at_ms) for start in starts))
 
 
 def is_later(log: "Log", theirs: EpochMark) -> bool:
     """Whether a follower of this epoch has followed a later primary of the same history."""
-    return theirs.history == log.history and theirs.epoch > log.epoch
+    return theirs.history == log.history and theirs.epoch > log.head.epoch
 
 
 def is_behind(log: "Log", theirs: EpochMark) -> bool:
@@ -44,7 +44,7 @@ def fork_serial(log: "Log", theirs: EpochMark) -> int:
     ours = epoch_mark(log).starts
     common = max((number for number, start in enumerate(ours) if start in theirs.starts), default=-1)
     last = ours[common] if common >= 0 else None
-    serials = [log.serial]
+    serials = [log.head.serial]
     for starts in (ours, theirs.starts):
         after = starts.index(last) + 1 if last is not None else 0
         serials += [serial for _, serial, _ in starts[after : after + 1]]
@@ -53,13 +53,13 @@ def fork_serial(log: "Log", theirs: EpochMark) -> int:
 
 async def _token_at(log: "Log", stream: str, writer: str, serial: int, position: int) -> int:
     """Return the writer's token at this serial, by bisection: serials rise with the tokens."""
-    if serial >= log.serial:
+    if serial >= log.head.serial:
         return position
     low, high, token = 0, position, position
     while low < high:
         middle = (low + high) // 2
-        facts, _ = await log.read_tokens(
-            stream=stream, writer=writer, after=middle, upto=high, serial=log.serial, limit=1
+        facts, _ = await log.reads.tokens(
+            stream=stream, writer=writer, after=middle, upto=high, serial=log.head.serial, limit=1
         )
         if facts and facts[0].serial <= serial:
             low = facts[0].token

@@ -248,12 +248,12 @@ class Ingester:
     async def _check_history(self, key: tuple[str, str], token: int) -> None:
         """Start a new epoch if the log holds facts of this writer beyond its new position."""
         stream, writer = key
-        facts, _ = await self.log.read_tokens(
+        facts, _ = await self.log.reads.tokens(
             stream=stream,
             writer=writer,
             after=token,
             upto=self.log.positions(stream).get(writer, 0),
-            serial=self.log.serial,
+            serial=self.log.head.serial,
             limit=MAX_HISTORY_ROWS,
         )
         if any(fact.rows != NO_ROWS for fact in facts):
@@ -264,7 +264,7 @@ class Ingester:
                 stream=stream,
                 token=token,
             )
-            await self.log.rewind_stream(stream, token)
+            await self.log.next_epoch("lost", stream=stream, token=token)
             self.lost(stream)
 
     async def _commit_all(self, pending: dict[str, list[tuple[str, int, bytes]]]) -> None:

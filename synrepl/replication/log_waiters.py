@@ -79,7 +79,7 @@ class LogWaiters:
 
         Raises `TooManyWaiting` at the limit of waiters.
         """
-        if self._log.serial >= serial:
+        if self._log.head.serial >= serial:
             return True
         if timeout <= 0:
             return False
@@ -143,7 +143,7 @@ class LogWaiters:
                 self._wake(wake, None)
 
     def _wake_waiters(self) -> None:
-        serial = self._log.serial
+        serial = self._log.head.serial
         while self._waiters and self._waiters[0][0] <= serial:
             _, _, waiter = self._waiters.pop(0)
             if not waiter.called:

@@ -324,7 +324,7 @@ class Publisher:
         self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
         self.tasks = Tasks(self._logger)
         self.comparisons = EpochComparisons(log, self.tasks)
-        self._head_samples: list[tuple[int, float]] = [(log.serial, clock.seconds())]
+        self._head_samples: list[tuple[int, float]] = [(log.head.serial, clock.seconds())]
         self._sampled_at = clock.seconds()
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer = Timer(clock, self._pump)
@@ -350,11 +350,11 @@ class Publisher:
         """Tell the followers, unless the epoch began with lost facts: then they are disconnected."""
         log = self.log
         self.comparisons.forget()
-        start = log.epoch_starts[-1]
+        start = log.head.epoch_starts[-1]
         if start.stream:
             return
         positions = None
-        if log.serial == start.serial:
+        if log.head.serial == start.serial:
             positions = [
                 (stream, writer, token)
                 for stream, writers in log.positions_by_stream().items()
@@ -498,16 +498,16 @@ class Publisher:
         self.comparisons.forget()
         self.ring = self._make_ring()
         self._sampled_at = self.clock.seconds()
-        self._head_samples = [(self.log.serial, self._sampled_at)]
+        self._head_samples = [(self.log.head.serial, self._sampled_at)]
 
     def _make_ring(self) -> Ring:
         tokens = {
             stream.name: self.log.linear_position(stream.name) for stream in self.table if stream.ephemeral
         }
-        return Ring(self._ring_bytes, serial=self.log.serial, tokens=tokens)
+        return Ring(self._ring_bytes, serial=self.log.head.serial, tokens=tokens)
 
     def _committed(self, facts: Sequence[Fact]) -> None:
-        group = self.ring.add(facts, upto=None if self.holdings.filter.is_open else self.log.serial)
+        group = self.ring.add(facts, upto=None if self.holdings.filter.is_open else self.log.head.serial)
         for name, rows in _rows_by_stream(facts).items():
             self.metrics.rows.labels(name).inc(rows)
         self.metrics.facts_appended.inc(len(facts))
@@ -533,11 +533,11 @@ class Publisher:
 
     def lag_rows(self, sender: FollowerSender) -> int:
         """The number of serials between what this sender has sent and the end of the log."""
-        return max(0, self.log.serial - sender.serial)
+        return max(0, self.log.head.serial - sender.serial)
 
     def lag_seconds_at(self, serial: int) -> float:
         """Seconds since this serial was the log's head, to about a second; 0.0 if it still is."""
-        if serial >= self.log.serial:
+        if serial >= self.log.head.serial:
             return 0.0
         index = bisect.bisect_right(self._head_samples, serial, key=lambda sample: sample[0])
         # Beyond the last sample: it was the head when the head was looked at last.
@@ -556,7 +556,7 @@ class Publisher:
 
     def _sample_head(self) -> None:
         self._sampled_at = self.clock.seconds()
-        serial = self.log.serial
+        serial = self.log.head.serial
         if serial > self._head_samples[-1][0]:
             self._head_samples.append((serial, self._sampled_at))
             del self._head_samples[:-MAX_HEAD_SAMPLES]

@@ -54,27 +54,27 @@ class Retention:
     async def _run(self) -> None:
         await self._resume()
         while True:
-            started_at, first = self.clock.seconds(), self.log.trimmed_upto.serial
+            started_at, first = self.clock.seconds(), self.log.head.trimmed_upto.serial
             try:
                 while await self.trim_some():
                     await sleep(self.clock, PAUSE_SECONDS)
             except ReplicationError as error:
                 self._logger.warn("cannot trim the log, retrying later: {why}", why=str(error))
-            trimmed = self.log.trimmed_upto.serial - first
+            trimmed = self.log.head.trimmed_upto.serial - first
             if trimmed:
                 self._logger.info(
                     "trimmed the log by {count} serials, up to serial {upto}, in {seconds:.1f} seconds",
                     count=trimmed,
-                    upto=self.log.trimmed_upto.serial,
+                    upto=self.log.head.trimmed_upto.serial,
                     seconds=self.clock.seconds() - started_at,
                 )
             await sleep(self.clock, self._check_seconds)
 
     async def _resume(self) -> None:
         """Let the time go on from the last commit before the start."""
-        serial = self.log.serial
+        serial = self.log.head.serial
         try:
-            facts, _ = await self.log.read(after=max(0, serial - 1), upto=serial, limit=1)
+            facts, _ = await self.log.reads.facts(after=max(0, serial - 1), upto=serial, limit=1)
         except ReplicationError as error:
             self._logger.warn("cannot read the last fact: {why}", why=str(error))
         else:
@@ -85,11 +85,11 @@ class Retention:
         """Trim one slice. Returns False if there is nothing to trim. Raises `StorageError`."""
         log = self.log
         lowest = self.lowest()
-        upto = log.serial if lowest is None else min(lowest, log.serial)
-        trimmed_upto = log.trimmed_upto.serial
+        upto = log.head.serial if lowest is None else min(lowest, log.head.serial)
+        trimmed_upto = log.head.trimmed_upto.serial
         if upto <= trimmed_upto:
             return False
-        facts, _ = await log.read(after=trimmed_upto, upto=upto, limit=SLICE_FACTS)
+        facts, _ = await log.reads.facts(after=trimmed_upto, upto=upto, limit=SLICE_FACTS)
         before_ms = (self.expiry.seconds() - self.settings.retain_seconds) * 1000
         old = 0
         for fact in facts:

@@ -183,7 +183,7 @@ class Sender:
             self._send(feed, data)
 
     async def _send_with_receipts(self, feed: Feed, data: bytes, last: RingGroup) -> None:
-        receipts = await self._log.receipts_between(feed.serial, last.serial, feed.seen)
+        receipts = await self._log.reads.receipts(feed.serial, last.serial, feed.seen)
         feed.sent(last)
         await self._send_with_digest(feed, self._encoder.receipts(receipts) + data)
 
@@ -195,7 +195,7 @@ class Sender:
     async def _send_with_digest(self, feed: Feed, data: bytes) -> None:
         digest = feed.digest
         if digest is None and self._needs_digests:
-            digest = await self._log.digest_at(feed.serial)
+            digest = await self._log.reads.digest(feed.serial)
         self._send(feed, data, digest)
 
     def _send(self, feed: Feed, data: bytes, digest: str | None = None) -> None:

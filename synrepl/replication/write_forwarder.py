@@ -237,21 +237,22 @@ class WriteForwarder:
     ) -> None:
         """Wait until the facts are applied, and requested files stored. Raises `NotForwarded` on timeout."""
         more = {"epoch": appended.epoch, "tokens": appended.tokens, "idempotency_key": write.key}
-        is_here = self.log.serial >= serial or (
+        is_here = self.log.head.serial >= serial or (
             # At the limit of waiters the facts are stored all the same.
             not waiters.is_full and await waiters.wait_for(serial, write.until - self.clock.seconds())
         )
         if not is_here:
             raise self._not_here_yet(serial, **more)
-        if self.log.epoch != appended.epoch and not await self._is_same_append(serial, appended, write.key):
-            if self.log.epoch < appended.epoch:
+        epoch = self.log.head.epoch
+        if epoch != appended.epoch and not await self._is_same_append(serial, appended, write.key):
+            if epoch < appended.epoch:
                 raise self._not_here_yet(serial, **more)
             raise _unknown(write.key, f"epoch {appended.epoch}, in which these facts were stored, has ended")
         if files and self.has_file is not None and not await self._has_files(files, write.until):
             raise self._not_here_yet(serial, files=sorted(files), **more)
 
     def _not_here_yet(self, serial: int, **more: Any) -> NotForwarded:
-        at = self.log.serial
+        at = self.log.head.serial
         late = "their files have" if "files" in more else f"serial {serial} of epoch {more['epoch']} has"
         why = f"the facts are stored at the primary, but {late} not arrived here yet; this log is at {at}"
         return NotForwarded("not_here_yet", why, serial=serial, at=at, **more)
@@ -259,7 +260,7 @@ class WriteForwarder:
     async def _is_same_append(self, serial: int, appended: Appended, key: str) -> bool:
         """Whether the facts at these serials are the forwarded ones, not facts of a later epoch."""
         first = serial - len(appended.tokens) + 1
-        receipts = await self.log.receipts_between(first - 1, first)
+        receipts = await self.log.reads.receipts(first - 1, first)
         return any(receipt.key.text == key for receipt in receipts)
 
     async def _has_files(self, files: Collection[str], until: float) -> bool:

@@ -39,7 +39,8 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, KeyReused, LogLost, append_error
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.group_commit import AppendRequest, CommitGroup, LogHead, build_group
+from synrepl.storage.group_commit import AppendRequest, CommitGroup, build_group
+from synrepl.storage.log_head import LogHead
 from synrepl.storage.private_files import HINTS
 from synrepl.streams.facts import Fact
 

@@ -84,6 +84,22 @@ class EphemeralStore:
         added = [fact for item in facts if (fact := ephemeral.append_assigned(*item, at_ms)) is not None]
         return Appended(ephemeral.epoch, None, [fact.token for fact in added]), added
 
+    def after(self, stream: str, token: int) -> list[Fact]:
+        """A stream's facts beyond this token, in order of token; none of a stream that is not ephemeral."""
+        ephemeral = self.streams.get(stream)
+        return [] if ephemeral is None else ephemeral.after(token)
+
+    def forget(self, stream: str, upto: int) -> None:
+        """Drop a stream's facts up to this token: every reader has them. No effect on kept streams."""
+        ephemeral = self.streams.get(stream)
+        if ephemeral is not None:
+            ephemeral.forget(upto)
+
+    def life(self, stream: str) -> int:
+        """A number that rises when a stream restarts, or a writer of it; 0 for kept streams."""
+        ephemeral = self.streams.get(stream)
+        return 0 if ephemeral is None else self._boots + ephemeral.resets
+
     def snapshot(self) -> list[Fact]:
         """For each stream the facts in memory, then one position marker per writer: a fact without rows.
 

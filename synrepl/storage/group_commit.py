@@ -3,15 +3,15 @@
 Building a group leaves the log's head unchanged. The head advances when the commit has succeeded.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
 
 import msgspec
 from twisted.internet.defer import Deferred
 
 from synrepl.ports.history import Appended, AppendKey, AppendReceipt
-from synrepl.ports.interfaces import Head
-from synrepl.streams.digest import EMPTY, chain
+from synrepl.storage.log_head import LogHead
+from synrepl.streams.digest import chain
 from synrepl.streams.facts import NO_ROWS, Fact
 
 FACT_BYTES = 300
@@ -45,39 +45,6 @@ class AppendRequest(msgspec.Struct, eq=False):
 
     def __post_init__(self) -> None:
         self.size = sum(map(len, self.facts)) + FACT_BYTES * len(self.facts)
-
-
-class LogHead:
-    """The end of the log after the last commit of known outcome."""
-
-    def __init__(self) -> None:
-        self.load(Head(epoch=0, serial=0, digest=EMPTY, boots=0, positions={}, allocated={}))
-
-    def load(self, head: Head) -> None:
-        """Take over the engine's head."""
-        self.epoch = head.epoch
-        self.serial = head.serial
-        self.digest = head.digest
-        self.receipts_upto = head.serial
-        self.trimmed_upto = head.trimmed_upto
-        self.epoch_starts = head.epoch_starts
-        self.allocated = dict(head.allocated)
-        self.positions: dict[str, dict[str, int]] = {}
-        for (stream, writer), token in head.positions.items():
-            self.positions.setdefault(stream, {})[writer] = token
-
-    def advance(self, facts: Iterable[Fact]) -> None:
-        """Advance over these committed facts."""
-        fact = None
-        for fact in facts:
-            # A late fact leaves the position alone: its writer is beyond its token already.
-            if fact.prev_token < fact.token or not fact.token:
-                self.positions.setdefault(fact.stream, {})[fact.writer] = fact.token
-            if fact.token > self.allocated.get(fact.stream, 0):
-                self.allocated[fact.stream] = fact.token
-        if fact is not None:
-            self.serial = fact.serial
-            self.digest = fact.digest
 
 
 class CommitGroup(msgspec.Struct):

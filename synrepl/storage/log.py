@@ -1,8 +1,8 @@
 """The log, used from the reactor's thread: group commit for kept streams, memory for ephemeral ones."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
@@ -15,19 +15,21 @@ from synrepl.ports.history import (
     EpochStart,
     Lease,
     LogPosition,
-    LogRange,
     LogSnapshot,
 )
 from synrepl.ports.interfaces import Head, IClock, IThread, KeysOf
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
-from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, KeyReused, append_error
+from synrepl.storage.append_checks import AppendChecks
+from synrepl.storage.append_errors import KeyReused, append_error
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.committer import Committer, detached
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore, KeyOf
-from synrepl.storage.group_commit import AppendRequest, LogHead, checksum
+from synrepl.storage.group_commit import AppendRequest, checksum
+from synrepl.storage.log_head import LogHead
+from synrepl.storage.log_reads import LogReads
 from synrepl.storage.staged_copy import (
     HistoryMismatch,
     StagedCopy,
@@ -36,18 +38,11 @@ from synrepl.storage.staged_copy import (
     position_after,
 )
 from synrepl.streams.facts import Fact
-from synrepl.wire.filter import ALL, Filter
-
-T = TypeVar("T")
 
 MIB = 1024 * 1024
 FORGET_EVERY_SECONDS = 3600.0
 RECEIPT_MS = 24 * 3600 * 1000
 """How long, in ms, the receipt of an append with an idempotency key to a kept stream is stored at least."""
-MAX_NAME_BYTES = 1024
-"""Limit for stream names, writer names and idempotency keys."""
-MAX_OWNER_BYTES = 512
-"""Limit for the owner of an idempotency key: with a stream and a key it fits in a PostgreSQL index entry."""
 COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
 """Notes that describe the copied log rather than this daemon. A new copy replaces or deletes them."""
 
@@ -55,8 +50,8 @@ COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
 class Log:
     """The log over an engine: group commit for kept streams, memory for the `ephemeral` ones.
 
-    A `Committer` writes, `CheckedReads` reads, an `EphemeralStore` holds the ephemeral streams. The log's
-    head advances only after a commit. An append that would raise the unanswered ones above
+    A `Committer` writes, `reads` reads, `ephemeral` holds the ephemeral streams. The `head` advances only
+    after a commit. An append that would raise the unanswered ones above
     `max_pending_bytes` fails at once; a group has up to `max_batch_bytes`. A single append may be larger.
 
     * `assigned`: streams whose facts already have tokens (`append_assigned`); `append` refuses these streams.
@@ -101,12 +96,13 @@ class Log:
         self._clock = clock
         self._logger = logger
         self._tasks = Tasks(logger, "log")
-        self._head = LogHead()
+        self.head = LogHead()
+        """Where the log ends, after the last commit of known outcome."""
         self._committer = Committer(
             engine,
             writing,
             clock,
-            self._head,
+            self.head,
             unordered=unordered,
             any_writer=any_writer,
             max_pending_bytes=max_pending_bytes,
@@ -114,13 +110,13 @@ class Log:
             on_commit=self._on_commit,
             logger=logger,
         )
-        self._reads = CheckedReads(engine, reading, clock, on_lost=self._committer.set_lost, logger=logger)
+        self._checked = CheckedReads(engine, reading, clock, on_lost=self._committer.set_lost, logger=logger)
         self.ephemeral = EphemeralStore(ephemeral, key_of=key_of, max_bytes=max_ephemeral_bytes)
         """The ephemeral streams."""
-        self._assigned = assigned if isinstance(assigned, Mapping) else dict.fromkeys(assigned, FROM_TABLE)
-        self._append_refusal = append_refusal
+        self.reads = LogReads(engine, self._checked, self.head, self.ephemeral, writing=writing)
+        """Reads of facts, digests and receipts."""
+        self._checks = AppendChecks(assigned=assigned, append_refusal=append_refusal)
         self._server_name = server_name
-        self._valid_names: set[str] = set()
         self._subscribers: list[Callable[[Sequence[Fact]], None]] = []
         self._replacement_subscribers: list[Callable[[], None]] = []
         self._epoch_subscribers: list[Callable[[], None]] = []
@@ -156,7 +152,7 @@ class Log:
             raise
         self._load_state(head)
         self._committer.open()
-        self._reads.open()
+        self._checked.open()
         self._forget_timer.start(FORGET_EVERY_SECONDS)
 
     async def _load(self, open_engine: Callable[[], Head]) -> Head:
@@ -186,8 +182,8 @@ class Log:
 
     def _load_state(self, head: Head) -> None:
         self._committer.reset()
-        self._reads.health.failing.clear()
-        self._head.load(head)
+        self._checked.health.failing.clear()
+        self.head.load(head)
         self.boots = head.boots
         self.ephemeral.restart(head.boots)
 
@@ -195,7 +191,7 @@ class Log:
         """Refuse new appends, commit the queued ones, then close the engine and stop both threads."""
         if not self._committer.is_open:
             return
-        self._reads.close()
+        self._checked.close()
         await self._committer.close()
         self._forget_timer.stop()
         try:
@@ -207,7 +203,7 @@ class Log:
 
     def abandon(self) -> object:
         """Stop as a killed process does, for simulations (`Committer.abandon`)."""
-        self._reads.close()
+        self._checked.close()
         self._forget_timer.stop()
         return self._committer.abandon()
 
@@ -222,35 +218,9 @@ class Log:
     # -- position, health and history ----------------------------------------------------------------------
 
     @property
-    def epoch(self) -> int:
-        """The current epoch."""
-        return self._head.epoch
-
-    @property
-    def serial(self) -> int:
-        """The last committed serial."""
-        return self._head.serial
-
-    @property
-    def digest(self) -> str:
-        """The digest at `serial`, the end of the log."""
-        return self._head.digest
-
-    @property
     def position(self) -> LogPosition:
-        """Epoch, serial and digest together."""
-        head = self._head
-        return LogPosition(head.epoch, head.serial, head.digest)
-
-    @property
-    def trimmed_upto(self) -> LogPosition:
-        """The position up to which the log is trimmed."""
-        return self._head.trimmed_upto
-
-    @property
-    def epoch_starts(self) -> Sequence[EpochStart]:
-        """The starts of all epochs after the first, in order."""
-        return self._head.epoch_starts
+        """Where the log ends: epoch, serial and digest, as a `StagedCopy` has it."""
+        return self.head.position
 
     @property
     def uuid(self) -> str:
@@ -263,11 +233,6 @@ class Log:
         return self.notes.get("history", "")
 
     @property
-    def receipts_upto(self) -> int:
-        """A serial beyond which no append has a receipt."""
-        return self._head.receipts_upto
-
-    @property
     def healthy(self) -> tuple[bool, str]:
         """Whether the log works, and the reason if not.
 
@@ -276,12 +241,12 @@ class Log:
         """
         if not self._committer.is_open:
             return False, "the log is not open"
-        why = self._committer.problem or self._reads.health.why
+        why = self._committer.problem or self._checked.health.why
         return not why, why
 
     def failing_since(self) -> float:
         """In clock seconds: the last commit if commits fail, the first failure if reads fail, else now."""
-        return self._committer.committed_at if self._committer.problem else self._reads.health.since
+        return self._committer.committed_at if self._committer.problem else self._checked.health.since
 
     def head_age(self) -> float:
         """Seconds since the last commit of facts, or since the start."""
@@ -290,20 +255,32 @@ class Log:
     def positions(self, stream: str) -> dict[str, int]:
         """The committed position of each writer of this stream."""
         ephemeral = self.ephemeral.streams.get(stream)
-        return dict(self._head.positions.get(stream, {}) if ephemeral is None else ephemeral.positions)
+        return dict(self.head.positions.get(stream, {}) if ephemeral is None else ephemeral.positions)
 
     def linear_position(self, stream: str) -> int:
         """The highest committed token of the stream over all writers; 0 if there is none."""
         ephemeral = self.ephemeral.streams.get(stream)
-        return self._head.allocated.get(stream, 0) if ephemeral is None else ephemeral.token
+        return self.head.allocated.get(stream, 0) if ephemeral is None else ephemeral.token
 
     def positions_by_stream(self) -> dict[str, dict[str, int]]:
         """The positions of every stream that has writers, ephemeral streams included."""
         return {
             stream: positions
-            for stream in [*self._head.positions, *self.ephemeral.streams]
+            for stream in [*self.head.positions, *self.ephemeral.streams]
             if (positions := self.positions(stream))
         }
+
+    def disk_usage(self) -> dict[str, int] | None:
+        """The bytes of the log's files, and those that are free on its disk; None if unknown."""
+        return self._engine.database.disk_usage()
+
+    def snapshot(self) -> "Deferred[LogSnapshot]":
+        """The positions, epoch starts and receipts as of the head, once no commit is running or uncertain."""
+        return self._committer.exclusive(
+            partial(self._checked.run, "snapshot", self._engine.snapshot, thread=self._writing)
+        )
+
+    # -- subscribers ---------------------------------------------------------------------------------------
 
     def subscribe(self, subscriber: Callable[[Sequence[Fact]], None]) -> None:
         """Call `subscriber` with each group of facts, in order, once it is known to be committed.
@@ -322,7 +299,7 @@ class Log:
         self._replacement_subscribers.append(callback)
 
     def _on_commit(self, facts: Sequence[Fact]) -> None:
-        self._reads.retry_soon()
+        self._checked.retry_soon()
         self._notify(facts)
 
     def _notify(self, facts: Sequence[Fact]) -> None:
@@ -381,18 +358,14 @@ class Log:
             return fail(refusal)
         if self.write_barrier is not None:
             return fail(self.write_barrier(stream))
-        if stream in self._assigned:
-            return fail(GivenElsewhere(stream=stream, why=self._assigned[stream]))
-        if why := self._append_refusal(stream, writer):
-            return fail(GivenElsewhere(stream=stream, why=why))
+        refusal = self._checks.check_writer(stream, writer)
+        if refusal is not None:
+            return fail(refusal)
         if not facts:
-            return succeed(Appended(self.epoch, None, []))
-        if key is not None and not _is_storable(key):
-            why = f"idempotency key {key[:100]!r} must be text without NUL, of at most {MAX_NAME_BYTES} bytes"
-            return fail(append_error(stream, why))
-        if not _is_storable(owner, MAX_OWNER_BYTES):
-            why = f"the owner of the key, {owner[:100]!r}, must have at most {MAX_OWNER_BYTES} bytes, no NUL"
-            return fail(append_error(stream, why))
+            return succeed(Appended(self.head.epoch, None, []))
+        refusal = self._checks.check_key(stream, key, owner)
+        if refusal is not None:
+            return fail(refusal)
         append_key = None if key is None else AppendKey(stream, key, owner, part)
         fingerprint = "" if key is None else checksum(stream, writer, facts)
         if stream in self.ephemeral.streams:
@@ -448,102 +421,14 @@ class Log:
             raise refusal
         self._notify([self.ephemeral.streams[stream].reset_writer(writer, self._now_ms())])
 
-    async def rewind_stream(self, stream: str, upto: int) -> None:
-        """Discard the stream's facts beyond token `upto`, which their source has lost, and start a new epoch.
-
-        Followers beyond `upto` have a diverged history: the caller must close their connections.
-        """
-        await self.next_epoch("lost", stream=stream, token=upto)
-
-    def forget(self, stream: str, upto: int) -> None:
-        """Drop an ephemeral stream's facts up to this token: every reader has them. No effect on others."""
-        ephemeral = self.ephemeral.streams.get(stream)
-        if ephemeral is not None:
-            ephemeral.forget(upto)
-
-    def stream_life(self, stream: str) -> int:
-        """A number that rises when an ephemeral stream restarts, or a writer of it; 0 for other streams."""
-        ephemeral = self.ephemeral.streams.get(stream)
-        return 0 if ephemeral is None else self.boots + ephemeral.resets
-
     def _check_request(self, stream: str, writer: str) -> StorageError | None:
         if not self._committer.is_open:
             return append_error(stream, "the log is not open", retryable=True)
-        if self._committer.lost is not None:
-            return self._committer.lost
-        if stream not in self._valid_names or writer not in self._valid_names:
-            for name in (stream, writer):
-                if name.split() != [name] or not _is_storable(name):
-                    why = f"the name {name[:100]!r} must be one word of up to {MAX_NAME_BYTES} bytes, no NUL"
-                    return append_error(stream, why)
-                self._valid_names.add(name)
-        return None
+        return self._committer.lost or self._checks.check_names(stream, writer)
 
     async def flush(self) -> None:
         """Wait until all earlier writes succeeded or failed. Raises `StorageError` if the log is closed."""
         await self._committer.flush()
-
-    # -- reading -------------------------------------------------------------------------------------------
-
-    def read(
-        self, *, after: int, upto: int, limit: int, filter: Filter = ALL
-    ) -> Awaitable[tuple[list[Fact], int]]:
-        """Run `SQLEngine.read` in the reading thread, up to the facts that subscribers have seen."""
-        return self._read(self._engine.read, upto, after=after, limit=limit, filter=filter)
-
-    def read_text(
-        self, *, after: int, upto: int, limit: int, filter: Filter = ALL
-    ) -> Awaitable[tuple[bytes, int]]:
-        """Run `SQLEngine.read_text`, as `read` does."""
-        return self._read(self._engine.read_text, upto, after=after, limit=limit, filter=filter)
-
-    def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> Awaitable[LogRange]:
-        """Run `SQLEngine.extent`, as `read` does."""
-        return self._read(self._engine.extent, upto, after=after, limit=limit, filter=filter)
-
-    def _read(self, method: Callable[..., T], upto: int, **options: Any) -> Awaitable[T]:
-        return self._reads.run(method.__name__, partial(method, upto=min(upto, self.serial), **options))
-
-    def read_tokens(
-        self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
-    ) -> Awaitable[tuple[list[Fact], bool]]:
-        """Run `SQLEngine.read_tokens` in the reading thread; ephemeral streams are read from memory."""
-        ephemeral = self.ephemeral.streams.get(stream)
-        if ephemeral is not None:
-            return succeed(ephemeral.read_tokens(writer=writer, after=after, upto=upto, limit=limit))
-        last = min(serial, self.serial)
-        read = partial(self._engine.read_tokens, stream=stream, writer=writer, after=after, upto=upto)
-        return self._reads.run("read_tokens", partial(read, serial=last, limit=limit))
-
-    def digest_at(self, serial: int) -> Awaitable[str | None]:
-        """The digest at this serial; None if it is unknown."""
-        return self._reads.run("digest_at", partial(self._engine.digest_at, serial))
-
-    def receipts_between(
-        self, after: int, upto: int, streams: Collection[str] | None = None
-    ) -> Awaitable[list[AppendReceipt]]:
-        """The receipts of appends to these streams whose first serial is in ``after < serial <= upto``."""
-        read = partial(self._engine.receipts_between, after, upto, streams)
-        return self._reads.run("receipts_between", read)
-
-    def size(self, after: int) -> Awaitable[int]:
-        """The approximate size in bytes of the facts beyond this serial."""
-        return self._reads.run("size", partial(self._engine.size, after), thread=self._writing)
-
-    def disk_usage(self) -> dict[str, int] | None:
-        """The bytes of the log's files, and those that are free on its disk; None if unknown."""
-        return self._engine.database.disk_usage()
-
-    def snapshot(self) -> "Deferred[LogSnapshot]":
-        """The positions, epoch starts and receipts as of the head, once no commit is running or uncertain."""
-        return self._committer.exclusive(
-            partial(self._reads.run, "snapshot", self._engine.snapshot, thread=self._writing)
-        )
-
-    def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
-        """An ephemeral stream's facts beyond token `after`, in order of token; none for other streams."""
-        ephemeral = self.ephemeral.streams.get(stream)
-        return [] if ephemeral is None else ephemeral.after(after)
 
     # -- exclusive writes: epochs, trimming, following another log -------------------------------------------
 
@@ -555,10 +440,10 @@ class Log:
                 trimmed_upto = await self._writing.run(partial(self._engine.trim, upto, keys, limit))
             except StorageError as error:
                 # Without a probe: by the time of a retry a lease may need the facts.
-                self._reads.record_failure("trim", error, None)
+                self._checked.record_failure("trim", error, None)
                 raise
-            self._reads.health.failing.pop("trim", None)
-            self._head.trimmed_upto = trimmed_upto
+            self._checked.health.failing.pop("trim", None)
+            self.head.trimmed_upto = trimmed_upto
             return trimmed_upto
 
         return await self._committer.exclusive(work)
@@ -581,12 +466,12 @@ class Log:
             apply = partial(self._apply_followed, facts, receipts, upto)
             try:
                 await self._writing.run(
-                    partial(commit_followed, self._engine, self.position, facts, receipts, upto)
+                    partial(commit_followed, self._engine, self.head.position, facts, receipts, upto)
                 )
             except HistoryMismatch:
                 raise
             except StorageError:
-                self._committer.doubt(position_after(facts, upto, self.position).digest, apply)
+                self._committer.doubt(position_after(facts, upto, self.head.position).digest, apply)
                 raise
             apply()
 
@@ -595,14 +480,13 @@ class Log:
     def _apply_followed(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], upto: LogPosition | None
     ) -> None:
-        self._head.advance(facts)
+        self.head.advance(facts)
         if facts:
-            self._head.epoch = max(self._head.epoch, facts[-1].epoch)
+            self.head.epoch = max(self.head.epoch, facts[-1].epoch)
         if upto is not None:
-            self._head.epoch, self._head.serial = upto.epoch, upto.serial
-            self._head.digest = upto.digest
+            self.head.move_to(upto)
         if receipts:
-            self._head.receipts_upto = self._head.serial
+            self.head.receipts_upto = self.head.serial
         if facts:
             self._committer.committed_at = self._clock.seconds()
             self._notify(facts)
@@ -613,7 +497,7 @@ class Log:
         self._call_all(self._epoch_subscribers)
 
     async def _start_epoch(self, epoch_start: EpochStart) -> EpochStart:
-        self._head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
+        self.head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
         return epoch_start
 
     async def next_epoch(
@@ -625,10 +509,14 @@ class Log:
         stream: str = "",
         token: int = 0,
     ) -> EpochStart:
-        """Begin the next epoch, or `epoch`, after all appends so far. The default of `at_ms` is now."""
+        """Begin the next epoch, or `epoch`, after all appends so far. The default of `at_ms` is now.
+
+        With a `stream` its facts beyond `token` are discarded: their source has lost them. Followers beyond
+        that token have a diverged history, and the caller must close their connections.
+        """
 
         async def work() -> EpochStart:
-            position = self.position
+            position = self.head.position
             epoch_start = EpochStart(
                 epoch=position.epoch + 1 if epoch is None else epoch,
                 serial=position.serial,
@@ -665,18 +553,10 @@ class Log:
         async def work() -> None:
             own = {name: text for name, text in self.notes.items() if name not in COPY_NOTES}
             await copy.finish(own, list(self.leases.values()))
-            with self._reads.paused():
+            with self._checked.paused():
                 await self._wait_for_reads()
                 self._load_state(await self._load(self._engine.adopt_staged))
             # Here rather than after `exclusive`, so that it happens even if the caller was cancelled.
             self._call_all(self._replacement_subscribers)
 
         await self._committer.exclusive(work)
-
-
-def _is_storable(name: str, limit: int = MAX_NAME_BYTES) -> bool:
-    """Whether every database can store this name. A bad name would fail its whole group."""
-    try:
-        return len(name.encode()) <= limit and "\0" not in name
-    except UnicodeEncodeError:
-        return False

@@ -132,7 +132,8 @@ class _ServerSide(ConnectionOwner):
         log = self._factory.publisher.log
         if given.epoch is None or not is_later(log, given.epoch):
             return None
-        why = f"you have followed epoch {given.epoch.epoch} of this log, which is in epoch {log.epoch} here"
+        theirs, ours = given.epoch.epoch, log.head.epoch
+        why = f"you have followed epoch {theirs} of this log, which is in epoch {ours} here"
         return ReadRefusal("other_epoch", f"{why}: another daemon was promoted")
 
     def retire(self, why: ReadRefusal) -> None:

@@ -116,15 +116,15 @@ class LogScenario(Scenario):
         self._append(log, acknowledge, "one", "two")
         done(log.keep_leases([Lease(uuid="u", name="reader", registered=True, serial=1, made_ms=1)]))
         acknowledge(("lease", "u"))
-        if log.epoch < 2:
+        if log.head.epoch < 2:
             done(log.next_epoch("promoted"))
         acknowledge(("epoch", 2))
         self._append(log, acknowledge, "three")
-        if log.epoch < 3:
-            done(log.rewind_stream("push_rules", log.linear_position("push_rules") - 1))
+        if log.head.epoch < 3:
+            done(log.next_epoch("lost", stream="push_rules", token=log.linear_position("push_rules") - 1))
         acknowledge(("epoch", 3))
         self._append(log, acknowledge, "four")
-        while log.trimmed_upto.serial < 3:
+        while log.head.trimmed_upto.serial < 3:
             done(log.trim(3, keys_of(TABLE), 2))
         acknowledge(("trimmed_upto", 3))
         engine.check()

@@ -18,16 +18,17 @@ from tests.files.builders import DiskCase, checksum
 
 
 class FakeLog:
-    """As much of a `Log` as is needed to follow one stream."""
+    """As much of a `Log` as is needed to follow one stream; its head and its reads are itself."""
 
     def __init__(self) -> None:
-        self.facts: list[Fact] = []
-        self.reads = 0
+        self.head = self.reads = self
+        self.committed: list[Fact] = []
+        self.read_count = 0
         self._subscribers: list[Callable[[Sequence[Fact]], None]] = []
 
     @property
     def serial(self) -> int:
-        return self.facts[-1].serial if self.facts else 0
+        return self.committed[-1].serial if self.committed else 0
 
     def subscribe(self, subscriber: Callable[[Sequence[Fact]], None]) -> None:
         self._subscribers.append(subscriber)
@@ -37,22 +38,22 @@ class FakeLog:
         told = []
         for stream, rows in facts:
             serial = self.serial + 1
-            digest = checksum(f"{self.facts[-1].digest if self.facts else ''}{rows}".encode())
+            digest = checksum(f"{self.committed[-1].digest if self.committed else ''}{rows}".encode())
             told.append(Fact(serial, 1, stream, "w", serial - 1, serial, jsontext.dumps(rows), 0, digest))
-            self.facts.append(told[-1])
+            self.committed.append(told[-1])
         for subscriber in self._subscribers:
             subscriber(told)
 
-    async def read(
+    async def facts(
         self, *, after: int, upto: int, limit: int, filter: Filter = ALL
     ) -> tuple[list[Fact], int]:
-        self.reads += 1
-        found = [fact for fact in self.facts if after < fact.serial <= upto]
+        self.read_count += 1
+        found = [fact for fact in self.committed if after < fact.serial <= upto]
         found = [fact for fact in found if filter.passes(fact.stream, fact.writer)]
         return (found[:limit], found[limit - 1].serial) if len(found) >= limit else (found, upto)
 
-    async def digest_at(self, serial: int) -> str | None:
-        return next((fact.digest for fact in self.facts if fact.serial == serial), None)
+    async def digest(self, serial: int) -> str | None:
+        return next((fact.digest for fact in self.committed if fact.serial == serial), None)
 
 
 def missing(files: Files) -> list[tuple[str, str]]:

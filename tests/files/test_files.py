@@ -30,16 +30,16 @@ class NamesTests(FilesCase):
         self.say(("one", A))
         self.log.commit(*[("receipts", [["x"]])] * 5)
         self.wait(files.stop())
-        reads = self.log.reads
+        reads = self.log.read_count
         again = self.started(replica=False)
-        self.assertEqual(0, self.log.reads - reads)
+        self.assertEqual(0, self.log.read_count - reads)
         self.wait(again.stop())
 
         self.say(("two", B))
         files = self.started(replica=False)
 
         self.assertEqual([("one", A), ("two", B)], missing(files))
-        self.assertEqual(1, self.log.reads - reads)
+        self.assertEqual(1, self.log.read_count - reads)
 
     def test_another_log_is_read_anew(self) -> None:
         """As after a restore from a backup that went on differently."""
@@ -47,7 +47,7 @@ class NamesTests(FilesCase):
         self.say(("one", A))
         self.say(("two", B))
         self.wait(files.stop())
-        self.log.facts.clear()
+        self.log.committed.clear()
         self.say(("three", C))
         self.log.commit(("receipts", [["x"]]))
 
@@ -59,7 +59,7 @@ class NamesTests(FilesCase):
         """A replica that resynced tells so."""
         files = self.started(replica=False)
         self.say(("one", A))
-        self.log.facts.clear()
+        self.log.committed.clear()
         self.say(("two", B))
 
         files.rebuild()
@@ -76,7 +76,7 @@ class NamesTests(FilesCase):
         files = self.started(replica=False)
 
         self.assertEqual(2_500, len(missing(files)))
-        self.assertEqual(3, self.log.reads)
+        self.assertEqual(3, self.log.read_count)
 
     def test_a_broken_queue_is_told_and_tried_again(self) -> None:
         """Nothing of the log is skipped."""
@@ -217,7 +217,7 @@ class PrimaryTests(FilesCase):
         self.bring(b"a", A)
         self.bring(b"b", B)
         self.say(("one", A), ("two", B))
-        self.log.facts.clear()
+        self.log.committed.clear()
         self.say(("two", B))
 
         self.files.rebuild()
@@ -230,22 +230,22 @@ class PrimaryTests(FilesCase):
         self.say(("one", A))
         # As between the replacement of the log and the reset of the queue.
         self.files._names._is_stale = True
-        before = self.log.reads
+        before = self.log.read_count
 
         self.assertEqual([("one", A)], self.wait(self.files.missing_upto(1)))
-        self.assertGreater(self.log.reads, before)
+        self.assertGreater(self.log.read_count, before)
 
     def test_nothing_is_deleted_while_the_names_are_not_known(self) -> None:
         """As when the log cannot be read: every file would look like garbage."""
         self.bring(b"a", A)
         self.say(("one", A))
-        self.log.facts.clear()
+        self.log.committed.clear()
         self.say(("one", A))
 
         def fail(**_: object) -> None:
             raise StorageError(op="read", why="the disk is broken", retryable=True)
 
-        self.patch(self.log, "read", fail)
+        self.patch(self.log, "facts", fail)
 
         self.files.rebuild()
         self.clock.pump([1_800] * 100)

@@ -86,12 +86,12 @@ class Authorization(SiteCase):
         """As one does that a follower says here."""
         receive, said = self.publisher.command_receiver.receive, b'INVALIDATE_CACHE f ["x"]'
         received = receive("copy-1", [(1, said)], access=access_of(OSLO))
-        self.assertEqual(((1, 1), 0), (received, self.log.serial))
+        self.assertEqual(((1, 1), 0), (received, self.log.head.serial))
         self.assertEqual(1, self.metrics.commands_dropped.labels("INVALIDATE_CACHE")._value.get())
 
         receive("copy-1", [(2, said)])
 
-        self.assertEqual(1, self.log.serial)
+        self.assertEqual(1, self.log.head.serial)
 
     def test_a_key_sees_its_streams_alone(self) -> None:
         """In every way in which streams are read or written."""

@@ -213,7 +213,7 @@ class ChangelogTests(SiteCase):
         self.receipts(3)
         self.wait(self.log.trim(2, lambda *_: None, 100))
         facts = self.engine.facts
-        second, wrong = self.log.trimmed_upto.digest, "f" * 64
+        second, wrong = self.log.head.trimmed_upto.digest, "f" * 64
         cases: list[tuple[str, int, str]] = [
             ("since=7", 409, "ahead_of_log"),
             ("since=7&epoch=2&compacted=true", 409, "ahead_of_log"),
@@ -273,7 +273,7 @@ class ChangelogTests(SiteCase):
         self.assertEqual([1, 3], self.serials("writers=a&streams=receipts"))
         self.assertEqual([2, 3], self.serials("upto=3&since=1"))
         self.assertEqual([], self.serials("upto=1&since=2"))
-        with patch.object(self.log, "read", wraps=self.log.read) as read:
+        with patch.object(self.log.reads, "facts", wraps=self.log.reads.facts) as read:
             self.serials("writers=a&streams=receipts,caches")
         wanted = Filter.of(streams=("receipts", "caches"), writers=("a",))
         self.assertEqual(wanted, read.call_args.kwargs["filter"])
@@ -283,7 +283,7 @@ class ChangelogTests(SiteCase):
         for _ in range(23):
             self.post("receipts", *[[receipt()]] * 900)
         self.post("caches", [["name", ["key"], 1]])
-        with patch.object(self.log, "read", wraps=self.log.read) as read:
+        with patch.object(self.log.reads, "facts", wraps=self.log.reads.facts) as read:
             self.assertEqual([20_701], self.serials("streams=caches"))
 
         self.assertEqual([20_000, 20_701], [call.kwargs["upto"] for call in read.call_args_list])
@@ -343,7 +343,7 @@ class ChangelogTests(SiteCase):
         talk = self.talk()
         talk.transport.is_slow = True
         seen = []
-        with patch.object(self.log, "read", wraps=self.log.read) as read:
+        with patch.object(self.log.reads, "facts", wraps=self.log.reads.facts) as read:
             talk.say(self.request("GET", CHANGELOG))
             while not talk.answer().is_whole:
                 seen.append((read.call_count, len(talk.answer().lines())))
@@ -374,7 +374,7 @@ class ChangelogTests(SiteCase):
             self.post("receipts", *[[receipt()]] * 900)
         talk = self.talk()
         talk.transport.is_slow = True
-        with patch.object(self.log, "read", wraps=self.log.read) as read:
+        with patch.object(self.log.reads, "facts", wraps=self.log.reads.facts) as read:
             talk.say(self.request("GET", CHANGELOG))
             producer = talk.transport.producer
             talk.leave()
@@ -389,8 +389,8 @@ class ChangelogTests(SiteCase):
         for _ in range(3):
             self.post("receipts", *[[receipt()]] * 900)
         talk = self.talk()
-        first = self.log.read(after=0, upto=9_999, limit=10)
-        with patch.object(self.log, "read", side_effect=[first, ZeroDivisionError("broken")]):
+        first = self.log.reads.facts(after=0, upto=9_999, limit=10)
+        with patch.object(self.log.reads, "facts", side_effect=[first, ZeroDivisionError("broken")]):
             talk.say(self.request("GET", CHANGELOG))
 
         self.assertTrue(talk.transport.is_aborted)

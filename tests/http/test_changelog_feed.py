@@ -66,7 +66,7 @@ class FollowingTests(FollowCase):
     def test_what_is_pushed_is_not_read_from_the_log(self) -> None:
         """A hundred readers of one commit cost one text."""
         talks = [self.follow() for _ in range(3)]
-        with patch.object(self.log, "read", side_effect=AssertionError):
+        with patch.object(self.log.reads, "facts", side_effect=AssertionError):
             self.receipts(5)
 
         self.assertEqual([[1, 2, 3, 4, 5]] * 3, [facts(talk) for talk in talks])
@@ -82,7 +82,9 @@ class FollowingTests(FollowCase):
         """At once when the head is reached, and then in time."""
         self.receipts(2)
         talk = self.follow("since=0&heartbeat=7")
-        expected = [{"epoch": 1, "serial": 2, "digest": self.log.digest, "now_ms": NOW * 1000, "head": 2}]
+        expected = [
+            {"epoch": 1, "serial": 2, "digest": self.log.head.digest, "now_ms": NOW * 1000, "head": 2}
+        ]
         self.assertEqual(expected, beats(talk))
 
         self.clock.advance(6.9)
@@ -132,7 +134,7 @@ class FollowingTests(FollowCase):
             self.many(900)
         self.receipts(1)
         gates: list[Any] = []
-        read = self.log.read
+        read = self.log.reads.facts
 
         def slowly(**asked: Any) -> Any:
             asked["upto"] = min(asked["upto"], asked["after"] + 900)
@@ -140,7 +142,7 @@ class FollowingTests(FollowCase):
             gates.append(done[1])
             return done[0]
 
-        with patch.object(self.log, "read", side_effect=slowly):
+        with patch.object(self.log.reads, "facts", side_effect=slowly):
             talk = self.follow("streams=caches&heartbeat=2")
             for _ in range(3):
                 self.clock.advance(2)
@@ -234,8 +236,8 @@ class FollowingTests(FollowCase):
             ("upto=0", []),
         ):
             talk = self.follow(query)
-            last = self.log.serial
-            while not talk.answer().is_whole and self.log.serial < last + 5:
+            last = self.log.head.serial
+            while not talk.answer().is_whole and self.log.head.serial < last + 5:
                 self.receipts(1)
             self.clock.advance(5)
 
@@ -316,7 +318,7 @@ class SlowReaderTests(FollowCase):
         """Not while it catches up, and not while new facts come."""
         for _ in range(5):
             self.many(900)
-        with patch.object(self.log, "read", wraps=self.log.read) as read:
+        with patch.object(self.log.reads, "facts", wraps=self.log.reads.facts) as read:
             talk = self.follow(is_slow=True)
             for _ in range(5):
                 self.many(900)
@@ -332,7 +334,7 @@ class SlowReaderTests(FollowCase):
     def test_a_reader_at_the_head_that_becomes_slow_reads_from_the_log_later(self) -> None:
         """And then is pushed to again."""
         talk = self.follow(is_slow=True)
-        with patch.object(self.log, "read", wraps=self.log.read) as read:
+        with patch.object(self.log.reads, "facts", wraps=self.log.reads.facts) as read:
             self.many(900)  # pushed; the connection is full now
             for _ in range(4):
                 self.many(900)

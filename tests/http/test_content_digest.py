@@ -24,7 +24,7 @@ class IntactTests(SiteCase):
         answer = self.ask("POST", FACTS, changed, f"Content-Digest: {content_digest(BODY)}")
         said = answer.json()
         self.assertEqual((400, "garbled", True), (answer.status, said["error"], said["retryable"]))
-        self.assertEqual(0, self.log.serial)
+        self.assertEqual(0, self.log.head.serial)
 
     def test_a_body_that_came_well_is_taken(self) -> None:
         """With a digest of ours, of another kind, or none."""
@@ -34,7 +34,7 @@ class IntactTests(SiteCase):
             "X-Nothing: 1",
         ):
             self.assertEqual(200, self.ask("POST", FACTS, BODY, header).status)
-        self.assertEqual(3, self.log.serial)
+        self.assertEqual(3, self.log.head.serial)
 
     def test_answers_say_their_digest_if_that_is_asked_for(self) -> None:
         """Also those that refuse."""

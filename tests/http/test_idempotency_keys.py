@@ -51,7 +51,7 @@ class OwnersTests(SiteCase):
 
         self.assertEqual((200, 2), self.append("of bob", "@b:hs", "import-7"))
         self.assertEqual((409, "idempotency_key_reused"), self.append("of bob", "@x:hs", "import-7"))
-        self.assertEqual(3, self.log.serial)
+        self.assertEqual(3, self.log.head.serial)
 
     def test_one_key_serves_several_streams(self) -> None:
         """It belongs to the stream, too."""
@@ -65,7 +65,7 @@ class OwnersTests(SiteCase):
 
         self.assertEqual([3, 4], self.batch("of bob", "import-7", "@a:hs", "@b:hs"))
         self.assertEqual([3, 4], self.batch("of bob", "import-7", "@a:hs", "@b:hs"))
-        self.assertEqual(4, self.log.serial)
+        self.assertEqual(4, self.log.head.serial)
 
     def test_the_longest_key_serves_a_batch(self) -> None:
         """The parts of a batch take no room in it."""

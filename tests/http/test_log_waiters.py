@@ -24,7 +24,7 @@ class WaitingTests(SiteCase):
     def test_a_read_waits_until_the_log_is_as_far(self) -> None:
         """And then sees what it waited for, and not less."""
         for path in PATHS:
-            serial = self.log.serial + 2
+            serial = self.log.head.serial + 2
             talk = self.ask_for(path, f"min_serial={serial}")
             self.receipts(1)
             before = talk.heard
@@ -116,7 +116,7 @@ class DigestsTests(SiteCase):
         self.wait(self.log.trim(2, lambda *_: None, 10))
 
         self.assertEqual(
-            {"0": None, "1": None, "2": self.log.digest},
+            {"0": None, "1": None, "2": self.log.head.digest},
             self.get("/v1/digests?serials=0,1,2").json()["digests"],
         )
 

@@ -121,8 +121,8 @@ class FollowingTests(EndpointCase):
         self.pass_(3)
 
         self.assertEqual(("live", self.log.position), (replica.state, log.position))
-        self.assertEqual(self.log.epoch_starts, log.epoch_starts)
-        self.assertEqual(["k", "l"], [one.key.text for one in self.wait(log.receipts_between(0, 99))])
+        self.assertEqual(self.log.head.epoch_starts, log.head.epoch_starts)
+        self.assertEqual(["k", "l"], [one.key.text for one in self.wait(log.reads.receipts(0, 99))])
         self.assertEqual(self.log.positions("typing"), log.positions("typing"))
         self.assertEqual(["live"], [one["state"] for one in self.relays.status()])
 
@@ -135,7 +135,7 @@ class FollowingTests(EndpointCase):
         self.post("push_rules", [["@bob:hs"]])
         self.pass_(3)
 
-        facts, _ = self.wait(log.read(after=0, upto=99, limit=99))
+        facts, _ = self.wait(log.reads.facts(after=0, upto=99, limit=99))
         self.assertEqual(("live", self.log.position), (replica.state, log.position))
         self.assertEqual([1, 10], [fact.serial for fact in facts])
 
@@ -149,8 +149,8 @@ class FollowingTests(EndpointCase):
         self.pass_(3)
 
         self.assertEqual("other_epoch", replica.status()["refusal"]["code"])
-        self.assertEqual(3, log.serial)
-        self.assertNotEqual(EMPTY, log.digest)
+        self.assertEqual(3, log.head.serial)
+        self.assertNotEqual(EMPTY, log.head.digest)
 
     def forwarder(self, dropped: list[str]) -> CommandForwarder:
         """What a replica passes commands up with."""
@@ -205,7 +205,7 @@ class PostingTests(EndpointCase):
         """A replica acknowledges each group of facts: the primary must not answer a request for each."""
         self.receipts(9)
         conversation = self.connected(self.upstream())
-        position = LogPosition(1, 1, self.wait(self.log.digest_at(1)))
+        position = LogPosition(1, 1, self.wait(self.log.reads.digest(1)))
         conversation.subscribe(Subscribe(history=self.log.history, position=position))
         self.pass_(1)
         before = len(self.client.posted)

@@ -17,7 +17,7 @@ class CrossSiteRequests(SiteCase):
 
         self.assertEqual(code, answer.json()["error"], answer.body)
         self.assertEqual(415 if code == "content_type" else 403, answer.status)
-        self.assertEqual(0, self.log.serial)
+        self.assertEqual(0, self.log.head.serial)
 
     def test_a_page_of_another_site_cannot_post(self) -> None:
         """A form or fetch() without a preflight: text/plain, urlencoded, multipart."""

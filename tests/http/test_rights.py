@@ -169,14 +169,14 @@ class TableTests(CopiesCase, FilesSiteCase):
     def state(self) -> Any:
         """Everything that a request could change."""
         return (
-            self.log.serial,
+            self.log.head.serial,
             self.log.positions_by_stream(),
             sorted(str(path) for path in self.directory.rglob("*") if path.is_file()),
             dict(self.log.leases),
             [lease.uuid for lease in self.relays.leases.all()],
             (self.commands.head, self.commands.trimmed_upto, len(self.receiver._origins)),
             sorted(self.declared.declared),
-            (self.roles.role, self.log.epoch),
+            (self.roles.role, self.log.head.epoch),
             sorted(self.publisher.follower_commands.syncing.users()),
         )
 
@@ -418,7 +418,7 @@ class AcksTests(SiteCase):
         for token, left in ((6, 5), (2, 3), (1, 3), (999, 3), (4, 1), (5, 0)):
             said.received(connection, FederationAck(instance="s", token=token))
 
-            self.assertEqual(left, len(self.log.ephemeral_after("federation", 0)), token)
+            self.assertEqual(left, len(self.log.ephemeral.after("federation", 0)), token)
         self.assertEqual(3, self.metrics.commands_dropped.labels("FEDERATION_ACK")._value.get())
         self.assertEqual(3, said.buffer.head)
 
@@ -434,7 +434,7 @@ class AcksTests(SiteCase):
 
         said.received(connection, FederationAck(instance="s", token=1))
 
-        self.assertEqual(5, len(self.log.ephemeral_after("federation", 0)))
+        self.assertEqual(5, len(self.log.ephemeral.after("federation", 0)))
 
 
 @pytest.mark.parametrize("command", [one for one in declared_commands() if one.SENT_BY & CLIENT])

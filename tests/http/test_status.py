@@ -102,7 +102,7 @@ class StatusTests(SiteCase):
                 "instance": "master",
                 "epoch": 1,
                 "serial": 2,
-                "digest": self.log.digest,
+                "digest": self.log.head.digest,
                 "trimmed_upto": 0,
                 "history": self.log.history,
                 "uuid": self.log.uuid,

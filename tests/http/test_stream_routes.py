@@ -74,7 +74,7 @@ class DeclaringTests(StreamCase):
         self.assertEqual({"stream": PACKAGES, "created": True}, self.declare().json())
         self.assertEqual({"stream": PACKAGES, "created": False}, self.declare(key="name").json())
         self.assertEqual({"streams": [PACKAGES]}, self.get("/v1/streams").json())
-        self.assertEqual(1, self.log.serial)
+        self.assertEqual(1, self.log.head.serial)
         self.assertIn("packages", self.get("/v1/status").json()["streams"])
 
     def test_another_declaration_is_refused(self) -> None:
@@ -155,7 +155,7 @@ class DeclaringTests(StreamCase):
         self.declare(kind="ephemeral")
 
         self.assertEqual(200, self.put("1").status)
-        self.assertEqual(1, self.log.serial)
+        self.assertEqual(1, self.log.head.serial)
         self.assertEqual({"master": 1}, self.log.positions("packages"))
 
     def test_the_log_has_it(self) -> None:

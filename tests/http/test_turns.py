@@ -99,7 +99,7 @@ class PipelineTests(TurnCase):
         self.turn()
 
         self.assertEqual(3, self.answered(talk))
-        self.assertEqual(2, self.log.serial)
+        self.assertEqual(2, self.log.head.serial)
 
     def test_a_client_that_leaves_while_its_requests_wait_leaves_nothing(self) -> None:
         """Its turn comes, and nobody is there."""

@@ -125,7 +125,7 @@ class RelayCase(SiteCase):
 
     def feed(self) -> None:
         """Let the replica have all that the primary has."""
-        after = self.log.serial
+        after = self.log.head.serial
         self.wait(
             self.log.follow(
                 self.primary_engine.facts[after:], self.primary_engine.receipts_between(after, 10**9)
@@ -184,7 +184,7 @@ class RelayingTests(RelayCase):
     def test_a_slow_feed_is_504_in_time_and_asking_again_writes_once(self) -> None:
         """The answer says that it is kept, and where, so nobody need guess."""
         for query, seconds in (("?timeout=3", 3), ("", 10), ("?timeout=0", 0.1), ("?timeout=900", 300)):
-            serial = self.primary_log.serial + 1
+            serial = self.primary_log.head.serial + 1
             talk = self.send(query)
             self.clock.advance(seconds - 0.05)
             before = talk.heard
@@ -196,7 +196,7 @@ class RelayingTests(RelayCase):
             again = self.send(idempotency_key=told["idempotency_key"])
             self.feed()
             self.assertEqual({"epoch": 1, "first_serial": serial, "tokens": [serial]}, again.answer().json())
-            self.assertEqual(serial, self.primary_log.serial)
+            self.assertEqual(serial, self.primary_log.head.serial)
 
     def test_a_primary_that_is_away_is_told_apart(self) -> None:
         """What was certainly not stored can be sent anywhere else."""
@@ -213,13 +213,13 @@ class RelayingTests(RelayCase):
         self.assertEqual((503, "upstream_away"), self.told(unknown))
         for talk in (down, failing, unknown):
             self.assertEqual("1", talk.answer().headers["retry-after"])
-        self.assertEqual(0, self.primary_log.serial)
+        self.assertEqual(0, self.primary_log.head.serial)
 
     def test_a_lost_answer_is_asked_for_again_with_the_same_key(self) -> None:
         """Also when nobody is there for a while: the unclear becomes known, and nothing is written twice."""
         for key in ({}, {"idempotency_key": "mine"}):
             self.primary.asked.clear()
-            serial = self.primary_log.serial + 1
+            serial = self.primary_log.head.serial + 1
             self.primary.mood = ["lossy", "down", "lossy", "down"]
             talk = self.send(**key)
             self.clock.pump([0.1] * 30)
@@ -228,24 +228,24 @@ class RelayingTests(RelayCase):
 
             self.assertEqual((200, serial), (talk.answer().status, talk.answer().json()["first_serial"]))
             self.assertEqual((5, 1), (len(self.primary.asked), len(keys)))
-            self.assertEqual(serial, self.primary_log.serial)
+            self.assertEqual(serial, self.primary_log.head.serial)
 
     def test_an_unknown_outcome_is_said_to_be_unknown(self) -> None:
         """With the key under which it can be asked for again."""
         for mood, kept in (("mute", 1), ("deaf", 0), ("lossy", 1)):
-            before = self.primary_log.serial
+            before = self.primary_log.head.serial
             self.primary.mood = [mood, *["down"] * 100]
             talk = self.send("?timeout=4")
             self.clock.pump([0.5] * 9)
             told = talk.answer().json()
 
             self.assertEqual((504, "outcome_unknown"), self.told(talk), mood)
-            self.assertEqual(before + kept, self.primary_log.serial, mood)
+            self.assertEqual(before + kept, self.primary_log.head.serial, mood)
             self.primary.mood = []
             again = self.send(idempotency_key=told["idempotency_key"])
             self.feed()
             self.assertEqual(before + 1, again.answer().json()["first_serial"])
-            self.assertEqual(before + 1, self.primary_log.serial)
+            self.assertEqual(before + 1, self.primary_log.head.serial)
 
     def test_the_primarys_own_refusals_are_passed_on(self) -> None:
         """Status, code and message as they are."""
@@ -323,7 +323,7 @@ class RelayingTests(RelayCase):
         self.assertEqual(([], {}), (self.waiters()._waiters, self.waiters()._readers))
         self.clock.pump([0.1] * 3)
         self.feed()
-        self.assertEqual(2, self.primary_log.serial)
+        self.assertEqual(2, self.primary_log.head.serial)
         self.assertEqual(3, len(self.primary.asked))
         self.assertEqual([], self.flushLoggedErrors())
 
@@ -347,14 +347,16 @@ class RelayingTests(RelayCase):
 
         self.assertEqual(b"", first.heard)
         self.assertEqual((503, "busy"), self.told(second))
-        self.assertEqual(1, self.primary_log.serial)
+        self.assertEqual(1, self.primary_log.head.serial)
 
     def test_a_promoted_replica_keeps_facts_itself(self) -> None:
         """From one request to the next."""
         self.is_active = False
         talk = self.send()
 
-        self.assertEqual((200, 1, 0), (talk.answer().status, self.log.serial, self.primary_log.serial))
+        self.assertEqual(
+            (200, 1, 0), (talk.answer().status, self.log.head.serial, self.primary_log.head.serial)
+        )
 
     def test_facts_of_an_epoch_that_ended_are_not_taken_for_others(self) -> None:
         """The serial is reached by facts of the new primary."""

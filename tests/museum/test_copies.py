@@ -46,7 +46,7 @@ def test_a_lease_that_was_created_again_hides_no_gap() -> None:
 
 
 async def _digest(node: FakeNode, serial: int) -> str:
-    found = await node.log.digest_at(serial)
+    found = await node.log.reads.digest(serial)
     assert found is not None
     return found
 
@@ -75,7 +75,7 @@ def test_nothing_is_lost_between_snapshot_and_tail() -> None:
     world.pass_(3)
 
     assert [0] == leases
-    assert 50 == b.log.serial
+    assert 50 == b.log.head.serial
     assert a.engine.facts == b.engine.facts
 
 
@@ -125,7 +125,7 @@ def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.Monke
     for _ in range(40):
         world.wrote(a, 2_000)
         world.pass_(0.1)
-    behind = a.log.serial - b.log.serial
+    behind = a.log.head.serial - b.log.head.serial
     slow[0] = 0.0005
     world.pass_(30)
 
@@ -157,7 +157,7 @@ class TailTests(LogCase):
             self.failureResultOf(failed, StorageError)
             self.successResultOf(following)
 
-        read, upto = self.wait(log.read(after=0, upto=log.serial, limit=100))
+        read, upto = self.wait(log.reads.facts(after=0, upto=log.head.serial, limit=100))
         self.assertEqual([1, 2, 3, 4, 5], [fact.serial for fact in seen])
         self.assertEqual((seen, 5), (list(read), upto))
         self.assertIsNone(verify(engine.facts, EMPTY))

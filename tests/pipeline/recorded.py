@@ -8,7 +8,8 @@ from typing import Final
 
 from synrepl.cli.recordings import RecordedFacts, read
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
+from synrepl.storage.group_commit import AppendRequest, build_group
+from synrepl.storage.log_head import LogHead
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext

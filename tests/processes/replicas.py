@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
+from synrepl.storage.group_commit import AppendRequest, build_group
+from synrepl.storage.log_head import LogHead
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact, decode_facts

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
+from synrepl.storage.group_commit import AppendRequest, build_group
+from synrepl.storage.log_head import LogHead
 from synrepl.storage.sqlite import SQLiteDatabase
 from tests.processes.loading import MIB, PATIENCE_SECONDS, Asker, RawReader, made_rows, memory, report, size
 from tests.service.processes import Daemon

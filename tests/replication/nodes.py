@@ -376,7 +376,9 @@ class _PeerClient:
 
     async def digest(self, address: Address, serial: int) -> str | None:
         other = await self._reach(address)
-        found = await self._wait_for_response(Deferred.fromCoroutine(_awaited(other.log.digest_at(serial))))
+        found = await self._wait_for_response(
+            Deferred.fromCoroutine(_awaited(other.log.reads.digest(serial)))
+        )
         await self._reach(address)
         return found
 

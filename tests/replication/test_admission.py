@@ -10,7 +10,7 @@ from synrepl.replication.admission import ReaderPosition, history_mismatch, posi
 
 
 class History:
-    """A log of ten facts, trimmed up to 3; epoch 2 began after 6."""
+    """A log of ten facts, trimmed up to 3; epoch 2 began after 6. Its head and its reads are itself."""
 
     history = "h"
     epoch = 2
@@ -18,7 +18,10 @@ class History:
     trimmed_upto = LogPosition(1, 3, "d3")
     epoch_starts = (EpochStart(2, 6, "d6", 600, "promoted"),)
 
-    def digest_at(self, serial: int) -> "Deferred[str | None]":
+    def __init__(self) -> None:
+        self.head = self.reads = self
+
+    def digest(self, serial: int) -> "Deferred[str | None]":
         return succeed(f"d{serial}" if 3 <= serial <= 10 else None)
 
     def positions(self, stream: str) -> dict[str, int]:

@@ -525,13 +525,13 @@ class TestClash:
         story.append("@a:hs")
         story.append("@b:hs")
         is_read: Deferred[None] = Deferred()
-        read = story.log.read
+        read = story.log.reads.facts
 
         async def read_slowly(**options: Any) -> Any:
             await is_read
             return await read(**options)
 
-        monkeypatch.setattr(story.log, "read", read_slowly)
+        monkeypatch.setattr(story.log.reads, "facts", read_slowly)
         story.peer.resume()
         story.says("POSITION to_device us 7 7")
         is_read.callback(None)

@@ -145,7 +145,7 @@ def federation(world: World, node: FakeNode) -> None:
 
 def held(node: FakeNode) -> list[int]:
     """What this node still has for federation senders."""
-    return [fact.token for fact in node.log.ephemeral_after("federation", 0)]
+    return [fact.token for fact in node.log.ephemeral.after("federation", 0)]
 
 
 def stay(world: World, seconds: int, *workers: RawReplica) -> None:

@@ -43,7 +43,7 @@ class SimultaneousTests(SynchronousTestCase):
 
         self.assertIs(True, self.successResultOf(first))
         self.assertIs(False, self.successResultOf(second))
-        self.assertEqual(1, self.log.serial)
+        self.assertEqual(1, self.log.head.serial)
 
     def test_another_one_is_refused(self) -> None:
         """The first one counts."""
@@ -53,4 +53,4 @@ class SimultaneousTests(SynchronousTestCase):
 
         self.assertIs(True, self.successResultOf(first))
         self.failureResultOf(second, ConfigError)
-        self.assertEqual(1, self.log.serial)
+        self.assertEqual(1, self.log.head.serial)

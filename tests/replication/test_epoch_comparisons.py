@@ -20,24 +20,25 @@ PROMOTED = SimpleNamespace(epoch=2, serial=50, at_ms=7, stream="", token=0)
 class FakeLog:
     """A log of 100 facts of one writer, in two epochs, that answers reads when the test says so.
 
-    The token of a fact is its serial.
+    The token of a fact is its serial. Its head and its reads are itself.
     """
 
     def __init__(self) -> None:
+        self.head = self.reads = self
         self.history, self.serial, self.epoch = HISTORY, 100, 2
         self.epoch_starts = [PROMOTED]
         self.ephemeral = SimpleNamespace(names=frozenset())
         self.writers = {"w": 100}
-        self.reads = 0
+        self.read_count = 0
         self.waiting: list[tuple[Deferred[Any], int]] = []
 
     def positions_by_stream(self) -> dict[str, dict[str, int]]:
         """One stream."""
         return {"s": self.writers}
 
-    def read_tokens(self, *, after: int, **_: object) -> "Deferred[Any]":
+    def tokens(self, *, after: int, **_: object) -> "Deferred[Any]":
         """The fact after this token, later."""
-        self.reads += 1
+        self.read_count += 1
         read: Deferred[Any] = Deferred()
         self.waiting.append((read, after + 1))
         return read
@@ -75,12 +76,12 @@ def test_followers_of_the_last_primary_are_compared_once() -> None:
     asked = Asked()
     answers = [asked.ask() for _ in range(100)]
     asked.log.answer()
-    reads = asked.log.reads
+    reads = asked.log.read_count
     later = asked.ask()
 
     assert [[[("s", "w", 50)]]] * 100 == answers
     assert [[("s", "w", 50)]] == later
-    assert asked.log.reads == reads < 10
+    assert asked.log.read_count == reads < 10
 
 
 def test_made_up_epochs_delay_no_follower_of_the_last_primary() -> None:
@@ -119,12 +120,12 @@ def test_results_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for starts in ([], [made_up(1)], [], [made_up(2)]):
         asked.ask(*starts)
         asked.log.answer()
-    reads = asked.log.reads
+    reads = asked.log.read_count
 
     assert [[("s", "w", 50)]] == asked.ask()
-    assert reads == asked.log.reads
+    assert reads == asked.log.read_count
     asked.ask(made_up(1))
-    assert reads < asked.log.reads
+    assert reads < asked.log.read_count
 
 
 def test_a_writer_that_came_later_has_no_facts_before_the_fork() -> None:
@@ -144,11 +145,11 @@ def test_a_result_that_a_new_epoch_overtakes_is_not_remembered() -> None:
     asked.log.epoch = 3
     asked.comparisons.forget()
     asked.log.answer()
-    reads = asked.log.reads
+    reads = asked.log.read_count
 
     assert len(first) == 1
     asked.ask()
-    assert asked.log.reads > reads
+    assert asked.log.read_count > reads
 
 
 def test_a_result_that_a_new_log_overtakes_is_not_remembered() -> None:
@@ -157,10 +158,10 @@ def test_a_result_that_a_new_log_overtakes_is_not_remembered() -> None:
     asked.ask()
     asked.comparisons.forget()
     asked.log.answer()
-    reads = asked.log.reads
+    reads = asked.log.read_count
 
     asked.ask()
-    assert asked.log.reads > reads
+    assert asked.log.read_count > reads
 
 
 def test_a_follower_that_leaves_waits_no_longer() -> None:

@@ -29,9 +29,13 @@ def fact(serial: int, stream: str = "receipts", *, token: int = 0, size: int = 2
 
 
 class FakeLog:
-    """A log of kept facts in `receipts` and ephemeral ones in `typing`, and the ring before it."""
+    """A log of kept facts in `receipts` and ephemeral ones in `typing`, and the ring before it.
+
+    Its head is itself.
+    """
 
     def __init__(self, *, ring_bytes: int = 10**6) -> None:
+        self.head = self
         self.position = BEGINNING
         self.boots = 1
         self.trimmed_upto = BEGINNING
@@ -39,14 +43,14 @@ class FakeLog:
         self.receipts_upto = 0
         self.typing: list[Fact] = []
         self.token = 0
-        self.ephemeral = SimpleNamespace(snapshot=lambda: list(self.typing))
+        self.ephemeral = SimpleNamespace(snapshot=lambda: list(self.typing), after=self._typing_after)
         self.ring = Ring(ring_bytes, serial=0, tokens={"typing": 0})
 
     @property
     def serial(self) -> int:
         return self.position.serial
 
-    def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
+    def _typing_after(self, stream: str, after: int) -> list[Fact]:
         return [one for one in self.typing if one.token > after]
 
     def commit(self, count: int = 1, *, size: int = 2, hidden: bool = False) -> None:

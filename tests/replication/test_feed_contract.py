@@ -306,7 +306,7 @@ class FeedContract(Case):
         sent += self.seen(peer)
 
         serials = [one for one in sent if isinstance(one, int)]
-        self.assertEqual([*range(1, self.log.serial + 1)], serials)
+        self.assertEqual([*range(1, self.log.head.serial + 1)], serials)
         self.assertEqual(["epoch 2"] * self.has_epochs, [one for one in sent if isinstance(one, str)])
 
 

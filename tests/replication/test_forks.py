@@ -19,9 +19,8 @@ OTHER_THIRD: Start = (3, 70, 9)
 def log(*starts: Start, serial: int = 100) -> Any:
     """A log with these epochs."""
     made = [EpochStart(epoch, at, "", at_ms, "promoted") for epoch, at, at_ms in starts]
-    return SimpleNamespace(
-        history="h", serial=serial, epoch_starts=made, epoch=starts[-1][0] if starts else 1
-    )
+    head = SimpleNamespace(serial=serial, epoch_starts=made, epoch=starts[-1][0] if starts else 1)
+    return SimpleNamespace(history="h", head=head)
 
 
 @pytest.mark.parametrize(

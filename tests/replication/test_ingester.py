@@ -326,7 +326,7 @@ class TestRestart:
 
         assert {"w1": 1, "w2": 3} == story.log.positions("typing")
         assert [("w1", 1), ("w2", 3)] == [
-            (fact.writer, fact.token) for fact in story.log.ephemeral_after("typing", 0)
+            (fact.writer, fact.token) for fact in story.log.ephemeral.after("typing", 0)
         ]
         assert ["w1"] == [fact.writer for fact in resets]
 
@@ -361,7 +361,7 @@ class TestHistory:
         story.wait(1)
 
         assert [] == story.lost
-        assert 1 == story.log.epoch
+        assert 1 == story.log.head.epoch
 
     @pytest.mark.parametrize("stream", ["caches", "backfill", "presence", "typing", "unheard"])
     def test_streams_that_say_nothing_of_history(self, stream: str) -> None:

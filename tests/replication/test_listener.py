@@ -239,7 +239,7 @@ def test_who_may_not_read_is_told_nothing_and_not_heard(line: str, name: str, wh
 
     assert (["SERVER hs", f"ERROR {why}"], False) == (peer.hears(), peer.is_connected)
     assert [] == follower.hears()
-    assert 0 == one.daemon.log.serial
+    assert 0 == one.daemon.log.head.serial
 
 
 LIMITED = Key(name="limited", secret=None, rights=ALL_RIGHTS, streams=frozenset({"push_rules"}))
@@ -263,4 +263,4 @@ def test_a_command_that_concerns_other_streams_is_refused(command: type[Command]
         assert (name == "limited") == bool(refused) != peer.is_connected
         if refused:
             commands = one.daemon.publisher.follower_commands.buffer
-            assert (0, 0) == (commands.head, one.daemon.publisher.log.serial)
+            assert (0, 0) == (commands.head, one.daemon.publisher.log.head.serial)

@@ -16,14 +16,15 @@ from synrepl.streams.table import StreamTable
 
 
 class FakeLog:
-    """A fact a second from second 1 on."""
+    """A fact a second from second 1 on; its head and its reads are itself."""
 
     def __init__(self, count: int = 20) -> None:
+        self.head = self.reads = self
         self.serial = count
         self.trimmed_upto = LogPosition(1, 0, "")
         self.asked: list[int] = []
 
-    async def read(self, *, after: int, upto: int, limit: int) -> tuple[list[Fact], int]:
+    async def facts(self, *, after: int, upto: int, limit: int) -> tuple[list[Fact], int]:
         serials = range(after + 1, min(upto, after + limit) + 1)
         return [Fact(n, 1, "events", "w", n - 1, n, b"[]", n * 1_000, "") for n in serials], upto
 

@@ -81,7 +81,7 @@ def test_promoted_in_order_nothing_is_left_behind() -> None:
     world.pass_(3)
 
     assert ["fenced", "primary", "replica"] == roles(a, b, c)
-    assert (2, 20) == (b.log.epoch, b.log.serial)
+    assert (2, 20) == (b.log.head.epoch, b.log.head.serial)
     assert "b -" == str(a.roles.primary)
     world.wrote(b, 3)
     world.pass_(0.5)
@@ -217,17 +217,17 @@ def test_a_primary_that_began_anew_while_it_handed_over_is_asked_again() -> None
     world.pass_(0.1)
     restarted(world, a)
     a._network.stop_listening("a")
-    assert 7 == a.log.serial
+    assert 7 == a.log.head.serial
     a._network.listen("a", a._factory)
     with suppress(StorageError):
         world.wrote(a, 1)
-    taken = a.log.serial
+    taken = a.log.head.serial
     world.pass_(40)
 
     assert promoting
     primary = b if b.roles.role == "primary" else a
     assert "primary" == primary.roles.role
-    assert taken == primary.log.serial
+    assert taken == primary.log.head.serial
 
 
 def test_by_force_the_old_primary_is_fenced_when_it_is_back() -> None:
@@ -286,7 +286,7 @@ def test_of_two_promoted_into_one_epoch_one_stays(winner: str) -> None:
     for node in nodes.values():
         world.promote(node, force=True)
         world.wrote(node, 1)
-    assert {2} == {node.log.epoch for node in nodes.values()}
+    assert {2} == {node.log.head.epoch for node in nodes.values()}
     parted.part(world)
     world.pass_(12)
 
@@ -314,7 +314,7 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     world.wrote(a, 5)
     world.pass_(2)
     parted.part(world, "a")
-    world.done(Deferred.fromCoroutine(a.log.rewind_stream("to_device", 3)))
+    world.done(Deferred.fromCoroutine(a.log.next_epoch("lost", stream="to_device", token=3)))
     world.promote(b, force=True)
     assert a.log.position == b.log.position
     parted.part(world)
@@ -374,7 +374,7 @@ def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str
     """Replicas 200784: no daemon knows both, and one of them asks the replica of the other."""
     world, parted, b, c, d = two_primaries("zyx" if winner == "b" else "yzx")
     for node in (b, c, d):
-        record = RoleRecord(node.roles.role, node.log.epoch, node.log.uuid)
+        record = RoleRecord(node.roles.role, node.log.head.epoch, node.log.uuid)
         known = () if node is not c else ("d",)
         world.done(Deferred.fromCoroutine(node.roles._store.save(replace(record, knows=known))))
         node.roles.notifier.unnotified.clear()
@@ -536,11 +536,11 @@ def test_a_promoted_daemon_stays_primary_when_facts_are_lost_later() -> None:
     a, b, _ = world.chain()
     world.wrote(a, 5)
     world.promote(b)
-    world.done(Deferred.fromCoroutine(b.log.rewind_stream("to_device", 3)))
+    world.done(Deferred.fromCoroutine(b.log.next_epoch("lost", stream="to_device", token=3)))
     restarted(world, b)
 
     assert "primary" == b.roles.role
-    assert 3 == b.log.epoch
+    assert 3 == b.log.head.epoch
 
 
 def test_one_promotion_at_a_time() -> None:
@@ -830,7 +830,7 @@ def test_a_fenced_daemon_that_should_not_be_is_promoted_by_force(noted: int, epo
     assert "fenced" == caught.value.code
     world.promote(a, force=True)
 
-    assert ("primary", epoch) == (a.roles.role, a.log.epoch)
+    assert ("primary", epoch) == (a.roles.role, a.log.head.epoch)
     world.wrote(a)
     restarted(world, a)
     assert "primary" == a.roles.role
@@ -868,7 +868,7 @@ def test_a_fenced_daemon_promoted_by_force_fences_the_other_one() -> None:
     world.pass_(2)
 
     assert ["primary", "fenced"] == roles(a, b)
-    assert 3 == a.log.epoch
+    assert 3 == a.log.head.epoch
 
 
 # -- hand-overs --------------------------------------------------------------------------------------------
@@ -952,7 +952,7 @@ def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None
     world.start(b)
     world.pass_(30)
 
-    assert (2, "primary") == (b.log.epoch, b.roles.role)
+    assert (2, "primary") == (b.log.head.epoch, b.roles.role)
     assert "fenced" == a.roles.role
 
 
@@ -976,7 +976,7 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
     world.promote(b, seconds=30)
 
     assert [5] == forgot
-    assert 7 == b.log.serial
+    assert 7 == b.log.head.serial
 
 
 def test_a_replica_of_a_replica_is_promoted_in_order() -> None:
@@ -989,7 +989,7 @@ def test_a_replica_of_a_replica_is_promoted_in_order() -> None:
     world.pass_(5)
 
     assert ["fenced", "replica", "primary"] == roles(a, b, c)
-    assert 5 == c.log.serial
+    assert 5 == c.log.head.serial
 
 
 def test_only_the_replica_itself_ends_a_hand_over() -> None:
@@ -1188,7 +1188,7 @@ class TestStart:
 
         assert ("starting", True) == (caught.value.code, caught.value.retryable)
         assert ["fenced", "primary", "replica"] == roles(a, b, c)
-        assert 0 == a.log.serial
+        assert 0 == a.log.head.serial
 
     def test_a_primary_goes_on_once_all_have_answered(self) -> None:
         """The usual restart costs one question."""
@@ -1201,7 +1201,7 @@ class TestStart:
         world.pass_(5)
 
         assert ["primary", "replica", "replica"] == roles(a, b, c)
-        assert 1 == c.log.serial
+        assert 1 == c.log.head.serial
 
     def test_who_does_not_answer_is_waited_for_three_seconds(self) -> None:
         """Whoever is dead must not keep the primary from its work."""
@@ -1223,7 +1223,7 @@ class TestStart:
         world.pass_(0.3)
 
         world.wrote(a)
-        assert 1 == a.log.serial
+        assert 1 == a.log.head.serial
 
     def test_a_primary_that_knows_nobody_starts_at_once(self) -> None:
         """There is nobody to ask."""
@@ -1233,7 +1233,7 @@ class TestStart:
         kept = self.restart(world, a)
 
         world.done(kept)
-        assert 1 == a.log.serial
+        assert 1 == a.log.head.serial
 
     def test_a_later_epoch_that_nobody_confirms_fences_nobody(self) -> None:
         """A replica alone is a sign, as when it asks to be served."""
@@ -1251,7 +1251,7 @@ class TestStart:
 
         assert "primary" == a.roles.role
         assert any("knows epoch 2" in text for text, _ in a.roles.rivals.problems)
-        assert 2 == c.log.epoch
+        assert 2 == c.log.head.epoch
 
     def test_a_daemon_that_a_replica_names_must_prove_that_it_may_be_primary(self) -> None:
         """The replica may hold no key that may administer, and name any address."""

@@ -131,7 +131,7 @@ def test_its_position_is_that_of_what_was_written(monkeypatch: pytest.MonkeyPatc
     """Not that of the cursor, while the digest is looked up."""
     digest: Deferred[str] = Deferred()
     story = Story(upto=5, needs_digests=True)
-    monkeypatch.setattr(story.node.log, "digest_at", lambda serial: digest)
+    monkeypatch.setattr(story.node.log.reads, "digest", lambda serial: digest)
     monkeypatch.setattr(Feed, "digest", None)
     story.run()
 
@@ -158,13 +158,13 @@ def test_it_starts_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_can_be_told_to_finish_by_its_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of what it has just read."""
     story = Story()
-    read, gate = story.node.log.read, Deferred[None]()
+    read, gate = story.node.log.reads.facts, Deferred[None]()
 
     async def read_later(**options: Any) -> Any:
         await gate
         return await read(**options)
 
-    monkeypatch.setattr(story.node.log, "read", read_later)
+    monkeypatch.setattr(story.node.log.reads, "facts", read_later)
     story.sink.on_write = story.sender.finish
     story.run()
     gate.callback(None)
@@ -177,7 +177,7 @@ def test_nothing_is_written_after_its_end(monkeypatch: pytest.MonkeyPatch) -> No
     """The connection was lost while a page was read."""
     story = Story()
     read: Deferred[Any] = Deferred()
-    monkeypatch.setattr(story.node.log, "read", lambda **_: read)
+    monkeypatch.setattr(story.node.log.reads, "facts", lambda **_: read)
     story.run()
     story.running.cancel()
 
@@ -197,7 +197,7 @@ def test_an_error_ends_it(failing: str, monkeypatch: pytest.MonkeyPatch) -> None
     options: dict[str, Any] = {"on_head": fail} if failing == "the owner" else {}
     story = Story(from_ring=failing == "the sink", **options)
     if failing == "the log":
-        monkeypatch.setattr(story.node.log, "read", fail)
+        monkeypatch.setattr(story.node.log.reads, "facts", fail)
     elif failing == "the sink":
         story.sink.on_write = fail
     story.run()

@@ -258,7 +258,7 @@ class TestUpstream:
         assert line.startswith(
             "ERROR cannot parse INVALIDATE_CACHE: bad row 0 of stream caches: keys (item 1)"
         )
-        assert one.daemon.log.serial == 0
+        assert one.daemon.log.head.serial == 0
 
     def test_remote_server_up_goes_to_the_others_whose_release_knows_it(self) -> None:
         """And not back to who said it."""
@@ -278,7 +278,7 @@ class TestUpstream:
         """Two senders; what one of them lacks must stay."""
         one = cluster()
         append(one, "federation", *[[["p", {"n": n}]] for n in range(5)])
-        held = lambda: [fact.token for fact in one.daemon.log.ephemeral_after("federation", 0)]  # noqa: E731
+        held = lambda: [fact.token for fact in one.daemon.log.ephemeral.after("federation", 0)]  # noqa: E731
 
         first = client(one, "FEDERATION_ACK sender1 3", name="sender1")
         assert [4, 5] == held()
@@ -299,12 +299,12 @@ class TestUpstream:
         one.settle(1)
         second.says("FEDERATION_ACK sender2 5")
         one.settle(0.1)
-        assert [3, 4, 5] == [fact.token for fact in one.daemon.log.ephemeral_after("federation", 0)]
+        assert [3, 4, 5] == [fact.token for fact in one.daemon.log.ephemeral.after("federation", 0)]
 
         one.clock.pump([1] * (int(RECONNECT_SECONDS) + 1))
         second.says("FEDERATION_ACK sender2 5")
         one.settle(0.1)
-        assert [] == one.daemon.log.ephemeral_after("federation", 0)
+        assert [] == one.daemon.log.ephemeral.after("federation", 0)
 
     def test_commands_reach_who_subscribed(self) -> None:
         """The homeserver's own code hangs here."""

@@ -145,7 +145,7 @@ def test_an_invalidation_goes_to_the_server_whose_stream_it_is() -> None:
 
 
 async def _read(node: FakeNode) -> Any:
-    return await node.log.read(after=0, upto=99, limit=99)
+    return await node.log.reads.facts(after=0, upto=99, limit=99)
 
 
 def test_what_the_server_has_no_word_for_is_counted() -> None:

@@ -17,13 +17,16 @@ TURN = EpochStart(epoch=2, serial=5, digest="d5", at_ms=0, why="promoted")
 
 
 class FakeLog:
-    """A log of ours, at serial 7 of epoch 1."""
+    """A log of ours, at serial 7 of epoch 1; its head and its reads are itself."""
 
     history = "h"
     epoch_starts: tuple[EpochStart, ...] = ()
     position = LogPosition(1, 7, "d7")
 
-    async def digest_at(self, serial: int) -> str:
+    def __init__(self) -> None:
+        self.head = self.reads = self
+
+    async def digest(self, serial: int) -> str:
         return f"d{serial}"
 
 

@@ -42,7 +42,7 @@ class Histories:
 
     def check_copy(self, node: FakeNode) -> None:
         """Check that the copy of a node is true and complete, after its start or a new copy."""
-        position, trimmed_upto = node.log.position, node.log.trimmed_upto
+        position, trimmed_upto = node.log.position, node.log.head.trimmed_upto
         facts = node.engine.facts
         is_filtered = "filter" in node.log.notes
         self._digests[node.name] = position.digest

@@ -339,7 +339,7 @@ class ReplicaSimulation(SeededRun):
             upto = max(0, primary.log.linear_position(stream) - self.chance.randint(0, 5))
             self._note(f"{stream} beyond {upto} is lost")
             self.seen["lost"] += 1
-            self._do(primary.log.rewind_stream(stream, upto))
+            self._do(primary.log.next_epoch("lost", stream=stream, token=upto))
         if self.trims and self.chance.random() < 0.03:
             node = self._somebody()
             if node is not None and node.roles.role != "fenced":
@@ -358,8 +358,12 @@ class ReplicaSimulation(SeededRun):
 
     async def _trim(self, node: FakeNode) -> None:
         log, lowest = node.log, node.leases.lowest()
-        upto = log.serial - self.chance.choice([0, 0, 5]) if lowest is None else min(lowest, log.serial)
-        if upto <= log.trimmed_upto.serial:
+        upto = (
+            log.head.serial - self.chance.choice([0, 0, 5])
+            if lowest is None
+            else min(lowest, log.head.serial)
+        )
+        if upto <= log.head.trimmed_upto.serial:
             return
         before = set(map(content, node.engine.facts))
         await log.trim(upto, self._keys, self.chance.choice([5, 50]))
@@ -489,7 +493,7 @@ class ReplicaSimulation(SeededRun):
         if node.name not in self._copies or self.chance.random() < 0.3:
             engine = node.engine.copy()
             self._copies[node.name] = engine
-            self._note(f"a copy is made of {node.name}'s disk, at {node.log.serial}")
+            self._note(f"a copy is made of {node.name}'s disk, at {node.log.head.serial}")
             return
         engine = self._copies.pop(node.name)
         self._kill(node.name)
@@ -556,25 +560,25 @@ class ReplicaSimulation(SeededRun):
     def _made_up(self, node: FakeNode) -> tuple[int, str, str]:
         """An epoch, a uuid and an address: of a stranger, or of a daemon that is no primary now."""
         malice, log = self._malice, node.log
-        epoch = malice.choice([log.epoch, log.epoch + 1, log.epoch + 2, 999_999, 2**53, 2**70])
+        epoch = malice.choice([log.head.epoch, log.head.epoch + 1, log.head.epoch + 2, 999_999, 2**53, 2**70])
         others = [one.name for one in self.nodes.values() if one.is_running and one.roles.role != "primary"]
         name = malice.choice(["", "stranger", "nowhere", *others])
         if name == "stranger":
             position = log.position
             serial = malice.choice([position.serial, max(0, position.serial - 1), position.serial + 1])
             digest = malice.choice([position.digest, "ff" * 32])
-            epoch_start = EpochStart(log.epoch + 1, serial, digest, 1, "promoted")
+            epoch_start = EpochStart(log.head.epoch + 1, serial, digest, 1, "promoted")
             is_caught = position.serial == 0 or digest == position.digest
             self._strangers[name] = PeerStatus(
                 history="x" if is_caught and malice.random() < 0.5 else log.history,
                 uuid="another" if is_caught else "stranger",
                 role="replica" if is_caught else "primary",
                 position=LogPosition(
-                    log.epoch + 1, position.serial, malice.choice([position.digest, "ff" * 32])
+                    log.head.epoch + 1, position.serial, malice.choice([position.digest, "ff" * 32])
                 ),
-                epoch_starts=(*log.epoch_starts, epoch_start)
+                epoch_starts=(*log.head.epoch_starts, epoch_start)
                 if malice.random() < 0.7
-                else tuple(log.epoch_starts),
+                else tuple(log.head.epoch_starts),
                 primary=malice.choice(["stranger -", "nowhere -"]),
                 promoting=True,
             )
@@ -610,7 +614,7 @@ class ReplicaSimulation(SeededRun):
 
     def _role_changed(self, node: FakeNode) -> None:
         if node.roles.role == "primary":
-            self._reigns.add((node.log.epoch, node.log.uuid))
+            self._reigns.add((node.log.head.epoch, node.log.uuid))
 
     def _check_role(self, node: FakeNode) -> None:
         """It is led by a daemon that really was primary in that epoch."""
@@ -711,7 +715,11 @@ class ReplicaSimulation(SeededRun):
                 upstream = self.nodes.get(replica.upstream.where.native)
                 if code in PARTED[:3] and upstream is not None and self._has_refused(upstream, replica.since):
                     lease = upstream.leases[node.log.uuid]
-                    if lease is not None and lease.ended_ms is None and lease.serial < upstream.log.serial:
+                    if (
+                        lease is not None
+                        and lease.ended_ms is None
+                        and lease.serial < upstream.log.head.serial
+                    ):
                         self._fail(f"{upstream.name} keeps its log for {node.name}, which it refuses: {code}")
             if replica.state == "live" and not replica.freshness.lag_rows():
                 self._not_live_since.pop(replica, None)
@@ -766,7 +774,7 @@ class ReplicaSimulation(SeededRun):
                 if node.replica is not None and node.replica.is_whole and node.name != "d"
             ]
             if whole:
-                best = max(whole, key=lambda node: (node.log.epoch, node.log.serial, node.log.uuid))
+                best = max(whole, key=lambda node: (node.log.head.epoch, node.log.head.serial, node.log.uuid))
                 self._note(f"nobody is primary: {best.name} is promoted by force")
                 self._do(best.roles.promote(force=True))
             else:

@@ -96,7 +96,7 @@ class OrderedTests(AdoptCase):
     def test_what_was_given_before_a_loss_is_kept_before_it(self) -> None:
         """Or it would count in the new epoch, in which it never was."""
         self.adopting.append_assigned("events", [("w1", 5, A)])
-        lost = Deferred.fromCoroutine(self.adopting.rewind_stream("events", 3))
+        lost = Deferred.fromCoroutine(self.adopting.next_epoch("lost", stream="events", token=3))
         self.wait(lost)
 
         self.assertEqual(([(1, 5)], {"w1": 3}), (self.epochs("events"), self.adopting.positions("events")))
@@ -258,7 +258,7 @@ class EphemeralAdoptTests(AdoptCase):
 
         self.assertEqual(Appended(1, None, [7, 9]), answer)
         self.assertEqual([("w1", 0, 7, A), ("w1", 7, 9, NONE)], self.shown)
-        self.assertEqual([7], [fact.token for fact in self.adopting.ephemeral_after("typing", 0)])
+        self.assertEqual([7], [fact.token for fact in self.adopting.ephemeral.after("typing", 0)])
         self.assertEqual(
             ({"w1": 9}, 9), (self.adopting.positions("typing"), self.adopting.linear_position("typing"))
         )
@@ -272,7 +272,7 @@ class EphemeralAdoptTests(AdoptCase):
         self.successResultOf(self.adopting.append_assigned("typing", [("w1", 1, C)]))
 
         self.assertEqual([("w1", 0, 0, NONE), ("w1", 0, 1, C)], self.shown[2:])
-        self.assertEqual([1, 5], [fact.token for fact in self.adopting.ephemeral_after("typing", 0)])
+        self.assertEqual([1, 5], [fact.token for fact in self.adopting.ephemeral.after("typing", 0)])
         self.assertEqual(
             ({"w1": 1, "w2": 5}, 5),
             (self.adopting.positions("typing"), self.adopting.linear_position("typing")),

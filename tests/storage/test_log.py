@@ -53,7 +53,7 @@ class AppendTests(LogCase):
         )
         self.assertEqual({"events": {"w1": 4, "w2": 3}, "caches": {"w1": 1}}, log.positions_by_stream())
         self.assertEqual(
-            (5, engine.facts[-1].digest, 4), (log.serial, log.digest, log.linear_position("events"))
+            (5, engine.facts[-1].digest, 4), (log.head.serial, log.head.digest, log.linear_position("events"))
         )
         self.assertEqual({"w1": 4, "w2": 3}, log.positions("events"))
         self.assertEqual(({}, 0), (log.positions("never"), log.linear_position("never")))
@@ -103,7 +103,7 @@ class AppendTests(LogCase):
             self.failureResultOf(log.append("events", name, [A]), StorageError)
         for key in ("\ud800", "a\0b", "k" * 1025):
             self.failureResultOf(log.append("events", "w1", [A], key=key), StorageError)
-        self.assertEqual(0, log.serial)
+        self.assertEqual(0, log.head.serial)
 
     def test_the_log_goes_on_where_it_stood(self) -> None:
         """Tokens that are given twice are the worst that a restart could do."""
@@ -111,14 +111,16 @@ class AppendTests(LogCase):
         log = self.started(SQLEngine(SQLiteDatabase(path)))
         self.append(log, "events", "w1", A, B)
         self.append(log, "events", "w2", C)
-        digest = log.digest
+        digest = log.head.digest
         self.wait(log.stop())
 
         log = self.started(SQLEngine(SQLiteDatabase(path)))
 
-        self.assertEqual((3, digest, {"w1": 2, "w2": 3}), (log.serial, log.digest, log.positions("events")))
+        self.assertEqual(
+            (3, digest, {"w1": 2, "w2": 3}), (log.head.serial, log.head.digest, log.positions("events"))
+        )
         self.assertEqual(Appended(1, 4, [4]), self.append(log, "events", "w1", C))
-        found, _ = self.wait(log.read(after=0, upto=9, limit=99))
+        found, _ = self.wait(log.reads.facts(after=0, upto=9, limit=99))
         self.assertEqual((4, "events", "w1", 2, 4), tokens(found)[-1])
         self.assertIsNone(verify(found, EMPTY))
         self.wait(log.stop())
@@ -154,7 +156,7 @@ class WatchTests(LogCase):
         """A publisher that answers with positions right now must not answer with old ones."""
         seen: list[tuple[int, int, dict[str, int]]] = []
         log = self.started(FaultyEngine())
-        log.subscribe(lambda facts: seen.append((facts[-1].serial, log.serial, log.positions("events"))))
+        log.subscribe(lambda facts: seen.append((facts[-1].serial, log.head.serial, log.positions("events"))))
 
         self.append(log, "events", "w1", A, B)
 
@@ -200,9 +202,9 @@ class WatchTests(LogCase):
         other = facts_after(engine.facts[0], ("events", "w1", 1, 2))
         engine.commit(other, [])
 
-        found, looked = self.wait(log.read(after=0, upto=99, limit=9))
+        found, looked = self.wait(log.reads.facts(after=0, upto=99, limit=9))
         by_token, _ = self.wait(
-            log.read_tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=9)
+            log.reads.tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=9)
         )
 
         self.assertEqual(([1], 1, [1]), ([f.serial for f in found], looked, [f.serial for f in by_token]))
@@ -231,7 +233,7 @@ class IdempotencyTests(LogCase):
 
         log = self.started(SQLEngine(SQLiteDatabase(path)))
 
-        self.assertEqual((first, 1), (self.append(log, "events", "w1", A, key="k"), log.serial))
+        self.assertEqual((first, 1), (self.append(log, "events", "w1", A, key="k"), log.head.serial))
         self.wait(log.stop())
 
     def test_a_key_stands_for_one_request_only(self) -> None:
@@ -246,7 +248,7 @@ class IdempotencyTests(LogCase):
         ):
             refused = self.failureResultOf(log.append(stream, writer, facts, key="k"), KeyReused)
             self.assertEqual("k", refused.value.key)
-        self.assertEqual(2, log.serial)
+        self.assertEqual(2, log.head.serial)
 
     def test_a_key_belongs_to_a_stream_an_owner_and_a_part(self) -> None:
         """What one peer writes cannot make the request of another fail."""
@@ -262,7 +264,7 @@ class IdempotencyTests(LogCase):
                     log.append(stream, "w1", [fact], key="k", owner=owner, part=part)
                 )
                 self.assertEqual(number, appended.first_serial)
-        self.assertEqual(len(scopes), log.serial)
+        self.assertEqual(len(scopes), log.head.serial)
 
     def test_the_owner_of_a_key_is_limited(self) -> None:
         """Stream, key and owner fit together in an entry of an index, which would fail its whole group."""
@@ -338,7 +340,7 @@ class FailureTests(LogCase):
         """Failed must mean that nothing of it is stored, or clients cannot try again."""
         log = self.start()
         self.append(log, "events", "w1", A)
-        before = (log.serial, log.digest, log.positions_by_stream(), self.engine.facts[:])
+        before = (log.head.serial, log.head.digest, log.positions_by_stream(), self.engine.facts[:])
         failing = [log.append("events", f"w{n}", [A, B]) for n in range(3)]
 
         for _ in range(2):
@@ -347,7 +349,9 @@ class FailureTests(LogCase):
 
         for append in failing:
             self.failureResultOf(append, StorageError)
-        self.assertEqual(before, (log.serial, log.digest, log.positions_by_stream(), self.engine.facts))
+        self.assertEqual(
+            before, (log.head.serial, log.head.digest, log.positions_by_stream(), self.engine.facts)
+        )
         self.assertEqual([1], self.seen)
 
     def test_serials_stay_dense_after_a_failure(self) -> None:
@@ -408,7 +412,7 @@ class FailureTests(LogCase):
 
         self.clock.pump([0.1] * 80)
 
-        self.assertEqual(([1], 1, (True, "")), (self.seen, log.serial, log.healthy))
+        self.assertEqual(([1], 1, (True, "")), (self.seen, log.head.serial, log.healthy))
 
     def test_appends_fail_as_long_as_nobody_knows_where_the_log_stands(self) -> None:
         """Giving numbers that may be taken would fork history."""
@@ -447,7 +451,7 @@ class FailureTests(LogCase):
         self.clock.pump([0.1] * 3)
 
         self.assertEqual(1, self.successResultOf(began).serial)
-        self.assertEqual(([1], 1, 2), (self.seen, log.serial, log.epoch))
+        self.assertEqual(([1], 1, 2), (self.seen, log.head.serial, log.head.epoch))
         self.assertEqual(Appended(2, 2, [2]), self.append(log, "events", "w1", B))
 
     def test_nothing_is_written_while_an_outcome_is_unknown(self) -> None:
@@ -463,7 +467,7 @@ class FailureTests(LogCase):
         """Commit a fact and lose the database until it is unknown whether it was kept."""
         self.engine.fail_next(DISK_FULL, kept=True, silent=silent)
         self.failure_after(log.append("events", "w1", [A]), 0.2)
-        self.assertEqual(0, log.serial)
+        self.assertEqual(0, log.head.serial)
 
     def test_a_commit_that_was_never_tried_leaves_no_doubt(self) -> None:
         """With no connection to begin with, nothing can have been kept, whatever can be asked now."""
@@ -561,7 +565,7 @@ class OverloadTests(LogCase):
         self.assertEqual(4, len(refused))
         self.assertEqual({True}, {error.retryable for error in errors})
         self.assertIn("the log is busy", str(errors[0]))
-        self.assertEqual((6, 0), (log.serial, log._committer.pending_bytes))
+        self.assertEqual((6, 0), (log.head.serial, log._committer.pending_bytes))
         self.assertEqual(7, self.append(log, "events", "w1", A).first_serial)
 
     def test_one_append_over_the_bound_goes_through_alone(self) -> None:
@@ -588,7 +592,7 @@ class EphemeralLogTests(LogCase):
         self.assertEqual(
             ({"typing": {"w1": 2}}, 2), (log.positions_by_stream(), log.linear_position("typing"))
         )
-        self.assertEqual((0, 0), (engine.commits, log.serial))
+        self.assertEqual((0, 0), (engine.commits, log.head.serial))
 
     def test_a_restart_is_visible(self) -> None:
         """Token 1 after token 2 is news, not a repeat: the epoch says so."""
@@ -609,13 +613,13 @@ class EphemeralLogTests(LogCase):
         self.append(log, "typing", "w1", A, B, C)
 
         page, more = self.wait(
-            log.read_tokens(stream="typing", writer=None, after=1, upto=9, serial=0, limit=1)
+            log.reads.tokens(stream="typing", writer=None, after=1, upto=9, serial=0, limit=1)
         )
         self.assertEqual(([2], True), ([fact.token for fact in page], more))
-        log.forget("typing", 2)
+        log.ephemeral.forget("typing", 2)
 
-        self.assertEqual([3], [fact.token for fact in log.ephemeral_after("typing", 0)])
-        self.assertEqual([], log.ephemeral_after("events", 0))
+        self.assertEqual([3], [fact.token for fact in log.ephemeral.after("typing", 0)])
+        self.assertEqual([], log.ephemeral.after("events", 0))
 
     def test_keys_work_for_them_too(self) -> None:
         """A client need not know which streams are stored."""
@@ -657,7 +661,7 @@ class LifeTests(LogCase):
 
         self.assertIsNone(self.successResultOf(flushed))
         self.assertEqual([1, 2, 3], [self.successResultOf(answer).first_serial for answer in answers])
-        self.assertEqual(3, log.serial)
+        self.assertEqual(3, log.head.serial)
 
     def test_flush_of_a_stopped_log_fails(self) -> None:
         """Nobody may take silence for safety."""
@@ -733,7 +737,7 @@ class LifeTests(LogCase):
         """Nothing is repeated in the background for it."""
         log = self.log(SQLEngine(SQLiteDatabase(self.directory() / "missing" / "synrepl.db")))
 
-        self.failureResultOf(log.digest_at(1), StorageError)
+        self.failureResultOf(log.reads.digest(1), StorageError)
         self.assertEqual([], self.clock.getDelayedCalls())
 
     def test_an_append_before_the_start_fails(self) -> None:

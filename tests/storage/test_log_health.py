@@ -68,7 +68,7 @@ class HealthCase(LogCase):
         return error
 
     def asked(self, after: int, upto: int) -> "Deferred[Any]":
-        found = self.health.read(after=after, upto=upto, limit=10**6)
+        found = self.health.reads.facts(after=after, upto=upto, limit=10**6)
         assert isinstance(found, Deferred)
         return found
 

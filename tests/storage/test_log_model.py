@@ -152,8 +152,8 @@ class LogMachine(RuleBasedStateMachine):
     def followers_see_what_is_stored(self) -> None:
         """In order, nothing twice and nothing left out."""
         assert self.shown == self.engine.facts[: len(self.shown)]
-        assert self.log.serial == len(self.shown)
-        assert self.log.digest == (self.shown[-1].digest if self.shown else EMPTY)
+        assert self.log.head.serial == len(self.shown)
+        assert self.log.head.digest == (self.shown[-1].digest if self.shown else EMPTY)
 
     def teardown(self) -> None:
         """At rest everything durable was shown, and the log works again."""
@@ -330,7 +330,7 @@ class AdoptMachine(RuleBasedStateMachine):
     def lose(self, stream: str, upto: int) -> None:
         """History goes where it came from."""
         self.kept[stream].lose(upto)
-        self.run(self.log.rewind_stream(stream, upto))
+        self.run(self.log.next_epoch("lost", stream=stream, token=upto))
         self.is_at_rest = True
 
     @rule()
@@ -355,17 +355,17 @@ class AdoptMachine(RuleBasedStateMachine):
         held = sorted((told for told in self.typing.told if told[3] != NO_ROWS), key=lambda told: told[2])
         assert self.log.positions("typing") == positions
         assert self.log.linear_position("typing") == max(positions.values(), default=0)
-        assert [_told(fact) for fact in self.log.ephemeral_after("typing", 0)] == held
+        assert [_told(fact) for fact in self.log.ephemeral.after("typing", 0)] == held
 
     @invariant()
     def what_is_kept_is_as_it_should_be(self) -> None:
         """The engine and the log agree on the order of serials and of tokens, positions, what is held."""
         if not self.is_at_rest:
             return
-        facts, _ = self.engine.read(after=0, upto=self.log.serial, limit=10**6)
+        facts, _ = self.engine.read(after=0, upto=self.log.head.serial, limit=10**6)
         assert verify(facts, EMPTY) is None
         head = self.engine.head()
-        assert (head.serial, head.digest) == (self.log.serial, self.log.digest)
+        assert (head.serial, head.digest) == (self.log.head.serial, self.log.head.digest)
         for stream, model in self.kept.items():
             assert [_told(fact) for fact in facts if fact.stream == stream] == model.told
             found = {writer: token for (of, writer), token in head.positions.items() if of == stream}

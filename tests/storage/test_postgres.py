@@ -372,10 +372,10 @@ class LostConnectionTests(PostgresCase):
             failed = log.append("events", "w1", [A], key=key)
 
             self.assertTrue(self.failureResultOf(failed, StorageError).value.retryable)
-            serial = log.serial
+            serial = log.head.serial
             answer = self.append(log, "events", "w1", B, key=key and f"{key}2")
             self.assertEqual(serial + 1, answer.first_serial)
-            self.assertEqual([B] * log.serial, [fact.rows for fact in self.kept()])
+            self.assertEqual([B] * log.head.serial, [fact.rows for fact in self.kept()])
         self.assertEqual([("a2",), ("b2",)], self.execute("SELECT key FROM synrepl.receipts ORDER BY key"))
 
     def test_a_commit_whose_answer_is_lost_is_answered_as_kept(self) -> None:

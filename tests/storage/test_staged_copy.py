@@ -151,7 +151,7 @@ class FollowingTests(LogCase):
         """And not twice."""
         epoch_start = EpochStart(2, 0, "0" * 64, 5, "promoted")
         told: list[int] = []
-        self.copy.on_epoch_started(lambda: told.append(self.copy.epoch))
+        self.copy.on_epoch_started(lambda: told.append(self.copy.head.epoch))
         turning = Deferred.fromCoroutine(self.copy.begin_epoch(epoch_start))
         self.pass_()
         self.successResultOf(turning)
@@ -159,7 +159,7 @@ class FollowingTests(LogCase):
         self.pass_()
 
         self.failureResultOf(again, StorageError)
-        self.assertEqual(([2], [epoch_start]), (told, list(self.copy.epoch_starts)))
+        self.assertEqual(([2], [epoch_start]), (told, list(self.copy.head.epoch_starts)))
 
     def test_a_copy_that_nobody_waits_for_is_closed_again(self) -> None:
         """Or the next attempt would find it open."""
@@ -204,7 +204,7 @@ class FollowingTests(LogCase):
     def test_adopting_goes_on_to_its_end(self) -> None:
         """Cancelled in the middle, it stands either before or after."""
         replaced: list[int] = []
-        self.copy.on_replaced(lambda: replaced.append(self.copy.serial))
+        self.copy.on_replaced(lambda: replaced.append(self.copy.head.serial))
         opening = Deferred.fromCoroutine(self.copy.open_staged_copy())
         self.pass_()
         staged = self.successResultOf(opening)

@@ -96,7 +96,7 @@ class BrokerPeer:
                 (stream, writer): publisher.log.positions(stream).get(writer, 0)
                 for stream, writer in self._writes
             }
-            self._unpublished_start = (publisher.log.serial, positions)
+            self._unpublished_start = (publisher.log.head.serial, positions)
 
     @property
     def name_conflict(self) -> str | None:

@@ -95,7 +95,7 @@ async def start_snapshot(
     A resumed copy with metadata needs no snapshot. From now on the replica's lease retains the copy's facts.
     """
     log = registry.log
-    lease, trimmed_upto = registry.leases[replica.uuid], log.trimmed_upto
+    lease, trimmed_upto = registry.leases[replica.uuid], log.head.trimmed_upto
     is_leased = lease is not None and lease.ended_ms is None
     position = request.position
     resumed = position is not None and is_leased and await _can_resume(log, request.join, position)
@@ -121,11 +121,11 @@ async def _can_resume(log: Log, join: str, position: LogPosition) -> bool:
     """Whether an interrupted copy can resume: it is of this log, and nothing was trimmed since."""
     history, _, rest = join.partition("/")
     trimmed_upto = rest.partition("/")[0]
-    if history != log.history or trimmed_upto != str(log.trimmed_upto.serial):
+    if history != log.history or trimmed_upto != str(log.head.trimmed_upto.serial):
         return False
-    if not 0 <= position.serial <= log.serial:
+    if not 0 <= position.serial <= log.head.serial:
         return False
-    return position.serial == 0 or await log.digest_at(position.serial) == position.digest
+    return position.serial == 0 or await log.reads.digest(position.serial) == position.digest
 
 
 def make_welcome(registry: ReplicaRegistry, access: Access, *, proof: str) -> Welcome:
@@ -142,7 +142,7 @@ def make_welcome(registry: ReplicaRegistry, access: Access, *, proof: str) -> We
         server_name=registry.settings.server_name_of(log.notes),
         role=registry.roles.role,
         position=log.position,
-        trimmed_upto=log.trimmed_upto.serial,
+        trimmed_upto=log.head.trimmed_upto.serial,
         filter=registry.publisher.holdings.filter.narrowed(access.streams),
         address=str(registry.roles.address()),
         primary=str(registry.roles.primary),

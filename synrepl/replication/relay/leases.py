@@ -206,7 +206,7 @@ class Leases:
             uuid=uuid,
             name=name,
             registered=True,
-            serial=self._log.serial,
+            serial=self._log.head.serial,
             made_ms=self._now_ms(),
             address=known.address if known is not None else "",
         )
@@ -272,7 +272,7 @@ class Leases:
     def held_bytes(self, uuid: str) -> int:
         """About how many bytes of the log follow a lease's serial, by its last check; 0 at the head."""
         lease = self._leases.get(uuid)
-        if lease is None or lease.serial >= self._log.serial:
+        if lease is None or lease.serial >= self._log.head.serial:
             return 0
         return self._bytes.get(uuid, 0)
 
@@ -330,12 +330,12 @@ class Leases:
         At most `MAX_SIZE_QUERIES` sizes are read from the log, as each read takes the writer thread. Between
         two of these serials the bytes are assumed to be spread evenly.
         """
-        head = self._log.serial
+        head = self._log.head.serial
         serials = sorted({lease.serial for lease in self._leases.values() if lease.ended_ms is None})
         behind = serials[: bisect_left(serials, head)]
         step = max(1, ceil(len(behind) / MAX_SIZE_QUERIES))
         sampled = [*behind[::step], head]
-        known = [0 if serial >= head else await self._log.size(serial) for serial in sampled]
+        known = [0 if serial >= head else await self._log.reads.size(serial) for serial in sampled]
         sizes = dict.fromkeys(serials, 0)
         for serial in behind:
             index = bisect_right(sampled, serial)

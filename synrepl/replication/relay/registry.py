@@ -250,7 +250,9 @@ class ReplicaRegistry:
     def _refusal(self, code: str, message: str) -> Refused:
         # Only a fenced daemon redirects its replicas: those of a replica stay with it.
         moved_to = str(self.roles.primary) if self.roles.role == FENCED else ""
-        return refusal(code, message, moved_to=moved_to, epoch=self.log.epoch, serial=self.log.serial)
+        return refusal(
+            code, message, moved_to=moved_to, epoch=self.log.head.epoch, serial=self.log.head.serial
+        )
 
     def peers(self, *, excluding: str) -> list[str]:
         """At most `MAX_PEERS` addresses of registered replicas, without that of the uuid `excluding`."""
@@ -280,7 +282,7 @@ class ReplicaRegistry:
     def _describe(
         self, lease: Lease, relay: IRelay | None, elsewhere: Sequence[Address], *, is_present: bool
     ) -> dict[str, Any]:
-        lag_rows = max(0, self.log.serial - lease.serial)
+        lag_rows = max(0, self.log.head.serial - lease.serial)
         if lease.ended_ms is not None:
             state = "ended"
         elif lease.seen_ms is None:

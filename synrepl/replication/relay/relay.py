@@ -265,7 +265,7 @@ class Relay:
                 raise RemoteProtocolError(why)
             found: dict[str, str | None] = {}
             for serial in serials:
-                found[str(serial)] = await self._log.digest_at(serial)
+                found[str(serial)] = await self._log.reads.digest(serial)
                 if self.state is RelayState.GONE:
                     return
             self.connection.send(native.DigestsAre(found))
@@ -306,7 +306,7 @@ class Relay:
         log = self._log
 
         def stop_if_trimmed() -> None:
-            if log.trimmed_upto != snapshot.trimmed_upto:
+            if log.head.trimmed_upto != snapshot.trimmed_upto:
                 sender.finish()
 
         feed = Feed(
@@ -324,7 +324,7 @@ class Relay:
 
     def _refuse_trimmed(self) -> None:
         """Refuse a replica, as the log was trimmed or replaced while being sent: the rest may have gaps."""
-        trimmed_upto = self._log.trimmed_upto.serial
+        trimmed_upto = self._log.head.trimmed_upto.serial
         why = f"the log no longer has facts that the replica needs: it begins after serial {trimmed_upto}"
         self._refuse(native.refusal("trimmed", why, serial=trimmed_upto))
 
@@ -478,7 +478,7 @@ class Relay:
         sent = self.sent
         self._beat_serial = sent.serial
         at_ms = int(self._registry.clock.seconds() * 1000)
-        head = self._log.serial
+        head = self._log.head.serial
         check = native.heartbeat_check(sent.epoch, sent.serial, sent.digest, head, at_ms)
         self.connection.send(
             native.Heartbeat(

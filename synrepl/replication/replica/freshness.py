@@ -29,7 +29,7 @@ class Freshness:
 
     def subscribed(self, head: int) -> None:
         """Note that the catching up begins; `head` is the upstream's serial."""
-        serial = self._log.serial
+        serial = self._log.head.serial
         self.head = head
         self.progress = Progress(serial, head, self._clock.seconds(), serial)
 
@@ -56,7 +56,7 @@ class Freshness:
 
     def lag_rows(self) -> int:
         """By how many serials the upstream is known to be ahead of this copy."""
-        return max(0, self.head - self._log.serial)
+        return max(0, self.head - self._log.head.serial)
 
     def lag_seconds(self) -> float:
         """Seconds since this copy was last known to be up to date, or since the start."""

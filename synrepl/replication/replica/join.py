@@ -338,13 +338,13 @@ async def last_common(log: Log, conversation: IConversation) -> int:
     result may be too low, but never too high.
     """
     # The logs are equal up to `low`; at `high` the digest differs or is unknown.
-    low, high = 0, min(log.serial, conversation.welcome.position.serial) + 1
+    low, high = 0, min(log.head.serial, conversation.welcome.position.serial) + 1
     while high - low > 1:
         step = max(1, (high - low) // (DIGESTS_PER_REQUEST + 1))
         serials = list(range(low + step, high, step))[:DIGESTS_PER_REQUEST]
         theirs = await conversation.digests(serials)
         for serial in serials:
-            ours = await log.digest_at(serial)
+            ours = await log.reads.digest(serial)
             if ours is not None and ours == theirs.get(serial):
                 low = serial
             else:
@@ -355,7 +355,7 @@ async def last_common(log: Log, conversation: IConversation) -> int:
 
 async def facts_after(log: Log, serial: int) -> AsyncIterator[Sequence[Fact]]:
     """Yield the facts of this log after a serial, up to its present end, in pages of about 1000 rows."""
-    upto = log.serial
+    upto = log.head.serial
     while serial < upto:
-        facts, serial = await log.read(after=serial, upto=upto, limit=PAGE_ROWS)
+        facts, serial = await log.reads.facts(after=serial, upto=upto, limit=PAGE_ROWS)
         yield facts

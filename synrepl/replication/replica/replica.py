@@ -234,7 +234,7 @@ class Replica:
         log = self.log
         if log.history == welcome.history:
             return "" if held(log.notes) == self.query else "the filter has changed"
-        return "" if log.serial or log.trimmed_upto.serial else "the log is empty"
+        return "" if log.head.serial or log.head.trimmed_upto.serial else "the log is empty"
 
     def _on_join_progress(self, event: ReplicaEvent, progress: Progress) -> None:
         self.freshness.progress = progress
@@ -260,7 +260,7 @@ class Replica:
     async def _follow(self, conversation: IConversation) -> None:
         log = self.log
         position = log.position
-        epoch_start = log.epoch_starts[-1] if log.epoch_starts else None
+        epoch_start = log.head.epoch_starts[-1] if log.head.epoch_starts else None
         clock = log.positions_by_stream()
         for name in self.ephemeral:
             clock.pop(name, None)
@@ -354,7 +354,7 @@ class Replica:
     @property
     def is_whole(self) -> bool:
         """Whether there is a complete copy to serve, even a stale one."""
-        return bool(self.log.serial) or self.log.notes.get("joined") is not None
+        return bool(self.log.head.serial) or self.log.notes.get("joined") is not None
 
     @property
     def rejoin_reason(self) -> str:

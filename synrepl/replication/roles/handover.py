@@ -166,7 +166,9 @@ class HandOverPrimary:
 
     async def _is_in_this_log(self, position: LogPosition) -> bool:
         mine = self.log.position
-        digest = mine.digest if position.serial == mine.serial else await self.log.digest_at(position.serial)
+        digest = (
+            mine.digest if position.serial == mine.serial else await self.log.reads.digest(position.serial)
+        )
         return position.epoch <= mine.epoch and digest is not None and digest == position.digest
 
     def _begin(self, seconds: float, candidate: str) -> None:
@@ -238,12 +240,13 @@ class HandOverCandidate:
             now = self.clock.seconds()
             if now >= until:
                 limit = f"catching up took more than {CATCH_UP_SECONDS:g} seconds"
-                why = f"{limit}: this copy is at serial {self.log.serial}, the primary at {position.serial}"
+                serial = self.log.head.serial
+                why = f"{limit}: this copy is at serial {serial}, the primary at {position.serial}"
                 raise CannotPromote("behind", why)
             if now - requested_at >= RENEW_SECONDS:
                 return False
             await sleep(self.clock, 0.05)
-        missing = [] if self.missing_files is None else await self.missing_files(self.log.serial)
+        missing = [] if self.missing_files is None else await self.missing_files(self.log.head.serial)
         if missing:
             why = f"files missing from this copy: {len(missing)}; use force to leave them behind"
             raise CannotPromote("files_missing", why, missing=missing)

@@ -157,7 +157,7 @@ class RoleManager:
         (`started`).
         """
         record = self._store.load()
-        epoch = self.log.epoch
+        epoch = self.log.head.epoch
         if self.has_upstream and record is not None and record.role == PRIMARY:
             self._logger.warn(
                 "this daemon was promoted in epoch {epoch}, and stays primary: the upstream in its settings"
@@ -372,7 +372,7 @@ class RoleManager:
     def _current_claim(self) -> Claim | None:
         """The claim of the primary that this daemon knows; None if its address is unknown."""
         if self.role == PRIMARY:
-            epoch, uuid, address = self.log.epoch, self.log.uuid, str(self.address())
+            epoch, uuid, address = self.log.head.epoch, self.log.uuid, str(self.address())
         elif (
             (record := self._store.load()) is not None
             and record.role != PRIMARY
@@ -457,7 +457,7 @@ class RoleManager:
 
     async def _apply_claim(self, claim: Claim) -> None:
         """Change the role as the claim requires. Raises `ClaimRefused` if a later primary is known."""
-        own = RoleState(self.role, self.log.epoch, self.log.uuid, self.primary, self._store.load())
+        own = RoleState(self.role, self.log.head.epoch, self.log.uuid, self.primary, self._store.load())
         match judge(claim, own):
             case ClaimVerdict.OWN | ClaimVerdict.KNOWN:
                 pass

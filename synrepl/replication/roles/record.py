@@ -73,7 +73,7 @@ class RoleStore:
 
     async def save_unnotified(self, addresses: Sequence[Address]) -> None:
         """Save the addresses still to be notified of the primary in the record."""
-        record = self.load() or RoleRecord(PRIMARY, self.log.epoch, self.log.uuid)
+        record = self.load() or RoleRecord(PRIMARY, self.log.head.epoch, self.log.uuid)
         await self.save(msgspec.structs.replace(record, told=tuple(map(str, addresses))))
 
     async def save_promotion(self, record: RoleRecord, at_ms: int) -> None:
@@ -85,7 +85,7 @@ class RoleStore:
     def seen_epoch(self) -> int:
         """The highest plausible epoch that this daemon has seen."""
         record = self.load()
-        return max(self.log.epoch, 0 if record is None else plausible_epoch(record.epoch))
+        return max(self.log.head.epoch, 0 if record is None else plausible_epoch(record.epoch))
 
     @property
     def primary(self) -> Address | None:
@@ -96,11 +96,14 @@ class RoleStore:
 
     def _unfinished_promotion(self) -> RoleRecord | None:
         text = self.log.notes.get("promoting")
-        if text is None or not self.log.epoch_starts:
+        if text is None or not self.log.head.epoch_starts:
             return None
-        promotion, epoch_start = msgspec.json.decode(text, type=PromotionRecord), self.log.epoch_starts[-1]
+        promotion, epoch_start = (
+            msgspec.json.decode(text, type=PromotionRecord),
+            self.log.head.epoch_starts[-1],
+        )
         is_ours = (epoch_start.epoch, epoch_start.at_ms) == (promotion.noted.epoch, promotion.at_ms)
-        return promotion.noted if is_ours and self.log.epoch == epoch_start.epoch else None
+        return promotion.noted if is_ours and self.log.head.epoch == epoch_start.epoch else None
 
     def remembered(self) -> list[Address]:
         """The addresses of known daemons in the role record (`knows`), newest first."""

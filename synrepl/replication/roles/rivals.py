@@ -139,13 +139,13 @@ class Rivals:
 
         That proves nothing: a primary reports it, and asks the replica for the other primary.
         """
-        if self._owner.role != PRIMARY or epoch <= self._log.epoch:
+        if self._owner.role != PRIMARY or epoch <= self._log.head.epoch:
             return
         self._count_later_epoch()
         if epoch > MAX_EPOCH:
             return
         self._warn_rate_limited(
-            "later_epoch", self._later_epochs.add_replica(name, address, epoch, self._log.epoch)
+            "later_epoch", self._later_epochs.add_replica(name, address, epoch, self._log.head.epoch)
         )
         try:
             where = parse_peer_address(address)
@@ -188,7 +188,7 @@ class Rivals:
 
     async def _on_inquiry_response(self, address: Address, status: PeerStatus) -> None:
         """Handle the status of a known daemon: verify the primary that it names."""
-        ours = self._log.epoch
+        ours = self._log.head.epoch
         if status.history != self._log.history or self._owner.role != PRIMARY:
             return
         knows_later = plausible_epoch(status.position.epoch) > ours

@@ -149,7 +149,7 @@ class ClaimVerifier:
             raise _unverified(f"{where} does not report the start of epoch {position.epoch}")
         if not _is_coherent(status):
             raise _unverified(f"the epochs that {where} reports do not fit the end of its log")
-        serial = common_serial(self.log.epoch_starts, ours.serial, status.epoch_starts, position.serial)
+        serial = common_serial(self.log.head.epoch_starts, ours.serial, status.epoch_starts, position.serial)
         known = {epoch_start.serial: epoch_start.digest for epoch_start in status.epoch_starts} | {
             position.serial: position.digest,
             0: EMPTY,
@@ -157,7 +157,7 @@ class ClaimVerifier:
         theirs = known.get(serial)
         if theirs is None and serial >= status.trimmed_upto:
             theirs = await self.peers.digest(address, serial)
-        digest = ours.digest if serial == ours.serial else await self.log.digest_at(serial)
+        digest = ours.digest if serial == ours.serial else await self.log.reads.digest(serial)
         if digest is not None and theirs is not None and digest != theirs:
             raise ClaimRefused(
                 "digest_differs",

@@ -208,13 +208,13 @@ class TableSource:
         examined: IdProblems = await self._run(partial(followed.scan.examine, seen=followed.state.upto))
         for problem in examined.found:
             if problem.is_loss:
-                await self._log.rewind_stream(followed.stream.stream, problem.before)
+                await self._log.next_epoch("lost", stream=followed.stream.stream, token=problem.before)
                 followed.state.upto = problem.before
                 self._logger.error(
                     "{stream}: {text}; began epoch {epoch}, in which followers read the stream again",
                     stream=problem.stream,
                     text=problem.text,
-                    epoch=self._log.epoch,
+                    epoch=self._log.head.epoch,
                 )
                 self._on_lost(followed.stream.stream)
 

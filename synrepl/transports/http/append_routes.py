@@ -150,7 +150,7 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     for is_kept, result in results:
         if not is_kept:
             result.raiseException()
-    return BatchAnswer(log.epoch, [result for _, result in results])
+    return BatchAnswer(log.head.epoch, [result for _, result in results])
 
 
 def _checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str | None, str | None]:

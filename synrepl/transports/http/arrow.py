@@ -62,7 +62,7 @@ class ArrowEncoder(LogEncoder):
     async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes | None:
         """Encode the next facts as one record batch; nothing if no fact of these serials is selected."""
         limit = PAGE_FACTS if feed.left is None else min(PAGE_FACTS, feed.left)
-        text, upto = await log.read_text(after=step.after, upto=step.upto, limit=limit, filter=step.filter)
+        text, upto = await log.reads.text(after=step.after, upto=step.upto, limit=limit, filter=step.filter)
         if not feed.advance(upto, text.count(b"\n") + 1 if text else 0):
             return None
         return text and await self._run(lambda: _batch(text, self._checked))

@@ -146,8 +146,8 @@ class Call:
         except TooManyWaiting as error:
             raise ApiError("too_many_waiting", str(error)) from error
         if not is_here:
-            why = f"serial {serial} has not arrived in time; this log is at {log.serial}"
-            raise ApiError("not_here_yet", why, serial=serial, at=log.serial)
+            why = f"serial {serial} has not arrived in time; this log is at {log.head.serial}"
+            raise ApiError("not_here_yet", why, serial=serial, at=log.head.serial)
 
     @asynccontextmanager
     async def streaming(self, producer: IPushProducer) -> AsyncIterator[None]:

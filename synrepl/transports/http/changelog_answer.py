@@ -32,7 +32,7 @@ def write_head(call: Call, content_type: str, serial: int) -> None:
     request, log = call.request, call.services.log
     request.setHeader(b"content-type", content_type.encode())
     request.setHeader(b"synrepl-serial", b"%d" % serial)
-    request.setHeader(b"synrepl-epoch", b"%d" % log.epoch)
+    request.setHeader(b"synrepl-epoch", b"%d" % log.head.epoch)
     request.setHeader(b"synrepl-history", log.history.encode())
 
 

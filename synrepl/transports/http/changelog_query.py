@@ -119,7 +119,7 @@ def stop_error(log: Log, feed: Feed, stop: Stop) -> ApiError:
 
 
 def _trimmed_error(log: Log, since: int) -> ApiError:
-    trimmed_upto = log.trimmed_upto.serial
+    trimmed_upto = log.head.trimmed_upto.serial
     why = (
         f"the log was trimmed up to serial {trimmed_upto}; "
         f"request the remaining facts after {since} with compacted=true"
@@ -128,4 +128,4 @@ def _trimmed_error(log: Log, since: int) -> ApiError:
 
 
 def _refusal(log: Log, code: str, message: str, **extra: Any) -> ApiError:
-    return ApiError(code, message, serial=log.serial, epoch=log.epoch, **extra)
+    return ApiError(code, message, serial=log.head.serial, epoch=log.head.epoch, **extra)

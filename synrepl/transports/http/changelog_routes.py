@@ -76,7 +76,7 @@ async def extent(call: Call) -> ExtentAnswer:
     total = LogRange(serial=min(query.since, head))
     clock = VClock()
     while total.serial < head and (query.limit is None or total.facts < query.limit):
-        step = await log.extent(
+        step = await log.reads.extent(
             after=total.serial,
             upto=head,
             limit=MAX_FACTS if query.limit is None else query.limit - total.facts,
@@ -92,27 +92,27 @@ async def extent(call: Call) -> ExtentAnswer:
         )
         if (stop := feed.next()) in (Stop.TRIMMED, Stop.REPLACED):
             raise stop_error(log, feed, stop)
-    starts = [start.epoch for start in log.epoch_starts if start.serial < total.serial]
+    starts = [start.epoch for start in log.head.epoch_starts if start.serial < total.serial]
     return ExtentAnswer(
         since=query.since,
         serial=total.serial,
         epoch=max([1, *starts]),
-        digest=await log.digest_at(total.serial),
+        digest=await log.reads.digest(total.serial),
         history=log.history,
         facts=total.facts,
         bytes=total.bytes,
         clock=clock.to_json(),
         committed_at_ms=total.at_ms,
-        trimmed_upto=log.trimmed_upto.serial,
-        head=log.serial,
+        trimmed_upto=log.head.trimmed_upto.serial,
+        head=log.head.serial,
     )
 
 
 async def digests(call: Call) -> DigestsAnswer:
     """Return the digests at some serials (None: unknown), with which a client finds a fork by bisection."""
     log = call.services.log
-    found = {serial: await log.digest_at(serial) for serial in sorted(set(call.query["serials"]))}
-    return DigestsAnswer(epoch=log.epoch, serial=log.serial, history=log.history, digests=found)
+    found = {serial: await log.reads.digest(serial) for serial in sorted(set(call.query["serials"]))}
+    return DigestsAnswer(epoch=log.head.epoch, serial=log.head.serial, history=log.history, digests=found)
 
 
 async def _prepare(call: Call, query: ChangelogQuery) -> None:

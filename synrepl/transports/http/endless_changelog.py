@@ -34,12 +34,12 @@ class EndlessChangelog:
         Raises `ApiError` if the log is replaced, or facts are trimmed that were not sent.
         """
         request, log = call.request, self._services.log
-        write_head(call, NDJSON, log.serial)
+        write_head(call, NDJSON, log.head.serial)
         if request.method == b"HEAD":
             return
         # Flush the headers: there may be nothing else to send for a while.
         request.write(b"")
-        answer = _EndlessAnswer(call, query, query.digest or await log.digest_at(query.since))
+        answer = _EndlessAnswer(call, query, query.digest or await log.reads.digest(query.since))
         self._answers.add(answer)
         try:
             async with call.streaming(answer.sender):
@@ -141,5 +141,5 @@ class _EndlessAnswer:
     def _beat(self) -> None:
         if not self.sender.is_paused:
             at, now_ms = self.sender.position, int(self._clock.seconds() * 1000)
-            beat = HeartbeatLine(at.epoch, at.serial, at.digest, now_ms, self._log.serial)
+            beat = HeartbeatLine(at.epoch, at.serial, at.digest, now_ms, self._log.head.serial)
             self._request.write(encode_line("heartbeat", beat))

@@ -28,7 +28,7 @@ def describe_log(registry: ReplicaRegistry, access: Access) -> bytes:
     Streams that the peer may not see are not named.
     """
     welcome = msgspec.to_builtins(make_welcome(registry, access, proof=""))
-    epoch_starts = [start.seen_by(access.streams) for start in registry.log.epoch_starts]
+    epoch_starts = [start.seen_by(access.streams) for start in registry.log.head.epoch_starts]
     more = {"epoch_starts": epoch_starts, "promoting": registry.roles.candidate.is_requesting}
     return msgspec.json.encode(welcome | more)
 

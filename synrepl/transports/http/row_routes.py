@@ -162,8 +162,8 @@ async def read_page(
         if not stream.ephemeral:
             return RowPage([], upto, False)
         after = 0
-    facts, limited = await log.read_tokens(
-        stream=stream.name, writer=writer, after=after, upto=upto, serial=log.serial, limit=limit
+    facts, limited = await log.reads.tokens(
+        stream=stream.name, writer=writer, after=after, upto=upto, serial=log.head.serial, limit=limit
     )
     updates: list[bytes] = []
     last = after

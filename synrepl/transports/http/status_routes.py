@@ -112,9 +112,9 @@ def _collect(services: Services) -> None:
     metrics.lag_rows.set(max(rows, default=0))
     metrics.lag_seconds.set(max(seconds, default=0.0))
     metrics.readers_behind.set(sum(sender.is_behind for sender in senders))
-    metrics.epoch.set(log.epoch)
-    metrics.serial.set(log.serial)
-    metrics.begin_serial.set(log.trimmed_upto.serial)
+    metrics.epoch.set(log.head.epoch)
+    metrics.serial.set(log.head.serial)
+    metrics.begin_serial.set(log.head.trimmed_upto.serial)
     if services.replication is not None:
         _collect_replication(metrics, services.replication.status())
     if services.files is not None:

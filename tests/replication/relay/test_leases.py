@@ -23,11 +23,12 @@ from synrepl.storage.log import Log
 
 
 class FakeLog:
-    """Counts what is kept. Each fact has 10 bytes."""
+    """Counts what is kept. Each fact has 10 bytes. Its head and its reads are itself."""
 
     serial = 100
 
     def __init__(self, *leases: Lease) -> None:
+        self.head = self.reads = self
         self.leases: Mapping[str, Lease] = {lease.uuid: lease for lease in leases}
         self.kept: list[Lease] = []
         self.dropped: list[str] = []

@@ -66,7 +66,7 @@ def test_both_ends_must_know_it(ours: str | None, theirs: str | None, why: str) 
 
     assert b.replica is not None
     assert why in b.replica.why
-    assert 0 == b.log.serial
+    assert 0 == b.log.head.serial
     assert a.leases.lowest() is None
 
 
@@ -160,7 +160,7 @@ def test_what_followers_say_is_refused_where_only_replicas_are_served(line: str,
     (error,) = raw.lines("ERROR")
     assert error.endswith(b"is not a command of replicas; only replicas are served here")
     assert raw.is_lost
-    assert 0 == node.log.serial
+    assert 0 == node.log.head.serial
 
 
 @pytest.mark.parametrize(("name", "is_served"), [("paris", True), ("rome", False)])

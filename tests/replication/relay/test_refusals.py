@@ -334,7 +334,7 @@ def test_bad_name(word: str, greeting: dict[str, str]) -> None:
     said = {"uuid": PINNED, "name": "raw"} | greeting
     raw.tell("HELLO", Hello(uuid=said["uuid"], name=said["name"], nonce="n"))
     raw.tell("AUTH", Auth())
-    position = LogPosition(1, 0, a.log.digest)
+    position = LogPosition(1, 0, a.log.head.digest)
     asked = Join() if word == "JOIN" else Subscribe(history=a.log.history, position=position)
     raw.tell(word, asked)
 
@@ -447,7 +447,7 @@ def lossy() -> tuple[World, FakeNode]:
     world.wrote(a, 5)
     fact = a.table["receipts"].canonical_fact([["!r", "m.read", "@a:hs", "$e", None, {}]])
     world.done(a.log.append("receipts", "hiddenwriter", [fact], key="hidden-key"))
-    world.done(Deferred.fromCoroutine(a.log.rewind_stream("receipts", 0)))
+    world.done(Deferred.fromCoroutine(a.log.next_epoch("lost", stream="receipts", token=0)))
     return world, a
 
 
@@ -462,7 +462,7 @@ def test_a_replica_with_a_limited_key_is_told_of_its_streams_alone() -> None:
     assert b"to_device" in told
     for name in (b"receipts", b"hiddenwriter", b"hidden-key"):
         assert name not in told
-    epoch_start = a.log.epoch_starts[-1].position
+    epoch_start = a.log.head.epoch_starts[-1].position
     raw.subscribe(world, welcome, filter=Filter.of(streams={"to_device"}), epoch_start=epoch_start)
 
     assert [] == raw.lines("REFUSED")

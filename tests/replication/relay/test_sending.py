@@ -90,7 +90,7 @@ def test_an_idle_primary_is_heard() -> None:
         world.pass_(1)
 
     assert 5 == len(raw.lines("HEARTBEAT")) - before
-    assert raw.lines("HEARTBEAT")[-1].startswith(b"1 3 " + a.log.digest.encode() + b" 3 ")
+    assert raw.lines("HEARTBEAT")[-1].startswith(b"1 3 " + a.log.head.digest.encode() + b" 3 ")
 
 
 def test_a_relay_whose_connection_is_lost_serves_nobody() -> None:
@@ -157,7 +157,7 @@ def test_what_nobody_keeps_is_told_whole_to_who_becomes_live() -> None:
     world.pass_(2)
 
     assert {"master": 1} == b.log.positions("typing")
-    assert [b'[["!r",["@u"]]]'] == [fact.rows for fact in b.log.ephemeral_after("typing", 0)]
+    assert [b'[["!r",["@u"]]]'] == [fact.rows for fact in b.log.ephemeral.after("typing", 0)]
 
 
 def test_a_primary_that_began_anew_begins_anew_on_its_replicas() -> None:
@@ -291,7 +291,7 @@ def test_a_replica_that_is_slow_is_heard_while_its_transport_is_full() -> None:
 
 
 async def _digest(log: object, serial: int) -> str:
-    digest: str = await log.digest_at(serial)  # type: ignore[attr-defined]
+    digest: str = await log.reads.digest(serial)  # type: ignore[attr-defined]
     return digest
 
 

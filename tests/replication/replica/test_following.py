@@ -31,13 +31,13 @@ def test_a_turn_in_the_middle_of_what_it_lacks() -> None:
     world, a, b = pair()
     b.kill()
     world.wrote(a, 10)
-    world.done(Deferred.fromCoroutine(a.log.rewind_stream("to_device", 7)))
+    world.done(Deferred.fromCoroutine(a.log.next_epoch("lost", stream="to_device", token=7)))
     world.wrote(a, 10)
     world.start(b)
     world.pass_(2)
 
     assert a.log.position == b.log.position
-    assert list(a.log.epoch_starts) == list(b.log.epoch_starts)
+    assert list(a.log.head.epoch_starts) == list(b.log.head.epoch_starts)
     assert a.log.positions("to_device") == b.log.positions("to_device") == {"master": 17}
 
 
@@ -92,10 +92,10 @@ def test_trimmed_away_it_joins_again_by_itself() -> None:
     assert a.leases.lowest() is None
     world.done(Deferred.fromCoroutine(a.log.trim(18, keys_of(a.table), 100)))
     world.start(b)
-    assert 10 == b.log.serial
+    assert 10 == b.log.head.serial
     world.pass_(5)
 
-    assert (a.log.position, a.log.trimmed_upto) == (b.log.position, b.log.trimmed_upto)
+    assert (a.log.position, a.log.head.trimmed_upto) == (b.log.position, b.log.head.trimmed_upto)
     assert [] == b.leftover_facts
 
 
@@ -110,10 +110,10 @@ def test_facts_that_the_primary_has_trimmed_are_not_saved_as_leftovers() -> None
     world.pass_(15)
     world.done(Deferred.fromCoroutine(a.log.trim(18, keys_of(a.table), 100)))
     world.start(b)
-    assert 10 == b.log.serial
+    assert 10 == b.log.head.serial
     world.pass_(5)
 
-    assert (a.log.position, a.log.trimmed_upto) == (b.log.position, b.log.trimmed_upto)
+    assert (a.log.position, a.log.head.trimmed_upto) == (b.log.position, b.log.head.trimmed_upto)
     assert [] == b.leftover_facts
 
 
@@ -132,7 +132,7 @@ def test_ahead_of_a_restored_primary_it_stops_until_it_is_told() -> None:
     assert "stopped" == state(b)
     assert b.replica is not None
     assert b.replica.why.startswith("ahead")
-    assert 10 == b.log.serial
+    assert 10 == b.log.head.serial
     world.pass_(60, step=0.1)
     assert "stopped" == state(b)
     assert world.resync(b)
@@ -201,5 +201,5 @@ def test_an_append_is_on_a_replica_whole_or_not_at_all() -> None:
     seen = set()
     for _ in range(400):
         world.pass_(0.01)
-        seen.add((b.log.serial, b.engine.receipts.get("one") is not None))
+        seen.add((b.log.head.serial, b.engine.receipts.get("one") is not None))
     assert {(0, False), (12, True)} == seen

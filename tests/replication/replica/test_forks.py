@@ -14,12 +14,13 @@ class FakeLog:
     """A log whose facts are its own beyond `common`; digests up to `begin` are not known."""
 
     def __init__(self, common: int, serial: int, *, trimmed_upto: int = 0, whose: str = "ours") -> None:
+        self.head = self.reads = self
         self.serial = serial
         self._common = common
         self._begin = trimmed_upto
         self._whose = whose
 
-    async def digest_at(self, serial: int) -> str | None:
+    async def digest(self, serial: int) -> str | None:
         if serial <= self._begin or serial > self.serial:
             return None
         return f"{serial}" if serial <= self._common else f"{serial} {self._whose}"
@@ -36,7 +37,7 @@ class Upstream:
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         self.asked += 1
         assert len(serials) <= DIGESTS_PER_REQUEST
-        return {serial: await self._log.digest_at(serial) for serial in serials}
+        return {serial: await self._log.digest(serial) for serial in serials}
 
 
 def found(ours: FakeLog, theirs: FakeLog) -> tuple[int, int]:

@@ -175,8 +175,8 @@ def test_trimmed_between_it_begins_anew() -> None:
     world.pass_(5)
 
     assert a.log.position == b.log.position
-    assert a.log.trimmed_upto == b.log.trimmed_upto
-    assert 20 == b.log.trimmed_upto.serial
+    assert a.log.head.trimmed_upto == b.log.head.trimmed_upto
+    assert 20 == b.log.head.trimmed_upto.serial
     assert a.engine.facts == b.engine.facts
     assert counting.facts - before >= FACTS - 20
 
@@ -204,7 +204,7 @@ def test_a_snapshot_right_after_an_epoch_began() -> None:
     world.pass_(3)
 
     assert b.log.position == late.log.position
-    assert 2 == late.log.epoch
+    assert 2 == late.log.head.epoch
 
 
 def test_a_replica_of_a_replica() -> None:
@@ -235,7 +235,7 @@ def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() ->
     for _ in range(300):
         world.pass_(0.001, step=0.001)
         if started.called and b.replica is not None and b.replica.state in ("snapshot", "meanwhile"):
-            seen.append(b.log.serial)
+            seen.append(b.log.head.serial)
     world.pass_(3)
 
     assert {FACTS} == set(seen)

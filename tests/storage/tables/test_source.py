@@ -349,10 +349,10 @@ class Sources(IdCase):
         self.set_position("A", 4)
         self.clock.advance(1)
 
-        self.assertEqual((["receipts"], 2), (lost, self.log.epoch))
+        self.assertEqual((["receipts"], 2), (lost, self.log.head.epoch))
         self.assertEqual({"A": 4, "B": 4}, self.log.positions("receipts"))
         facts, _ = self.wait(
-            self.log.read_tokens(stream="receipts", writer=None, after=0, upto=9, serial=99, limit=99)
+            self.log.reads.tokens(stream="receipts", writer=None, after=0, upto=9, serial=99, limit=99)
         )
         rows = [(fact.epoch, fact.writer, fact.token) for fact in facts if fact.rows != b"[]"]
         self.assertEqual([(1, "A", 2), (1, "A", 3), (2, "B", 4)], rows)
@@ -375,7 +375,7 @@ class Sources(IdCase):
         source._connect = connect
         self.clock.advance(1)
 
-        self.assertEqual((["receipts"], 2), (lost, self.log.epoch))
+        self.assertEqual((["receipts"], 2), (lost, self.log.head.epoch))
 
 
 class SQLiteSourceTests(Sources):
