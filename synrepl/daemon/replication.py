@@ -76,8 +76,8 @@ class ReplicationServices:
         self._log = log
         self._metrics = metrics
         self._credentials = credentials
-        self._address = address
-        self._role_changed = changed
+        self.own_address = address
+        self._changed = changed
         self._publisher = publisher
         self.commands = CommandForwarder(
             publisher.follower_commands,
@@ -111,15 +111,8 @@ class ReplicationServices:
             reactor,
             name=self.name,
             has_upstream=bool(settings.upstream),
-            address=address,
-            follow=self._follow,
+            owner=self,
             peers=self._peer_client,
-            known_daemons=self._others,
-            is_leased=self._is_leased,
-            missing_files=self.files.missing_upto,
-            on_change=self._changed,
-            count_refused=lambda code: metrics.claims_refused.labels(code).inc(),
-            count_later_epoch=metrics.later_epochs.inc,
         )
         expiry = ExpiryClock(reactor, time.monotonic)
         self.relays = ReplicaRegistry(
@@ -185,13 +178,14 @@ class ReplicationServices:
         if self._files_client is not None:
             await self._files_client.stop()
 
-    def _changed(self) -> None:
+    def role_changed(self) -> None:
+        """Serve, forward and fetch as the role says."""
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
         is_replica = self.roles.role == REPLICA
         self._publisher.follower_commands.forward_append = self.write_forwarder.append if is_replica else None
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
-        self._role_changed()
+        self._changed()
         self.holdings.changed()
 
     async def _fetch_from_primary(self) -> None:
@@ -209,7 +203,20 @@ class ReplicationServices:
         if former is not None:
             await former.stop()
 
-    def _follow(self, where: Address | None) -> "Replica":
+    def claim_refused(self, code: str) -> None:
+        """Count a refused claim."""
+        self._metrics.claims_refused.labels(code).inc()
+
+    def later_epoch_reported(self) -> None:
+        """Count a replica's report of a later epoch."""
+        self._metrics.later_epochs.inc()
+
+    async def missing_files(self, upto: int) -> Sequence[Any]:
+        """The files of facts up to this serial that this daemon lacks."""
+        return await self.files.missing_upto(upto)
+
+    def follow(self, where: Address | None) -> "Replica":
+        """Make a replica that follows this address; with None the upstream in the settings."""
         # Imported on use: a primary does not load it, nor the upstreams below.
         from synrepl.replication.replica.replica import Replica
 
@@ -273,7 +280,7 @@ class ReplicationServices:
             settings=self._settings,
             where=where,
             secret=self._credentials,
-            address=lambda: str(self._address()),
+            address=lambda: str(self.own_address()),
         )
         if where.http and (over_http or not _is_endpoint(where.native)):
             from synrepl.transports.http.native_endpoint import PROXY_SUSPICION, NativeHttpEndpoint
@@ -285,17 +292,19 @@ class ReplicationServices:
     def _leases(self) -> Sequence[Lease]:
         return self.relays.leases.all()
 
-    def _is_leased(self, uuid: str) -> bool:
+    def is_leased(self, uuid: str) -> bool:
+        """Whether the replica with this uuid is connected, or has a lease."""
         lease = self.relays.leases[uuid]
         return (lease is not None and lease.ended_ms is None) or uuid in self.relays.present()
 
-    def _others(self) -> Sequence[Address]:
+    def known_daemons(self) -> Sequence[Address]:
+        """The daemons in the notes, the settings and the leases, but this one."""
         noted = self._log.notes.get("peers", "[]")
         known = [*msgspec.json.decode(noted, type=list[str])]
         known += [text for text in (self._log.notes.get("primary_at"),) if text]
         known += map(str, self._settings.upstream_addresses)
         known += [lease.address for lease in self.relays.leases.all() if lease.address]
-        mine = str(self._address())
+        mine = str(self.own_address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
 
     def not_ready_reasons(self) -> list[tuple[str, float]]:
@@ -340,7 +349,7 @@ class ReplicationServices:
             "state": self._state(),
             "why": roles.why,
             "name": self.name,
-            "address": str(self._address()),
+            "address": str(self.own_address()),
             "primary": str(roles.primary),
             "holds": self.holdings.describe(),
             "upstream": None if replica is None else replica.status(),
@@ -355,7 +364,7 @@ class ReplicationServices:
         replica = self.replica
         if replica is None or replica.state is ReplicaState.STOPPED:
             return self.roles.rivals.problems
-        if replica.state is ReplicaState.LIVE and self.roles.primary.is_same(self._address()):
+        if replica.state is ReplicaState.LIVE and self.roles.primary.is_same(self.own_address()):
             return [
                 (
                     "there is no primary: this daemon follows its own replica; run synrepl promote --force",

@@ -1,6 +1,7 @@
 """What operators and replicas ask over HTTP: copies, leases, who is primary."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -96,10 +97,8 @@ class CopiesCase(SiteCase):
             self.clock,
             name="primary",
             has_upstream=False,
-            address=lambda: HERE,
-            follow=lambda where: Nobody(),  # type: ignore[arg-type, return-value]
+            owner=self,
             peers=self.network,
-            is_leased=lambda uuid: self.relays.leases[uuid] is not None,
         )
         self.relays = ReplicaRegistry(
             self.log,
@@ -113,6 +112,30 @@ class CopiesCase(SiteCase):
         self.roles.start()
         self.ephemeral = ephemeral
         self.site = self.make_site(roles=self.roles, relays=self.relays)
+
+    def own_address(self) -> Address:
+        return HERE
+
+    def follow(self, where: Address | None) -> Any:
+        return Nobody()
+
+    def known_daemons(self) -> Sequence[Address]:
+        return ()
+
+    def is_leased(self, uuid: str) -> bool:
+        return self.relays.leases[uuid] is not None
+
+    async def missing_files(self, upto: int) -> Sequence[Any]:
+        return ()
+
+    def role_changed(self) -> None:
+        """Nothing hangs on it here."""
+
+    def claim_refused(self, code: str) -> None:
+        """Nobody counts them here."""
+
+    def later_epoch_reported(self) -> None:
+        """Nobody counts them here."""
 
     def say(self, method: str, path: str, **said: Any) -> Answer:
         """Ask with this body."""

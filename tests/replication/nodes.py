@@ -185,12 +185,8 @@ class FakeNode:
             clock,
             name=self.name,
             has_upstream=self.upstream is not None,
-            address=lambda: Address(self.name),
-            follow=self._follow,
+            owner=self,
             peers=_PeerClient(self),
-            known_daemons=self._known_daemons,
-            is_leased=self._is_leased,
-            on_change=self._changed,
         )
         self.relays = ReplicaRegistry(
             self.log,
@@ -237,7 +233,19 @@ class FakeNode:
             address=lambda: self.name,
         )
 
-    def _follow(self, where: Address | None) -> Replica:
+    def own_address(self) -> Address:
+        return Address(self.name)
+
+    def claim_refused(self, code: str) -> None:
+        """Nobody counts them here."""
+
+    def later_epoch_reported(self) -> None:
+        """Nobody counts them here."""
+
+    async def missing_files(self, upto: int) -> Sequence[Any]:
+        return ()
+
+    def follow(self, where: Address | None) -> Replica:
         return Replica(
             self.log,
             self.make_upstreams(where),
@@ -263,7 +271,7 @@ class FakeNode:
         if self.log.notes.get("primary_at") != str(replica.primary):
             await self.log.note(primary_at=str(replica.primary))
 
-    def _changed(self) -> None:
+    def role_changed(self) -> None:
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
         self._role_changed(self)
@@ -277,7 +285,7 @@ class FakeNode:
         self.leftover_facts += kept
         return Path("only-here") if kept else None
 
-    def _known_daemons(self) -> Sequence[Address]:
+    def known_daemons(self) -> Sequence[Address]:
         encoded = self.log.notes.get("peers", "[]")
         peers = [Address.parse(text) for text in jsontext.loads(encoded.encode())]
         primary = self.log.notes.get("primary_at")
@@ -287,7 +295,7 @@ class FakeNode:
             *(Address.parse(lease.address) for lease in self.relays.leases.all() if lease.address),
         ]
 
-    def _is_leased(self, uuid: str) -> bool:
+    def is_leased(self, uuid: str) -> bool:
         lease = self.relays.leases[uuid]
         return (lease is not None and lease.ended_ms is None) or uuid in self.relays.present()
 

@@ -1245,7 +1245,7 @@ class TestStart:
         b.kill()
         world.start(a)
         a.kill()
-        a._known_daemons = lambda: [Address("c")]  # type: ignore[method-assign]
+        a.known_daemons = lambda: [Address("c")]  # type: ignore[method-assign]
         world.start(a)
         world.pass_(4)
 
@@ -1265,7 +1265,7 @@ class TestStart:
             history=a.log.history, uuid="x", role="replica", position=position, primary="stranger -"
         )
         a._strangers = {"x": told}
-        a._known_daemons = lambda: [Address("x")]  # type: ignore[method-assign]
+        a.known_daemons = lambda: [Address("x")]  # type: ignore[method-assign]
         world.start(a)
         describe = a.roles._verifier.peers.describe
 

@@ -187,7 +187,7 @@ class HandOverPrimary:
 class HandOverCandidate:
     """The replica's side: requests a hand-over, and catches up with the primary while it refuses facts.
 
-    `missing_files` returns the files that this daemon lacks up to a serial; None: files are not checked.
+    `missing_files` returns the files that this daemon lacks up to a serial.
     `is_requesting`: the promotion under way needs the hand-over to continue.
     """
 
@@ -196,7 +196,7 @@ class HandOverCandidate:
     peers: IPeerClient
     _: KW_ONLY
     address: Callable[[], Address]
-    missing_files: Callable[[int], Awaitable[Sequence[Any]]] | None
+    missing_files: Callable[[int], Awaitable[Sequence[Any]]]
     is_requesting: bool = False
 
     async def catch_up(self, primary: Address) -> None:
@@ -246,7 +246,7 @@ class HandOverCandidate:
             if now - requested_at >= RENEW_SECONDS:
                 return False
             await sleep(self.clock, 0.05)
-        missing = [] if self.missing_files is None else await self.missing_files(self.log.head.serial)
+        missing = await self.missing_files(self.log.head.serial)
         if missing:
             why = f"files missing from this copy: {len(missing)}; use force to leave them behind"
             raise CannotPromote("files_missing", why, missing=missing)

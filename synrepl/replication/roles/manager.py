@@ -1,8 +1,8 @@
 """Roles of a daemon: primary, replica or fenced, and the transitions between them."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from twisted.internet.defer import Deferred, DeferredLock
@@ -34,6 +34,7 @@ from synrepl.replication.roles.messages import (
     IPeerClient,
     ReadOnlyHere,
 )
+from synrepl.replication.roles.owner import IRoleOwner
 from synrepl.replication.roles.record import RoleRecord, RoleStore
 from synrepl.replication.roles.rivals import Rivals
 from synrepl.replication.roles.states import TRANSITIONS, Role, RoleEvent
@@ -61,12 +62,7 @@ WAYS_OUT: Final = (
 class RoleManager:
     """The role of this daemon, and its transitions: promotion, hand-over, fencing (`states.py`).
 
-    `follow` makes a `Replica` that follows an address (None: the configured upstream). `known_daemons`
-    returns the addresses of all daemons known locally; they are notified when this daemon becomes primary.
-    `is_leased` tells whether the replica with a uuid is connected or has a lease. `missing_files` returns the
-    files that this daemon lacks up to a serial (None: not checked). `on_change` is called after every change,
-    `count_refused` with the code of each refused claim, `count_later_epoch` when a replica of this primary
-    reports a later epoch.
+    `owner` is the daemon, `has_upstream` tells whether its settings name an upstream.
     """
 
     _logger = Logger()
@@ -75,15 +71,8 @@ class RoleManager:
     _: KW_ONLY
     name: str
     has_upstream: bool
-    address: Callable[[], Address]
-    follow: Callable[[Address | None], "Replica"]
+    owner: IRoleOwner
     peers: IPeerClient
-    known_daemons: Callable[[], Sequence[Address]] = lambda: ()
-    is_leased: Callable[[str], bool] = lambda uuid: False
-    missing_files: Callable[[int], Awaitable[Sequence[Any]]] | None = None
-    on_change: Callable[[], None] = lambda: None
-    count_refused: Callable[[str], None] = lambda code: None
-    count_later_epoch: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._machine = Machine("role", TRANSITIONS, Role.PRIMARY)
@@ -91,7 +80,7 @@ class RoleManager:
         self.since = self.clock.seconds()
         self.replica: Replica | None = None
         self._primary = Address()
-        self._store = RoleStore(self.log, own=self.address, local=self.known_daemons)
+        self._store = RoleStore(self.log, own=self.address, local=self.owner.known_daemons)
         self._verifier = ClaimVerifier(self.log, self.clock, self.peers, is_known=self.is_known)
         self._tasks = Tasks(self._logger, "roles")
         self.rivals = Rivals(
@@ -101,8 +90,8 @@ class RoleManager:
             self.peers,
             self._tasks,
             self._verifier,
-            count_refused=self.count_refused,
-            count_later_epoch=self.count_later_epoch,
+            count_refused=self.owner.claim_refused,
+            count_later_epoch=self.owner.later_epoch_reported,
         )
         self.notifier = PrimaryNotifier(
             self.clock,
@@ -118,11 +107,11 @@ class RoleManager:
             self.clock,
             self._verifier,
             role=lambda: self.role,
-            is_leased=self.is_leased,
+            is_leased=self.owner.is_leased,
             on_change=self._on_primary_changed,
         )
         self.candidate = HandOverCandidate(
-            self.log, self.clock, self.peers, address=self.address, missing_files=self.missing_files
+            self.log, self.clock, self.peers, address=self.address, missing_files=self.owner.missing_files
         )
         self._is_stopped = False
         self._is_promoting = False
@@ -132,6 +121,10 @@ class RoleManager:
     def role(self) -> Role:
         """The role of this daemon."""
         return self._machine.state
+
+    def address(self) -> Address:
+        """Where other daemons reach this one."""
+        return self.owner.own_address()
 
     @property
     def primary(self) -> Address:
@@ -213,7 +206,7 @@ class RoleManager:
             return
         is_open = not (self.handover.is_active or self.rivals.is_asking)
         self.log.write_barrier = None if is_open else self._write_refusal
-        self.on_change()
+        self.owner.role_changed()
 
     def _become_replica(self, event: RoleEvent, where: Address | None) -> "Replica":
         self._machine.move(event, Role.REPLICA)
@@ -221,10 +214,10 @@ class RoleManager:
         self.why = ""
         self._primary = where or Address()
         self.log.write_barrier = self._write_refusal
-        replica = self.replica = self.follow(where)
+        replica = self.replica = self.owner.follow(where)
         if not self._is_stopped:
             replica.start()
-        self.on_change()
+        self.owner.role_changed()
         return replica
 
     def _become_fenced(self, event: RoleEvent, record: RoleRecord) -> None:
@@ -237,7 +230,7 @@ class RoleManager:
         self.why = f"another daemon is primary since epoch {record.epoch}: {where}"
         self.log.write_barrier = self._write_refusal
         self._logger.warn("fenced: {why}; {ways_out}", why=self.why, ways_out=WAYS_OUT)
-        self.on_change()
+        self.owner.role_changed()
 
     def forwarding_refusal(self, stream: str) -> ReadOnlyHere | None:
         """Return why this replica forwards no facts to its primary; None if it does, or is no replica.
@@ -367,7 +360,7 @@ class RoleManager:
         except StorageError as error:
             text = f"cannot save which daemons know the new epoch: {error}"
             self._logger.warn("{text}; after a restart all are notified again", text=text)
-        self.on_change()
+        self.owner.role_changed()
 
     def _current_claim(self) -> Claim | None:
         """The claim of the primary that this daemon knows; None if its address is unknown."""
@@ -425,7 +418,7 @@ class RoleManager:
             raise ClaimRefused("epoch_too_far", why)
         address = parse_peer_address(claim.address)
         is_far = claim.epoch > self._store.seen_epoch + 1
-        is_known = self.is_leased(claim.uuid) or self.is_known(address)
+        is_known = self.owner.is_leased(claim.uuid) or self.is_known(address)
         if is_far or not (trusted and is_known):
             if not address:
                 why = "cannot verify the claim: it has no address of the primary"

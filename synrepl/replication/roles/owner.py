@@ -1,0 +1,37 @@
+"""What the roles of a daemon need of that daemon."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from synrepl.replication.addresses import Address
+
+if TYPE_CHECKING:
+    from synrepl.replication.replica.replica import Replica
+
+
+class IRoleOwner(Protocol):
+    """The daemon that has a role: it answers what its roles ask, and is told what they change or notice."""
+
+    def own_address(self) -> Address:
+        """Where other daemons reach this one."""
+
+    def follow(self, where: Address | None) -> "Replica":
+        """Make a replica that follows this address; with None the upstream in the settings."""
+
+    def known_daemons(self) -> Sequence[Address]:
+        """All daemons known locally: they are notified when this one becomes primary."""
+
+    def is_leased(self, uuid: str) -> bool:
+        """Whether the replica with this uuid is connected, or has a lease."""
+
+    async def missing_files(self, upto: int) -> Sequence[Any]:
+        """The files of facts up to this serial that this daemon lacks."""
+
+    def role_changed(self) -> None:
+        """Called after every change of the role, and of what the role permits."""
+
+    def claim_refused(self, code: str) -> None:
+        """A claim was refused, with this code."""
+
+    def later_epoch_reported(self) -> None:
+        """A replica of this primary reports a later epoch."""
