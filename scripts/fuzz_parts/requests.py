@@ -47,6 +47,7 @@ class HttpTarget(Target):
         "/v1/changelog?since=0&follow=true&ephemeral=true&streams=receipts", "/v1/extent?since=0&upto=3",
         "/v1/changelog?since=9999999999999999999&wait=1", "/v1/digests?serials=1,2", "/v1/syncing",
         "/v1/commands?since=0&wait=0&limit=10&life=x", "/v1/files/sha256/" + "a" * 64,
+        "/v1/files/by-name/media/a%2Fb?wait=0", "/v1/files?prefix=a&after=b&limit=3",
         CATCH_UP + "/receipts/1?from_token=0&upto_token=9",
     ]  # fmt: skip
     SENT: Final = [

@@ -72,7 +72,7 @@ def _retry(kind: ErrorCode) -> str:
 
 
 def _title(route: Route) -> str:
-    return f"{route.method} {route.path}"
+    return f"{route.method} {route.template}"
 
 
 def _route(route: Route, schemas: dict[str, Any]) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _default(parameter: Parameter) -> str:
 
 
 def _body(route: Route, schemas: dict[str, Any]) -> Iterator[str]:
-    operation = build_description()["paths"][route.path][route.method.lower()]
+    operation = build_description()["paths"][route.template][route.method.lower()]
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if schema is None:
         return

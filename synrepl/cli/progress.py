@@ -19,10 +19,14 @@ from synrepl.http_client import REQUEST_ERRORS, BlockingClient, NotADaemon
 
 
 class Advance:
-    """A progress bar on standard error, if that is a terminal. `total` is in units of `done`, or None."""
+    """A progress bar on standard error, if that is a terminal. `total` is in units of `done`, or None.
 
-    def __init__(self, what: str, total: int | None) -> None:
+    `unit` names what the second number of `step` counts.
+    """
+
+    def __init__(self, what: str, total: int | None, *, unit: str = "facts") -> None:
         self.what = what
+        self._unit = unit
         self.total = total
         self.done = self._facts = 0
         self._is_shown = sys.stderr.isatty()
@@ -45,7 +49,7 @@ class Advance:
         self.step(more, more)
 
     def _text(self, seconds: float) -> str:
-        text = f"{self.what}  {self._facts:,} facts, {self._facts / max(seconds, 0.001):,.0f}/s"
+        text = f"{self.what}  {self._facts:,} {self._unit}, {self._facts / max(seconds, 0.001):,.0f}/s"
         if not self.total or not self.done:
             return text
         share = min(1.0, self.done / self.total)

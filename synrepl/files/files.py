@@ -13,7 +13,7 @@ from synrepl.files.fetcher import FileFetcher, IFetchFile
 from synrepl.files.file_check import Damaged, StoredFile
 from synrepl.files.maintenance import FileMaintenance
 from synrepl.files.name_index import NameIndex
-from synrepl.files.queue import FileQueue, QueueSummary
+from synrepl.files.queue import FileQueue, NamedFile, QueueSummary
 from synrepl.files.spool import Spool
 from synrepl.files.store import FileStore
 from synrepl.ports.interfaces import IClock, IThread
@@ -59,6 +59,7 @@ class Files:
         self._fetch = fetch
         self._summary = QueueSummary()
         self._summary_wakeup = Wakeup(clock)
+        self._log = log
         self._context = FilesContext(store, queue, thread, clock, self._rule_now(), logger)
         self._names = NameIndex(log, self._context, self._on_new_names)
         self._verified_reads = _VerifiedReads(self._context, self._on_loss)
@@ -147,6 +148,17 @@ class Files:
             if not waiters and self._waiting.get(sha256) is waiters:
                 del self._waiting[sha256]
             timer.stop()
+
+    async def find(self, name: str) -> NamedFile | None:
+        """The file to which this name refers at the end of the log; None if the name is not used."""
+        await self._names.wait_for(self._log.head.serial)
+        return await self._context.run(self._context.queue.find, name)
+
+    async def names_after(self, name: str, limit: int, prefix: str) -> list[NamedFile]:
+        """Up to `limit` names after this one that begin with `prefix`, in the order of their UTF-8 bytes."""
+        await self._names.wait_for(self._log.head.serial)
+        list_names = partial(self._context.queue.names_after, name, limit, prefix=prefix)
+        return await self._context.run(list_names)
 
     async def is_named(self, sha256: str) -> bool:
         """Whether a name refers to the file."""

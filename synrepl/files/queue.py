@@ -271,10 +271,16 @@ class FileQueue:
         """Whether the file has a name and is not stored."""
         return bool(self._database.read("look up a file", "SELECT 1 FROM wanted WHERE sha256 = ?", sha256))
 
-    def names_after(self, name: str, limit: int) -> list[NamedFile]:
-        """Up to `limit` names after this one, in alphabetical order."""
-        query = f"{_SELECT_NAMED} WHERE name > ? ORDER BY name LIMIT ?"
-        return [NamedFile(*row) for row in self._database.read("list names", query, name, limit)]
+    def names_after(self, name: str, limit: int, *, prefix: str = "") -> list[NamedFile]:
+        """Up to `limit` names after this one that begin with `prefix`, in the order of their UTF-8 bytes."""
+        query = f"{_SELECT_NAMED} WHERE name > ? AND name >= ? ORDER BY name LIMIT ?"
+        rows = self._database.read("list names", query, name, prefix, limit)
+        return [NamedFile(*row) for row in rows if row[0].startswith(prefix)]
+
+    def find(self, name: str) -> NamedFile | None:
+        """The file to which this name refers; None if the name is not used."""
+        rows = self._database.read("look up a name", f"{_SELECT_NAMED} WHERE name = ?", name)
+        return NamedFile(*rows[0]) if rows else None
 
     def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[tuple[str, str]]:
         """Names up to the serial `upto` (None: all) whose files are missing, with checksums, oldest first."""

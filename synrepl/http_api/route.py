@@ -344,9 +344,10 @@ class Route(NamedTuple):
 
     `name` is that of its handler: module and function (``row.page`` is `page` in `row_routes`). The
     signature of the handler has the structs of body and answer, if it has any. Parts of `path` in braces are
-    variable. `right` is what the peer needs (None: not even a key). `stream` is the stream that it must see,
-    or a word of `synrepl.wire.scope`; a path with ``{stream}`` names one. `errors` are codes besides the
-    common ones (``bad_request``, ``no_rights``). `max_body` is in bytes (None: the daemon's own limit).
+    variable; a last one as in ``{name:path}`` stands for all parts that are left, with their slashes. `right`
+    is what the peer needs (None: not even a key). `stream` is the stream that it must see, or a word of
+    `synrepl.wire.scope`; a path with ``{stream}`` names one. `errors` are codes besides the common ones
+    (``bad_request``, ``no_rights``). `max_body` is in bytes (None: the daemon's own limit).
     A body has the type `body_type`; a handler gets one that is not JSON as bytes.
     `Accept` can request one of `other_types`. The response is made at most once a second for peers with the
     same rights if `is_cached`: it takes long. `answer` is that of `HttpRequest`.
@@ -370,18 +371,24 @@ class Route(NamedTuple):
     answer: Shape = None
 
     @property
+    def template(self) -> str:
+        """The path as OpenAPI writes it, which knows no part with slashes."""
+        return self.path.replace(":path}", "}")
+
+    @property
     def variables(self) -> list[str]:
         """The names of the variable parts of the path."""
-        return re.findall(r"{(\w+)}", self.path)
+        return re.findall(r"{(\w+)}", self.template)
 
     def request(self, *parts: str, **query: Any) -> HttpRequest:
         """Make a request with these parts of the path and query parameters, without those that are None."""
         names = self.variables
         if len(parts) != len(names):
             raise TypeError(f"{self.path} has {len(names)} variable parts, not {len(parts)}")
-        path = self.path.format(
-            **{name: quote(part, safe="") for name, part in zip(names, parts, strict=True)}
-        )
+        path = self.path
+        for name, part in zip(names, parts, strict=True):
+            path = path.replace(f"{{{name}}}", quote(part, safe=""))
+            path = path.replace(f"{{{name}:path}}", quote(part, safe="/"))
         kinds = {parameter.name: parameter.kind for parameter in self.query}
         pairs = [(name, kinds[name].format(value)) for name, value in query.items() if value is not None]
         return HttpRequest(self.method, f"{path}?{urlencode(pairs)}" if pairs else path, self.answer)
@@ -390,7 +397,8 @@ class Route(NamedTuple):
 class Router:
     """Finds the routes of a path.
 
-    A part in braces matches any text that is not empty and has no slash. A literal part is preferred to it::
+    A part in braces matches any text that is not empty and has no slash, a last part as in ``{name:path}``
+    any text that is not empty. A literal part is preferred to them::
 
         routes, variables = Router(ROUTES).find(["v1", "streams", "events", "facts"])
     """
@@ -400,8 +408,12 @@ class Router:
         for route in routes:
             by_path.setdefault(route.path, {})[route.method] = route
         self._paths: dict[int, list[tuple[list[str], Mapping[str, Route]]]] = {}
+        self._prefixes: list[tuple[list[str], str, Mapping[str, Route]]] = []
         for path in sorted(by_path, key=lambda path: path.replace("{", "\U0010ffff")):
             parts = path[1:].split("/")
+            if parts[-1].endswith(":path}"):
+                self._prefixes.append((parts[:-1], parts[-1][1:-6], by_path[path]))
+                continue
             self._paths.setdefault(len(parts), []).append((parts, by_path[path]))
 
     def find(self, parts: Sequence[str]) -> tuple[Mapping[str, Route], dict[str, str]]:
@@ -415,4 +427,7 @@ class Router:
                     break
             else:
                 return routes, variables
+        for prefix, name, routes in self._prefixes:
+            if list(parts[: len(prefix)]) == prefix and (rest := "/".join(parts[len(prefix) :])):
+                return routes, {name: rest}
         return {}, {}

@@ -310,6 +310,8 @@ DIGESTS: Final = Route(
     ),
     answer={"epoch": int, "serial": int, "history": str, "digests": {...: (str, None)}},
 )
+_FILE: Final = ("no_such_file", "file_not_here", "range_not_satisfiable", "not_ready", "filtered")
+
 PUT_FILE: Final = Route(
     "file.put",
     "PUT",
@@ -333,10 +335,38 @@ GET_FILE: Final = Route(
     ),
     content_type=OCTETS,
     stream="files",
-    errors=(
-        *("bad_checksum", "no_such_file", "file_not_here", "range_not_satisfiable", "not_ready", "filtered"),
-    ),
+    errors=("bad_checksum", *_FILE),
     examples=(_refused(f"/v1/files/sha256/{'0' * 64}", "not_found", message="this daemon stores no files"),),
+)
+GET_FILE_BY_NAME: Final = Route(
+    "file.get_by_name",
+    "GET",
+    "/v1/files/by-name/{name:path}",
+    "Read the file to which a name refers now, or a range of it; slashes of the name are those of the path.",
+    query=(
+        Parameter("wait", Seconds(10.0, highest=MAX_WAIT), "at a replica: how long to wait for the bytes"),
+        *_READ_YOUR_WRITES,
+    ),
+    content_type=OCTETS,
+    stream="files",
+    errors=(*_FILE, *_COPY),
+    examples=(_refused("/v1/files/by-name/media/hello.txt", "not_found", message=...),),
+)
+LIST_FILES: Final = Route(
+    "file.list_names",
+    "GET",
+    "/v1/files",
+    "List names of files, in order, each with its file.",
+    query=(
+        Parameter("prefix", Text(), "only names that begin with this text"),
+        Parameter("after", Text(), "only names after this one: the last name of the page before"),
+        Parameter("limit", WholeNumber(1_000, lowest=1, highest=10_000), "the maximum number of names"),
+        *_READ_YOUR_WRITES,
+    ),
+    stream="files",
+    errors=("not_ready", "filtered", *_COPY),
+    examples=(_refused("/v1/files?prefix=media/", "not_found", message=...),),
+    answer={"files": [{"name": str, "sha256": str, "size": int, "serial": int}], "limited": bool},
 )
 REPLICATION: Final = Route(
     "replica.about",
@@ -567,6 +597,35 @@ STATUS: Final = Route(
     stream=SEEN_STREAMS,
     is_cached=True,
     answer=shapes.STATUS,
+)
+RECENT: Final = Route(
+    "status.recent",
+    "GET",
+    "/v1/recent",
+    "List recent facts, newest first, as far as the daemon has them in memory; perhaps of one stream.",
+    query=(
+        Parameter("streams", Names(), "only facts of these streams"),
+        Parameter("limit", WholeNumber(20, lowest=1, highest=1_000), "the maximum number of facts"),
+    ),
+    stream=NAMED_STREAMS,
+    errors=("unknown_stream", *_COPY),
+    examples=(
+        Example(
+            "/v1/recent?streams=push_rules&limit=1",
+            {
+                "facts": [
+                    {
+                        "serial": 3,
+                        "stream": "push_rules",
+                        "writer": "master",
+                        "token": 3,
+                        "rows": 1,
+                        "at": ...,
+                    }
+                ]
+            },
+        ),
+    ),
 )
 STATUS_PAGE: Final = Route(
     "status.page",

@@ -18,6 +18,7 @@ from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.holdings import Holdings
 from synrepl.transports.http import uploads
 from tests.files.builders import checksum
+from tests.http.builders import Answer
 from tests.http.files_builders import DATA, PLACE, SHA, FilesSiteCase, Upstream
 
 
@@ -433,3 +434,89 @@ class RangeTests(FilesSiteCase):
             self.assertEqual(DATA, got)
 
         together()
+
+
+class ByNameTests(FilesSiteCase):
+    """Files by the names that facts give them."""
+
+    def get_named(self, name: str, *headers: str) -> Answer:
+        """GET the file of this name."""
+        return self.ask("GET", f"/v1/files/by-name/{name}", b"", *headers)
+
+    def names(self, query: str = "") -> list[str]:
+        """The names of a page of the list."""
+        return [one["name"] for one in self.ask("GET", f"/v1/files{query}").json()["files"]]
+
+    def test_a_name_gives_the_file_to_which_it_refers_now(self) -> None:
+        """A later row gives it to another file, or to none."""
+        self.put(DATA)
+        self.put(b"other")
+        self.name("media/a b.txt", SHA)
+        first = self.get_named("media/a%20b.txt")
+        self.name("media/a b.txt", checksum(b"other"), 5)
+        second = self.get_named("media%2Fa%20b.txt")
+        self.name("media/a b.txt", None)
+        third = self.get_named("media/a%20b.txt")
+
+        self.assertEqual((200, DATA, f'"{SHA}"'), (first.status, first.body, first.headers["etag"]))
+        self.assertEqual((200, b"other"), (second.status, second.body))
+        self.assertEqual((404, "no_such_file"), (third.status, third.json()["error"]))
+        self.assertIn("media/a b.txt", third.json()["message"])
+
+    def test_ranges_and_etags_are_those_of_the_checksum(self) -> None:
+        """Both ways in send a file in one way."""
+        self.put(DATA)
+        self.name("a", SHA)
+
+        part = self.get_named("a", "Range: bytes=10-19")
+        same = self.get_named("a", f'If-None-Match: "{SHA}"')
+        head = self.ask("HEAD", "/v1/files/by-name/a")
+
+        self.assertEqual((206, DATA[10:20]), (part.status, part.body))
+        self.assertEqual(f"bytes 10-19/{len(DATA)}", part.headers["content-range"])
+        self.assertEqual((304, b""), (same.status, same.body))
+        self.assertEqual((200, str(len(DATA))), (head.status, head.headers["content-length"]))
+
+    def test_names_are_listed_by_prefix_in_pages(self) -> None:
+        """In the order of their bytes; each page begins after the last name of the one before."""
+        for name in ("b/2", "a", "b/1", "b", "c", "b/\u00e4"):
+            self.name(name, SHA, 7)
+
+        self.assertEqual(["a", "b", "b/1", "b/2", "b/\u00e4", "c"], self.names())
+        self.assertEqual(["b/1", "b/2", "b/\u00e4"], self.names("?prefix=b/"))
+        self.assertEqual([], self.names("?prefix=x"))
+        page = self.ask("GET", "/v1/files?prefix=b&limit=2").json()
+        self.assertEqual({"name": "b", "sha256": SHA, "size": 7, "serial": 4}, page["files"][0])
+        self.assertEqual((["b", "b/1"], True), ([one["name"] for one in page["files"]], page["limited"]))
+        self.assertEqual(["b/2", "b/\u00e4"], self.names("?prefix=b&after=b/1"))
+
+    def test_a_replica_fetches_what_is_named(self) -> None:
+        """As with a checksum: the answer waits for the bytes."""
+        self.name("a", SHA)
+        upstream = Upstream()
+        self.replica(upstream, rule="lazy")
+        talk = self.talk()
+        talk.say(self.request("GET", "/v1/files/by-name/a"))
+        upstream.comes.callback(None)
+        self.clock.advance(1)
+
+        self.assertEqual((200, DATA), (talk.answer().status, talk.answer().body))
+
+    def test_a_daemon_without_files_says_so(self) -> None:
+        """The names are not known there either."""
+        self.site = self.make_site()
+
+        for path in ("/v1/files/by-name/a", "/v1/files"):
+            self.assertEqual((404, "not_found"), self.refused(path), path)
+
+    def refused(self, path: str) -> tuple[int, str]:
+        """The status and the code of a GET."""
+        answer = self.ask("GET", path)
+        return answer.status, answer.json()["error"]
+
+    def test_a_copy_without_the_names_says_so(self) -> None:
+        """An empty list would claim that there are no files."""
+        self.publisher.holdings = Holdings(lambda: {"filter": '{"streams":["events"]}'})
+
+        for path in ("/v1/files/by-name/a", "/v1/files"):
+            self.assertEqual((409, "filtered"), self.refused(path), path)

@@ -30,7 +30,7 @@ class OpenApiTests(SiteCase):
         """Those that are refused in the query are left out."""
         paths = build_description()["paths"]
         for route in ROUTES:
-            operation = paths[route.path][route.method.lower()]
+            operation = paths[route.template][route.method.lower()]
             names = [one["name"] for one in operation["parameters"]]
             documented = [one.name for one in (*route.query, *route.headers) if one.is_documented]
 

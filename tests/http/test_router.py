@@ -1,5 +1,7 @@
 """Finding the routes of a path."""
 
+from urllib.parse import unquote
+
 import pytest
 
 from synrepl.http_api.route import Route, Router
@@ -10,6 +12,7 @@ TABLE = Router(
         Route("one.put", "PUT", "/v1/files/{sha256}", ""),
         Route("all.get", "GET", "/v1/files", ""),
         Route("lost.get", "GET", "/v1/files/missing", ""),
+        Route("named.get", "GET", "/v1/named/{name:path}", ""),
         Route("rows.get", "GET", "/v1/streams/{stream}/rows", ""),
     ]
 )
@@ -23,6 +26,12 @@ TABLE = Router(
         ("v1/files/missing", {"GET"}, {}),
         ("v1/streams/events/rows", {"GET"}, {"stream": "events"}),
         ("v1/streams/{stream}/rows", {"GET"}, {"stream": "{stream}"}),
+        ("v1/named/a", {"GET"}, {"name": "a"}),
+        ("v1/named/media/a b.txt", {"GET"}, {"name": "media/a b.txt"}),
+        ("v1/named/a//b/", {"GET"}, {"name": "a//b/"}),
+        ("v1/named//a", {"GET"}, {"name": "/a"}),
+        ("v1/named/", set(), {}),
+        ("v1/named", set(), {}),
         ("v1/files/", set(), {}),
         ("/v1/files", set(), {}),
         ("v1//files", set(), {}),
@@ -43,5 +52,16 @@ def test_a_path_has_the_routes_of_its_methods(
 
 
 def test_a_slash_that_was_escaped_parts_nothing() -> None:
-    """It is in a name, and no name has one."""
+    """It is in a name, and no name has one, but those that take all parts that are left."""
     assert ({}, {}) == TABLE.find(["v1", "files", "a/b"])
+    assert {"name": "a/b/c"} == TABLE.find(["v1", "named", "a/b", "c"])[1]
+
+
+@pytest.mark.parametrize("name", ["hello.txt", "media/2026/hello world.txt", "a?b#c%2F", "{sha256}", "ä//ö"])
+def test_a_name_with_slashes_survives_its_request(name: str) -> None:
+    """The path is made of it by the client, and read by the server."""
+    (route,) = TABLE.find(["v1", "named", "x"])[0].values()
+    target = route.request(name).target
+
+    assert target.startswith("/v1/named/")
+    assert {"name": name} == TABLE.find([unquote(part) for part in target[1:].split("/")])[1]

@@ -1,4 +1,4 @@
-"""Handlers of files by checksum: upload and download."""
+"""Handlers of files: upload and download by checksum, download by name, and the list of names."""
 
 from typing import Final
 
@@ -15,6 +15,7 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.headers import Unsatisfiable, header, matches, read_range
 from synrepl.transports.http.uploads import Upload
+from synrepl.wire.text import printable
 
 BLOCK: Final = 256 * 1024
 """Bytes per read."""
@@ -30,9 +31,25 @@ class FileAnswer(msgspec.Struct, frozen=True):
     size: int
 
 
+class FileEntry(msgspec.Struct, frozen=True):
+    """A name, and the file to which it refers since the fact with this serial. `size` is in bytes."""
+
+    name: str
+    sha256: str
+    size: int
+    serial: int
+
+
+class FilesAnswer(msgspec.Struct, frozen=True):
+    """Names in the order of their UTF-8 bytes; `limited`: there may be more after the last one."""
+
+    files: list[FileEntry]
+    limited: bool
+
+
 async def put(call: Call) -> FileAnswer:
     """Store the uploaded file if its checksum matches; a replica then sends it on towards the primary."""
-    request, files, sha256, hops = call.request, _store(call), call.path["sha256"], call.query["hops"]
+    request, files, sha256, hops = call.request, _store(call), _checksum(call), call.query["hops"]
     if hops > MAX_HOPS:
         why = "the file was forwarded too often: none of the daemons on the way is the primary"
         raise ApiError("upstream_away", why)
@@ -59,31 +76,65 @@ async def get(call: Call) -> None:
     call.check_readable()
     call.check_held([call.route.stream])
     files = _store(call)
-    file = await _open(call, files)
-    try:
-        await _send(call, files, file)
-    finally:
-        files.release(file)
+    await _answer(call, files, _checksum(call))
+
+
+async def get_by_name(call: Call) -> None:
+    """Send the file to which the name refers now, as `get` does."""
+    await call.read_your_writes()
+    call.check_readable()
+    call.check_held([call.route.stream])
+    files, name = _store(call), call.path["name"]
+    found = await files.find(name)
+    if found is None or found.sha256 is None:
+        raise _unknown_file(call, f"no fact of the stream files gives a file the name {printable(name)}")
+    await _answer(call, files, found.sha256)
+
+
+async def list_names(call: Call) -> FilesAnswer:
+    """List the names that begin with a prefix."""
+    await call.read_your_writes()
+    call.check_readable()
+    call.check_held([call.route.stream])
+    limit = call.query["limit"]
+    found = await _store(call).names_after(call.query["after"] or "", limit, call.query["prefix"] or "")
+    files = [FileEntry(one.name, one.sha256 or "", one.size or 0, one.serial) for one in found]
+    return FilesAnswer(files, limited=len(files) == limit)
 
 
 def _store(call: Call) -> Files:
     if call.services.files is None:
         raise ApiError("not_found", "this daemon stores no files")
-    check_checksum(call.path["sha256"])
     return call.services.files
 
 
-async def _open(call: Call, files: Files) -> StoredFile:
-    sha256, holdings = call.path["sha256"], call.holdings
+def _checksum(call: Call) -> str:
+    sha256 = call.path["sha256"]
+    check_checksum(sha256)
+    return sha256
+
+
+def _unknown_file(call: Call, why: str) -> ApiError:
+    if call.holdings.filter.writers is not None:
+        # This daemon holds only some writers: another writer may have named the file.
+        return call.filtered_error(f"{why}; {call.holdings.describe()}")
+    return ApiError("no_such_file", why)
+
+
+async def _answer(call: Call, files: Files, sha256: str) -> None:
+    file = await _open(call, files, sha256)
+    try:
+        await _send(call, files, file, sha256)
+    finally:
+        files.release(file)
+
+
+async def _open(call: Call, files: Files, sha256: str) -> StoredFile:
     file = await files.open(sha256)
     if file is not None:
         return file
     if not await files.is_named(sha256):
-        why = f"no fact of the stream files names {sha256}"
-        if holdings.filter.writers is not None:
-            # This daemon holds only some writers: another writer may have named the file.
-            raise call.filtered_error(f"{why}; {holdings.describe()}")
-        raise ApiError("no_such_file", why)
+        raise _unknown_file(call, f"no fact of the stream files names {sha256}")
     why = "it has not been uploaded"
     if files.is_replica:
         is_here = await files.wait_for(sha256, call.query["wait"])
@@ -93,8 +144,8 @@ async def _open(call: Call, files: Files) -> StoredFile:
     raise ApiError("file_not_here", f"{sha256} is not stored yet: {why}")
 
 
-async def _send(call: Call, files: Files, file: StoredFile) -> None:
-    request, sha256 = call.request, call.path["sha256"]
+async def _send(call: Call, files: Files, file: StoredFile, sha256: str) -> None:
+    request = call.request
     request.setHeader(b"etag", _tag(sha256))
     request.setHeader(b"accept-ranges", b"bytes")
     if matches(header(request, "if-none-match"), sha256):

@@ -53,7 +53,7 @@ def build_description() -> dict[str, Any]:
     _, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
     for route, handler in zip(ROUTES, handlers, strict=True):
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, handler)
+        paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, handler)
     return {
         "openapi": "3.1.0",
         "info": {
