@@ -19,7 +19,7 @@ from synrepl.cli.contexts import Contexts
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_client import split_urls
-from synrepl.ports.settings import duration
+from synrepl.ports.settings import duration_or_zero
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.text import printable_values
 
@@ -292,7 +292,7 @@ def duration_option(
     """Return an option with a duration, which the command receives in seconds. `names` as in click."""
     return click.option(
         *names,
-        type=_ParsedType("duration", lambda value: 0.0 if value in ("0", 0) else duration(value)),
+        type=_ParsedType("duration", duration_or_zero),
         metavar="DURATION",
         default=default,
         cls=Option,

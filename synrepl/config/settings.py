@@ -36,9 +36,11 @@ GROUPS: Final[Mapping[str, str]] = {
     " max_file_bytes",
     "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
     " stale_seconds refuse_stale_reads",
-    "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams",
+    "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams"
+    " no_federation",
     "Watch": "homeserver homeserver_workers",
-    "Connections": "dialect ping_seconds timeout_seconds heartbeat_seconds reader_bytes max_body_bytes",
+    "Connections": "dialect ping_seconds timeout_seconds request_seconds heartbeat_seconds reader_bytes"
+    " max_body_bytes",
 }
 """The headings of the manual in its order, each with the names of its settings."""
 
@@ -84,6 +86,11 @@ class Settings(
         metavar="TABLE",
         kind="file",
         example="{packages: {key: name, columns: {name: str, version: str}, writers: [index]}}",
+    )
+    no_federation: bool = setting(
+        False,
+        "Do not serve the stream federation: Synapse has none while its main process sends to other servers.",
+        parse=switch,
     )
     homeserver: tuple[Path, ...] = setting(
         (),

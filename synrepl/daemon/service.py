@@ -25,6 +25,7 @@ from synrepl.replication.roles.messages import PRIMARY, REPLICA
 from synrepl.storage.databases import engine_for
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
+from synrepl.streams.catalog import FEDERATION
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
@@ -61,7 +62,10 @@ class Daemon(Service):
         needs_name: bool = False,
     ) -> None:
         self.settings = settings
-        self.table = DaemonStreams(table if table is not None else StreamTable.default())
+        streams = table if table is not None else StreamTable.default()
+        self.table = DaemonStreams(
+            stream for stream in streams if not (settings.no_federation and stream.name == FEDERATION.name)
+        )
         self.declared: DeclaredStreams | None = None
         self.keyring = settings.keyring()
         self.credentials = settings.credentials()

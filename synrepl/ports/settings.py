@@ -113,6 +113,13 @@ def duration(value: Any) -> float:
     return seconds
 
 
+def duration_or_zero(value: Any) -> float:
+    """Parse a duration, or 0, which stands for no limit. Returns seconds."""
+    return (
+        0.0 if not isinstance(value, bool) and str(value).strip() in ("0", "0.0", "0s") else duration(value)
+    )
+
+
 def size(value: Any) -> int:
     """Parse a number of bytes, such as 1048576 or 1MiB."""
     found = re.fullmatch(r"(\d{1,18}) ?(B|KiB|MiB|GiB|TiB)?", str(value).strip(), re.ASCII)

@@ -193,7 +193,9 @@ class FollowerSender(Sender):
         self.pump()
 
     def send_command(self, command: Command) -> None:
-        """Queue a broadcast command."""
+        """Queue a broadcast command. A follower that does not read loses the oldest ones; each is counted."""
+        if len(self._commands) == MAX_COMMANDS:
+            self._metrics.commands_dropped.labels(self._commands[0].NAME).inc()
         self._commands.append(command)
         self.pump()
 

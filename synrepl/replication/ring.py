@@ -2,7 +2,7 @@
 
 import bisect
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final, Protocol
 
@@ -103,14 +103,10 @@ class Ring:
         self._oldest = self.newest - len(self._groups) + 1
         return group
 
-    def recent(self, count: int) -> list[Fact]:
-        """The newest facts in the ring, at most `count`, newest first."""
-        found: list[Fact] = []
+    def recent(self) -> Iterator[Fact]:
+        """Yield the facts in the ring, newest first. The ring must not change meanwhile."""
         for group in reversed(self._groups):
-            found += reversed(group.facts)
-            if len(found) >= count:
-                break
-        return found[:count]
+            yield from reversed(group.facts)
 
     def get(self, number: int) -> RingGroup | None:
         """The group with this number; None if it left the ring or does not exist yet."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -173,12 +174,12 @@ def build_status(
         "homeserver": None if watch is None or access.streams is not None else watch.status(),
         "followers": followers if access.streams is None else [],
         "streams": _streams(log, table, publisher.holdings.filter, access),
-        "recent": [fact for fact in _recent(publisher) if access.sees(fact["stream"])],
+        "recent": recent_facts(publisher, access, RECENT),
         **(ingest.status() if ingest is not None and access.streams is None else NO_INGEST),
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
         "facts_per_second": _rate(publisher, now, started_at),
-        "last_fact_at": next((fact.committed_at_ms / 1000 for fact in publisher.ring.recent(1)), None),
+        "last_fact_at": next((fact.committed_at_ms / 1000 for fact in publisher.ring.recent()), None),
         "disk": log.disk_usage(),
     }
 
@@ -214,7 +215,7 @@ def _what_to_do(state: str, replicated: Mapping[str, Any]) -> Iterator[str]:
 def _rate(publisher: Publisher, now: float, started_at: float) -> float:
     """The facts per second that were committed lately."""
     began = max(now - RATE_SECONDS, started_at)
-    times = [fact.committed_at_ms / 1000 for fact in publisher.ring.recent(RATE_FACTS)]
+    times = [fact.committed_at_ms / 1000 for fact in islice(publisher.ring.recent(), RATE_FACTS)]
     if len(times) == RATE_FACTS:
         began = max(began, times[-1])
     return round(sum(at >= began for at in times) / max(now - began, 1.0), 3)
@@ -252,7 +253,14 @@ def _warnings(
         yield f"{counted(files['quarantined'], 'file')} quarantined"
 
 
-def _recent(publisher: Publisher) -> list[dict[str, Any]]:
+def recent_facts(
+    publisher: Publisher, access: Access, limit: int, streams: frozenset[str] | None = None
+) -> list[dict[str, Any]]:
+    """Describe the newest facts in memory that the peer may see, newest first, at most `limit` of them.
+
+    `streams` selects streams (None: all). `at` is in Unix seconds, `rows` a number.
+    """
+    facts = (fact for fact in publisher.ring.recent() if access.sees(fact.stream))
     return [
         {
             "serial": fact.serial or None,
@@ -262,7 +270,7 @@ def _recent(publisher: Publisher) -> list[dict[str, Any]]:
             "rows": jsontext.count_rows(fact.rows),
             "at": fact.committed_at_ms / 1000,
         }
-        for fact in publisher.ring.recent(RECENT)
+        for fact in islice((one for one in facts if streams is None or one.stream in streams), limit)
     ]
 
 

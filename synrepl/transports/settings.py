@@ -7,7 +7,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from synrepl.errors import ConfigError, suggest
-from synrepl.ports.settings import NameSettings, duration, names, setting, size, switch, text, word
+from synrepl.ports.settings import (
+    NameSettings,
+    duration,
+    duration_or_zero,
+    names,
+    setting,
+    size,
+    switch,
+    text,
+    word,
+)
 from synrepl.replication.addresses import Address
 from synrepl.transports.endpoints import check_client, check_server
 from synrepl.wire.dialect import Dialect
@@ -105,11 +115,20 @@ class ConnectionSettings(NameSettings):
     timeout_seconds: float = setting(
         "25s", "The time after which a silent connection is closed.", parse=duration
     )
+    request_seconds: float = setting(
+        "30s",
+        "The time within which a new follower must send REPLICATE or PING; 0: none, for people with netcat.",
+        parse=duration_or_zero,
+    )
 
     @property
     def keepalive(self) -> Keepalive:
         """PING and timeouts of a connection."""
-        return Keepalive(ping_seconds=self.ping_seconds, timeout_seconds=self.timeout_seconds)
+        return Keepalive(
+            ping_seconds=self.ping_seconds,
+            timeout_seconds=self.timeout_seconds,
+            request_seconds=self.request_seconds,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -91,14 +91,16 @@ class Keepalive(msgspec.Struct, frozen=True):
 
     * `ping_seconds`: send PING after sending nothing for this long
     * `timeout_seconds`: a replica's upstream, or a peer that has ever sent PING, times out after this silence
-    * `handshake_seconds`: a server closes a connection without a request after this long, unless the peer
-      sends PING. A replica must finish HELLO and AUTH within it.
+    * `request_seconds`: a server closes a connection without a request after this long, unless the peer sends
+      PING; 0: never
+    * `handshake_seconds`: a replica must finish HELLO and AUTH within it
 
     Other peers that have sent a request do not time out (docs/reference/peers.md#tcp-keepalive).
     """
 
     ping_seconds: float = 5.0
     timeout_seconds: float = 25.0
+    request_seconds: float = 30.0
     handshake_seconds: float = 30.0
 
 
@@ -219,10 +221,13 @@ class Session:
         if self._peer_pings and now >= self._times_out_at:
             return self.fail("ping timeout")
         if now >= self._introduced_by:
-            seconds = self._keepalive.handshake_seconds
+            keepalive = self._keepalive
             if self._must_authenticate:
-                return self.fail(f"HELLO and AUTH were not finished within {seconds:g} seconds")
-            return self.fail(f"no request within {seconds:g} seconds: send REPLICATE to follow")
+                why = f"HELLO and AUTH were not finished within {keepalive.handshake_seconds:g} seconds"
+                return self.fail(why)
+            return self.fail(
+                f"no request within {keepalive.request_seconds:g} seconds: send REPLICATE to follow"
+            )
         if now >= self._pings_at:
             return [Send(self.encode([self._ping()]))]
         return []
@@ -256,7 +261,10 @@ class Session:
     def _introduced_by(self) -> float:
         if self._is_introduced or (self._peer_pings and not self._must_authenticate):
             return math.inf
-        return self._started + self._keepalive.handshake_seconds
+        keepalive = self._keepalive
+        if self._must_authenticate:
+            return self._started + keepalive.handshake_seconds
+        return self._started + (keepalive.request_seconds or math.inf)
 
     def fail(self, why: str) -> list[Action]:
         """Send ERROR and close. Does nothing if the session is already closed."""

@@ -79,6 +79,25 @@ class StatusTests(SiteCase):
         attached.dialect_known(CURRENT)
         return attached
 
+    def test_recent_facts_of_some_streams_are_shown_newest_first(self) -> None:
+        """Without their rows; an unknown stream is an error, so that no mistake looks like silence."""
+        self.receipts(2)
+        self.post("push_rules", [["@ada:hs"]])
+
+        everything = self.get("/v1/recent").json()["facts"]
+        newest = self.get("/v1/recent?streams=receipts&limit=1").json()["facts"]
+
+        self.assertEqual(["push_rules", "receipts", "receipts"], [one["stream"] for one in everything])
+        self.assertEqual([2], [one["serial"] for one in newest])
+        self.assertEqual({"serial", "stream", "writer", "token", "rows", "at"}, set(newest[0]))
+        self.assertEqual([], self.get("/v1/recent?streams=events").json()["facts"])
+        self.assertEqual((404, "unknown_stream"), self.refusal("/v1/recent?streams=nonsense"))
+
+    def refusal(self, path: str) -> tuple[int, str]:
+        """The status and the code of a refused GET."""
+        answer = self.get(path)
+        return answer.status, answer.json()["error"]
+
     def test_status_says_where_the_daemon_stands(self) -> None:
         """Each key is in the contract."""
         self.receipts(2)

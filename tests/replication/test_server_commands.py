@@ -8,6 +8,7 @@ from twisted.internet.defer import Deferred
 from synrepl.errors import NotConnected
 from synrepl.ingest.source import MAX_WAITING, ServerCommands
 from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower_sender import MAX_COMMANDS
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryEndpoint
 from synrepl.transports.tcp import FollowerFactory
@@ -124,6 +125,20 @@ def test_what_the_server_tells_all_comes_down() -> None:
 
     assert [b"far.example.org"] == one.lines("REMOTE_SERVER_UP")
     assert [b"far.example.org", b"near.example.org"] == other.lines("REMOTE_SERVER_UP")
+
+
+def test_commands_that_a_paused_follower_loses_are_counted() -> None:
+    """The oldest ones make room for the newest."""
+    pair = Pair(CURRENT)
+    worker(pair.world, pair.daemon)
+    (follower,) = pair.daemon.publisher.followers
+    assert follower.sender is not None
+    follower.sender.pause()
+    for number in range(MAX_COMMANDS + 3):
+        follower.sender.send_command(RemoteServerUp(server=f"{number}.example.org"))
+
+    dropped = pair.daemon.metrics.commands_dropped.labels("REMOTE_SERVER_UP")
+    assert 3 == dropped._value.get()
 
 
 def test_an_invalidation_goes_to_the_server_whose_stream_it_is() -> None:

@@ -1,6 +1,8 @@
 """The daemon as a process: how it starts, how it fails to, how it stops."""
 
 import socket
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,18 @@ def test_twist_runs_it_too(tmp_path: Path) -> None:
         daemon.terminate()
 
     assert not any("Traceback" in line for line in daemon.lines)
+
+
+def test_the_federation_stream_can_be_left_out(tmp_path: Path) -> None:
+    """Its followers are not told a position; a request for it is one for an unknown stream."""
+    with Daemon(tmp_path, options=("--no-federation",)) as daemon:
+        host, _, port = daemon.follow.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as follower:
+            follower.sendall(b"REPLICATE\n")
+            heard = b""
+            while b"POSITION to_device" not in heard:
+                heard += follower.recv(65_536)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{daemon.url}/v1/streams/federation/allocated", timeout=20)
+
+    assert b"POSITION federation" not in heard

@@ -343,6 +343,23 @@ class TestKeepalive:
         time.now = session.deadline()
         assert error_text(session.tick()) == NO_REQUEST
 
+    def test_the_time_for_a_request_can_be_set_or_none(self) -> None:
+        """With 0 a person with netcat may think for a day; a replica must authenticate all the same."""
+        time = Time()
+        patient = Session(SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(request_seconds=0))
+        quick = Session(SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(request_seconds=2))
+        replica = Session(SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(request_seconds=0))
+        replica.receive([HELLO])
+        assert quick.deadline() == 1002.0
+
+        time.now += 2
+        assert "no request within 2 seconds: send REPLICATE to follow" in error_text(quick.tick())
+        time.now += 28
+        assert "HELLO and AUTH were not finished within 30 seconds" in error_text(replica.tick())
+        time.now += 100_000
+        patient.tick()
+        assert not patient.closed
+
     def test_an_authenticated_replica_may_be_silent(self) -> None:
         """It has its own heartbeats."""
         time = Time()

@@ -1,7 +1,7 @@
 """FollowedServer: the conversation of a follower with the server that it is connected to."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from synrepl.ports.interfaces import IAllocated, IClock
@@ -18,7 +18,7 @@ from synrepl.replication.follower.waits import PositionWaits
 from synrepl.replication.strategies import FollowStrategy, following
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.wire.commands import EpochNotice, Error, Position, Rdata, Rewind, Server
+from synrepl.wire.commands import EpochNotice, Error, Position, Rdata, Rewind, Server, UserSync
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.extension import EpochMark
 from synrepl.wire.grammar import Command
@@ -40,6 +40,7 @@ class FollowedServer:
         *,
         clock: FollowerClock,
         catch_up: ICatchUp | None,
+        syncing_users: Callable[[], Iterable[UserSync]] | None = None,
     ) -> None:
         self.connection: Connection | None = None
         self.is_connected = False
@@ -53,6 +54,7 @@ class FollowedServer:
         self.catch_up = catch_up
         """Where missing facts are fetched; None if that is not known."""
         self._clock = clock
+        self._syncing_users = syncing_users
         self._last_received: float | None = None
         self._current_at = -math.inf
         self._strategy: FollowStrategy | None = None
@@ -98,6 +100,16 @@ class FollowedServer:
         known = [stream for stream in streams.table.known_to(dialect) if stream.name in self._executors]
         self.events.emit(FollowerEvent(kind="connected"))
         self._request(connection, [stream.name for stream in known], everything=streams.is_everything)
+        self._send_syncing_users(connection)
+
+    def _send_syncing_users(self, connection: Connection) -> None:
+        if self._syncing_users is None:
+            return
+        try:
+            for command in self._syncing_users():
+                connection.send(command)
+        except Exception as error:  # the worker's own function, or a field that the release lacks
+            self.events.report_failure(error, "", "the list of syncing users")
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Handle commands from the server.

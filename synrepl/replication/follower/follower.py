@@ -1,6 +1,6 @@
 """Follower: a worker's typed view of the streams of a server."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, TypeVar, overload
 
@@ -25,6 +25,7 @@ from synrepl.replication.follower.waits import PositionWaits
 from synrepl.streams.positions import VClock
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.wire.commands import UserSync
 from synrepl.wire.grammar import Command
 
 R = TypeVar("R")
@@ -77,6 +78,9 @@ class Follower:
       last one, before the position advances and waiters wake, so that a cached value is never older than the
       positions reported here. If facts may have been missed, everything the stream can invalidate is dropped.
       Caches declared while connected count from the next subscription or connection on.
+    * `syncing_users`: returns USER_SYNC for each user that is syncing at this worker. They are sent at each
+      connection, as Synapse's workers do: the server may have restarted, or taken this worker for dead.
+      Changes in between are the worker's own to `send`.
     * `allocated`: queried by `wait_for` for the highest token. `connect` sets it if missing and `http` is
       given.
 
@@ -101,6 +105,7 @@ class Follower:
         external_position: Callable[[str, str], int] | None = None,
         caches: CacheRegistry | None = None,
         allocated: IAllocated | None = None,
+        syncing_users: Callable[[], Iterable[UserSync]] | None = None,
     ) -> None:
         if start not in STARTS:
             raise ConfigError(
@@ -129,7 +134,13 @@ class Follower:
             events=events,
         )
         self.server = FollowedServer(
-            self._streams, self._waits, self._saver, events, clock=own_clock, catch_up=catch_up
+            self._streams,
+            self._waits,
+            self._saver,
+            events,
+            clock=own_clock,
+            catch_up=catch_up,
+            syncing_users=syncing_users,
         )
         self._tasks = tasks
         self._streams.own(StreamReports(self.server, tasks=tasks, clock=own_clock, metrics=metrics))

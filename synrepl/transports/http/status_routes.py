@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 
 from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
 from synrepl.replication.relay.registry import REPLICA_STATES
-from synrepl.replication.status import build_status
+from synrepl.replication.status import build_status, recent_facts
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.server import Services
 from synrepl.wire import jsontext
@@ -34,6 +34,35 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
 async def status(call: Call) -> bytes:
     """Return the status as JSON, with the streams that the peer may see."""
     return jsontext.dumps(_status(call)) + b"\n"
+
+
+class RecentFact(msgspec.Struct, frozen=True):
+    """A fact without its rows: `rows` is their number, `at` in Unix seconds. No serial: an ephemeral fact."""
+
+    serial: int | None
+    stream: str
+    writer: str
+    token: int
+    rows: int
+    at: float
+
+
+class RecentAnswer(msgspec.Struct, frozen=True):
+    """The newest facts in memory, newest first."""
+
+    facts: list[RecentFact]
+
+
+async def recent(call: Call) -> RecentAnswer:
+    """List recent facts of the streams that the peer may see."""
+    call.check_readable()
+    streams = call.query["streams"]
+    for name in sorted(streams or ()):
+        _ = call.services.table[name]
+    call.check_streams(*sorted(streams or ()))
+    call.check_held(streams or ())
+    found = recent_facts(call.services.publisher, call.access, call.query["limit"], streams)
+    return RecentAnswer([RecentFact(**one) for one in found])
 
 
 async def page(call: Call) -> bytes:

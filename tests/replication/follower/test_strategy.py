@@ -1019,6 +1019,33 @@ class TestSubscribers:
         with pytest.raises(NotConnected):
             story.follower.send(command)
 
+    @pytest.mark.parametrize("dialect", [LEGACY, CURRENT], ids=str)
+    def test_syncing_users_are_sent_at_each_connection(self, dialect: Dialect) -> None:
+        """The server may have restarted since, and has forgotten them."""
+        syncing = [UserSync(instance_id="i", user_id="@ada:hs", is_syncing=True, last_sync_ms=1)]
+        story = Story(dialect, "to_device", syncing_users=lambda: syncing)
+        line = "USER_SYNC @ada:hs start 1" if dialect is LEGACY else "USER_SYNC i @ada:hs start 1"
+        story.wait()
+        assert 1 == story.master.hears().count(line)
+
+        story.master.drop()
+        syncing.append(UserSync(instance_id="i", user_id="@bob:hs", is_syncing=True, last_sync_ms=2))
+        story.wait(30)
+
+        heard = story.master.hears()
+        assert [line, line.replace("ada", "bob").replace("start 1", "start 2")] == [
+            one for one in heard if one.startswith("USER_SYNC")
+        ]
+
+    def test_a_list_of_syncing_users_that_fails_is_reported(self) -> None:
+        """The worker follows all the same."""
+        story = Story(CURRENT, "to_device", syncing_users=lambda: 1 / 0)
+        story.hears("POSITION to_device master 1 1", *rows(2, 3))
+        story.wait()
+
+        assert [2, 3] == [token for _, _, token, _ in story.applied]
+        assert any("the list of syncing users failed" in event.text for event in story.events)
+
     def test_positions_are_saved_after_the_facts(self) -> None:
         """And not once for each, as that would cost more than the facts."""
         story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 50))
