@@ -115,9 +115,7 @@ def duration(value: Any) -> float:
 
 def duration_or_zero(value: Any) -> float:
     """Parse a duration, or 0, which stands for no limit. Returns seconds."""
-    return (
-        0.0 if not isinstance(value, bool) and str(value).strip() in ("0", "0.0", "0s") else duration(value)
-    )
+    return 0.0 if not isinstance(value, bool) and str(value).strip() == "0" else duration(value)
 
 
 def size(value: Any) -> int:

@@ -19,7 +19,7 @@ class UnknownNamesTests(SiteCase):
         for route in ROUTES:
             if not route.path.startswith("/v1/") or route.method == "PUT":
                 continue
-            path = route.path.replace("{stream}", "push_rules").replace("{sha256}", "0" * 64)
+            path = route.template.replace("{stream}", "push_rules").replace("{sha256}", "0" * 64)
             path = path.format(uuid="u", name="n") if "{" in path else path
             body = b"{}" if route.method == "POST" else b""
             with self.subTest(path):
