@@ -70,7 +70,7 @@ def complaints(root: Path, mutants: Sequence[Mutant]) -> list[str]:
     """Return the errors of the list, one line each; empty if it is valid."""
     ids = Counter(mutant.id for mutant in mutants)
     found = [f"{name} is listed {count} times" for name, count in ids.items() if count > 1]
-    for mutant in mutants:
+    for mutant in sorted(mutants, key=lambda mutant: mutant.file):
         found += [f"{mutant.id}: {why}" for why in _faults(root, mutant)]
     return found
 
@@ -88,7 +88,7 @@ def _faults(root: Path, mutant: Mutant) -> Iterator[str]:
             if mutant.file.endswith(".py"):
                 text = (root / mutant.file).read_text(encoding="utf-8")
                 first = text[: text.index(mutant.old)].count("\n") + 1
-                if _is_same_code(ast.parse(text), ast.parse(changed), first):
+                if _is_same_code(_parsed(text), ast.parse(changed), first):
                     yield "the fault changes no code"
         except (BadList, SyntaxError) as error:
             yield str(error)
@@ -99,6 +99,12 @@ def _faults(root: Path, mutant: Mutant) -> Iterator[str]:
     for name in _named(mutant.tests):
         if not _exists(root, name):
             yield f"there is no test {name}"
+
+
+@lru_cache(maxsize=1)
+def _parsed(text: str) -> ast.Module:
+    """The tree of a file, which has several mutants in a row."""
+    return ast.parse(text)
 
 
 def _is_same_code(before: ast.AST, after: ast.AST, line: int) -> bool:

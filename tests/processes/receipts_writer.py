@@ -1,8 +1,8 @@
 """A process that writes receipts into a homeserver's table, in every way there is to reserve ids.
 
 Run with the database's URL, its own name, a path, the first number of its facts, and what to do: ``load``,
-``idle``, or be ``stuck``. Each fact has a number, which goes to the file at the path once its commit has
-returned, synced. Its end is a kill.
+``trickle``, ``idle``, or be ``stuck``. Each fact has a number, which goes to the file at the path once its
+commit has returned, synced. Its end is a kill.
 """
 
 import os
@@ -37,6 +37,8 @@ INSERT: Final = "INSERT INTO receipts_linearized VALUES (%s, %s, '!r:a', %s, '$e
 JOBS: Final = 6
 SLOW_SECONDS: Final = 0.2
 AGAIN_SECONDS: Final = 0.05
+PAUSES: Final = {"load": 0.02, "trickle": 1.0}
+"""By what it does: how long a job rests at most after each transaction, in seconds."""
 
 reactor: Any = installed
 
@@ -55,12 +57,15 @@ class Load:
 
     _logger = Logger()
 
-    def __init__(self, pool: ConnectionPool, ids: MultiWriterIdGenerator, path: str, first: int) -> None:
+    def __init__(
+        self, pool: ConnectionPool, ids: MultiWriterIdGenerator, path: str, first: int, *, pause: float
+    ) -> None:
         self._pool = pool
         self._ids = ids
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._number = first
         self._chance = random.Random(first)
+        self._pause = pause
 
     async def run(self) -> None:
         """One job, for ever. What fails is left: its facts may be there or not."""
@@ -75,7 +80,7 @@ class Load:
             except Exception as error:
                 self._logger.info("failed: {error!r}", error=error)
                 await deferLater(reactor, AGAIN_SECONDS)
-            await deferLater(reactor, self._chance.random() * 0.02)
+            await deferLater(reactor, self._chance.random() * self._pause)
 
     async def _next(self) -> None:
         (number,) = self._numbers(1)
@@ -141,8 +146,8 @@ async def main(url: str, name: str, path: str, first: str, mode: str) -> None:
     await session.start()
     if mode == "stuck":
         await ids.next(owner="the stuck job").__aenter__()
-    elif mode == "load":
-        load = Load(pool, ids, path, int(first))
+    elif mode in PAUSES:
+        load = Load(pool, ids, path, int(first), pause=PAUSES[mode])
         for _ in range(JOBS):
             Deferred.fromCoroutine(load.run())
     print("ready:", name, flush=True)

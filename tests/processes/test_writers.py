@@ -67,14 +67,14 @@ def poll(is_so: Callable[[], object], what: str, *, seconds: float = PATIENCE_SE
 class Writer:
     """The writer of one name: its process, and the next after each kill."""
 
-    def __init__(self, url: str, name: str, folder: Path) -> None:
+    def __init__(self, url: str, name: str, folder: Path, mode: str) -> None:
         self.name = name
         self._url = url
         self._folder = folder
         self._path = folder / f"{name}.committed"
         self._path.touch()
         self.lives: list[Process] = []
-        self.start()
+        self.start(mode)
 
     @property
     def process(self) -> Process:
@@ -144,7 +144,9 @@ class Homeserver:
     `synrepl tail --state` in the legacy dialect.
     """
 
-    def __init__(self, server: PostgresServer, folder: Path, *, is_log_in_postgres: bool) -> None:
+    def __init__(
+        self, server: PostgresServer, folder: Path, *, is_log_in_postgres: bool, mode: str = "load"
+    ) -> None:
         self.url = server.new_database()
         self._folder = folder
         with psycopg.connect(self.url) as database:
@@ -168,7 +170,7 @@ class Homeserver:
         self._options: tuple[str, ...] = ("--config", str(config))
         if is_log_in_postgres:
             self._options += ("--database", self.url)
-        self.writers = [Writer(self.url, name, folder) for name in WRITERS]
+        self.writers = [Writer(self.url, name, folder, mode) for name in WRITERS]
         self.readers: list[Reader] = []
         self._daemons: list[Daemon] = []
         try:
@@ -371,7 +373,7 @@ def test_everybody_is_killed_and_nothing_is_lost(server: PostgresServer, tmp_pat
 @pytest.mark.story
 def test_a_stuck_writer_is_named_and_a_dead_one_released(server: PostgresServer, tmp_path: Path) -> None:
     """What it has unfinished holds up every follower: whose it is must be seen; and its end frees them."""
-    with Homeserver(server, tmp_path, is_log_in_postgres=False) as all_of_it:
+    with Homeserver(server, tmp_path, is_log_in_postgres=False, mode="trickle") as all_of_it:
         all_of_it.wait_for_load()
         stuck, *others = all_of_it.writers
         stuck.restart("stuck")

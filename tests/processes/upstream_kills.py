@@ -361,7 +361,7 @@ def follow_through_kills(folder: Path, rounds: int, *, more: More | None = None)
         readers.wait_for(1)
         times: list[dict[str, float]] = []
         for number in range(rounds):
-            with Load(members, seed=number) as load:
+            with Load(members, seed=number, pause=0.05) as load:
                 load.wait_for(100)
                 kill_and_promote(primary, replica, load, readers, 4 * 10**6 + 10 * number + 1)
                 marker = 10**6 + 10 * number + 1  # one row, as every tenth fact has three

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -29,11 +30,11 @@ RAISING: Final = {
 """What makes an error from a code, and at which position the code is."""
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
+@cache
+def trees() -> list[tuple[Path, ast.Module]]:
     """The modules that use codes."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        if path not in DECLARING:
-            yield path, ast.parse(path.read_text("utf-8"))
+    paths = [path for path in sorted(SOURCE.rglob("*.py")) if path not in DECLARING]
+    return [(path, ast.parse(path.read_text("utf-8"))) for path in paths]
 
 
 def codes_of(tree: ast.AST) -> Iterator[str]:
