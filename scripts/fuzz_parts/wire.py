@@ -22,8 +22,8 @@ from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialec
 from synrepl.wire.grammar import BROKER
 from synrepl.wire.session import Close, Deliver, Session, Warn
 from tests.captures import GOLDEN, said
-from tests.replication.test_broker import Story
-from tests.replication.worlds import World
+from tests.replication.clusters import FakeCluster
+from tests.replication.test_broker import Setup
 
 __all__ = ["DIALECTS", "TABLE", "NativeTarget", "RedisTarget", "SessionTarget"]
 
@@ -106,15 +106,15 @@ class NativeTarget(Target):
             spoken.append(data)
             return data
 
-        world = World(corrupt=record)
-        world.node("a")
-        world.wrote(world.nodes["a"], 3)
-        world.node("b", "a")
-        world.pass_(2)
-        world.wrote(world.nodes["a"], 2)
-        world.pass_(0.5)
+        cluster = FakeCluster(corrupt=record)
+        cluster.node("a")
+        cluster.wrote(cluster.nodes["a"], 3)
+        cluster.node("b", "a")
+        cluster.pass_(2)
+        cluster.wrote(cluster.nodes["a"], 2)
+        cluster.pass_(0.5)
         every = b"".join(spoken)
-        _end(world)
+        _end(cluster)
         return [bytes([who, 5]) + every[start:] for who in range(3) for start in range(0, len(every), 700)]
 
     def run(self, data: bytes) -> object:
@@ -156,20 +156,20 @@ class NativeTarget(Target):
     @staticmethod
     def _relayed(text: bytes, seed: int) -> object:
         """Send the text to a primary."""
-        world = World()
-        node = world.node("a")
-        world.wrote(node, 3)
+        cluster = FakeCluster()
+        node = cluster.node("a")
+        cluster.wrote(node, 3)
         try:
             protocol: Any = node._factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
-            answer = conversed(protocol, world.clock, text, seed)
+            answer = conversed(protocol, cluster.clock, text, seed)
         finally:
-            _end(world)
+            _end(cluster)
         return words(answer[0]), answer[1]
 
 
-def _end(world: World) -> None:
-    World.made.remove(world)
-    for node in world.nodes.values():
+def _end(cluster: FakeCluster) -> None:
+    FakeCluster.made.remove(cluster)
+    for node in cluster.nodes.values():
         node.kill()
 
 
@@ -185,18 +185,18 @@ class RedisTarget(Target):
         return [b"\n".join(spoken[start : start + 30]) for start in range(0, min(len(spoken), 1500), 30)]
 
     def run(self, data: bytes) -> object:
-        story = Story()
-        session = Session(BROKER, NEWEST, name="us", seconds=story.clock.seconds)
+        setup = Setup()
+        session = Session(BROKER, NEWEST, name="us", seconds=setup.clock.seconds)
         kinds = set()
         for action in session.receive(data.split(b"\n")):
             kinds.add(type(action).__name__)
             if isinstance(action, Deliver):
-                story.peer.received(action.commands)
+                setup.peer.received(action.commands)
             else:
                 assert isinstance(action, Warn | Close)
-        story.wait(2)
-        told = story.told()
-        story.peer.stop()
+        setup.wait(2)
+        told = setup.told()
+        setup.peer.stop()
         if sum(map(len, told)) > MAX_ANSWER:
             raise BadAnswer(f"{len(told)} lines were published, with more than {MAX_ANSWER} bytes")
-        return sorted(kinds), sorted({line.split(" ")[0] for line in told}), bool(story.applied)
+        return sorted(kinds), sorted({line.split(" ")[0] for line in told}), bool(setup.applied)

@@ -227,9 +227,9 @@ def stories(draw: st.DrawFn) -> tuple[Shape, int, list[tuple[str, Any]]]:
 
 
 @given(stories())
-def test_entries_are_as_the_model_says(story: tuple[Shape, int, list[tuple[str, Any]]]) -> None:
+def test_entries_are_as_the_model_says(setup: tuple[Shape, int, list[tuple[str, Any]]]) -> None:
     """For any sequence of operations; no index keeps a dropped key."""
-    shape, max_entries, steps = story
+    shape, max_entries, steps = setup
     entries, model = Entries(shape, max_entries), Model(shape, max_entries)
     begun: list[Computation] = []
 

@@ -91,7 +91,7 @@ class FakeOutput:
         self.error = self.error or error
 
 
-class Story:
+class Setup:
     """A check, and what its follower meets."""
 
     def __init__(self, *streams: str, announces_all: bool = True) -> None:
@@ -103,7 +103,7 @@ class Story:
             announces_all=announces_all,
         )
 
-    def greeted(self, *streams: str) -> "Story":
+    def greeted(self, *streams: str) -> "Setup":
         """A server greets, and tells its streams."""
         self.check.on_event(FollowerEvent(kind="connected"))
         self.check.on_event(FollowerEvent(kind="server", text="hs"))
@@ -114,12 +114,12 @@ class Story:
 
 def test_a_stream_that_the_server_lacks_ends_the_tail() -> None:
     """It waited in silence for ever."""
-    story = Story("receipts", "nope").greeted("caches", "receipts")
+    setup = Setup("receipts", "nope").greeted("caches", "receipts")
 
-    story.output.reactor.advance(STREAMS_SECONDS)
+    setup.output.reactor.advance(STREAMS_SECONDS)
 
     assert (
-        story.output.error
+        setup.output.error
         == "cannot follow tcp:h:1: there is no stream nope; the server has caches, receipts"
     )
 
@@ -127,33 +127,33 @@ def test_a_stream_that_the_server_lacks_ends_the_tail() -> None:
 @pytest.mark.parametrize("announces_all", [True, False])
 def test_streams_that_are_there_or_cannot_be_known_end_nothing(announces_all: bool) -> None:
     """Old servers push what is missing first, and tell each stream after that."""
-    story = Story("receipts", *([] if announces_all else ["typing"]), announces_all=announces_all).greeted(
+    setup = Setup("receipts", *([] if announces_all else ["typing"]), announces_all=announces_all).greeted(
         "receipts"
     )
 
-    story.output.reactor.advance(STREAMS_SECONDS * 2)
+    setup.output.reactor.advance(STREAMS_SECONDS * 2)
 
-    assert story.output.error == ""
+    assert setup.output.error == ""
 
 
 def test_a_mistyped_stream_ends_the_tail_at_once() -> None:
     """It took four seconds; a name of another release is waited for, as its server may be slow."""
-    story = Story("push_rulez").greeted("events", "push_rules")
+    setup = Setup("push_rulez").greeted("events", "push_rules")
 
-    story.output.reactor.advance(MISTYPED_SECONDS)
+    setup.output.reactor.advance(MISTYPED_SECONDS)
 
-    assert "there is no stream push_rulez; did you mean push_rules?; the server has" in story.output.error
+    assert "there is no stream push_rulez; did you mean push_rules?; the server has" in setup.output.error
 
 
 def test_all_streams_are_waited_for_while_they_come() -> None:
     """The last of many may come late."""
-    story = Story("own").greeted("events")
+    setup = Setup("own").greeted("events")
     for stream in ("push_rules", "receipts", "typing", "own"):
-        story.output.reactor.advance(MISTYPED_SECONDS * 0.9)
-        story.check.on_position(Position(stream=stream, instance="master", prev_token=1, token=1))
-    story.output.reactor.advance(STREAMS_SECONDS)
+        setup.output.reactor.advance(MISTYPED_SECONDS * 0.9)
+        setup.check.on_position(Position(stream=stream, instance="master", prev_token=1, token=1))
+    setup.output.reactor.advance(STREAMS_SECONDS)
 
-    assert story.output.error == ""
+    assert setup.output.error == ""
 
 
 @pytest.mark.parametrize("is_http_known", [False, True])
@@ -209,27 +209,27 @@ def test_a_lost_connection_names_its_address() -> None:
 
 def test_a_connection_lost_before_all_streams_are_told_ends_nothing() -> None:
     """What is lacking may come with the next connection."""
-    story = Story("receipts", "typing").greeted("receipts")
-    story.check.on_event(FollowerEvent(kind="disconnected", text="Connection was closed cleanly."))
+    setup = Setup("receipts", "typing").greeted("receipts")
+    setup.check.on_event(FollowerEvent(kind="disconnected", text="Connection was closed cleanly."))
 
-    story.output.reactor.advance(STREAMS_SECONDS * 2)
+    setup.output.reactor.advance(STREAMS_SECONDS * 2)
 
-    assert story.output.error == ""
+    assert setup.output.error == ""
 
 
 def test_a_missing_row_says_nothing_of_the_target() -> None:
     """Only what the server itself reports counts."""
-    story = Story()
-    story.check.on_event(
+    setup = Setup()
+    setup.check.on_event(
         FollowerEvent(kind="error", text="gap in receipts: http://h: unknown stream receipts")
     )
-    assert story.output.error == ""
+    assert setup.output.error == ""
 
-    story.check.on_event(
+    setup.check.on_event(
         FollowerEvent(kind="error", text="the server reports: unknown stream receipts", code="unknown_stream")
     )
 
-    assert story.output.error == "cannot follow tcp:h:1: unknown stream receipts; check --stream"
+    assert setup.output.error == "cannot follow tcp:h:1: unknown stream receipts; check --stream"
 
 
 @pytest.mark.parametrize(
@@ -243,11 +243,11 @@ def test_a_missing_row_says_nothing_of_the_target() -> None:
 )
 def test_a_disconnection_with_a_code_ends_the_tail_with_advice(code: str, ending: str) -> None:
     """Some reasons say themselves what to do."""
-    story = Story()
+    setup = Setup()
 
-    story.check.on_event(FollowerEvent(kind="disconnected", text="the reason", code=code))
+    setup.check.on_event(FollowerEvent(kind="disconnected", text="the reason", code=code))
 
-    assert story.output.error == f"cannot follow tcp:h:1: the reason{ending}"
+    assert setup.output.error == f"cannot follow tcp:h:1: the reason{ending}"
 
 
 @pytest.mark.parametrize("line", [b"junk", b"[]", b'{"serial":"x"}', b'{"serial":1}'])

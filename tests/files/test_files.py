@@ -5,7 +5,7 @@ from twisted.internet.defer import ensureDeferred
 from synrepl.errors import StorageError
 from synrepl.files.spool import ChecksumMismatch
 from tests.files.builders import checksum
-from tests.files.story import FilesCase, missing
+from tests.files.setup import FilesCase, missing
 
 A, B, C = (checksum(name.encode()) for name in "abc")
 

@@ -5,7 +5,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from synrepl.errors import StorageError
 from synrepl.files.files import Files
 from tests.files.builders import checksum
-from tests.files.story import FilesCase, missing
+from tests.files.setup import FilesCase, missing
 
 DATA = b"0123456789" * 3
 A, B, C = (checksum(name.encode()) for name in "abc")

@@ -12,13 +12,13 @@ from synrepl.files.files import Files
 from synrepl.files.queue import FileQueue
 from synrepl.testing.memory_engine import DelayedThread
 from tests.files.builders import checksum
-from tests.files.story import FilesCase, missing
+from tests.files.setup import FilesCase, missing
 
 CONTENTS = {checksum(data): data for data in (b"", b"x", b"0123456789", b"abcdefghijklmnop" * 4)}
 NAMES = ["one", "two", "three", "four"]
 
 
-class Story(FilesCase):
+class Setup(FilesCase):
     """A replica on a thread that takes its time, an upstream that misbehaves, kills at any moment."""
 
     def begin(self, seed: int, rule: Literal["eager", "lazy"]) -> None:
@@ -153,12 +153,12 @@ class Story(FilesCase):
 @given(st.integers(0, 2**32), st.sampled_from(["eager", "lazy"]))
 def test_no_wrong_bytes_ever_and_all_of_them_in_the_end(seed: int, rule: Literal["eager", "lazy"]) -> None:
     """Kills, damage on the disk, an upstream that lies, cuts and forgets."""
-    story = Story()
-    story.begin(seed, rule)
-    deeds = [story.say_something] * 3 + [story.ask, story.wait_a_moment] * 2
-    deeds += [story.damage, story.misbehave, story.heal, story.kill]
+    setup = Setup()
+    setup.begin(seed, rule)
+    deeds = [setup.say_something] * 3 + [setup.ask, setup.wait_a_moment] * 2
+    deeds += [setup.damage, setup.misbehave, setup.heal, setup.kill]
 
     for _ in range(40):
-        story.random.choice(deeds)()
+        setup.random.choice(deeds)()
 
-    story.end()
+    setup.end()

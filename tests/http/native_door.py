@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from synrepl.http_api.routes import CONNECTION, OCTETS, OFFSET
 from tests.http.builders import Answer, SiteCase
-from tests.replication.worlds import RawReplica
+from tests.replication.clusters import RawReplica
 
 __all__ = ["Door"]
 

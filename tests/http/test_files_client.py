@@ -18,7 +18,7 @@ from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.http_client import MAX_BUFFERED_BYTES
 from synrepl.transports.http.peer_clients import HttpFiles
 from tests.files.builders import checksum
-from tests.files.story import missing
+from tests.files.setup import missing
 from tests.http.files_builders import DATA, SHA, FilesSiteCase
 
 URL = "http://ada:pass@hs.example:9093"

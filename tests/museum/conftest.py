@@ -1,3 +1,3 @@
 """Worlds end with their test, as those of replication do."""
 
-from tests.replication.conftest import _worlds_end  # noqa: F401  # a fixture for every test here
+from tests.replication.conftest import _clusters_end  # noqa: F401  # a fixture for every test here

@@ -12,10 +12,10 @@ from synrepl.transports.native import MAX_QUEUED_BYTES, NativeConversation
 from synrepl.wire.blocks import Payload
 from synrepl.wire.position import LogPosition
 from tests.memory_engine import FaultyEngine
+from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 from tests.replication.relay.test_refusals import PINNED, known, trim
 from tests.replication.relay.test_sending import MOST
-from tests.replication.worlds import World
 from tests.storage.builders import DISK_FULL, LogCase, rows
 
 
@@ -26,20 +26,20 @@ def test_a_lease_that_was_created_again_hides_no_gap() -> None:
     Here: a reader states its position. If its facts are gone, it is refused, even if a lease of its name
     exists.
     """
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 10)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 10)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome)
     raw.transport.abortConnection()
-    world.wrote(a, 10)
-    digest = world.done(Deferred.fromCoroutine(_digest(a, 10)))
+    cluster.wrote(a, 10)
+    digest = cluster.done(Deferred.fromCoroutine(_digest(a, 10)))
 
     assert a.leases.drop("raw") is not None
     a.leases.add(PINNED, "raw")
-    trim(world, a, 15)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, LogPosition(1, 10, digest))
+    trim(cluster, a, 15)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, LogPosition(1, 10, digest))
 
     assert "trimmed" == raw.refusal()["code"]
     assert [] == raw.blocks("facts")
@@ -57,22 +57,22 @@ def test_nothing_is_lost_between_snapshot_and_tail() -> None:
     Here: the lease is created before the snapshot is taken. Facts written and trimmed meanwhile are in the
     copy.
     """
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 40)
-    b = world.node("b", "a", start=False)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 40)
+    b = cluster.node("b", "a", start=False)
     leases = []
     snapshot = a.log.snapshot
 
     def snapshot_with_a_writer_beside() -> object:
         leases.append(a.leases.lowest())
         taken = snapshot()
-        world.append(a, 10)
+        cluster.append(a, 10)
         return taken
 
     a.log.snapshot = snapshot_with_a_writer_beside  # type: ignore[method-assign, assignment]
-    world.start(b)
-    world.pass_(3)
+    cluster.start(b)
+    cluster.pass_(3)
 
     assert [0] == leases
     assert 50 == b.log.head.serial
@@ -85,17 +85,17 @@ def test_a_useless_position_pins_no_facts() -> None:
 
     Here: a reader that is refused and must join again loses its lease.
     """
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 5)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 5)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome)
     raw.transport.abortConnection()
-    world.wrote(a, 5)
+    cluster.wrote(a, 5)
     pinned = a.leases.lowest()
 
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, LogPosition(1, 5, "d" * 64))
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, LogPosition(1, 5, "d" * 64))
 
     assert (5, "fork") == (pinned, raw.refusal()["code"])
     assert a.leases.lowest() is None
@@ -107,11 +107,11 @@ def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.Monke
     Here: the memory for received facts is bounded, at the replica and at the primary. The replica catches up
     once writes slow down.
     """
-    world = World()
-    a = world.node("a", ring_bytes=10_000)
-    world.wrote(a, 20_000)
+    cluster = FakeCluster()
+    a = cluster.node("a", ring_bytes=10_000)
+    cluster.wrote(a, 20_000)
     slow = [0.0005]
-    b = world.node("b", "a", start=False, disk_delay=lambda: slow[0])
+    b = cluster.node("b", "a", start=False, disk_delay=lambda: slow[0])
     held: list[int] = []
     block = NativeConversation.block
 
@@ -120,14 +120,14 @@ def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.Monke
         held.append(conversation.size)
 
     monkeypatch.setattr(NativeConversation, "block", watched)
-    world.start(b)
+    cluster.start(b)
     slow[0] = 0.3
     for _ in range(40):
-        world.wrote(a, 2_000)
-        world.pass_(0.1)
+        cluster.wrote(a, 2_000)
+        cluster.pass_(0.1)
     behind = a.log.head.serial - b.log.head.serial
     slow[0] = 0.0005
-    world.pass_(30)
+    cluster.pass_(30)
 
     assert a.log.position == b.log.position
     assert behind > 10_000
@@ -168,15 +168,15 @@ def test_an_idle_replica_is_listed() -> None:
 
     Here: it is listed as idle, and as lost once it is gone.
     """
-    world = World()
-    a = world.node("a")
-    b = world.node("b", "a")
-    world.pass_(2)
-    world.wrote(a, 1)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b = cluster.node("b", "a")
+    cluster.pass_(2)
+    cluster.wrote(a, 1)
 
-    world.pass_(90, step=0.1)
+    cluster.pass_(90, step=0.1)
     idle = [one["state"] for one in a.relays.status()]
     b.kill()
-    world.pass_(1)
+    cluster.pass_(1)
 
     assert (["idle"], ["lost"]) == (idle, [one["state"] for one in a.relays.status()])

@@ -4,7 +4,7 @@ from synrepl.errors import NeverAllocated
 from synrepl.replication.presence import EXPIRY_SECONDS
 from synrepl.testing import Cluster
 from synrepl.wire.dialect import CURRENT
-from tests.replication.follower.test_strategy import Story
+from tests.replication.follower.test_strategy import Setup
 from tests.replication.test_serve_strategy import client
 
 
@@ -15,17 +15,17 @@ def test_typing_that_restarts_lower_is_a_new_life() -> None:
     Here: the follower takes the lower position and every row after the restart. A wait for a token from
     before the restart fails at once instead of hanging.
     """
-    story = Story(CURRENT, "typing").hears(
+    setup = Setup(CURRENT, "typing").hears(
         "POSITION typing master 40 40", 'RDATA typing master 41 ["!r",["@a:hs"]]'
     )
     waits: list[object] = []
-    story.follower.wait_for("typing", {"master": 50}, 1000).addBoth(lambda end: waits.append(end.value))
-    story.reconnect()
+    setup.follower.wait_for("typing", {"master": 50}, 1000).addBoth(lambda end: waits.append(end.value))
+    setup.reconnect()
 
-    story.hears("POSITION typing master 1 1", 'RDATA typing master 2 ["!r",["@b:hs"]]')
+    setup.hears("POSITION typing master 1 1", 'RDATA typing master 2 ["!r",["@b:hs"]]')
 
-    assert [41, 2] == story.tokens()
-    assert {"master": 2} == story.follower.positions()["typing"]
+    assert [41, 2] == setup.tokens()
+    assert {"master": 2} == setup.follower.positions()["typing"]
     (refused,) = waits
     assert isinstance(refused, NeverAllocated)
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.files.builders import checksum
-from tests.files.story import FilesCase, missing
+from tests.files.setup import FilesCase, missing
 from tests.http.builders import receipt
 from tests.http.test_write_forwarder import RelayCase
 

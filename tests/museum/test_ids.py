@@ -55,13 +55,13 @@ class IdTests(IdCase):
         Here: a wait for a token above all allocated ones fails at once, and names the highest. If told what
         readers have seen, a starting generator reports lost history and never reuses a seen id.
         """
-        story = Waiting()
-        story.begin("ada", master=99)
-        story.answer(54)
+        setup = Waiting()
+        setup.begin("ada", master=99)
+        setup.answer(54)
         self.write_facts(self.started("A", ["A"]), 3)
         generator = self.started("A", ["A"], seen=50)
 
-        ((_, error),) = story.ended
+        ((_, error),) = setup.ended
         self.assertIsInstance(error, NeverAllocated)
         self.assertEqual((99, 54), (error.want, error.allocated))
         self.assertEqual(["history_lost"], [finding.kind for finding in generator.problems])

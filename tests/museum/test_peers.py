@@ -12,7 +12,7 @@ from synrepl.testing.network import Network
 from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles
 from synrepl.wire.dialect import CURRENT
 from tests.certificates import Authority
-from tests.replication.follower.test_strategy import Story
+from tests.replication.follower.test_strategy import Setup
 from tests.replication.test_serve_strategy import append, client, cluster
 
 
@@ -37,14 +37,14 @@ def test_a_peer_that_accepts_and_drops_is_tried_less_often() -> None:
 
     Here: a connection is good only after its first POSITION is applied; until then the backoff grows.
     """
-    story = Story(CURRENT, "to_device")
+    setup = Setup(CURRENT, "to_device")
 
     for _ in range(600):
-        if story.master.is_connected:
-            story.master.drop()
-        story.wait(0.1)
+        if setup.master.is_connected:
+            setup.master.drop()
+        setup.wait(0.1)
 
-    assert 5 <= len(story.masters) <= 13
+    assert 5 <= len(setup.masters) <= 13
 
 
 def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:

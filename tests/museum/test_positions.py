@@ -11,7 +11,7 @@ from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.dialect import CURRENT
 from tests.http.builders import SiteCase, receipt
 from tests.raw_peer import raw_client
-from tests.replication.follower.test_strategy import TABLE, Story, rows
+from tests.replication.follower.test_strategy import TABLE, Setup, rows
 from tests.replication.test_serve_strategy import append, client
 
 
@@ -21,25 +21,25 @@ def test_a_position_does_not_overtake_queued_rows() -> None:
 
     Here: the follower handles both in order: no extra fetch, and no row is applied twice.
     """
-    story = Story(CURRENT, "push_rules")
+    setup = Setup(CURRENT, "push_rules")
     applied: list[int] = []
     busy: list[Deferred[None]] = []
 
-    @story.follower.on(TABLE["to_device"])
+    @setup.follower.on(TABLE["to_device"])
     async def apply(updates: Updates[Any]) -> None:
         busy.append(Deferred())
         await busy[-1]
         applied.append(updates.token)
 
-    story.hears("POSITION to_device master 1 1", *rows(2, 4), "POSITION to_device master 4 4")
+    setup.hears("POSITION to_device master 1 1", *rows(2, 4), "POSITION to_device master 4 4")
     before = list(applied)
     while busy:
         busy.pop().callback(None)
-        story.wait()
+        setup.wait()
 
     assert ([], [2, 3, 4]) == (before, applied)
-    assert [] == story.shelf.asked
-    assert {"master": 4} == story.follower.positions()["to_device"]
+    assert [] == setup.fake_catch_up.asked
+    assert {"master": 4} == setup.follower.positions()["to_device"]
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_a_position_is_fetched_for_only_if_it_shows_a_gap(
     """
     positions = MemoryPositions()
     positions.save({"to_device": {"master": 10}})
-    story = Story(CURRENT, "to_device", positions=positions)
+    setup = Setup(CURRENT, "to_device", positions=positions)
 
-    story.hears(f"POSITION to_device master {position}")
+    setup.hears(f"POSITION to_device master {position}")
 
-    assert asked == [(after, upto) for _, _, after, upto in story.shelf.asked]
-    assert {"master": reached} == story.follower.positions()["to_device"]
+    assert asked == [(after, upto) for _, _, after, upto in setup.fake_catch_up.asked]
+    assert {"master": reached} == setup.follower.positions()["to_device"]
 
 
 class TokenTests(SiteCase):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.redis.worlds import FakeWorld, Recorder, World, stopped
-from tests.replication.test_broker import REPLICATE, Story
+from tests.replication.test_broker import REPLICATE, Setup
 
 
 def test_replicate_waits_for_the_subscription() -> None:
@@ -11,16 +11,16 @@ def test_replicate_waits_for_the_subscription() -> None:
 
     Here: a process sends REPLICATE only after SUBSCRIBE is confirmed, so it misses no POSITION.
     """
-    story = Story(up=False)
-    story.peer.publisher_up()
-    before = story.told()
+    setup = Setup(up=False)
+    setup.peer.publisher_up()
+    before = setup.told()
 
-    story.peer.subscriber_up()
-    asked = story.told()
-    story.says("POSITION events w1 5 5")
+    setup.peer.subscriber_up()
+    asked = setup.told()
+    setup.says("POSITION events w1 5 5")
 
     assert ([], [REPLICATE]) == (before, asked)
-    assert {"w1": 5} == story.follower.positions()["events"]
+    assert {"w1": 5} == setup.follower.positions()["events"]
 
 
 def test_a_writer_that_reconnects_announces_its_positions() -> None:
@@ -29,17 +29,17 @@ def test_a_writer_that_reconnects_announces_its_positions() -> None:
 
     Here: a writer announces its positions by itself after each reconnect, so the others see the gap.
     """
-    story = Story()
-    story.append("@a:hs")
-    story.told()
+    setup = Setup()
+    setup.append("@a:hs")
+    setup.told()
 
-    story.peer.publisher_down("connection lost")
-    story.append("@b:hs")
-    lost = story.told()
-    story.peer.publisher_up()
+    setup.peer.publisher_down("connection lost")
+    setup.append("@b:hs")
+    lost = setup.told()
+    setup.peer.publisher_up()
 
     assert [] == lost
-    assert "POSITION to_device us 2 2" in story.told()
+    assert "POSITION to_device us 2 2" in setup.told()
 
 
 @pytest.mark.parametrize(("role", "sign"), [("publisher", "mute"), ("subscriber", "deaf")])
@@ -49,7 +49,7 @@ def test_each_of_two_connections_is_monitored(role: str, sign: str) -> None:
     Here: each connection has its own timeout. A silent one is replaced within 15 seconds; the other stays.
     """
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         assert isinstance(world, FakeWorld)
         member = Recorder()
         link = world.link(member)
@@ -65,7 +65,7 @@ def test_each_of_two_connections_is_monitored(role: str, sign: str) -> None:
 
         assert [sign] == noticed
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 def test_positions_of_caches_are_not_echoed() -> None:
@@ -73,10 +73,10 @@ def test_positions_of_caches_are_not_echoed() -> None:
 
     Here: a process announces positions of its own writers only, whatever it receives.
     """
-    story = Story(writes=[("to_device", "us")])
+    setup = Setup(writes=[("to_device", "us")])
 
     for token in range(5, 15):
-        story.says(f"POSITION caches w1 {token} {token}", f"POSITION caches w2 {token} {token}")
-        story.wait(1)
+        setup.says(f"POSITION caches w1 {token} {token}", f"POSITION caches w2 {token} {token}")
+        setup.wait(1)
 
-    assert [] == story.told()
+    assert [] == setup.told()

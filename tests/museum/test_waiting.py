@@ -2,7 +2,7 @@
 
 from tests.replication.follower.test_apply_queue import Waiting
 from tests.replication.follower.test_strategy import to_device
-from tests.replication.test_invalidating import Told
+from tests.replication.test_invalidating import CachedFollower
 
 
 def test_a_stream_that_rarely_moves_stalls_nobody() -> None:
@@ -11,17 +11,17 @@ def test_a_stream_that_rarely_moves_stalls_nobody() -> None:
     Here: a POSITION without rows wakes the waiter in the same turn of the event loop. A token that is
     reached already is not waited for.
     """
-    story = Waiting().hears("POSITION to_device master 5 5")
-    at = story.clock.seconds()
-    story.begin("reached", master=5)
-    story.begin("soon", master=8)
-    before = story.names()
+    setup = Waiting().hears("POSITION to_device master 5 5")
+    at = setup.clock.seconds()
+    setup.begin("reached", master=5)
+    setup.begin("soon", master=8)
+    before = setup.names()
 
-    story.hears("POSITION to_device master 5 8")
+    setup.hears("POSITION to_device master 5 8")
 
-    assert (["reached"], ["reached", "soon"]) == (before, story.names())
-    assert story.clock.seconds() - at < 1
-    assert not story.has_rest()
+    assert (["reached"], ["reached", "soon"]) == (before, setup.names())
+    assert setup.clock.seconds() - at < 1
+    assert not setup.has_rest()
 
 
 def test_the_position_moves_after_the_caches() -> None:
@@ -29,7 +29,7 @@ def test_the_position_moves_after_the_caches() -> None:
 
     Here: caches, then subscribers, then caches again, then the position, then waiters, for each fact.
     """
-    told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
+    told = CachedFollower(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
     told.since()
 
     told.hears(f"RDATA to_device master 2 {to_device(2)}")

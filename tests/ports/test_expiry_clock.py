@@ -10,7 +10,7 @@ DAY = 24 * 3600.0
 NOW = 1_790_000_000.0
 
 
-class Story:
+class Setup:
     """A wall clock that can be set, and a monotonic one that cannot."""
 
     def __init__(self, *, last: float | None = None) -> None:
@@ -36,51 +36,51 @@ class Story:
 
 def test_it_is_the_wall_clock_if_nobody_sets_it() -> None:
     """Also where that is a little fast or slow, as it is while it is corrected."""
-    story = Story()
+    setup = Setup()
 
-    assert 3600 == story.live(3600)
+    assert 3600 == setup.live(3600)
     for _ in range(1_000):
-        story.jump(0.5)
-        story.live(5)
-    assert 3600 + 1_000 * 5.5 == story.live(0)
+        setup.jump(0.5)
+        setup.live(5)
+    assert 3600 + 1_000 * 5.5 == setup.live(0)
 
 
 def test_a_jump_ahead_for_a_moment_counts_for_nothing() -> None:
     """The clock was 8 days ahead for 8 seconds, and a lease of 7 days ended."""
-    story = Story()
-    story.live(10)
-    story.jump(8 * DAY)
-    assert 18 == story.live(8, step=1)
-    story.jump(-8 * DAY)
+    setup = Setup()
+    setup.live(10)
+    setup.jump(8 * DAY)
+    assert 18 == setup.live(8, step=1)
+    setup.jump(-8 * DAY)
 
-    assert 28 == story.live(10)
+    assert 28 == setup.live(10)
 
 
 def test_a_jump_that_lasts_is_believed_after_a_day() -> None:
     """As where a machine without a battery starts in 1970, or was suspended."""
-    story = Story()
-    story.jump(8 * DAY)
-    assert BELIEF_SECONDS == story.live(BELIEF_SECONDS, step=60)
+    setup = Setup()
+    setup.jump(8 * DAY)
+    assert BELIEF_SECONDS == setup.live(BELIEF_SECONDS, step=60)
 
-    assert 8 * DAY + BELIEF_SECONDS + 60 == story.live(60, step=60)
+    assert 8 * DAY + BELIEF_SECONDS + 60 == setup.live(60, step=60)
 
 
 def test_the_lowest_of_several_jumps_is_believed() -> None:
     """A second jump, near the end of the day, has not lasted for a day."""
-    story = Story()
-    story.jump(DAY)
-    story.live(BELIEF_SECONDS - 60, step=60)
-    story.jump(8 * DAY)
+    setup = Setup()
+    setup.jump(DAY)
+    setup.live(BELIEF_SECONDS - 60, step=60)
+    setup.jump(8 * DAY)
 
-    assert DAY + BELIEF_SECONDS + 60 == story.live(120, step=60)
+    assert DAY + BELIEF_SECONDS + 60 == setup.live(120, step=60)
 
 
 def test_back_is_believed_at_once() -> None:
     """Then things expire later, which does no harm."""
-    story = Story()
-    story.jump(-3600)
+    setup = Setup()
+    setup.jump(-3600)
 
-    assert -3590 == story.live(10)
+    assert -3590 == setup.live(10)
 
 
 @pytest.mark.parametrize(
@@ -93,32 +93,32 @@ def test_back_is_believed_at_once() -> None:
 )
 def test_after_a_start_time_goes_on_where_it_was(last: float, expected: float) -> None:
     """Never beyond the wall clock."""
-    story = Story(last=last)
+    setup = Setup(last=last)
 
-    assert expected + 60 == story.live(60)
-    assert BELIEF_SECONDS + 120 == story.live(BELIEF_SECONDS + 60, step=60)
+    assert expected + 60 == setup.live(60)
+    assert BELIEF_SECONDS + 120 == setup.live(BELIEF_SECONDS + 60, step=60)
 
 
 def test_the_latest_of_the_stored_moments_counts() -> None:
     """In any order."""
-    story = Story(last=NOW - DAY)
-    story.expiry.resume(NOW - 2 * DAY)
-    assert -DAY == story.live(0)
-    story.expiry.resume(NOW - DAY / 2)
+    setup = Setup(last=NOW - DAY)
+    setup.expiry.resume(NOW - 2 * DAY)
+    assert -DAY == setup.live(0)
+    setup.expiry.resume(NOW - DAY / 2)
 
-    assert -DAY / 2 == story.live(0)
+    assert -DAY / 2 == setup.live(0)
 
 
 def test_a_jump_is_told_once() -> None:
     """An operator may correct the clock within the day. The time that the daemon was off is no news."""
-    story = Story(last=NOW - DAY)
+    setup = Setup(last=NOW - DAY)
     with capturedLogs() as events:
-        story.live(60)
+        setup.live(60)
         assert not events
-        story.jump(-DAY)
-        story.live(10)
-        story.jump(8 * DAY)
-        story.live(60)
+        setup.jump(-DAY)
+        setup.live(10)
+        setup.jump(8 * DAY)
+        setup.live(60)
 
     (event,) = events
     assert formatEvent(event) == (

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.captures import GOLDEN
 from tests.processes.channel import BY_ALL, Fact, compact
 
-__all__ = ["OTHER_SERVER", "SERVER", "Message", "Peers", "Told", "recording", "said_by"]
+__all__ = ["OTHER_SERVER", "SERVER", "Message", "Peers", "RecordedState", "recording", "said_by"]
 
 SERVER: Final = "localhost:52673"
 OTHER_SERVER: Final = "localhost:37905"
@@ -45,7 +45,7 @@ def recording(*names: str) -> list[Message]:
     return found
 
 
-class Told:
+class RecordedState:
     """What a server's processes had told by some moment: the facts, and where each writer stands."""
 
     def __init__(self, messages: Iterable[Message] = (), *, server: str = SERVER) -> None:
@@ -94,7 +94,7 @@ class Told:
         return [fact for fact in self.facts if fact.stream not in EPHEMERAL]
 
 
-def said_by(told: Told) -> list[str]:
+def said_by(told: RecordedState) -> list[str]:
     """What all its processes answer to REPLICATE."""
     return [
         f"POSITION {stream} {writer} {token} {token}" for (stream, writer), token in told.positions.items()
@@ -108,7 +108,7 @@ class Peers:
     they give pages that may hold later facts than were asked for, backfill from the highest down.
     """
 
-    def __init__(self, told: Told, *, secret: str, page_rows: int = 100) -> None:
+    def __init__(self, told: RecordedState, *, secret: str, page_rows: int = 100) -> None:
         self.told = told
         self.asked: list[tuple[str, str, int, int]] = []
         self.failures_left = 0
@@ -184,6 +184,6 @@ class Peers:
         self._thread.join(10)
 
 
-def names(told: Told) -> Sequence[str]:
+def names(told: RecordedState) -> Sequence[str]:
     """Every writer."""
     return sorted({writer for _, writer in told.positions})

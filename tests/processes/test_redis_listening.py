@@ -23,7 +23,7 @@ from tests.processes.channel import (
 from tests.processes.deployment import rows_of
 from tests.processes.loading import Asker, Refused
 from tests.processes.recordings import SERVER as RECORDED
-from tests.processes.recordings import Told, recording
+from tests.processes.recordings import RecordedState, recording
 from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon, Process
 
@@ -60,7 +60,7 @@ def receipt(token: int, *, writer: str = "w1") -> str:
 def test_metrics_tell_what_a_deployment_writes(tmp_path: Path, redis: RedisServer) -> None:
     """Positions, rows and bytes by stream, invalidations by cache: of what was taken in, once."""
     messages = recording("cold_start", "traffic_seed1_special_federation")
-    told = Told(messages)
+    told = RecordedState(messages)
     with (
         on_redis(tmp_path, redis, "observer", server=RECORDED) as daemon,
         Speaker(redis) as speaker,

@@ -28,7 +28,7 @@ from tests.processes.channel import (
     status,
 )
 from tests.processes.loading import report, size
-from tests.processes.recordings import SERVER, Message, Peers, Told, recording, said_by
+from tests.processes.recordings import SERVER, Message, Peers, RecordedState, recording, said_by
 from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
 
@@ -92,7 +92,7 @@ def difference(expected: Counter[Fact], had: Counter[Fact]) -> str:
     return said
 
 
-def wait_for_all(daemon: Daemon, told: Told, *, seconds: float = 20.0) -> None:
+def wait_for_all(daemon: Daemon, told: RecordedState, *, seconds: float = 20.0) -> None:
     """Until a daemon keeps what was told, and nothing else."""
     expected = identity(told.kept())
 
@@ -121,7 +121,7 @@ def test_a_recording_is_in_the_log_fact_by_fact(tmp_path: Path, redis: RedisServ
         eventually(lambda: redis_of(daemon.url)["subscribed"], "a daemon that hears")
         publish(speaker, messages)
 
-        told = Told(messages)
+        told = RecordedState(messages)
         wait_for_all(daemon, told)
         assert Counter(told.kept()) == Counter(kept(daemon.url)), "the first who told it is its writer"
         said = redis_of(daemon.url)
@@ -150,7 +150,7 @@ def _begins(stream: str, row: Any) -> str:
 def test_followers_of_every_release_get_a_recording(tmp_path: Path, redis: RedisServer) -> None:
     """Whatever their release knows, once, in the order of its writer, what nobody keeps included."""
     messages = recording(COLD_START, TRAFFIC)
-    told = Told(messages)
+    told = RecordedState(messages)
     with ExitStack() as stack:
         tails = []
         for dialect in UNKNOWN_TO:
@@ -181,8 +181,8 @@ def test_a_recording_through_kills_is_complete_at_rest(tmp_path: Path, redis: Re
     config = tmp_path / "config.yaml"
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "secret").chmod(0o600)
-    told = Told()
-    writers = sorted({writer for _, writer in Told(messages).positions})
+    told = RecordedState()
+    writers = sorted({writer for _, writer in RecordedState(messages).positions})
     with (
         Peers(told, secret=SECRET, page_rows=1_000) as peers,
         Speaker(redis) as speaker,
@@ -254,7 +254,7 @@ def test_a_recording_through_kills_is_complete_at_rest(tmp_path: Path, redis: Re
     report(f"recording: {len(places)} kills, {len(peers.asked)} requests, {repaired:g} gaps repaired")
 
 
-def _has_begun(daemon: Daemon, told: Told) -> bool:
+def _has_begun(daemon: Daemon, told: RecordedState) -> bool:
     streams = status(daemon.url)["streams"]
     return all(
         streams[stream]["writers"].get(writer, 0) >= token
@@ -268,7 +268,7 @@ def _replicates(messages: Sequence[Message]) -> int:
 
 def _places_to_kill(messages: Sequence[Message], chance: random.Random) -> list[int]:
     """In the middle of a batch, in the middle of a burst of backfill, and anywhere."""
-    told = Told()
+    told = RecordedState()
     in_batch, in_burst = [], []
     for position, message in enumerate(messages):
         told.add(message)
@@ -284,7 +284,7 @@ def _places_to_kill(messages: Sequence[Message], chance: random.Random) -> list[
 
 def test_a_gap_in_backfill_longer_than_a_page_is_fetched_whole(tmp_path: Path, redis: RedisServer) -> None:
     """Real writers answer with the highest facts, and name the lowest of them as where to go on."""
-    told = Told(recording(COLD_START, TRAFFIC))
+    told = RecordedState(recording(COLD_START, TRAFFIC))
     writer = "event_persister1"
     highest = told.positions["backfill", writer]
     (tmp_path / "secret").write_text(SECRET)

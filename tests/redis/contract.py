@@ -18,7 +18,7 @@ from synrepl.wire.commands import FederationAck, UserIp
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import Keepalive
-from tests.redis.worlds import SERVER, FakeWorld, Recorder, Story, World, rdata, refusal, stopped
+from tests.redis.worlds import SERVER, FakeWorld, Recorder, Setup, World, rdata, refusal, stopped
 
 if TYPE_CHECKING:
     Case = SynchronousTestCase
@@ -36,12 +36,12 @@ class Contract(Case):
 
     home: Path
 
-    def tell(self, story: Story) -> Any:
+    def tell(self, setup: Setup) -> Any:
         """Run the story in the case's world; what is returned is what the test returns."""
         raise NotImplementedError
 
 
-def story(test: Callable[[Any, World], Coroutine[Any, Any, None]]) -> Callable[[Any], Any]:
+def setup(test: Callable[[Any, World], Coroutine[Any, Any, None]]) -> Callable[[Any], Any]:
     """A test that its case tells in the world of the case."""
 
     @wraps(test)
@@ -60,15 +60,15 @@ class FakeCase(SynchronousTestCase):
         self.home = Path(tempfile.mkdtemp(prefix="synrepl-redis-"))
         self.addCleanup(shutil.rmtree, self.home)
 
-    def tell(self, story: Story) -> None:
+    def tell(self, setup: Setup) -> None:
         """Run it to its end; nothing of it may be left."""
-        FakeWorld(self.kind).run(story)
+        FakeWorld(self.kind).run(setup)
 
 
 class LinkContract(Contract):
     """What holds however Redis is reached."""
 
-    @story
+    @setup
     async def test_it_hears_what_it_says_in_order(self, world: World) -> None:
         """Also in batches, in a long run of small writes, and on the channels that commands have."""
         member = Recorder()
@@ -95,7 +95,7 @@ class LinkContract(Contract):
         self.assertEqual(world.address.public, state.address)
         self.assertIs(False, link.state().subscribed)
 
-    @story
+    @setup
     async def test_hearing_means_that_nothing_more_is_missed(self, world: World) -> None:
         """Whoever asks for positions before that would miss some."""
         published: list[int] = []
@@ -116,7 +116,7 @@ class LinkContract(Contract):
         self.assertEqual([1, 2], member.tokens)
         self.assertEqual(1, member.told.count("hearing"))
 
-    @story
+    @setup
     async def test_the_connections_have_names(self, world: World) -> None:
         """By which an operator finds them in CLIENT LIST."""
         member = Recorder()
@@ -128,7 +128,7 @@ class LinkContract(Contract):
 
         self.assertEqual(["synrepl:worker1:publisher", "synrepl:worker1:subscriber"], names)
 
-    @story
+    @setup
     async def test_large_and_odd_payloads_arrive_as_they_are(self, world: World) -> None:
         """Bytes are bytes: what looks like a number is none, what is no text harms nobody."""
         seen: list[bytes] = []
@@ -157,12 +157,12 @@ class LinkContract(Contract):
         self.assertEqual(5, link.state().messages_refused)
         self.assertEqual({3, 7, 8}, set(member.tokens))
 
-    @story
+    @setup
     async def test_the_subscriber_comes_back_alone(self, world: World) -> None:
         """The publisher is not to suffer for it."""
         await self.comes_back_alone(world, "subscriber", ["deaf", "hearing"])
 
-    @story
+    @setup
     async def test_the_publisher_comes_back_alone(self, world: World) -> None:
         """The subscriber is not to suffer for it."""
         await self.comes_back_alone(world, "publisher", ["mute", "speaking"])
@@ -186,7 +186,7 @@ class LinkContract(Contract):
         self.assertEqual(1, link.metrics.registry.get_sample_value("synrepl_reconnects_total"))
         self.assertEqual(0, link.metrics.registry.get_sample_value("synrepl_connections"))
 
-    @story
+    @setup
     async def test_a_killed_redis_is_found_again(self, world: World) -> None:
         """For ever, and at most 5 seconds after it is back."""
         member = Recorder()
@@ -208,7 +208,7 @@ class LinkContract(Contract):
         self.assertEqual((False, False), (state.subscribed, state.publishing))
         self.assertTrue(state.why)
 
-    @story
+    @setup
     async def test_stop_is_silent_at_any_time(self, world: World) -> None:
         """While connecting, while greeting, while waiting to try again, twice, and with something unsent."""
         for milliseconds in (0, 1, 2, 3, 5, 8, 20):
@@ -246,7 +246,7 @@ class LinkContract(Contract):
 class FlowContract(Contract):
     """What holds when somebody is slow or silent, or finds fault."""
 
-    @story
+    @setup
     async def test_a_big_write_pauses_the_member(self, world: World) -> None:
         """Or what a slow Redis does not take would pile up here."""
         member = Recorder()
@@ -264,7 +264,7 @@ class FlowContract(Contract):
 
         self.assertEqual(["pause", "resume"], member.told)
 
-    @story
+    @setup
     async def test_a_stopped_redis_is_noticed(self, world: World) -> None:
         """Its connections stay open: only silence tells."""
         member = Recorder()
@@ -282,7 +282,7 @@ class FlowContract(Contract):
         self.assertEqual(["hearing", "speaking"], sorted(before), "an idle Redis is no dead one")
         self.assertIn("no data from Redis for 0.4 seconds", member.whys)
 
-    @story
+    @setup
     async def test_reading_can_pause(self, world: World) -> None:
         """And a peer that we do not listen to is not taken for dead."""
         member = Recorder()
@@ -300,7 +300,7 @@ class FlowContract(Contract):
         self.assertEqual(([], [1]), (paused, member.tokens))
         self.assertNotIn("deaf", member.told)
 
-    @story
+    @setup
     async def test_fail_drops_both_and_they_come_back(self, world: World) -> None:
         """Whatever was wrong is over with a new beginning, or it is said again."""
         member = Recorder()
@@ -317,7 +317,7 @@ class FlowContract(Contract):
         self.assertEqual({"deaf", "mute", "hearing", "speaking"}, set(member.told))
         self.assertEqual(["a gap that cannot be mended"] * 2, member.whys)
 
-    @story
+    @setup
     async def test_a_member_that_finds_fault_ends_the_connections(self, world: World) -> None:
         """With the rest of what came in that read."""
         member = Recorder()
@@ -341,14 +341,14 @@ class FlowContract(Contract):
 class ClosedContract(Contract):
     """A Redis that requires a password. The link says what is wrong, and tries again."""
 
-    @story
+    @setup
     async def test_a_missing_password_is_told(self, world: World) -> None:
         """Nobody has named a file."""
         why = await refusal(world, address=RedisAddress.parse(world.url))
 
         self.assertIn("requires a password", why)
 
-    @story
+    @setup
     async def test_a_wrong_password_is_told(self, world: World) -> None:
         """But not shown."""
         path = self.home / "password"
@@ -363,7 +363,7 @@ class ClosedContract(Contract):
 class OpenContract(Contract):
     """A Redis without a password, of which somebody thinks that it has one."""
 
-    @story
+    @setup
     async def test_a_password_too_many_is_told(self, world: World) -> None:
         """Redis would let in anybody: the operator has to hear of it."""
         path = self.home / "password"
@@ -373,7 +373,7 @@ class OpenContract(Contract):
 
         self.assertIn("has no password", why)
 
-    @story
+    @setup
     async def test_a_password_file_that_is_missing_is_told(self, world: World) -> None:
         """By its name."""
         path = self.home / "none"

@@ -56,7 +56,7 @@ def test_hearing_waits_for_the_last_confirmation() -> None:
     world = FakeWorld()
     world.network.listen("redis", Factory.forProtocol(Slow))
 
-    async def story(_: World) -> None:
+    async def setup(_: World) -> None:
         member = Recorder()
         link = world.link(member)
         link.start()
@@ -72,14 +72,14 @@ def test_hearing_waits_for_the_last_confirmation() -> None:
         assert before == (["speaking"], [])
         assert member.told == ["speaking", "hearing"]
 
-    world.run(story)
+    world.run(setup)
     assert asked[0].split(b"\r\n")[2::2] == [b"SUBSCRIBE", USER_IP.encode(), SERVER.encode()]
 
 
 def test_only_what_belongs_there_is_sent() -> None:
     """A command that Redis does not carry is a bug here."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         link = world.link(Recorder())
         link.send(Position(stream="events", instance="w1", prev_token=1, token=2))  # mute: dropped
         with pytest.raises(LocalProtocolError):
@@ -87,7 +87,7 @@ def test_only_what_belongs_there_is_sent() -> None:
         with pytest.raises(LocalProtocolError):
             world.link(Recorder(), hears=[])
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 def test_what_makes_no_sense_is_logged_ten_times_a_minute() -> None:
@@ -99,7 +99,7 @@ def test_what_makes_no_sense_is_logged_ten_times_a_minute() -> None:
         if "ignored a bad message" in (event.get("log_format") or ""):
             lines.append(event["log_format"])
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         member = Recorder()
         link = world.link(member)
         link.start()
@@ -115,7 +115,7 @@ def test_what_makes_no_sense_is_logged_ten_times_a_minute() -> None:
 
     globalLogPublisher.addObserver(observe)
     try:
-        FakeWorld().run(story)
+        FakeWorld().run(setup)
     finally:
         globalLogPublisher.removeObserver(observe)
     assert len(lines) == MAX_LINES + 1
@@ -125,7 +125,7 @@ def test_what_makes_no_sense_is_logged_ten_times_a_minute() -> None:
 def test_what_makes_no_sense_costs_nothing_else_of_the_same_read() -> None:
     """The rows before it and after it may be of other neighbors."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         member = Recorder()
         link = world.link(member)
         link.start()
@@ -136,7 +136,7 @@ def test_what_makes_no_sense_costs_nothing_else_of_the_same_read() -> None:
         assert member.tokens == [1, 2]
         assert link.state().messages_refused == 1
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 # Only on the fake clock: how long things take
@@ -145,7 +145,7 @@ def test_what_makes_no_sense_costs_nothing_else_of_the_same_read() -> None:
 def test_a_silent_redis_is_noticed_within_15_seconds() -> None:
     """Neither sooner, when it is idle for minutes, nor later."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         assert isinstance(world, FakeWorld)
         member = Recorder()
         link = world.link(member)
@@ -162,13 +162,13 @@ def test_a_silent_redis_is_noticed_within_15_seconds() -> None:
         assert 10 <= noticed <= 15.1
         assert "no data from Redis for 15 seconds" in member.whys
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 def test_one_silent_connection_is_noticed_alone() -> None:
     """Half a connection can be lost, as when a firewall forgets it."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         assert isinstance(world, FakeWorld)
         member = Recorder()
         link = world.link(member)
@@ -182,13 +182,13 @@ def test_one_silent_connection_is_noticed_alone() -> None:
         await world.until(member.is_up)
         await stopped(world, link.stop())
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 def test_a_redis_that_accepts_and_says_nothing_is_given_up_after_10_seconds() -> None:
     """An attempt has its limit, or one that hangs would be the last."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         assert isinstance(world, FakeWorld)
         world.stall()
         member = Recorder()
@@ -202,7 +202,7 @@ def test_a_redis_that_accepts_and_says_nothing_is_given_up_after_10_seconds() ->
 
         assert member.whys[0] == "redis:6379: no answer within 10 seconds"
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 def attempts_in(world: FakeWorld, link: RedisLink, seconds: float) -> list[float]:
@@ -226,7 +226,7 @@ def attempts_in(world: FakeWorld, link: RedisLink, seconds: float) -> list[float
 def test_attempts_become_rarer_and_never_end() -> None:
     """At first soon, then every 5 seconds at most."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         assert isinstance(world, FakeWorld)
         world.kill()
         link = world.link(Recorder())
@@ -240,13 +240,13 @@ def test_attempts_become_rarer_and_never_end() -> None:
         assert len(waits) > 100
         assert len({round(wait, 2) for wait in waits[-50:]}) > 10, "they are spread"
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 def test_a_redis_that_lets_in_and_drops_is_not_hammered() -> None:
     """A connection has not proved good by coming up."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         assert isinstance(world, FakeWorld)
         member = Recorder()
         link = world.link(member)
@@ -264,13 +264,13 @@ def test_a_redis_that_lets_in_and_drops_is_not_hammered() -> None:
         assert "hearing" in member.told
         assert len(times) < 30
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 def test_a_refused_publish_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is lost: the member must learn that it has to be published again."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         member = Recorder()
         link = world.link(member)
         link.start()
@@ -289,14 +289,14 @@ def test_a_refused_publish_ends_the_connection(monkeypatch: pytest.MonkeyPatch) 
 
         assert "OOM" in member.whys[0]
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 @pytest.mark.parametrize("proof", ["established", "time"])
 def test_after_a_good_connection_the_delay_is_small_again(proof: str) -> None:
     """Somebody said that it is good, or it has answered for a while."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         assert isinstance(world, FakeWorld)
         world.kill()
         member = Recorder()
@@ -315,13 +315,13 @@ def test_after_a_good_connection_the_delay_is_small_again(proof: str) -> None:
 
         assert len(times) == 1
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 def test_stop_waits_5_seconds_for_a_redis_that_takes_nothing() -> None:
     """Also when it is asked to stop twice."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         assert isinstance(world, FakeWorld)
         member = Recorder()
         link = world.link(member)
@@ -338,14 +338,14 @@ def test_stop_waits_5_seconds_for_a_redis_that_takes_nothing() -> None:
         assert 5 <= taken < 5.1
         assert member.tokens == []
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 @pytest.mark.parametrize("when", ["hearing", "speaking"])
 def test_a_member_that_fails_is_connected_anew(when: str) -> None:
     """A bug in it is logged, and does not leave a connection that nobody watches."""
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         class Failing(Recorder):
             def subscriber_up(self) -> None:
                 super().subscriber_up()
@@ -371,7 +371,7 @@ def test_a_member_that_fails_is_connected_anew(when: str) -> None:
         assert len(names) == 2
         assert member.told.count(when) == 2
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 @pytest.mark.parametrize("word", ["deaf", "unreachable"])
@@ -391,7 +391,7 @@ def test_a_member_that_fails_on_bad_news_is_connected_anew(word: str) -> None:
             if told == word:
                 raise ZeroDivisionError
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         assert isinstance(world, FakeWorld)
         member = Failing()
         link = world.link(member)
@@ -410,7 +410,7 @@ def test_a_member_that_fails_on_bad_news_is_connected_anew(word: str) -> None:
 
         assert word in member.told
 
-    FakeWorld().run(story)
+    FakeWorld().run(setup)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -427,7 +427,7 @@ def test_what_is_published_while_it_hears_is_heard_once_and_in_order(seed: int) 
             self.tokens = []
             periods.append((published, self.tokens))
 
-    async def story(_: World) -> None:
+    async def setup(_: World) -> None:
         nonlocal published
         member = Hearer()
         link = world.link(member)
@@ -472,7 +472,7 @@ def test_what_is_published_while_it_hears_is_heard_once_and_in_order(seed: int) 
         assert speaks[::2] == ["speaking"] * len(speaks[::2])
         assert speaks[1::2] == ["mute"] * len(speaks[1::2])
 
-    world.run(story)
+    world.run(setup)
     assert len(periods) > 1
     for before, tokens in periods:
         if tokens:
@@ -490,7 +490,7 @@ def test_a_password_can_be_put_right_without_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("old")
 
-    async def story(world: World) -> None:
+    async def setup(world: World) -> None:
         member = Recorder()
         link = world.link(member, address=RedisAddress.parse(f"redis://redis?password_file={path}"))
         link.start()
@@ -499,7 +499,7 @@ def test_a_password_can_be_put_right_without_a_restart(tmp_path: Path) -> None:
         await world.until(member.is_up)
         await stopped(world, link.stop())
 
-    FakeWorld("password").run(story)
+    FakeWorld("password").run(setup)
 
 
 def test_what_is_no_redis_is_told() -> None:

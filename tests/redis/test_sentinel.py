@@ -30,7 +30,7 @@ def test_a_sentinel_that_hangs_does_not_keep_us_from_the_next() -> None:
     world, first, options = sentinel_world()
     first.stall()
 
-    async def story(_: World) -> None:
+    async def setup(_: World) -> None:
         member = Recorder()
         link = world.link(member, **options)
         link.start()
@@ -42,7 +42,7 @@ def test_a_sentinel_that_hangs_does_not_keep_us_from_the_next() -> None:
         await stopped(world, link.stop())
         first.go_on()
 
-    world.run(story)
+    world.run(setup)
 
 
 def test_a_demoted_master_is_not_taken() -> None:
@@ -50,7 +50,7 @@ def test_a_demoted_master_is_not_taken() -> None:
     world, _, options = sentinel_world()
     world.redis.is_master = False
 
-    async def story(_: World) -> None:
+    async def setup(_: World) -> None:
         member = Recorder()
         link = world.link(member, **options)
         link.start()
@@ -61,7 +61,7 @@ def test_a_demoted_master_is_not_taken() -> None:
         await world.until(member.is_up)
         await stopped(world, link.stop())
 
-    world.run(story)
+    world.run(setup)
 
 
 def test_what_every_sentinel_said_is_told() -> None:
@@ -70,7 +70,7 @@ def test_what_every_sentinel_said_is_told() -> None:
     first.kill()
     options["address"] = RedisAddress.parse("redis+sentinel://s1,s2/other")
 
-    async def story(_: World) -> None:
+    async def setup(_: World) -> None:
         member = Recorder()
         link = world.link(member, **options)
         link.start()
@@ -82,4 +82,4 @@ def test_what_every_sentinel_said_is_told() -> None:
             " s2:26379: it does not know the service other"
         )
 
-    world.run(story)
+    world.run(setup)

@@ -18,7 +18,7 @@ from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 from tests.redis.fake_redis import FakeRedis
 
-__all__ = ["SERVER", "FakeWorld", "Recorder", "Story", "World", "rdata", "refusal", "stopped"]
+__all__ = ["SERVER", "FakeWorld", "Recorder", "Setup", "World", "rdata", "refusal", "stopped"]
 
 SERVER = "hs.example"
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class World:
         raise NotImplementedError
 
 
-Story = Callable[[World], Coroutine[Any, Any, None]]
+Setup = Callable[[World], Coroutine[Any, Any, None]]
 
 
 async def stopped(world: World, ended: Deferred[None]) -> None:
@@ -173,10 +173,10 @@ class FakeWorld(World):
         self.url = "redis://redis"
         self.address = RedisAddress.parse(self.url)
 
-    def run(self, story: Callable[[World], Coroutine[Any, Any, T]]) -> T:
+    def run(self, setup: Callable[[World], Coroutine[Any, Any, T]]) -> T:
         """Tell a story to its end, and give what it returns; nothing of it may be left."""
         ends: list[Any] = []
-        Deferred.fromCoroutine(story(self)).addBoth(ends.append)
+        Deferred.fromCoroutine(setup(self)).addBoth(ends.append)
         assert ends, "the story waited for something that never happened"
         if isinstance(ends[0], Failure):
             ends[0].raiseException()

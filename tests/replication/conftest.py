@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.replication.worlds import World
+from tests.replication.clusters import FakeCluster
 
 
 @pytest.fixture(autouse=True)
-def _worlds_end() -> Iterator[None]:
+def _clusters_end() -> Iterator[None]:
     """So that nothing of one test happens in the middle of another."""
     yield
-    while World.made:
-        for node in World.made.pop().nodes.values():
+    while FakeCluster.made:
+        for node in FakeCluster.made.pop().nodes.values():
             node.kill()

@@ -26,8 +26,8 @@ from synrepl.wire.native import Hello
 from tests.files.builders import checksum
 from tests.http.builders import CATCH_UP, Answer, Talk
 from tests.raw_peer import raw_client
+from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
-from tests.replication.worlds import World
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "howto" / "replicas.md"
 
@@ -54,73 +54,73 @@ WAYS_OUT = {"stopped": "synrepl resync", "fenced": "synrepl resync"}
 """The command that an answer names, by its code."""
 
 
-def filtered(world: World) -> FakeNode:
+def filtered(cluster: FakeCluster) -> FakeNode:
     """A copy that lacks the stream that is asked for."""
-    _primary(world)
-    node = world.node("d", "a", upstream_streams=("push_rules",))
-    world.pass_(3)
+    _primary(cluster)
+    node = cluster.node("d", "a", upstream_streams=("push_rules",))
+    cluster.pass_(3)
     return node
 
 
-def joining(world: World) -> FakeNode:
+def joining(cluster: FakeCluster) -> FakeNode:
     """A replica that has not got its first copy."""
-    return world.node("d", "nowhere")
+    return cluster.node("d", "nowhere")
 
 
-def joining_anew(world: World) -> FakeNode:
+def joining_anew(cluster: FakeCluster) -> FakeNode:
     """A replica whose facts its upstream has trimmed away."""
-    a, node = _primary(world), world.node("d", "a")
-    world.pass_(3)
+    a, node = _primary(cluster), cluster.node("d", "a")
+    cluster.pass_(3)
     a.kill()
     assert node.replica is not None
     node.replica._must_join = "trimmed"
     return node
 
 
-def stopped(world: World) -> FakeNode:
+def stopped(cluster: FakeCluster) -> FakeNode:
     """A daemon with another log than its upstream's."""
-    _primary(world)
-    node = world.node("d")
-    world.wrote(node, 2)
-    _restart(world, node, upstream="a")
+    _primary(cluster)
+    node = cluster.node("d")
+    cluster.wrote(node, 2)
+    _restart(cluster, node, upstream="a")
     assert node.replica is not None
     assert "stopped" == node.replica.state
     return node
 
 
-def fenced(world: World) -> FakeNode:
+def fenced(cluster: FakeCluster) -> FakeNode:
     """A primary whose replica was promoted."""
-    a, b = _primary(world), world.node("b", "a")
-    world.pass_(3)
-    world.promote(b)
-    world.pass_(3)
+    a, b = _primary(cluster), cluster.node("b", "a")
+    cluster.pass_(3)
+    cluster.promote(b)
+    cluster.pass_(3)
     assert "fenced" == a.roles.role
     return a
 
 
-def stale(world: World) -> FakeNode:
+def stale(cluster: FakeCluster) -> FakeNode:
     """A replica that has not heard of its upstream for long."""
-    a, node = _primary(world), world.node("d", "a")
-    world.pass_(3)
+    a, node = _primary(cluster), cluster.node("d", "a")
+    cluster.pass_(3)
     a.kill()
-    world.pass_(90, step=1.0)
+    cluster.pass_(90, step=1.0)
     return node
 
 
-def _primary(world: World) -> FakeNode:
-    node = world.node("a")
-    world.wrote(node, 2)
+def _primary(cluster: FakeCluster) -> FakeNode:
+    node = cluster.node("a")
+    cluster.wrote(node, 2)
     return node
 
 
-def _restart(world: World, node: FakeNode, *, upstream: str) -> None:
+def _restart(cluster: FakeCluster, node: FakeNode, *, upstream: str) -> None:
     node.kill()
     node.upstream = upstream
-    world.start(node)
-    world.pass_(3)
+    cluster.start(node)
+    cluster.pass_(3)
 
 
-STATES: dict[str, Callable[[World], FakeNode]] = {
+STATES: dict[str, Callable[[FakeCluster], FakeNode]] = {
     "filtered": filtered,
     "joining": joining,
     "joining anew": joining_anew,
@@ -130,18 +130,18 @@ STATES: dict[str, Callable[[World], FakeNode]] = {
 }
 
 
-def follower_of(world: World, node: FakeNode, dialect: Dialect) -> str:
+def follower_of(cluster: FakeCluster, node: FakeNode, dialect: Dialect) -> str:
     """What a follower of this dialect is told of the stream."""
     position = f"{node.name} for {dialect.name}"
     factory = PublisherFactory(
-        node.publisher, server_name="hs", dialect=dialect, clock=world.clock, metrics=node.metrics
+        node.publisher, server_name="hs", dialect=dialect, clock=cluster.clock, metrics=node.metrics
     )
-    world.network.listen(position, factory)
-    peer = raw_client(world.network, position)
-    world.pass_(0.1)
+    cluster.network.listen(position, factory)
+    peer = raw_client(cluster.network, position)
+    cluster.pass_(0.1)
     if peer.is_connected:
         peer.says("REPLICATE to_device 0" if dialect is LEGACY else "REPLICATE")
-        world.pass_(0.2)
+        cluster.pass_(0.2)
     heard = peer.hears()
     assert "SERVER hs" == heard.pop(0)
     if heard and heard[-1].startswith("ERROR"):
@@ -154,17 +154,19 @@ def follower_of(world: World, node: FakeNode, dialect: Dialect) -> str:
     return "served" if is_true else "empty" if told else "not a word"
 
 
-def replica_of(world: World, node: FakeNode) -> str:
+def replica_of(cluster: FakeCluster, node: FakeNode) -> str:
     """What becomes of a replica that joins."""
     refusal = node.relays.join_refusal(Hello(uuid="u", name="new", nonce=""), ALL, LOCAL)
-    new = world.node("new", node.name)
-    world.pass_(3)
+    new = cluster.node("new", node.name)
+    cluster.pass_(3)
     if refusal is not None:
         return f"`{refusal.code}`"
     return "served" if new.log.position == node.log.position else "empty"
 
 
-def ask(world: World, node: FakeNode, method: str, path: str, body: bytes = b"", **options: Any) -> Answer:
+def ask(
+    cluster: FakeCluster, node: FakeNode, method: str, path: str, body: bytes = b"", **options: Any
+) -> Answer:
     """What the site of this node answers."""
     site = make_site(
         Services(
@@ -172,7 +174,7 @@ def ask(world: World, node: FakeNode, method: str, path: str, body: bytes = b"",
             publisher=node.publisher,
             table=node.table,
             metrics=node.metrics,
-            clock=world.clock,
+            clock=cluster.clock,
             settings=ApiSettings(server_name="hs"),
             **options,
         )
@@ -186,15 +188,15 @@ def ask(world: World, node: FakeNode, method: str, path: str, body: bytes = b"",
         if talk.heard.endswith((b"}", b"\n", b"\r\n\r\n")):
             asked.callback(talk.answer())
         else:
-            world.clock.callLater(0.01, look)
+            cluster.clock.callLater(0.01, look)
 
     look()
-    return world.done(asked)
+    return cluster.done(asked)
 
 
-def reader_of(world: World, node: FakeNode, path: str) -> str:
+def reader_of(cluster: FakeCluster, node: FakeNode, path: str) -> str:
     """What a reader over HTTP is told of the stream."""
-    answer = ask(world, node, "GET", path)
+    answer = ask(cluster, node, "GET", path)
     if answer.status in {409, 503}:
         body: dict[str, Any] = answer.json()
         return f"{answer.status} `{body['error'] if 'errcode' not in body else body['errcode']}`"
@@ -221,24 +223,24 @@ class Above:
         raise AssertionError(sha256)
 
 
-def writer_of(world: World, node: FakeNode, method: str, path: str, body: bytes, folder: Path) -> str:
+def writer_of(cluster: FakeCluster, node: FakeNode, method: str, path: str, body: bytes, folder: Path) -> str:
     """What becomes of something that is written here."""
     is_replica = node.replica is not None
     above = Above()
     files = Files(
         node.log,
-        FileStore(folder, seconds=world.clock.seconds),
+        FileStore(folder, seconds=cluster.clock.seconds),
         FileQueue(folder),
         ImmediateThread(),
-        world.clock,
+        cluster.clock,
         fetch=above if is_replica else None,
         refusal=node.roles.file_refusal,
         logger=Logger(),
     )
-    world.done(Deferred.fromCoroutine(files.start()))
-    passing = make_write_forwarder(node.log, world.clock, node.roles, files, Credentials())
-    answer = ask(world, node, method, path, body, files=files, write_forwarder=passing, roles=node.roles)
-    world.done(Deferred.fromCoroutine(files.stop()))
+    cluster.done(Deferred.fromCoroutine(files.start()))
+    passing = make_write_forwarder(node.log, cluster.clock, node.roles, files, Credentials())
+    answer = ask(cluster, node, method, path, body, files=files, write_forwarder=passing, roles=node.roles)
+    cluster.done(Deferred.fromCoroutine(files.stop()))
     if above.sent:
         assert 201 == answer.status
         return "passed on"
@@ -264,13 +266,13 @@ def rows_of_the_manual() -> dict[str, list[str]]:
 @pytest.mark.parametrize("state", STATES)
 def test_a_copy_answers_as_the_manual_says(state: str, tmp_path: Path) -> None:
     """It serves what is true, or refuses; it never says that there is nothing where it does not know."""
-    world = World()
-    node = STATES[state](world)
+    cluster = FakeCluster()
+    node = STATES[state](cluster)
 
-    followers = [follower_of(world, node, dialect) for dialect in (LEGACY, MIDDLE, CURRENT)]
-    readers = [reader_of(world, node, path) for path in READS.values()]
-    writers = [writer_of(world, node, *asked, tmp_path / str(n)) for n, asked in enumerate(WRITES)]
-    answers = [*followers, replica_of(world, node), *readers, *writers]
+    followers = [follower_of(cluster, node, dialect) for dialect in (LEGACY, MIDDLE, CURRENT)]
+    readers = [reader_of(cluster, node, path) for path in READS.values()]
+    writers = [writer_of(cluster, node, *asked, tmp_path / str(n)) for n, asked in enumerate(WRITES)]
+    answers = [*followers, replica_of(cluster, node), *readers, *writers]
 
     assert rows_of_the_manual()[state] == answers
     assert "empty" not in answers

@@ -69,7 +69,7 @@ class Channel:
         self.is_reading = True
 
 
-class Shelf:
+class FakeCatchUp:
     """Where missed facts are pulled from."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Chance(random.Random):
         return a + self._part * (b - a)
 
 
-class Story:
+class Setup:
     """A daemon called ``us`` that writes to_device, and others spoken by hand."""
 
     def __init__(
@@ -125,9 +125,9 @@ class Story:
         )
         self.network.listen("us", factory)
         self.applied: list[tuple[str, str, int]] = []
-        self.shelf = Shelf()
+        self.fake_catch_up = FakeCatchUp()
         self.follower = Follower(
-            instance="us", clock=self.clock, streams=TABLE, catch_up=self.shelf, canonical=True
+            instance="us", clock=self.clock, streams=TABLE, catch_up=self.fake_catch_up, canonical=True
         )
         self.follower.on_everything(self.apply)
         self.channel = Channel()
@@ -201,35 +201,35 @@ class TestJoining:
     @pytest.mark.parametrize("order", [["subscriber_up", "publisher_up"], ["publisher_up", "subscriber_up"]])
     def test_it_asks_once_it_both_hears_and_speaks(self, order: Sequence[str]) -> None:
         """An answer that comes before we hear is lost."""
-        story = Story(up=False)
-        getattr(story.peer, order[0])()
-        assert [] == story.told()
+        setup = Setup(up=False)
+        getattr(setup.peer, order[0])()
+        assert [] == setup.told()
 
-        getattr(story.peer, order[1])()
+        getattr(setup.peer, order[1])()
 
-        assert [REPLICATE] == story.told()
+        assert [REPLICATE] == setup.told()
 
     def test_nothing_is_told_in_the_probe_second(self) -> None:
         """Somebody may have our name; not even REPLICATE is answered."""
-        story = Story(up=False)
-        story.peer.subscriber_up()
-        story.peer.publisher_up()
-        story.append("@a:hs")
-        story.says(REPLICATE)
-        story.wait(PROBE_SECONDS - 0.2)
-        assert [REPLICATE] == story.told()
+        setup = Setup(up=False)
+        setup.peer.subscriber_up()
+        setup.peer.publisher_up()
+        setup.append("@a:hs")
+        setup.says(REPLICATE)
+        setup.wait(PROBE_SECONDS - 0.2)
+        assert [REPLICATE] == setup.told()
 
-        story.wait(0.2)
+        setup.wait(0.2)
 
         assert [
             "POSITION to_device us 0 0",
             'RDATA to_device us 1 ["@a:hs"]',
             "POSITION to_device us 1 1",
-        ] == story.told()
+        ] == setup.told()
 
     def test_each_reason_for_not_reaching_redis_is_logged_once(self) -> None:
         """Attempts repeat every few seconds, and would fill the log."""
-        story = Story(up=False)
+        setup = Setup(up=False)
         reasons: list[str] = []
 
         def observe(event: Any) -> None:
@@ -239,7 +239,7 @@ class TestJoining:
         globalLogPublisher.addObserver(observe)  # type: ignore[arg-type]
         try:
             for why in ("refused", "refused", "timed out", "timed out"):
-                story.peer.unreachable(why)
+                setup.peer.unreachable(why)
         finally:
             globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
 
@@ -247,40 +247,40 @@ class TestJoining:
 
     def test_it_asks_again_after_each_time_it_was_deaf(self) -> None:
         """What was told meanwhile was missed."""
-        story = Story()
+        setup = Setup()
         for _ in range(2):
-            story.peer.subscriber_down("cut")
-            story.peer.subscriber_up()
+            setup.peer.subscriber_down("cut")
+            setup.peer.subscriber_up()
 
-            assert REPLICATE in story.told()
+            assert REPLICATE in setup.told()
 
     def test_it_asks_again_when_its_question_may_be_lost(self) -> None:
         """A question that went with the publisher's connection is answered by nobody: whoever is quiet is
         not believed until the next subscription."""
-        story = Story(up=False)
-        story.peer.subscriber_up()
-        story.peer.publisher_up()
-        story.channel.lines.clear()  # lost with the connection
-        story.peer.publisher_down("cut")
-        story.peer.publisher_up()
+        setup = Setup(up=False)
+        setup.peer.subscriber_up()
+        setup.peer.publisher_up()
+        setup.channel.lines.clear()  # lost with the connection
+        setup.peer.publisher_down("cut")
+        setup.peer.publisher_up()
 
-        assert REPLICATE in story.told()
+        assert REPLICATE in setup.told()
 
     def test_it_asks_again_while_a_writer_does_not_answer(self) -> None:
         """Its answer can be lost with its connection. It is asked three times, then no more."""
-        story = Story()
-        story.says("POSITION events w1 5 5", "POSITION events w2 3 3")
-        story.wait(400)
-        assert REPLICATE not in story.told()
-        story.peer.subscriber_down("cut")
-        story.peer.subscriber_up()
-        story.told()
-        story.says("POSITION events w1 5 5")
+        setup = Setup()
+        setup.says("POSITION events w1 5 5", "POSITION events w2 3 3")
+        setup.wait(400)
+        assert REPLICATE not in setup.told()
+        setup.peer.subscriber_down("cut")
+        setup.peer.subscriber_up()
+        setup.told()
+        setup.says("POSITION events w1 5 5")
 
         asked = []
         for seconds in range(5, 2_000, 5):
-            story.clock.advance(5)
-            if REPLICATE in story.told():
+            setup.clock.advance(5)
+            if REPLICATE in setup.told():
                 asked.append(seconds)
 
         assert [5, 35, 335] == asked
@@ -288,108 +288,108 @@ class TestJoining:
     @pytest.mark.parametrize("answer", ["POSITION events w1 5 5", 'RDATA events w1 6 ["state-all",["!r"]]'])
     def test_it_does_not_ask_a_writer_that_has_answered(self, answer: str) -> None:
         """Its position says where it stands; rows alone do not."""
-        story = Story()
-        story.says("POSITION events w1 5 5")
-        story.peer.subscriber_down("cut")
-        story.peer.subscriber_up()
-        story.told()
-        story.says(answer)
-        story.wait(6)
+        setup = Setup()
+        setup.says("POSITION events w1 5 5")
+        setup.peer.subscriber_down("cut")
+        setup.peer.subscriber_up()
+        setup.told()
+        setup.says(answer)
+        setup.wait(6)
 
-        assert ("POSITION" not in answer) == (REPLICATE in story.told())
+        assert ("POSITION" not in answer) == (REPLICATE in setup.told())
 
     def test_rows_before_the_answers_are_not_believed(self) -> None:
         """There may be a hole before them, which the answer tells."""
-        story = Story()
-        story.says("POSITION events w1 5 5")
-        story.peer.subscriber_down("cut")
-        story.peer.subscriber_up()
-        story.shelf.facts = [(7, [b'["state-all",["!r"]]']), (8, [b'["state-all",["!r"]]'])]
-        story.says('RDATA events w1 8 ["state-all",["!r"]]')
-        assert [] == story.applied
+        setup = Setup()
+        setup.says("POSITION events w1 5 5")
+        setup.peer.subscriber_down("cut")
+        setup.peer.subscriber_up()
+        setup.fake_catch_up.facts = [(7, [b'["state-all",["!r"]]']), (8, [b'["state-all",["!r"]]'])]
+        setup.says('RDATA events w1 8 ["state-all",["!r"]]')
+        assert [] == setup.applied
 
-        story.says("POSITION events w1 8 8")
+        setup.says("POSITION events w1 8 8")
 
-        assert [("events", "w1", 5, 8)] == story.shelf.asked
-        assert [("events", "w1", 7), ("events", "w1", 8)] == story.applied
+        assert [("events", "w1", 5, 8)] == setup.fake_catch_up.asked
+        assert [("events", "w1", 7), ("events", "w1", 8)] == setup.applied
 
     def test_a_second_look_back_begins_where_the_first_did_that_was_cut_off(self) -> None:
         """Cache invalidations are told ahead of their position: 83 and 84 may come after 90."""
-        story = Story()
+        setup = Setup()
         row = '["get_user",["@a:hs"],1]'
-        story.says("POSITION caches w1 77 77", f"RDATA caches w1 82 {row}", f"RDATA caches w1 90 {row}")
-        story.shelf.is_silent = True
+        setup.says("POSITION caches w1 77 77", f"RDATA caches w1 82 {row}", f"RDATA caches w1 90 {row}")
+        setup.fake_catch_up.is_silent = True
         for token in (133, 218):
-            story.peer.subscriber_down("cut")
-            story.peer.subscriber_up()
-            story.says(f"POSITION caches w1 {token} {token}")
-        story.shelf.is_silent = False
-        story.shelf.facts = [(83, [row.encode()]), (90, [row.encode()]), (218, [row.encode()])]
-        story.peer.subscriber_down("cut")
-        story.peer.subscriber_up()
-        story.says("POSITION caches w1 218 218")
+            setup.peer.subscriber_down("cut")
+            setup.peer.subscriber_up()
+            setup.says(f"POSITION caches w1 {token} {token}")
+        setup.fake_catch_up.is_silent = False
+        setup.fake_catch_up.facts = [(83, [row.encode()]), (90, [row.encode()]), (218, [row.encode()])]
+        setup.peer.subscriber_down("cut")
+        setup.peer.subscriber_up()
+        setup.says("POSITION caches w1 218 218")
 
-        assert [("caches", "w1", 77, token) for token in (133, 218, 218)] == story.shelf.asked
-        assert [82, 90, 83, 218] == [token for _, _, token in story.applied]
+        assert [("caches", "w1", 77, token) for token in (133, 218, 218)] == setup.fake_catch_up.asked
+        assert [82, 90, 83, 218] == [token for _, _, token in setup.applied]
 
     def test_facts_of_before_a_cut_may_come_late(self) -> None:
         """Backfill is told from the highest token down: of 2010 and 2005 only the first may have come before
         the cut, so that the last thousand are asked for again."""
-        story = Story()
-        story.says("POSITION backfill w1 5 5", _backfill(2010, writer="w2"))
-        story.wait(1)
-        story.peer.subscriber_down("cut")
-        story.peer.subscriber_up()
-        story.shelf.facts = [(2005, [b'["$2005","!r","t",null,null,null]'])]
+        setup = Setup()
+        setup.says("POSITION backfill w1 5 5", _backfill(2010, writer="w2"))
+        setup.wait(1)
+        setup.peer.subscriber_down("cut")
+        setup.peer.subscriber_up()
+        setup.fake_catch_up.facts = [(2005, [b'["$2005","!r","t",null,null,null]'])]
 
-        story.says("POSITION backfill w2 2010 2010")
+        setup.says("POSITION backfill w2 2010 2010")
 
-        asked = [(after, upto) for _, _, after, upto in story.shelf.asked]
+        asked = [(after, upto) for _, _, after, upto in setup.fake_catch_up.asked]
         assert (1010, 2010) == (asked[0][0], asked[-1][1])
-        assert [2010, 2005] == [token for _, _, token in story.applied]
+        assert [2010, 2005] == [token for _, _, token in setup.applied]
 
     def test_a_writer_that_was_cut_off_moves_on_without_its_facts(self) -> None:
         """It said 8 and 7, and was cut off before 6; then it says only where it stands. From where it said so
         before, facts are asked for."""
-        story = Story()
-        story.says("POSITION backfill w1 5 5", _backfill(8), _backfill(7))
-        story.wait(1)
-        story.shelf.facts = [(6, [b'["$6","!r","t",null,null,null]'])]
+        setup = Setup()
+        setup.says("POSITION backfill w1 5 5", _backfill(8), _backfill(7))
+        setup.wait(1)
+        setup.fake_catch_up.facts = [(6, [b'["$6","!r","t",null,null,null]'])]
 
-        story.says("POSITION backfill w1 8 8")
+        setup.says("POSITION backfill w1 8 8")
 
-        assert [("backfill", "w1", 5, 8)] == story.shelf.asked
-        assert [7, 8, 6] == [token for _, _, token in story.applied]
+        assert [("backfill", "w1", 5, 8)] == setup.fake_catch_up.asked
+        assert [7, 8, 6] == [token for _, _, token in setup.applied]
 
     def test_a_writer_may_come_later_than_all_others(self) -> None:
         """Its first rows are all it has."""
-        story = Story()
-        story.says("POSITION events w1 5 5", 'RDATA events w2 6 ["state-all",["!r"]]')
+        setup = Setup()
+        setup.says("POSITION events w1 5 5", 'RDATA events w2 6 ["state-all",["!r"]]')
 
-        assert [("events", "w2", 6)] == story.applied
+        assert [("events", "w2", 6)] == setup.applied
 
     def test_every_order_of_coming_and_going_ends_in_the_same(self) -> None:
         """Whatever connection is lost and found first, and how often."""
         steps = {"subscriber_up": "subscriber_down", "publisher_up": "publisher_down"}
         for order in itertools.product(["subscriber_up", "publisher_up"], repeat=4):
-            story = Story()
+            setup = Setup()
             is_up = dict.fromkeys(steps, True)
             for which in order:
                 is_up[which] = not is_up[which]
                 step = which if is_up[which] else steps[which]
-                getattr(story.peer, step)(*([] if is_up[which] else ["cut"]))
-                story.append("@a:hs")
+                getattr(setup.peer, step)(*([] if is_up[which] else ["cut"]))
+                setup.append("@a:hs")
             for which, there in is_up.items():
                 if not there:
-                    getattr(story.peer, which)()
-            story.wait(2)
-            story.told()
-            story.append("@last:hs")
-            token = story.log.linear_position("to_device")
+                    getattr(setup.peer, which)()
+            setup.wait(2)
+            setup.told()
+            setup.append("@last:hs")
+            token = setup.log.linear_position("to_device")
 
-            assert [f'RDATA to_device us {token} ["@last:hs"]'] == story.told(), order
-            assert story.follower.is_connected
-            assert story.peer.name_conflict is None
+            assert [f'RDATA to_device us {token} ["@last:hs"]'] == setup.told(), order
+            assert setup.follower.is_connected
+            assert setup.peer.name_conflict is None
 
 
 class TestTelling:
@@ -397,105 +397,105 @@ class TestTelling:
 
     def test_facts_are_told_as_they_are_committed(self) -> None:
         """In the newest release's words."""
-        story = Story()
-        story.append("@a:hs", "@b:hs")
+        setup = Setup()
+        setup.append("@a:hs", "@b:hs")
 
-        assert ['RDATA to_device us 1 ["@a:hs"]', 'RDATA to_device us 2 ["@b:hs"]'] == story.told()
+        assert ['RDATA to_device us 1 ["@a:hs"]', 'RDATA to_device us 2 ["@b:hs"]'] == setup.told()
 
     def test_replicate_is_answered_with_what_it_writes(self) -> None:
         """Whoever asks; and with nothing else, though the log has more."""
-        story = Story(writes=[("to_device", "us"), ("caches", "us")])
-        story.log.append_assigned("events", [("w1", 5, b'[["state-all",["!r"]]]')])
-        story.append("@a:hs")
-        story.told()
-        story.says(REPLICATE)
+        setup = Setup(writes=[("to_device", "us"), ("caches", "us")])
+        setup.log.append_assigned("events", [("w1", 5, b'[["state-all",["!r"]]]')])
+        setup.append("@a:hs")
+        setup.told()
+        setup.says(REPLICATE)
 
-        assert ["POSITION caches us 0 0", "POSITION to_device us 1 1"] == sorted(story.told())
+        assert ["POSITION caches us 0 0", "POSITION to_device us 1 1"] == sorted(setup.told())
 
     def test_who_writes_nothing_says_nothing(self) -> None:
         """An observer is not heard but for its question."""
-        story = Story(writes=[])
-        story.says(REPLICATE, "POSITION events w1 5 5")
-        story.wait(5)
+        setup = Setup(writes=[])
+        setup.says(REPLICATE, "POSITION events w1 5 5")
+        setup.wait(5)
 
-        assert [] == story.told()
+        assert [] == setup.told()
 
     @pytest.mark.parametrize("stream", ["to_device", "events"])
     def test_facts_of_others_are_never_told(self, stream: str) -> None:
         """Also not those of a stream that we write as well."""
-        story = Story()
+        setup = Setup()
         rows = b'[["@a:hs"]]' if stream == "to_device" else b'[["state-all",["!r"]]]'
-        story.log.append_assigned(stream, [("w1", 5, rows)])
-        story.wait(1)
-        story.says(REPLICATE)
+        setup.log.append_assigned(stream, [("w1", 5, rows)])
+        setup.wait(1)
+        setup.says(REPLICATE)
 
-        assert ["POSITION to_device us 0 0"] == story.told()
+        assert ["POSITION to_device us 0 0"] == setup.told()
 
     def test_a_stream_that_synapse_does_not_know_is_never_told(self) -> None:
         """Its POSITION would cut every real process off."""
-        story = Story(writes=[("to_device", "us"), ("user_signature", "us")])
-        story.append("@a:hs", stream="user_signature")
-        story.says(REPLICATE)
+        setup = Setup(writes=[("to_device", "us"), ("user_signature", "us")])
+        setup.append("@a:hs", stream="user_signature")
+        setup.says(REPLICATE)
 
-        assert ["POSITION to_device us 0 0"] == story.told()
+        assert ["POSITION to_device us 0 0"] == setup.told()
 
     def test_own_echoes_are_ignored(self) -> None:
         """They are here already."""
-        story = Story()
-        story.append("@a:hs")
-        story.told()
-        story.says(REPLICATE)
-        story.told()
+        setup = Setup()
+        setup.append("@a:hs")
+        setup.told()
+        setup.says(REPLICATE)
+        setup.told()
 
-        assert [] == story.applied
-        assert "to_device" not in story.follower.positions()
-        assert story.peer.name_conflict is None
+        assert [] == setup.applied
+        assert "to_device" not in setup.follower.positions()
+        assert setup.peer.name_conflict is None
 
     def test_after_it_was_mute_it_tells_where_it_stands(self) -> None:
         """What was written last, and meanwhile, others fetch."""
-        story = Story()
-        story.append("@a:hs")
-        story.told()
-        story.peer.publisher_down("cut")
-        story.append("@b:hs")
-        assert [] == story.told()
+        setup = Setup()
+        setup.append("@a:hs")
+        setup.told()
+        setup.peer.publisher_down("cut")
+        setup.append("@b:hs")
+        assert [] == setup.told()
 
-        story.peer.publisher_up()
+        setup.peer.publisher_up()
 
-        assert "POSITION to_device us 2 2" in story.told()
+        assert "POSITION to_device us 2 2" in setup.told()
 
     def test_a_full_transport_is_waited_for(self) -> None:
         """And what waited is told, in order, once."""
-        story = Story()
-        story.peer.pause()
-        story.append("@a:hs")
-        assert [] == story.told()
+        setup = Setup()
+        setup.peer.pause()
+        setup.append("@a:hs")
+        assert [] == setup.told()
 
-        story.peer.resume()
+        setup.peer.resume()
 
-        assert ['RDATA to_device us 1 ["@a:hs"]'] == story.told()
+        assert ['RDATA to_device us 1 ["@a:hs"]'] == setup.told()
 
     def test_losing_a_full_transport_ends_the_pause(self) -> None:
         """The new one is empty, and nobody will say that it can take more."""
-        story = Story()
-        story.peer.pause()
-        story.peer.publisher_down("cut")
-        story.peer.publisher_up()
-        story.append("@a:hs")
+        setup = Setup()
+        setup.peer.pause()
+        setup.peer.publisher_down("cut")
+        setup.peer.publisher_up()
+        setup.append("@a:hs")
 
-        assert 'RDATA to_device us 1 ["@a:hs"]' in story.told()
+        assert 'RDATA to_device us 1 ["@a:hs"]' in setup.told()
 
     def test_after_stop_it_says_nothing(self) -> None:
         """And no timer of its own is left."""
-        story = Story(up=False)
-        story.peer.subscriber_up()
-        story.peer.publisher_up()
-        story.told()
-        story.peer.stop()
-        story.wait(PROBE_SECONDS + 1)
-        story.append("@a:hs")
+        setup = Setup(up=False)
+        setup.peer.subscriber_up()
+        setup.peer.publisher_up()
+        setup.told()
+        setup.peer.stop()
+        setup.wait(PROBE_SECONDS + 1)
+        setup.append("@a:hs")
 
-        assert [] == story.told()
+        assert [] == setup.told()
 
 
 class TestClash:
@@ -506,210 +506,210 @@ class TestClash:
     )
     def test_it_stops_telling(self, line: str) -> None:
         """Two under one name make everybody drop facts of both."""
-        story = Story()
-        story.says(line)
-        story.append("@a:hs")
-        story.says(REPLICATE)
+        setup = Setup()
+        setup.says(line)
+        setup.append("@a:hs")
+        setup.says(REPLICATE)
 
-        assert [] == story.told()
-        assert story.peer.name_conflict is not None
-        assert "another process on the channel writes to_device as us" in str(story.peer.name_conflict)
+        assert [] == setup.told()
+        assert setup.peer.name_conflict is not None
+        assert "another process on the channel writes to_device as us" in str(setup.peer.name_conflict)
 
     def test_a_page_of_the_log_that_arrives_after_a_conflict_is_not_published(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The log was being read when publishing stopped. Its facts have the name of two processes."""
-        story = Story()
-        monkeypatch.setattr(story.publisher.ring, "_max_bytes", 0)
-        story.peer.pause()
-        story.append("@a:hs")
-        story.append("@b:hs")
+        setup = Setup()
+        monkeypatch.setattr(setup.publisher.ring, "_max_bytes", 0)
+        setup.peer.pause()
+        setup.append("@a:hs")
+        setup.append("@b:hs")
         is_read: Deferred[None] = Deferred()
-        read = story.log.reads.facts
+        read = setup.log.reads.facts
 
         async def read_slowly(**options: Any) -> Any:
             await is_read
             return await read(**options)
 
-        monkeypatch.setattr(story.log.reads, "facts", read_slowly)
-        story.peer.resume()
-        story.says("POSITION to_device us 7 7")
+        monkeypatch.setattr(setup.log.reads, "facts", read_slowly)
+        setup.peer.resume()
+        setup.says("POSITION to_device us 7 7")
         is_read.callback(None)
-        story.wait(1)
+        setup.wait(1)
 
-        assert [] == story.told()
+        assert [] == setup.told()
 
     def test_the_very_next_fact_is_a_clash(self) -> None:
         """Both began at the same place, and the other was first; what is as far as ours may be ours."""
-        story = Story()
-        story.append("@a:hs", "@b:hs")
-        story.told()
-        story.says('RDATA to_device us 2 ["@b:hs"]')
-        assert story.peer.name_conflict is None
+        setup = Setup()
+        setup.append("@a:hs", "@b:hs")
+        setup.told()
+        setup.says('RDATA to_device us 2 ["@b:hs"]')
+        assert setup.peer.name_conflict is None
 
-        story.says('RDATA to_device us 3 ["@x:hs"]')
+        setup.says('RDATA to_device us 3 ["@x:hs"]')
 
-        assert story.peer.name_conflict is not None
+        assert setup.peer.name_conflict is not None
 
     def test_two_that_stop_for_each_other_do_not_go_on_together(self) -> None:
         """Each would hear the other's question in its quiet second, and both stop again, for ever."""
         waits = []
         for chance in (0.0, 1.0):
-            story = Story()
-            story.peer._claim._rng = Chance(chance)
-            story.says("POSITION to_device us 7 7")
-            began = story.clock.seconds()
-            while REPLICATE not in story.channel.lines:
-                story.clock.advance(0.25)
-            waits.append(story.clock.seconds() - began)
+            setup = Setup()
+            setup.peer._claim._rng = Chance(chance)
+            setup.says("POSITION to_device us 7 7")
+            began = setup.clock.seconds()
+            while REPLICATE not in setup.channel.lines:
+                setup.clock.advance(0.25)
+            waits.append(setup.clock.seconds() - began)
 
         assert CONFLICT_SECONDS == waits[0]
         assert waits[1] - waits[0] > 2 * PROBE_SECONDS
 
     def test_what_the_other_says_is_not_taken_in(self) -> None:
         """It would go into the log as our own."""
-        story = Story()
-        story.says("POSITION to_device us 7 7", 'RDATA to_device us 8 ["@x:hs"]')
+        setup = Setup()
+        setup.says("POSITION to_device us 7 7", 'RDATA to_device us 8 ["@x:hs"]')
 
-        assert [] == story.applied
+        assert [] == setup.applied
 
     def test_it_goes_on_when_the_other_was_quiet_for_long_enough(self) -> None:
         """Counted from the last word, and it asks before; then it tells where it stands."""
-        story = Story()
-        story.says("POSITION to_device us 7 7")
-        story.append("@a:hs")
-        story.wait(CONFLICT_SECONDS - 1)
-        story.says("POSITION to_device us 8 8")
-        story.wait(CONFLICT_SECONDS - 1)
-        assert [] == story.told()
+        setup = Setup()
+        setup.says("POSITION to_device us 7 7")
+        setup.append("@a:hs")
+        setup.wait(CONFLICT_SECONDS - 1)
+        setup.says("POSITION to_device us 8 8")
+        setup.wait(CONFLICT_SECONDS - 1)
+        assert [] == setup.told()
 
-        story.wait(CONFLICT_SECONDS * 0.1 + 1.1 + PROBE_SECONDS)
+        setup.wait(CONFLICT_SECONDS * 0.1 + 1.1 + PROBE_SECONDS)
 
-        assert [REPLICATE, "POSITION to_device us 1 1"] == story.told()[:2]
-        assert story.peer.name_conflict is None
+        assert [REPLICATE, "POSITION to_device us 1 1"] == setup.told()[:2]
+        assert setup.peer.name_conflict is None
 
     def test_one_that_is_heard_in_the_probe_second_is_a_clash(self) -> None:
         """That is what the second is for."""
-        story = Story(up=False)
-        story.peer.subscriber_up()
-        story.peer.publisher_up()
-        story.echo()
-        story.says('RDATA to_device us 7 ["@x:hs"]')
-        story.wait(PROBE_SECONDS + 5)
+        setup = Setup(up=False)
+        setup.peer.subscriber_up()
+        setup.peer.publisher_up()
+        setup.echo()
+        setup.says('RDATA to_device us 7 ["@x:hs"]')
+        setup.wait(PROBE_SECONDS + 5)
 
-        assert [REPLICATE] == story.told()
-        assert story.peer.name_conflict is not None
+        assert [REPLICATE] == setup.told()
+        assert setup.peer.name_conflict is not None
 
     def test_our_name_in_a_stream_that_we_do_not_write_is_another_writer(self) -> None:
         """Of a process that has a name of its own for each stream that it writes."""
-        story = Story()
-        story.says("POSITION events us 1 1", 'RDATA events us 2 ["state-all",["!r"]]')
+        setup = Setup()
+        setup.says("POSITION events us 1 1", 'RDATA events us 2 ["state-all",["!r"]]')
 
-        assert story.peer.name_conflict is None
-        assert [("events", "us", 2)] == story.applied
+        assert setup.peer.name_conflict is None
+        assert [("events", "us", 2)] == setup.applied
 
     def test_our_facts_are_right_after_it(self) -> None:
         """One made-up line stopped appends; now they go on, and are told when the other one is silent."""
-        story = Story()
-        story.says('RDATA to_device us 999999 ["@x:hs"]')
-        story.append("@a:hs", "@b:hs")
-        assert {"us": 2} == story.log.positions("to_device")
-        assert [] == story.told()
+        setup = Setup()
+        setup.says('RDATA to_device us 999999 ["@x:hs"]')
+        setup.append("@a:hs", "@b:hs")
+        assert {"us": 2} == setup.log.positions("to_device")
+        assert [] == setup.told()
 
-        story.wait(CONFLICT_SECONDS * 1.1 + PROBE_SECONDS + 1)
-        told = story.told()
-        story.append("@c:hs")
+        setup.wait(CONFLICT_SECONDS * 1.1 + PROBE_SECONDS + 1)
+        told = setup.told()
+        setup.append("@c:hs")
 
         assert [REPLICATE, "POSITION to_device us 2 2"] == told[:2]
-        assert ['RDATA to_device us 3 ["@c:hs"]'] == story.told()
-        assert 1 == story.conflicts()
+        assert ['RDATA to_device us 3 ["@c:hs"]'] == setup.told()
+        assert 1 == setup.conflicts()
 
     @pytest.mark.parametrize("line", ['RDATA to_device evil 999999 ["@x:hs"]', "POSITION to_device evil 7 7"])
     def test_another_writer_of_our_stream_is_told_and_not_taken_in(self, line: str) -> None:
         """Its facts in the log stopped appends for ever, as two would give the ids of one stream."""
-        story = Story()
-        story.says(line)
-        story.append("@a:hs")
+        setup = Setup()
+        setup.says(line)
+        setup.append("@a:hs")
 
-        assert "another process on the channel writes to_device as evil" in str(story.peer.stream_conflict)
-        assert [] == story.applied
-        assert {"us": 1} == story.log.positions("to_device")
-        assert ['RDATA to_device us 1 ["@a:hs"]'] == story.told()
-        story.wait(CONFLICT_SECONDS + 1)
-        assert story.peer.stream_conflict is None
-        assert 1 == story.conflicts()
+        assert "another process on the channel writes to_device as evil" in str(setup.peer.stream_conflict)
+        assert [] == setup.applied
+        assert {"us": 1} == setup.log.positions("to_device")
+        assert ['RDATA to_device us 1 ["@a:hs"]'] == setup.told()
+        setup.wait(CONFLICT_SECONDS + 1)
+        assert setup.peer.stream_conflict is None
+        assert 1 == setup.conflicts()
 
     @pytest.mark.parametrize("token", [0, 1])
     def test_another_that_wrote_nothing_is_no_clash(self, token: int) -> None:
         """A process of Synapse announces token 1 before its first fact."""
-        story = Story()
-        story.says(f"POSITION to_device w1 {token} {token}")
+        setup = Setup()
+        setup.says(f"POSITION to_device w1 {token} {token}")
 
-        assert story.peer.stream_conflict is None
-        assert 0 == story.conflicts()
+        assert setup.peer.stream_conflict is None
+        assert 0 == setup.conflicts()
 
     def test_a_token_that_no_sequence_reaches_is_not_believed(self) -> None:
         """It stayed as the highest of its stream for ever; after 2**63 - 1 no append finds a token."""
-        story = Story()
-        story.says(f'RDATA caches w1 {2**63 - 1} ["a",null,1]', f"POSITION caches w1 1 {2**53 + 1}")
-        assert set() == story.peer.writers
+        setup = Setup()
+        setup.says(f'RDATA caches w1 {2**63 - 1} ["a",null,1]', f"POSITION caches w1 1 {2**53 + 1}")
+        assert set() == setup.peer.writers
 
-        story.says(f"POSITION events w1 {2**53} {2**53}")
+        setup.says(f"POSITION events w1 {2**53} {2**53}")
 
-        assert {"w1"} == story.peer.writers
-        assert [] == story.applied
+        assert {"w1"} == setup.peer.writers
+        assert [] == setup.applied
 
     def test_writers_beyond_the_limit_are_not_taken_in(self) -> None:
         """10,000 of 20,000 invented ones were, and a scrape had 669 kB; those in the log are known."""
-        story = Story(exclusive=())
-        story.append("@a:hs")
-        story.peer = BrokerPeer(clock=story.clock, publisher=story.publisher)
+        setup = Setup(exclusive=())
+        setup.append("@a:hs")
+        setup.peer = BrokerPeer(clock=setup.clock, publisher=setup.publisher)
         for number in range(MAX_WRITERS + 50):
-            story.says(f"POSITION events invented{number} 1 1")
-        assert MAX_WRITERS - 1 == len(story.peer.writers)
+            setup.says(f"POSITION events invented{number} 1 1")
+        assert MAX_WRITERS - 1 == len(setup.peer.writers)
 
-        story.says("POSITION to_device us 1 1")
+        setup.says("POSITION to_device us 1 1")
 
-        assert "us" in story.peer.writers
+        assert "us" in setup.peer.writers
 
     def test_the_name_of_a_process_that_publishes_is_its_own_in_every_stream(self) -> None:
         """Nobody else may have it, so that nobody else's facts are stored under it."""
-        story = Story(instance="us")
-        story.says('RDATA events us 2 ["state-all",["!r"]]')
+        setup = Setup(instance="us")
+        setup.says('RDATA events us 2 ["state-all",["!r"]]')
 
-        assert "writes events as us" in str(story.peer.name_conflict)
-        assert [] == story.applied
+        assert "writes events as us" in str(setup.peer.name_conflict)
+        assert [] == setup.applied
 
     def test_a_new_connection_does_not_end_it(self) -> None:
         """The other is still there."""
-        story = Story()
-        story.says("POSITION to_device us 7 7")
-        story.peer.publisher_down("cut")
-        story.peer.subscriber_down("cut")
-        story.peer.subscriber_up()
-        story.peer.publisher_up()
-        story.wait(5)
+        setup = Setup()
+        setup.says("POSITION to_device us 7 7")
+        setup.peer.publisher_down("cut")
+        setup.peer.subscriber_down("cut")
+        setup.peer.subscriber_up()
+        setup.peer.publisher_up()
+        setup.wait(5)
 
-        assert [REPLICATE] == story.told()
+        assert [REPLICATE] == setup.told()
 
     @pytest.mark.parametrize("seconds", [20.0, 59.9, 61.0, 200.0])
     def test_answers_that_are_alike_are_no_clash(self, seconds: float) -> None:
         """It stands still, and says so each time it is asked."""
-        story = Story(writes=[("to_device", "us"), ("caches", "us")])
+        setup = Setup(writes=[("to_device", "us"), ("caches", "us")])
         for _ in range(4):
-            story.says(REPLICATE)
-            story.told()
-            story.wait(seconds)
+            setup.says(REPLICATE)
+            setup.told()
+            setup.wait(seconds)
 
-        assert story.peer.name_conflict is None
+        assert setup.peer.name_conflict is None
 
     @pytest.mark.parametrize("name", ["x" * 256, "\x07"])
     def test_names_that_cannot_be_kept_are_passed_over(self, name: str) -> None:
         """Names come from the channel."""
-        story = Story()
-        story.says(f'RDATA events {name} 2 ["state-all",["!r"]]')
+        setup = Setup()
+        setup.says(f'RDATA events {name} 2 ["state-all",["!r"]]')
 
-        assert [] == story.applied
+        assert [] == setup.applied
 
 
 class TestCommands:
@@ -717,93 +717,93 @@ class TestCommands:
 
     def test_what_a_worker_says_goes_up_once(self) -> None:
         """And does not come back down."""
-        story = Story()
-        worker = story.worker("NAME w", REPLICATE)
+        setup = Setup()
+        worker = setup.worker("NAME w", REPLICATE)
         worker.says(UP)
-        story.wait(0.1)
+        setup.wait(0.1)
 
-        assert [UP] == story.told()
-        story.wait(0.1)
+        assert [UP] == setup.told()
+        setup.wait(0.1)
         assert [] == [line for line in worker.hears() if UP in line]
 
     def test_what_is_heard_goes_down_once(self) -> None:
         """To each worker, and not up again."""
-        story = Story()
-        workers = [story.worker("NAME w", REPLICATE) for _ in range(2)]
-        story.says(UP)
-        story.wait(0.1)
+        setup = Setup()
+        workers = [setup.worker("NAME w", REPLICATE) for _ in range(2)]
+        setup.says(UP)
+        setup.wait(0.1)
 
         assert [[UP], [UP]] == [worker.hears() for worker in workers]
-        assert [] == story.told()
+        assert [] == setup.told()
 
     def test_equal_words_of_another_process_still_go_down(self) -> None:
         """Only our own one is left out."""
-        story = Story()
-        worker = story.worker("NAME w", REPLICATE)
+        setup = Setup()
+        worker = setup.worker("NAME w", REPLICATE)
         worker.says(UP)
-        story.wait(0.1)
-        story.told()
+        setup.wait(0.1)
+        setup.told()
         worker.hears()
-        story.says(UP)
-        story.wait(0.1)
+        setup.says(UP)
+        setup.wait(0.1)
 
         assert [UP] == worker.hears()
 
     def test_words_that_were_lost_are_not_waited_for(self) -> None:
         """The same words of another process go down, though our own never came back: we were deaf."""
-        story = Story()
-        worker = story.worker("NAME w", REPLICATE)
+        setup = Setup()
+        worker = setup.worker("NAME w", REPLICATE)
         worker.says(UP)
-        story.wait(0.1)
-        story.channel.lines.clear()  # they do not come back
-        story.peer.subscriber_down("cut")
-        story.peer.subscriber_up()
-        story.told()
+        setup.wait(0.1)
+        setup.channel.lines.clear()  # they do not come back
+        setup.peer.subscriber_down("cut")
+        setup.peer.subscriber_up()
+        setup.told()
         worker.hears()
-        story.says(UP)
-        story.wait(0.1)
+        setup.says(UP)
+        setup.wait(0.1)
 
         assert [UP] == worker.hears()
 
     def test_a_worker_that_names_no_life_is_given_one(self) -> None:
         """Before 1.13 the connection was it; when it ends so do its users."""
-        story = Story()
-        worker = story.worker("REPLICATE to_device NOW", "USER_SYNC @a:hs start 5")
-        told = story.told()
+        setup = Setup()
+        worker = setup.worker("REPLICATE to_device NOW", "USER_SYNC @a:hs start 5")
+        told = setup.told()
         life = told[0].split(" ")[1]
         assert [f"USER_SYNC {life} @a:hs None start 5"] == told
-        assert {"@a:hs"} == story.publisher.follower_commands.syncing.users()
+        assert {"@a:hs"} == setup.publisher.follower_commands.syncing.users()
 
         worker.drop()
-        story.wait(0.2)
+        setup.wait(0.2)
 
-        assert [f"CLEAR_USER_SYNC {life}"] == story.told()
-        assert set() == story.publisher.follower_commands.syncing.users()
+        assert [f"CLEAR_USER_SYNC {life}"] == setup.told()
+        assert set() == setup.publisher.follower_commands.syncing.users()
 
     def test_users_of_other_processes_are_known(self) -> None:
         """And end with them."""
-        story = Story()
-        story.says("USER_SYNC life @b:hs None start 5")
-        assert {"@b:hs"} == story.publisher.follower_commands.syncing.users()
+        setup = Setup()
+        setup.says("USER_SYNC life @b:hs None start 5")
+        assert {"@b:hs"} == setup.publisher.follower_commands.syncing.users()
 
-        story.says("CLEAR_USER_SYNC life")
+        setup.says("CLEAR_USER_SYNC life")
 
-        assert set() == story.publisher.follower_commands.syncing.users()
+        assert set() == setup.publisher.follower_commands.syncing.users()
 
     def test_while_mute_it_is_lost(self) -> None:
         """Fire and forget, as between Synapse's own processes; no echo is waited for."""
-        story = Story()
-        worker = story.worker("NAME w", REPLICATE)
-        story.peer.publisher_down("cut")
+        setup = Setup()
+        worker = setup.worker("NAME w", REPLICATE)
+        setup.peer.publisher_down("cut")
         worker.says(UP)
-        story.wait(0.1)
-        assert [] == story.told()
-        story.says(UP)
-        story.wait(0.1)
+        setup.wait(0.1)
+        assert [] == setup.told()
+        setup.says(UP)
+        setup.wait(0.1)
 
         assert [UP] == worker.hears()
         with pytest.raises(NotConnected):
-            story.peer.send(RemoteServerUp(server="far"))
+            setup.peer.send(RemoteServerUp(server="far"))
 
     @pytest.mark.parametrize(
         "command",
@@ -811,19 +811,19 @@ class TestCommands:
     )
     def test_what_does_not_come_back_is_not_waited_for(self, command: Command) -> None:
         """USER_IP has a channel that we do not hear; REPLICATE is acted upon whoever says it."""
-        story = Story()
-        story.peer.send(command)
+        setup = Setup()
+        setup.peer.send(command)
 
-        assert not story.peer._position_echoes.match_and_remove(command)
+        assert not setup.peer._position_echoes.match_and_remove(command)
 
     def test_the_follower_may_say_something_itself(self) -> None:
         """As a library's user does; its echo is not handed to it."""
-        story = Story()
+        setup = Setup()
         heard: list[UserSync] = []
-        story.follower.on_command(UserSync)(heard.append)
+        setup.follower.on_command(UserSync)(heard.append)
         mine = UserSync(instance_id="x", user_id="@a:hs", device_id=None, is_syncing=True, last_sync_ms=1)
-        story.follower.send(mine)
-        assert ["USER_SYNC x @a:hs None start 1"] == story.told()
-        story.says("USER_SYNC y @b:hs None start 1")
+        setup.follower.send(mine)
+        assert ["USER_SYNC x @a:hs None start 1"] == setup.told()
+        setup.says("USER_SYNC y @b:hs None start 1")
 
         assert ["@b:hs"] == [command.user_id for command in heard]

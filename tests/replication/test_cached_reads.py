@@ -18,7 +18,7 @@ from synrepl.replication.follower.updates import Updates
 from synrepl.streams.catalog import RECEIPTS, Receipt
 from synrepl.testing import Cluster, MemoryPositions
 from synrepl.wire.dialect import CURRENT
-from tests.replication.follower.test_strategy import TABLE, Story
+from tests.replication.follower.test_strategy import TABLE, Setup
 
 KEYS = ["!a", "!b"]
 
@@ -56,7 +56,7 @@ class Database:
         )
 
 
-class Reading(Story):
+class Reading(Setup):
     """A worker that reads through caches, and a master whose every move is up to chance."""
 
     def __init__(self, saved: bool) -> None:
@@ -142,7 +142,7 @@ class Reading(Story):
         """Where the stream stands: after what is sent, or in its place."""
         at = self.database.token
         held = [(token, [row.encode()]) for token, row, _ in self.database.facts]
-        self.shelf.facts["caches", "master"] = held
+        self.fake_catch_up.facts["caches", "master"] = held
         self.sent, self.has_asked = at, True
         self.hears(f"POSITION caches master {at} {at}")
 
@@ -158,7 +158,7 @@ class Reading(Story):
         self.tell()
 
     def break_fetching(self) -> None:
-        self.shelf.failures = [NotConnected("refused")] * self.chance.randint(1, 4)
+        self.fake_catch_up.failures = [NotConnected("refused")] * self.chance.randint(1, 4)
 
     def sleep(self) -> None:
         self.wait(2)
@@ -182,28 +182,28 @@ class TestNeverOlder:
     )
     def test_whatever_happens(self, seed: int, saved: bool, happenings: list[Any]) -> None:
         """Cuts, gaps, lost history, rows that cannot be read, slow subscribers, broken catch-up."""
-        story = Reading(saved)
-        story.chance.seed(seed)
+        setup = Reading(saved)
+        setup.chance.seed(seed)
 
         for happen in happenings:
-            happen(story)
-        while story.pauses:
-            story.go_on()
-            story.wait(0.01)
+            happen(setup)
+        while setup.pauses:
+            setup.go_on()
+            setup.wait(0.01)
 
-        assert story.stale == []
+        assert setup.stale == []
 
     @pytest.mark.parametrize("seed", range(40))
     def test_whatever_happens_for_longer(self, seed: int) -> None:
         """The same from fixed seeds, so that no run is without long ones."""
-        story = Reading(saved=seed % 2 == 0)
-        story.chance.seed(seed)
+        setup = Reading(saved=seed % 2 == 0)
+        setup.chance.seed(seed)
 
-        for happen in story.chance.choices(HAPPENINGS, k=250):
-            happen(story)
+        for happen in setup.chance.choices(HAPPENINGS, k=250):
+            happen(setup)
 
-        assert story.stale == []
-        assert story.caches.caches["get_topic"].hits > 3
+        assert setup.stale == []
+        assert setup.caches.caches["get_topic"].hits > 3
 
 
 class TestSubscribersThatRead:

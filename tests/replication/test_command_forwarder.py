@@ -18,8 +18,8 @@ from synrepl.wire.commands import (
     UserSync,
 )
 from synrepl.wire.native import Hello
+from tests.replication.clusters import FakeCluster, RawReplica
 from tests.replication.nodes import FakeNode
-from tests.replication.worlds import RawReplica, World
 
 KINDS = (UserSync, ClearUserSync, FederationAck, RemovePusher, RemoteServerUp, UserIp, LockReleased)
 
@@ -32,11 +32,11 @@ def heard_at(node: FakeNode) -> list[Any]:
     return heard
 
 
-def worker(world: World, node: FakeNode, *lines: str) -> RawReplica:
+def worker(cluster: FakeCluster, node: FakeNode, *lines: str) -> RawReplica:
     """A current worker that follows this node, and says these lines."""
-    made = world.raw(node.name)
+    made = cluster.raw(node.name)
     made.say("REPLICATE", *lines)
-    world.pass_(0.5)
+    cluster.pass_(0.5)
     return made
 
 
@@ -55,12 +55,12 @@ SAID = (
 @pytest.mark.parametrize("position", ["b", "c"])
 def test_what_a_worker_of_a_replica_sends_up_reaches_the_primary_once(position: str) -> None:
     """The manual tells people to put workers at a replica next to them."""
-    world = World()
-    nodes = {node.name: node for node in world.chain()}
+    cluster = FakeCluster()
+    nodes = {node.name: node for node in cluster.chain()}
     heard = heard_at(nodes["a"])
 
-    worker(world, nodes[position], *SAID)
-    world.pass_(130, step=0.1)
+    worker(cluster, nodes[position], *SAID)
+    cluster.pass_(130, step=0.1)
 
     received = nodes["a"].metrics.commands
     assert 3 == received.labels("USER_SYNC")._value.get()
@@ -79,12 +79,12 @@ def test_what_a_worker_of_a_replica_sends_up_reaches_the_primary_once(position: 
 
 def test_a_server_that_is_up_is_told_everywhere_but_to_who_said_it() -> None:
     """Each process has its own list of servers that it gave up on."""
-    world = World()
-    a, b, c = world.chain()
-    followers = {node.name: worker(world, node) for node in (a, b, c)}
-    other = worker(world, b)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    followers = {node.name: worker(cluster, node) for node in (a, b, c)}
+    other = worker(cluster, b)
     followers["b"].say("REMOTE_SERVER_UP far.example.org")
-    world.pass_(2)
+    cluster.pass_(2)
 
     said = {name: one.lines("REMOTE_SERVER_UP") for name, one in followers.items()}
     assert {"a": [b"far.example.org"], "b": [], "c": [b"far.example.org"]} == said
@@ -93,10 +93,10 @@ def test_a_server_that_is_up_is_told_everywhere_but_to_who_said_it() -> None:
 
 def test_what_a_replica_without_room_misses_is_counted() -> None:
     """Nothing is held for it in memory."""
-    world = World()
-    a = world.node("a")
-    world.node("b", "a")
-    world.pass_(3)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.node("b", "a")
+    cluster.pass_(3)
     [relay] = a.connected_relays
     relay.pause()
     a.publisher.broadcast(RemoteServerUp(server="far.example.org"))
@@ -106,41 +106,41 @@ def test_what_a_replica_without_room_misses_is_counted() -> None:
 
 def test_the_end_of_a_workers_connection_is_the_end_of_its_users() -> None:
     """The primary has no connection whose loss could tell it."""
-    world = World()
-    a, b, _ = world.chain()
-    current = worker(world, b, "USER_SYNC xyzzy @ada:hs start 17")
-    legacy = world.raw("b")
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    current = worker(cluster, b, "USER_SYNC xyzzy @ada:hs start 17")
+    legacy = cluster.raw("b")
     legacy.say("REPLICATE to_device NOW", "USER_SYNC @bob:hs start 18")
-    world.pass_(1)
+    cluster.pass_(1)
     assert {"@ada:hs", "@bob:hs"} == a.publisher.follower_commands.syncing.users()
 
     current.transport.loseConnection()
     legacy.transport.loseConnection()
-    world.pass_(1)
+    cluster.pass_(1)
 
     assert set() == a.publisher.follower_commands.syncing.users()
 
 
 def test_who_is_syncing_stays_so_while_the_replica_is_there() -> None:
     """Quiet users are not gone ones, and a replica that died takes its users with it."""
-    world = World()
-    a, b, _ = world.chain()
-    staying = worker(world, b, "USER_SYNC xyzzy @ada:hs start 17")
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    staying = worker(cluster, b, "USER_SYNC xyzzy @ada:hs start 17")
     for _ in range(500):
         staying.say("PING")
-        world.pass_(2, step=0.5)
+        cluster.pass_(2, step=0.5)
     assert {"@ada:hs"} == a.publisher.follower_commands.syncing.users()
 
     b.kill()
-    world.pass_(400, step=0.5)
+    cluster.pass_(400, step=0.5)
 
     assert set() == a.publisher.follower_commands.syncing.users()
 
 
-def federation(world: World, node: FakeNode) -> None:
+def federation(cluster: FakeCluster, node: FakeNode) -> None:
     """Five facts for other servers."""
-    world.done(node.append("federation", [[["p", {"n": number}]] for number in range(5)]))
-    world.pass_(1)
+    cluster.done(node.append("federation", [[["p", {"n": number}]] for number in range(5)]))
+    cluster.pass_(1)
 
 
 def held(node: FakeNode) -> list[int]:
@@ -148,12 +148,12 @@ def held(node: FakeNode) -> list[int]:
     return [fact.token for fact in node.log.ephemeral.after("federation", 0)]
 
 
-def stay(world: World, seconds: int, *workers: RawReplica) -> None:
+def stay(cluster: FakeCluster, seconds: int, *workers: RawReplica) -> None:
     """Let time pass; these workers stay."""
     for _ in range(seconds // 2):
         for one in workers:
             one.say("PING")
-        world.pass_(2, step=0.5)
+        cluster.pass_(2, step=0.5)
 
 
 @pytest.mark.parametrize(("position", "hops"), [("b", 1), ("c", 2)])
@@ -161,23 +161,23 @@ def test_a_sender_that_was_retired_behind_a_living_replica_holds_nothing_back(
     position: str, hops: int
 ) -> None:
     """The primary has no connection whose loss could tell it, and the replica lives for months."""
-    world = World()
-    nodes = {node.name: node for node in world.chain()}
-    federation(world, nodes["a"])
-    retired = worker(world, nodes[position], "FEDERATION_ACK sender1 2")
-    other = worker(world, nodes["a"], "FEDERATION_ACK sender2 5")
+    cluster = FakeCluster()
+    nodes = {node.name: node for node in cluster.chain()}
+    federation(cluster, nodes["a"])
+    retired = worker(cluster, nodes[position], "FEDERATION_ACK sender1 2")
+    other = worker(cluster, nodes["a"], "FEDERATION_ACK sender2 5")
 
-    stay(world, 700, retired, other)
+    stay(cluster, 700, retired, other)
     assert [3, 4, 5] == held(nodes["a"])
     retired.transport.loseConnection()
-    stay(world, 290, other)
+    stay(cluster, 290, other)
     other.say("FEDERATION_ACK sender2 5")
-    world.pass_(1)
+    cluster.pass_(1)
     assert [3, 4, 5] == held(nodes["a"])
 
-    stay(world, 10 + int(hops * PRESENT_SECONDS), other)
+    stay(cluster, 10 + int(hops * PRESENT_SECONDS), other)
     other.say("FEDERATION_ACK sender2 5")
-    world.pass_(1)
+    cluster.pass_(1)
 
     assert [] == held(nodes["a"])
 
@@ -185,15 +185,15 @@ def test_a_sender_that_was_retired_behind_a_living_replica_holds_nothing_back(
 @pytest.mark.parametrize("position", ["b", "c"])
 def test_a_sender_that_has_nothing_to_say_counts_as_long_as_it_is_there(position: str) -> None:
     """It may be stuck behind a server that is down, and asks for the rest when it reconnects."""
-    world = World()
-    nodes = {node.name: node for node in world.chain()}
-    federation(world, nodes["a"])
+    cluster = FakeCluster()
+    nodes = {node.name: node for node in cluster.chain()}
+    federation(cluster, nodes["a"])
     heard = heard_at(nodes["a"])
-    staying = worker(world, nodes[position], "FEDERATION_ACK sender1 2")
-    other = worker(world, nodes["a"], "FEDERATION_ACK sender2 5")
-    stay(world, 1_000, staying, other)
+    staying = worker(cluster, nodes[position], "FEDERATION_ACK sender1 2")
+    other = worker(cluster, nodes["a"], "FEDERATION_ACK sender2 5")
+    stay(cluster, 1_000, staying, other)
     other.say("FEDERATION_ACK sender2 5")
-    world.pass_(1)
+    cluster.pass_(1)
 
     assert [3, 4, 5] == held(nodes["a"])
     assert 1 == heard.count(FederationAck(instance="sender1", token=2))
@@ -201,14 +201,14 @@ def test_a_sender_that_has_nothing_to_say_counts_as_long_as_it_is_there(position
 
 def test_what_was_said_while_the_primary_was_away_is_told_when_it_is_back() -> None:
     """And who was syncing before, which the primary has forgotten."""
-    world = World()
-    a, b, _ = world.chain()
-    worker(world, b, "USER_SYNC xyzzy @ada:hs start 17", "FEDERATION_ACK sender1 3")
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    worker(cluster, b, "USER_SYNC xyzzy @ada:hs start 17", "FEDERATION_ACK sender1 3")
     a.kill()
-    worker(world, b, "USER_SYNC other @bob:hs start 18")
-    world.start(a)
+    worker(cluster, b, "USER_SYNC other @bob:hs start 18")
+    cluster.start(a)
     heard = heard_at(a)
-    world.pass_(20)
+    cluster.pass_(20)
 
     assert {"@ada:hs", "@bob:hs"} == a.publisher.follower_commands.syncing.users()
     assert 1 == heard.count(ClearUserSync(instance_id="xyzzy")) + sum(
@@ -218,33 +218,33 @@ def test_what_was_said_while_the_primary_was_away_is_told_when_it_is_back() -> N
 
 def test_lost_connections_make_no_command_come_twice() -> None:
     """They are numbered, and said again until they are taken."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     heard = heard_at(a)
-    said = worker(world, b)
+    said = worker(cluster, b)
     for number in range(200):
         said.say(f"FEDERATION_ACK sender1 {number}")
-        world.pass_(0.05)
+        cluster.pass_(0.05)
         if number % 20 == 7:
             for link in a.links():
                 link.cut()
-            said = worker(world, b)
-    world.pass_(40)
+            said = worker(cluster, b)
+    cluster.pass_(40)
 
     assert [FederationAck(instance="sender1", token=number) for number in range(200)] == heard
 
 
 def test_what_has_no_room_is_dropped_and_counted() -> None:
     """A primary that is away for a day must not fill the memory of its replicas."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     a.kill()
-    world.pass_(10)
+    cluster.pass_(10)
     for number in range(MAX_QUEUED + 5):
         b.commands.forward(FederationAck(instance="sender1", token=number))
-    world.start(a)
+    cluster.start(a)
     heard = heard_at(a)
-    world.pass_(40)
+    cluster.pass_(40)
 
     assert 5 == b.metrics.commands_dropped.labels("FEDERATION_ACK")._value.get()
     assert MAX_QUEUED == len(heard)
@@ -254,9 +254,9 @@ def test_what_has_no_room_is_dropped_and_counted() -> None:
 
 def test_a_primary_keeps_what_is_said_to_it() -> None:
     """There is nobody above it, so that nothing is passed on or dropped."""
-    world = World()
-    a = world.node("a")
-    worker(world, a, *SAID)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    worker(cluster, a, *SAID)
 
     assert not a.commands.is_active
     assert "commands_dropped_total{" not in generate_latest(a.metrics.registry).decode()
@@ -264,44 +264,44 @@ def test_a_primary_keeps_what_is_said_to_it() -> None:
 
 def test_a_promoted_replica_is_told_by_the_others_who_is_syncing() -> None:
     """It has never heard of them."""
-    world = World()
-    a, b = world.node("a"), None
-    b = world.node("b", "a")
-    c = world.node("c", "a")
-    world.pass_(3)
-    worker(world, c, "USER_SYNC xyzzy @ada:hs start 17")
+    cluster = FakeCluster()
+    a, b = cluster.node("a"), None
+    b = cluster.node("b", "a")
+    c = cluster.node("c", "a")
+    cluster.pass_(3)
+    worker(cluster, c, "USER_SYNC xyzzy @ada:hs start 17")
     a.kill()
-    world.promote(b, force=True)
+    cluster.promote(b, force=True)
     c.roles.on_primary_moved("b")
-    world.pass_(30)
+    cluster.pass_(30)
 
     assert {"@ada:hs"} == b.publisher.follower_commands.syncing.users()
 
 
 def test_a_promoted_replica_offers_what_its_upstream_has_not_taken() -> None:
     """It is the one that the homeserver reads from now; the old primary may never have heard of it."""
-    world = World()
-    a, b = world.node("a"), world.node("b", "a")
-    world.pass_(3)
+    cluster = FakeCluster()
+    a, b = cluster.node("a"), cluster.node("b", "a")
+    cluster.pass_(3)
     a.kill()
-    world.pass_(10)
-    worker(world, b, "REMOVE_PUSHER app.id push key @ada:hs")
+    cluster.pass_(10)
+    worker(cluster, b, "REMOVE_PUSHER app.id push key @ada:hs")
     assert 0 == b.publisher.follower_commands.buffer.head
-    world.promote(b, force=True)
+    cluster.promote(b, force=True)
 
     assert ["REMOVE_PUSHER"] == [one.command for one in b.publisher.follower_commands.buffer.after(0, 10)]
 
 
 def test_an_upstream_that_takes_no_commands_is_not_sent_any() -> None:
     """A release of ours from before them would close the connection."""
-    world = World()
-    a = world.node("a")
-    world.pass_(1)
-    old = world.raw("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.pass_(1)
+    old = cluster.raw("a")
     old.tell("HELLO", Hello(uuid="u", name="old", nonce="n"))
-    world.pass_(1)
+    cluster.pass_(1)
     a.publisher.broadcast(RemoteServerUp(server="far.example.org"))
-    world.pass_(1)
+    cluster.pass_(1)
 
     assert [] == old.lines("DOWN")
     assert not old.is_lost
@@ -317,12 +317,12 @@ def test_what_is_no_command_of_a_follower_is_not_forwarded() -> None:
 
 def test_a_bad_command_of_a_replica_is_dropped_and_counted() -> None:
     """Its replication goes on: the fault is its follower's."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     heard = heard_at(a)
     b.commands._add(b"RDATA to_device x 1 []")
     b.commands.forward(FederationAck(instance="sender1", token=7))
-    world.pass_(1)
+    cluster.pass_(1)
 
     assert [FederationAck(instance="sender1", token=7)] == heard
     assert 1 == a.metrics.commands_dropped.labels("?")._value.get()

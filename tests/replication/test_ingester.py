@@ -26,7 +26,7 @@ TABLE = StreamTable.default()
 ROW = b'["@a:hs"]'
 
 
-class Shelf:
+class FakeCatchUp:
     """Where nothing was missed; `asked` says from where on."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Line:
         pass
 
 
-class Story:
+class Setup:
     """An ingester over a real log, whose disk takes a hundredth of a second."""
 
     def __init__(self, *, knows_history: bool = True, confirms: bool = False) -> None:
@@ -110,126 +110,126 @@ class TestStoring:
 
     def test_what_comes_in_one_turn_is_one_commit(self) -> None:
         """Also of several streams."""
-        story = Story()
-        story.take(2, 3, 4)
-        story.take(2, stream="push_rules", writer="w2")
-        story.wait()
+        setup = Setup()
+        setup.take(2, 3, 4)
+        setup.take(2, stream="push_rules", writer="w2")
+        setup.wait()
 
-        assert [2, 3, 4] == story.tokens()
-        assert [2] == story.tokens("push_rules")
-        assert 1 == story.engine.commits
+        assert [2, 3, 4] == setup.tokens()
+        assert [2] == setup.tokens("push_rules")
+        assert 1 == setup.engine.commits
 
     def test_what_comes_during_a_commit_goes_into_the_next(self) -> None:
         """One flight at a time."""
-        story = Story()
-        story.take(2)
-        story.clock.advance(0)
+        setup = Setup()
+        setup.take(2)
+        setup.clock.advance(0)
         for token in range(3, 50):
-            story.take(token)
-            story.clock.advance(0.001)
-        story.wait()
+            setup.take(token)
+            setup.clock.advance(0.001)
+        setup.wait()
 
-        assert list(range(2, 50)) == story.tokens()
-        assert 2 < story.engine.commits < 12
+        assert list(range(2, 50)) == setup.tokens()
+        assert 2 < setup.engine.commits < 12
 
     @pytest.mark.parametrize("kept", [False, True])
     def test_a_commit_that_fails_is_tried_again_in_order(self, kept: bool) -> None:
         """Also one of which nobody knows whether it was kept; and what came later waits for it."""
-        story = Story()
-        story.engine.fail_next(StorageError(op="commit", why="the disk is full"), kept=kept)
-        story.take(2, 3)
-        story.clock.advance(0.02)
-        story.take(4, 5)
-        story.wait(0.1)
-        assert [] == story.tokens() or kept
-        assert "the disk is full" in story.ingester.error
+        setup = Setup()
+        setup.engine.fail_next(StorageError(op="commit", why="the disk is full"), kept=kept)
+        setup.take(2, 3)
+        setup.clock.advance(0.02)
+        setup.take(4, 5)
+        setup.wait(0.1)
+        assert [] == setup.tokens() or kept
+        assert "the disk is full" in setup.ingester.error
 
-        story.wait(10)
+        setup.wait(10)
 
-        assert [2, 3, 4, 5] == story.tokens()
-        assert "" == story.ingester.error
+        assert [2, 3, 4, 5] == setup.tokens()
+        assert "" == setup.ingester.error
 
     def test_it_is_tried_until_it_is_kept(self) -> None:
         """However often, and nothing is lost meanwhile."""
-        story = Story()
+        setup = Setup()
         for token in range(2, 12):
-            story.fail()
-            story.take(token)
-            story.wait(1)
-        story.wait(30)
+            setup.fail()
+            setup.take(token)
+            setup.wait(1)
+        setup.wait(30)
 
-        assert list(range(2, 12)) == story.tokens()
+        assert list(range(2, 12)) == setup.tokens()
 
     def test_a_busy_log_is_tried_again(self) -> None:
         """It refuses at once, and says so."""
-        story = Story()
-        story.log._committer._max_pending_bytes = 10
-        story.take(2)
-        story.take(2, stream="push_rules")
-        story.take(2, stream="pushers", rows=[b'["@a:hs","app","key",false]'])
-        story.wait(5)
+        setup = Setup()
+        setup.log._committer._max_pending_bytes = 10
+        setup.take(2)
+        setup.take(2, stream="push_rules")
+        setup.take(2, stream="pushers", rows=[b'["@a:hs","app","key",false]'])
+        setup.wait(5)
 
-        assert [[2]] * 3 == [story.tokens(stream) for stream in ("to_device", "push_rules", "pushers")]
+        assert [[2]] * 3 == [setup.tokens(stream) for stream in ("to_device", "push_rules", "pushers")]
 
     def test_too_much_that_waits_holds_streams_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Until the log has taken it."""
         monkeypatch.setattr(ingester_module, "MAX_PENDING_BYTES", 1_000)
-        story = Story()
-        story.fail()
-        waits = story.take(*range(2, 8))
+        setup = Setup()
+        setup.fail()
+        waits = setup.take(*range(2, 8))
         held = [wait for wait in waits if wait is not None]
         assert waits[0] is None
         assert held
 
-        story.wait(0.1)
+        setup.wait(0.1)
         assert not any(wait.called for wait in held)
-        story.wait(1)
+        setup.wait(1)
 
         assert all(wait.called for wait in held)
-        assert [None] == story.take(8)
+        assert [None] == setup.take(8)
 
     def test_facts_that_are_known_are_left_out(self) -> None:
         """Two sources may bring the same."""
-        story = Story()
-        story.take(2, 3)
-        story.wait()
-        story.take(2, 3, 4)
-        story.wait()
+        setup = Setup()
+        setup.take(2, 3)
+        setup.wait()
+        setup.take(2, 3, 4)
+        setup.wait()
 
-        assert [2, 3, 4] == story.tokens()
+        assert [2, 3, 4] == setup.tokens()
 
     def test_late_facts_are_kept_once(self) -> None:
         """Where there is no order; and lead nowhere back."""
-        story = Story()
+        setup = Setup()
         caches = {"stream": "caches", "rows": [b'["get_x",null,5]']}
         for tokens in ([10], [9], [9, 10, 11]):
-            story.take(*tokens, **caches)  # type: ignore[arg-type]
-            story.wait()
+            setup.take(*tokens, **caches)  # type: ignore[arg-type]
+            setup.wait()
 
-        assert [10, 9, 11] == story.tokens("caches")
-        assert {"w1": 11} == story.log.positions("caches")
+        assert [10, 9, 11] == setup.tokens("caches")
+        assert {"w1": 11} == setup.log.positions("caches")
 
     def test_what_another_has_told_is_a_fact_without_rows(self) -> None:
         """Where all tell all."""
-        story = Story()
-        story.take(5, stream="device_lists", writer="w1", rows=[b'["@a:hs",false,false]'])
-        story.wait()
-        story.take(5, stream="device_lists", writer="w2", rows=[b'["@a:hs",false,false]'])
-        story.wait()
+        setup = Setup()
+        setup.take(5, stream="device_lists", writer="w1", rows=[b'["@a:hs",false,false]'])
+        setup.wait()
+        setup.take(5, stream="device_lists", writer="w2", rows=[b'["@a:hs",false,false]'])
+        setup.wait()
 
-        assert [("w1", 5, True), ("w2", 5, False)] == story.kept("device_lists")
+        assert [("w1", 5, True), ("w2", 5, False)] == setup.kept("device_lists")
 
     def test_after_stop_nothing_is_under_way(self) -> None:
         """What is not stored is heard again."""
-        story = Story()
-        story.fail()
-        story.take(2)
-        story.happens("position", writer="w2", token=5)
-        story.wait(0.05)
-        story.ingester.stop()
-        story.wait(10)
+        setup = Setup()
+        setup.fail()
+        setup.take(2)
+        setup.happens("position", writer="w2", token=5)
+        setup.wait(0.05)
+        setup.ingester.stop()
+        setup.wait(10)
 
-        assert [] == story.kept() or [("w2", 5, False)] == story.kept()
+        assert [] == setup.kept() or [("w2", 5, False)] == setup.kept()
 
 
 class TestCertificates:
@@ -237,74 +237,74 @@ class TestCertificates:
 
     def test_the_first_position_of_a_writer_is_kept_at_once(self) -> None:
         """Where it begins must survive a kill."""
-        story = Story()
-        story.happens("position", token=7)
-        story.wait(0.05)
+        setup = Setup()
+        setup.happens("position", token=7)
+        setup.wait(0.05)
 
-        assert [("w1", 7, False)] == story.kept()
+        assert [("w1", 7, False)] == setup.kept()
 
     @pytest.mark.parametrize(("has_been_here", "asked"), [(True, [0]), (False, [])])
     def test_a_stream_that_the_log_never_heard_of_is_new(self, has_been_here: bool, asked: list[int]) -> None:
         """A writer at 0 cannot be certified; what it wrote first, while we were away, is asked for. Only a
         log that is all empty begins with the latest."""
-        story = Story()
+        setup = Setup()
         if has_been_here:
-            story.take(2, stream="push_rules")
-        story.wait(1)
-        shelf = Shelf()
+            setup.take(2, stream="push_rules")
+        setup.wait(1)
+        fake_catch_up = FakeCatchUp()
         follower = Follower(
             instance="us",
-            clock=story.clock,
+            clock=setup.clock,
             streams=TABLE,
-            positions=LoggedPositions(story.log),
-            catch_up=shelf,
+            positions=LoggedPositions(setup.log),
+            catch_up=fake_catch_up,
             canonical=True,
         )
-        story.ingester.attach(follower)
+        setup.ingester.attach(follower)
         follower.server.connected(Line(), NEWEST, SHARED)
         follower.server.received([Position(stream="to_device", instance="w1", prev_token=5, token=5)])
-        story.wait(2)
+        setup.wait(2)
 
-        assert asked == shelf.asked
-        assert {"w1": 5} == story.log.positions("to_device")
+        assert asked == fake_catch_up.asked
+        assert {"w1": 5} == setup.log.positions("to_device")
 
     def test_later_ones_at_most_once_a_second(self) -> None:
         """Each is a fact."""
-        story = Story()
-        story.happens("position", token=7)
-        story.wait(0.1)
+        setup = Setup()
+        setup.happens("position", token=7)
+        setup.wait(0.1)
         for token in range(8, 58):
-            story.happens("position", token=token)
-            story.wait(0.05)
-        story.wait(2)
+            setup.happens("position", token=token)
+            setup.wait(0.05)
+        setup.wait(2)
 
-        kept = story.tokens()
+        kept = setup.tokens()
         assert [7, 57] == [kept[0], kept[-1]]
         assert 4 <= len(kept) <= 5
 
     def test_none_where_the_facts_themselves_say_it(self) -> None:
         """The usual POSITION after a row."""
-        story = Story()
-        story.take(7)
-        story.wait()
-        story.happens("position", token=7)
-        story.wait(2)
+        setup = Setup()
+        setup.take(7)
+        setup.wait()
+        setup.happens("position", token=7)
+        setup.wait(2)
 
-        assert [("w1", 7, True)] == story.kept()
+        assert [("w1", 7, True)] == setup.kept()
 
     def test_a_certificate_does_not_overtake_facts_that_wait(self) -> None:
         """It says that everything up to there is here."""
-        story = Story()
-        story.take(7)
-        story.wait()
-        story.happens("position", token=7)
-        story.wait(0.9)
-        story.fail()
-        story.take(8)
-        story.happens("position", token=9)
-        story.wait(5)
+        setup = Setup()
+        setup.take(7)
+        setup.wait()
+        setup.happens("position", token=7)
+        setup.wait(0.9)
+        setup.fail()
+        setup.take(8)
+        setup.happens("position", token=9)
+        setup.wait(5)
 
-        assert [("w1", 7, True), ("w1", 8, True), ("w1", 9, False)] == story.kept()
+        assert [("w1", 7, True), ("w1", 8, True), ("w1", 9, False)] == setup.kept()
 
 
 class TestRestart:
@@ -312,21 +312,21 @@ class TestRestart:
 
     def test_what_waits_of_its_former_life_is_void(self) -> None:
         """And its tokens begin again."""
-        story = Story()
+        setup = Setup()
         resets: list[Fact] = []
-        story.log.subscribe(lambda facts: resets.extend(fact for fact in facts if fact.token == 0))
+        setup.log.subscribe(lambda facts: resets.extend(fact for fact in facts if fact.token == 0))
         typing = {"stream": "typing", "rows": [b'["!r",["@a:hs"]]']}
-        story.take(7, **typing)  # type: ignore[arg-type]
-        story.wait()
-        story.take(8, **typing)  # type: ignore[arg-type]
-        story.take(3, writer="w2", **typing)  # type: ignore[arg-type]
-        story.happens("restarted", stream="typing")
-        story.take(1, **typing)  # type: ignore[arg-type]
-        story.wait()
+        setup.take(7, **typing)  # type: ignore[arg-type]
+        setup.wait()
+        setup.take(8, **typing)  # type: ignore[arg-type]
+        setup.take(3, writer="w2", **typing)  # type: ignore[arg-type]
+        setup.happens("restarted", stream="typing")
+        setup.take(1, **typing)  # type: ignore[arg-type]
+        setup.wait()
 
-        assert {"w1": 1, "w2": 3} == story.log.positions("typing")
+        assert {"w1": 1, "w2": 3} == setup.log.positions("typing")
         assert [("w1", 1), ("w2", 3)] == [
-            (fact.writer, fact.token) for fact in story.log.ephemeral.after("typing", 0)
+            (fact.writer, fact.token) for fact in setup.log.ephemeral.after("typing", 0)
         ]
         assert ["w1"] == [fact.writer for fact in resets]
 
@@ -334,65 +334,65 @@ class TestRestart:
 class TestHistory:
     """A writer that stands lower than it did."""
 
-    def stand(self, story: Story) -> None:
-        story.take(2, 3, 4)
-        story.wait()
+    def stand(self, setup: Setup) -> None:
+        setup.take(2, 3, 4)
+        setup.wait()
 
     def test_facts_that_it_lost_begin_a_new_epoch(self) -> None:
         """Once, and followers are told."""
-        story = Story()
-        self.stand(story)
-        story.happens("went_back", token=2)
-        story.take(3, rows=[b'["@new:hs"]'])
-        story.wait(1)
+        setup = Setup()
+        self.stand(setup)
+        setup.happens("went_back", token=2)
+        setup.take(3, rows=[b'["@new:hs"]'])
+        setup.wait(1)
 
-        assert ["to_device"] == story.lost
-        assert [2, 3, 4, 3] == story.tokens()
-        assert [1, 1, 1, 2] == [fact.epoch for fact in story.engine.facts]
-        assert {"w1": 3} == story.log.positions("to_device")
+        assert ["to_device"] == setup.lost
+        assert [2, 3, 4, 3] == setup.tokens()
+        assert [1, 1, 1, 2] == [fact.epoch for fact in setup.engine.facts]
+        assert {"w1": 3} == setup.log.positions("to_device")
 
     def test_a_position_alone_is_no_loss(self) -> None:
         """Ids that were rolled back, or another's."""
-        story = Story()
-        self.stand(story)
-        story.happens("position", token=9)
-        story.wait(1.5)
-        story.happens("went_back", token=4)
-        story.wait(1)
+        setup = Setup()
+        self.stand(setup)
+        setup.happens("position", token=9)
+        setup.wait(1.5)
+        setup.happens("went_back", token=4)
+        setup.wait(1)
 
-        assert [] == story.lost
-        assert 1 == story.log.head.epoch
+        assert [] == setup.lost
+        assert 1 == setup.log.head.epoch
 
     @pytest.mark.parametrize("stream", ["caches", "backfill", "presence", "typing", "unheard"])
     def test_streams_that_say_nothing_of_history(self, stream: str) -> None:
         """Without order, in memory, or unknown."""
-        story = Story()
-        self.stand(story)
-        story.happens("went_back", stream=stream, token=1)
-        story.wait(1)
+        setup = Setup()
+        self.stand(setup)
+        setup.happens("went_back", stream=stream, token=1)
+        setup.wait(1)
 
-        assert [] == story.lost
+        assert [] == setup.lost
 
     def test_somebody_between_may_just_be_behind(self) -> None:
         """Only who hears the writer itself knows."""
-        story = Story(knows_history=False)
-        self.stand(story)
-        story.happens("went_back", token=2)
-        story.wait(1)
+        setup = Setup(knows_history=False)
+        self.stand(setup)
+        setup.happens("went_back", token=2)
+        setup.wait(1)
 
-        assert [] == story.lost
+        assert [] == setup.lost
 
     def test_what_waits_is_stored_after_the_loss(self) -> None:
         """Or it would be lost with the rest."""
-        story = Story()
-        self.stand(story)
-        story.fail()
-        story.take(5)
-        story.wait(0.05)
-        story.happens("went_back", token=2)
-        story.wait(5)
+        setup = Setup()
+        self.stand(setup)
+        setup.fail()
+        setup.take(5)
+        setup.wait(0.05)
+        setup.happens("went_back", token=2)
+        setup.wait(5)
 
-        assert ["to_device"] == story.lost
+        assert ["to_device"] == setup.lost
 
 
 class TestReached:
@@ -400,64 +400,64 @@ class TestReached:
 
     def test_it_is_where_the_log_stands(self) -> None:
         """-1 where that says nothing."""
-        story = Story()
-        story.take(2, 3)
-        story.wait()
+        setup = Setup()
+        setup.take(2, 3)
+        setup.wait()
 
-        assert 3 == story.ingester.durable_position("to_device", "w1")
-        assert -1 == story.ingester.durable_position("to_device", "w2")
-        assert -1 == story.ingester.durable_position("typing", "w1")
+        assert 3 == setup.ingester.durable_position("to_device", "w1")
+        assert -1 == setup.ingester.durable_position("to_device", "w2")
+        assert -1 == setup.ingester.durable_position("typing", "w1")
 
     def test_it_says_nothing_while_history_is_looked_at(self) -> None:
         """What is there may be void."""
-        story = Story()
-        story.take(2, 3)
-        story.wait()
-        story.happens("went_back", token=2)
+        setup = Setup()
+        setup.take(2, 3)
+        setup.wait()
+        setup.happens("went_back", token=2)
 
-        assert -1 == story.ingester.durable_position("to_device", "w1")
-        story.wait(1)
-        assert 2 == story.ingester.durable_position("to_device", "w1")
+        assert -1 == setup.ingester.durable_position("to_device", "w1")
+        setup.wait(1)
+        assert 2 == setup.ingester.durable_position("to_device", "w1")
 
 
 class TestConfirming:
     """On a channel an old word may come late; the writer is asked before it counts."""
 
-    def suspected(self) -> Story:
+    def suspected(self) -> Setup:
         """Facts up to 4 are in the log, and then the writer is heard at 2."""
-        story = Story(confirms=True)
-        story.take(2, 3, 4)
-        story.wait()
-        story.happens("went_back", token=2)
-        story.happens("position", token=2)
-        story.wait(0.2)
-        return story
+        setup = Setup(confirms=True)
+        setup.take(2, 3, 4)
+        setup.wait()
+        setup.happens("went_back", token=2)
+        setup.happens("position", token=2)
+        setup.wait(0.2)
+        return setup
 
     def test_a_writer_that_still_stands_lower_has_lost_history(self) -> None:
         """What it wrote meanwhile is news of the new one."""
-        story = self.suspected()
-        story.take(3, rows=[b'["@new:hs"]'])
-        story.happens("position", token=3)
-        story.wait(2)
+        setup = self.suspected()
+        setup.take(3, rows=[b'["@new:hs"]'])
+        setup.happens("position", token=3)
+        setup.wait(2)
 
-        assert ["to_device"] == story.lost
-        assert [2, 3, 4, 3] == story.tokens()
+        assert ["to_device"] == setup.lost
+        assert [2, 3, 4, 3] == setup.tokens()
 
     def test_one_that_stands_where_it_did_has_lost_nothing(self) -> None:
         """It was an old word, held up on its way."""
-        story = self.suspected()
-        story.happens("position", token=4)
-        story.take(5)
-        story.wait(2)
+        setup = self.suspected()
+        setup.happens("position", token=4)
+        setup.take(5)
+        setup.wait(2)
 
-        assert [] == story.lost
-        assert [2, 3, 4, 5] == story.tokens()
+        assert [] == setup.lost
+        assert [2, 3, 4, 5] == setup.tokens()
 
     def test_one_that_says_nothing_more_is_left_in_peace(self) -> None:
         """It may be gone; nothing is thrown away for a single word."""
-        story = self.suspected()
-        story.take(5)
-        story.wait(10)
+        setup = self.suspected()
+        setup.take(5)
+        setup.wait(10)
 
-        assert [] == story.lost
-        assert [2, 3, 4, 5] == story.tokens()
+        assert [] == setup.lost
+        assert [2, 3, 4, 5] == setup.tokens()

@@ -13,7 +13,7 @@ from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
 from synrepl.testing import MemoryPositions
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
-from tests.replication.follower.test_strategy import TABLE, Story, rows
+from tests.replication.follower.test_strategy import TABLE, Setup, rows
 
 Step = tuple[str, int]
 
@@ -64,7 +64,7 @@ class RecordedTokens(dict[str, int]):
         super().__setitem__(writer, token)
 
 
-class Told(Story):
+class CachedFollower(Setup):
     """A follower with caches that hang on `stream`, everything that happens to it, and somebody waiting for
     each token of `waits`."""
 
@@ -136,7 +136,7 @@ class TestFacts:
 
     def test_many_rows_at_once(self) -> None:
         """The fast way."""
-        told = Told(saved=1, waits=[2, 3]).hears("POSITION to_device master 1 1")
+        told = CachedFollower(saved=1, waits=[2, 3]).hears("POSITION to_device master 1 1")
 
         told.hears(*rows(2, 3))
 
@@ -144,7 +144,7 @@ class TestFacts:
 
     def test_a_batch(self) -> None:
         """Rows of one fact go together, and nothing of it counts before its last row."""
-        told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
+        told = CachedFollower(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
 
         told.hears('RDATA to_device master batch ["@a:hs"]')
         before = told.since()
@@ -156,7 +156,9 @@ class TestFacts:
     def test_a_subscriber_that_takes_its_time(self) -> None:
         """The caches, the position and those who wait for it wait with it."""
         busy: Deferred[None] = Deferred()
-        told = Told(saved=1, waits=[2], subscriber=lambda _: busy).hears("POSITION to_device master 1 1")
+        told = CachedFollower(saved=1, waits=[2], subscriber=lambda _: busy).hears(
+            "POSITION to_device master 1 1"
+        )
 
         told.hears(*rows(2, 3))
         before = told.since()
@@ -167,7 +169,7 @@ class TestFacts:
 
     def test_a_coroutine_that_takes_its_time(self) -> None:
         """The same."""
-        told = Told(saved=1, waits=[3]).hears("POSITION to_device master 1 1")
+        told = CachedFollower(saved=1, waits=[3]).hears("POSITION to_device master 1 1")
         busy: Deferred[None] = Deferred()
 
         async def slowly(updates: Updates[Any]) -> None:
@@ -190,7 +192,7 @@ class TestFacts:
             if failures:
                 raise failures.pop()
 
-        told = Told(saved=1, subscriber=fails).hears("POSITION to_device master 1 1")
+        told = CachedFollower(saved=1, subscriber=fails).hears("POSITION to_device master 1 1")
         told.follower.on(TABLE["to_device"])(lambda one: told.transcript.append(("second", one.token)))
 
         told.hears(*rows(2, 2)).wait(1)
@@ -200,7 +202,7 @@ class TestFacts:
 
     def test_fetched_facts(self) -> None:
         """What was missed goes the same way, one by one."""
-        told = Told(saved=1, waits=[2, 3])
+        told = CachedFollower(saved=1, waits=[2, 3])
         told.shelve("to_device", [2, 3])
 
         told.hears("POSITION to_device master 3 3")
@@ -209,8 +211,8 @@ class TestFacts:
 
     def test_fetched_facts_without_order_count_when_all_are_there(self) -> None:
         """Their caches go one by one, the position moves once."""
-        told = Told(stream="caches", saved=1, waits=[5])
-        told.shelf.facts["caches", "master"] = [(5, [b'["f",null,1]']), (4, [b'["g",null,1]'])]
+        told = CachedFollower(stream="caches", saved=1, waits=[5])
+        told.fake_catch_up.facts["caches", "master"] = [(5, [b'["f",null,1]']), (4, [b'["g",null,1]'])]
 
         told.hears("POSITION caches master 5 5")
 
@@ -219,7 +221,7 @@ class TestFacts:
 
     def test_the_stream_of_caches(self) -> None:
         """Has no order, so it takes a way of its own."""
-        told = Told(stream="caches", saved=1, waits=[2]).hears("POSITION caches master 1 1")
+        told = CachedFollower(stream="caches", saved=1, waits=[2]).hears("POSITION caches master 1 1")
 
         told.hears('RDATA caches master 2 ["f",null,1]')
 
@@ -227,7 +229,7 @@ class TestFacts:
 
     def test_a_fact_that_was_here_already(self) -> None:
         """Where there is no order it may be another just like it, of a history that began anew."""
-        told = Told(stream="caches", saved=1).hears("POSITION caches master 1 1")
+        told = CachedFollower(stream="caches", saved=1).hears("POSITION caches master 1 1")
         line = 'RDATA caches master 2 ["f",null,1]'
         told.hears(line)
         told.since()
@@ -240,7 +242,7 @@ class TestFacts:
 
     def test_a_push_in_order(self) -> None:
         """Each fact counts by itself, and the server's word that it was all adds nothing."""
-        told = Told(LEGACY, saved=1, waits=[3])
+        told = CachedFollower(LEGACY, saved=1, waits=[3])
 
         told.hears(*[f'RDATA to_device {n} ["@a:hs"]' for n in (2, 3)], "POSITION to_device 3")
 
@@ -248,7 +250,7 @@ class TestFacts:
 
     def test_a_push_without_order(self) -> None:
         """Positions told are those of before, until the server says that it was all."""
-        told = Told(LEGACY, "caches", saved=1, waits=[3])
+        told = CachedFollower(LEGACY, "caches", saved=1, waits=[3])
         lines = [f'RDATA caches {n} ["f", null, 1]' for n in (2, 3)]
 
         told.hears(*lines)
@@ -263,7 +265,7 @@ class TestFacts:
 
     def test_a_push_that_is_cut_and_comes_again(self) -> None:
         """What was applied of it is not applied again, and the position was never told."""
-        told = Told(LEGACY, "caches", saved=1, waits=[3])
+        told = CachedFollower(LEGACY, "caches", saved=1, waits=[3])
         lines = [f'RDATA caches {n} ["f", null, 1]' for n in (2, 3)]
         told.hears(*lines)
         told.reconnect()
@@ -277,7 +279,7 @@ class TestFacts:
 
     def test_a_stream_without_a_subscriber(self) -> None:
         """It is followed for the sake of the caches alone."""
-        told = Told(saved=1, has_subscriber=False).hears("POSITION to_device master 1 1")
+        told = CachedFollower(saved=1, has_subscriber=False).hears("POSITION to_device master 1 1")
 
         told.hears(*rows(2, 2))
 
@@ -285,7 +287,7 @@ class TestFacts:
 
     def test_a_subscriber_that_ends_after_the_cut(self) -> None:
         """Its fact is done, so its caches go; without order it does not count."""
-        told = Told(LEGACY, "caches", saved=1)
+        told = CachedFollower(LEGACY, "caches", saved=1)
         busy: Deferred[None] = Deferred()
         told.subscriber = lambda _: busy
         told.hears('RDATA caches 2 ["f", null, 1]', 'RDATA caches 3 ["f", null, 1]')
@@ -305,7 +307,7 @@ class TestTroubleWithCaches:
     @pytest.mark.parametrize("count", [1, 3])
     def test_what_cannot_be_dropped_is_cleared(self, count: int) -> None:
         """And said aloud; the stream goes on."""
-        told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
+        told = CachedFollower(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
         told.caches.apply_failures = [KeyError("room")]
 
         told.hears(*rows(2, 1 + count))
@@ -317,7 +319,7 @@ class TestTroubleWithCaches:
 
     def test_what_cannot_even_be_cleared_is_tried_again(self) -> None:
         """With patience, as subscribers are, which are not called before."""
-        told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
+        told = CachedFollower(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
         told.caches.apply_failures = [KeyError("room")] * 2
         told.caches.skip_failures = [KeyError("all")]
 
@@ -332,7 +334,7 @@ class TestTroubleWithCaches:
 
     def test_what_cannot_be_dropped_again_is_cleared(self) -> None:
         """Also if that is possible at the second attempt only; the subscriber is not called again."""
-        told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
+        told = CachedFollower(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
         told.caches.repeat_failures = [KeyError("room")]
         told.caches.skip_failures = [KeyError("all"), KeyError("everything")]
 
@@ -346,7 +348,7 @@ class TestTroubleWithCaches:
     @pytest.mark.parametrize(("dialect", "at"), [(CURRENT, "master 5 5"), (LEGACY, "5")])
     def test_a_position_that_cannot_be_adopted_waits(self, dialect: Dialect, at: str) -> None:
         """Rows behind it as well."""
-        told = Told(dialect)
+        told = CachedFollower(dialect)
         told.caches.skip_failures = [KeyError("all")]
         writer = "" if dialect is LEGACY else "master "
 
@@ -360,7 +362,7 @@ class TestTroubleWithCaches:
 
     def test_a_position_of_a_lost_connection_is_not_adopted(self) -> None:
         """The next one tells where the server stands then."""
-        told = Told()
+        told = CachedFollower()
         told.caches.skip_failures = [KeyError("all")]
         told.hears("POSITION to_device master 5 5")
         told.network.stop_listening("master")
@@ -373,7 +375,7 @@ class TestTroubleWithCaches:
 
     def test_a_bad_row_waits_until_it_can_be_passed_over(self) -> None:
         """Not even a fact that nobody can read may leave something stale behind."""
-        told = Told(saved=2).hears("POSITION to_device master 2 2")
+        told = CachedFollower(saved=2).hears("POSITION to_device master 2 2")
         told.caches.skip_failures = [KeyError("all")]
 
         told.hears(BAD, *rows(4, 4))
@@ -385,7 +387,7 @@ class TestTroubleWithCaches:
 
     def test_each_failure_to_clear_is_told(self) -> None:
         """The reason may have changed since the first."""
-        told = Told()
+        told = CachedFollower()
         told.caches.skip_failures = [KeyError("first"), KeyError("second")]
 
         told.hears("POSITION to_device master 5 5").wait(2)
@@ -438,7 +440,7 @@ class TestJumps:
         self, stream: str, dialect: Dialect, saved: int | None, line: str, expected: list[Step]
     ) -> None:
         """What leads on clears nothing: a reconnection must not cost a worker its caches."""
-        told = Told(dialect, stream, saved=saved)
+        told = CachedFollower(dialect, stream, saved=saved)
 
         told.hears(line)
 
@@ -446,7 +448,7 @@ class TestJumps:
 
     def test_a_push_of_a_new_life(self) -> None:
         """A daemon pushes all of the new life of a stream in memory: what was before was lost with it."""
-        told = Told(LEGACY, "typing", saved=192)
+        told = CachedFollower(LEGACY, "typing", saved=192)
 
         told.hears(*[f'RDATA typing {n} ["!r", []]' for n in (3, 4)], "POSITION typing 4")
 
@@ -454,7 +456,7 @@ class TestJumps:
 
     def test_a_position_that_lags_behind_its_rows(self) -> None:
         """It tells nothing new."""
-        told = Told(saved=1).hears("POSITION to_device master 1 1", *rows(2, 5))
+        told = CachedFollower(saved=1).hears("POSITION to_device master 1 1", *rows(2, 5))
         told.since()
 
         told.hears("POSITION to_device master 3 3")
@@ -463,7 +465,7 @@ class TestJumps:
 
     def test_typing_may_go_back_at_any_time(self) -> None:
         """Its master was restarted behind the one that we are connected to."""
-        told = Told(stream="typing", saved=1).hears("POSITION typing master 1 7")
+        told = CachedFollower(stream="typing", saved=1).hears("POSITION typing master 1 7")
         told.since()
 
         told.hears("POSITION typing master 2 2")
@@ -472,8 +474,8 @@ class TestJumps:
 
     def test_what_is_missing_and_cannot_be_had(self) -> None:
         """Cleared when the writer is seen to have gone back, and again when the rest is given up."""
-        told = Told(saved=5, waits=[3])
-        told.shelf.failures = [NotConnected("refused")] * 99
+        told = CachedFollower(saved=5, waits=[3])
+        told.fake_catch_up.failures = [NotConnected("refused")] * 99
 
         told.hears("POSITION to_device master 3 3")
         told.wait(5)
@@ -483,7 +485,7 @@ class TestJumps:
 
     def test_a_row_that_cannot_be_read(self) -> None:
         """It may have meant any of them."""
-        told = Told(saved=2).hears("POSITION to_device master 2 2")
+        told = CachedFollower(saved=2).hears("POSITION to_device master 2 2")
 
         told.hears(BAD, *rows(4, 4))
 
@@ -491,8 +493,8 @@ class TestJumps:
 
     def test_a_fetched_row_that_cannot_be_read(self) -> None:
         """The same."""
-        told = Told(stream="caches", saved=2)
-        told.shelf.facts["caches", "master"] = [(3, [b'["f"]']), (4, [b'["f",null,1]'])]
+        told = CachedFollower(stream="caches", saved=2)
+        told.fake_catch_up.facts["caches", "master"] = [(3, [b'["f"]']), (4, [b'["f",null,1]'])]
 
         told.hears("POSITION caches master 4 4")
 
@@ -500,7 +502,7 @@ class TestJumps:
 
     def test_the_first_row_of_a_writer_never_heard_of(self) -> None:
         """It may have written others before we were connected."""
-        told = Told(saved=1).hears("POSITION to_device master 1 1")
+        told = CachedFollower(saved=1).hears("POSITION to_device master 1 1")
 
         told.hears(*rows(6, 7, writer="w2"))
 
@@ -508,7 +510,7 @@ class TestJumps:
 
     def test_a_cut_in_what_comes_out_of_order(self) -> None:
         """Of 211, 206, 207 the rest may have been lost, and no position would tell."""
-        told = Told(stream="caches", saved=205).hears("POSITION caches master 205 205")
+        told = CachedFollower(stream="caches", saved=205).hears("POSITION caches master 205 205")
         told.hears(*[f'RDATA caches master {n} ["f{n}",null,1]' for n in (211, 206, 207)])
         told.reconnect()
         told.since()
@@ -519,8 +521,8 @@ class TestJumps:
 
     def test_a_cut_in_what_comes_in_order(self) -> None:
         """Nothing is lost, and nothing is cleared; that some came twice says nothing."""
-        told = Told(stream="caches", saved=1)
-        told.shelf.facts["caches", "master"] = [(2, [b'["f2",null,1]'])]
+        told = CachedFollower(stream="caches", saved=1)
+        told.fake_catch_up.facts["caches", "master"] = [(2, [b'["f2",null,1]'])]
         told.hears("POSITION caches master 2 2", 'RDATA caches master 2 ["f2",null,1]')
         told.hears('RDATA caches master 3 ["f3",null,1]')
         told.reconnect()
@@ -550,7 +552,7 @@ class TestSettingUp:
 
     def test_streams_of_no_caches_are_left_alone(self) -> None:
         """They pay nothing for it."""
-        told = Told()
+        told = CachedFollower()
 
         assert not told.follower.server.streams.executors["push_rules"].machine.history.has_caches
 
@@ -564,7 +566,7 @@ class TestSettingUp:
 
     def test_caches_declared_late_begin_empty(self) -> None:
         """They have heard nothing of what came before."""
-        told = Told().hears("POSITION push_rules master 1 1")
+        told = CachedFollower().hears("POSITION push_rules master 1 1")
         told.caches.streams = ["to_device", "push_rules"]
         told.since()
 

@@ -34,7 +34,7 @@ class FakeLog:
         return self.trimmed_upto
 
 
-class Story:
+class Setup:
     """A log from which facts go after ten seconds, at second 14.5; who holds what is in `held`."""
 
     def __init__(self, *, held: Sequence[int | None] = (None,)) -> None:
@@ -73,58 +73,58 @@ def test_rows_have_the_keys_that_their_stream_declares() -> None:
 
 def test_what_is_old_goes_and_nothing_else() -> None:
     """At second 14.5 facts 1 to 4 are older than ten seconds; the others follow as they get old."""
-    story = Story()
-    story.wait(0.1)
-    assert 4 == story.log.trimmed_upto.serial
+    setup = Setup()
+    setup.wait(0.1)
+    assert 4 == setup.log.trimmed_upto.serial
 
-    story.wait(10)
+    setup.wait(10)
 
-    assert 14 == story.log.trimmed_upto.serial
+    assert 14 == setup.log.trimmed_upto.serial
 
 
 @pytest.mark.parametrize("held", [0, 2, 4])
 def test_what_somebody_holds_stays(held: int) -> None:
     """However old it is."""
-    story = Story(held=[held])
-    story.wait(0.1)
+    setup = Setup(held=[held])
+    setup.wait(0.1)
 
-    assert held == story.log.trimmed_upto.serial
-    assert all(upto <= held for upto in story.log.asked)
+    assert held == setup.log.trimmed_upto.serial
+    assert all(upto <= held for upto in setup.log.asked)
 
 
 def test_a_lease_that_is_made_while_facts_are_read_holds_them() -> None:
     """A replica was told that it can have them."""
-    story = Story(held=[None, 1])
-    story.wait(0.1)
+    setup = Setup(held=[None, 1])
+    setup.wait(0.1)
 
-    assert 1 == story.log.trimmed_upto.serial
+    assert 1 == setup.log.trimmed_upto.serial
 
 
 def test_trimming_goes_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Appends and reads come between."""
     monkeypatch.setattr(retention_module, "SLICE_FACTS", 3)
-    story = Story()
+    setup = Setup()
 
-    story.wait(0.1)
+    setup.wait(0.1)
 
-    assert [3, 4] == story.log.asked
+    assert [3, 4] == setup.log.asked
 
 
 def test_a_jump_of_the_clock_trims_nothing() -> None:
     """The clock was 8 days ahead for 8 seconds, and 23 of 23 facts were gone."""
-    story = Story()
+    setup = Setup()
     lived = Clock()
     lived.advance(14.5)
-    story.retention.expiry = ExpiryClock(story.clock, lived.seconds)
+    setup.retention.expiry = ExpiryClock(setup.clock, lived.seconds)
 
     def live(seconds: int) -> None:
         for _ in range(seconds):
             lived.advance(1)
-            story.clock.advance(1)
+            setup.clock.advance(1)
 
-    story.clock.rightNow += 8 * 86_400
+    setup.clock.rightNow += 8 * 86_400
     live(8)
-    story.clock.rightNow -= 8 * 86_400
-    story.clock.advance(0)
+    setup.clock.rightNow -= 8 * 86_400
+    setup.clock.advance(0)
 
-    assert 12 >= story.log.trimmed_upto.serial
+    assert 12 >= setup.log.trimmed_upto.serial

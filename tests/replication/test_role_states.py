@@ -5,16 +5,16 @@ import pytest
 from synrepl.errors import LocalProtocolError
 from synrepl.replication.machine import Machine
 from synrepl.replication.roles.states import TRANSITIONS, Role, RoleEvent
+from tests.replication.clusters import FakeCluster
 from tests.replication.machine_steps import allowed_steps, taken_steps
 from tests.replication.nodes import FakeNode
-from tests.replication.worlds import World
 
 
-def restart(world: World, *nodes: FakeNode) -> None:
+def restart(cluster: FakeCluster, *nodes: FakeNode) -> None:
     """Kill and start again."""
     for node in nodes:
         node.kill()
-        world.start(node)
+        cluster.start(node)
 
 
 @pytest.mark.parametrize("event", RoleEvent, ids=lambda event: event.name)
@@ -38,23 +38,23 @@ def test_every_event_in_every_role(role: Role, event: RoleEvent) -> None:
 def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three daemons: promotions in order and by force, fencings, restarts, and operators who decide."""
     taken = taken_steps(monkeypatch, Role)
-    world = World()
-    a, b, c = world.chain()
-    world.wrote(a, 20)
-    world.promote(b)
-    world.pass_(3)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    cluster.wrote(a, 20)
+    cluster.promote(b)
+    cluster.pass_(3)
     assert [Role.FENCED, Role.PRIMARY, Role.REPLICA] == [node.roles.role for node in (a, b, c)]
-    restart(world, a, b)
-    world.pass_(3)
+    restart(cluster, a, b)
+    cluster.pass_(3)
     assert [Role.FENCED, Role.PRIMARY] == [node.roles.role for node in (a, b)]
-    world.promote(c, force=True)
-    world.pass_(5)
+    cluster.promote(c, force=True)
+    cluster.pass_(5)
     # Fenced once more, by a still later primary.
     assert [Role.FENCED, Role.FENCED, Role.PRIMARY] == [node.roles.role for node in (a, b, c)]
-    assert world.resync(b)
-    world.pass_(3)
-    world.promote(a, force=True)
-    world.pass_(5)
+    assert cluster.resync(b)
+    cluster.pass_(3)
+    cluster.promote(a, force=True)
+    cluster.pass_(5)
     # The replica follows the new primary.
     assert [Role.PRIMARY, Role.REPLICA, Role.FENCED] == [node.roles.role for node in (a, b, c)]
 

@@ -28,23 +28,23 @@ from synrepl.replication.roles.messages import (
 from synrepl.replication.roles.record import RoleRecord
 from synrepl.replication.roles.rivals import Rivals
 from synrepl.replication.roles.verification import common_serial, parse_peer_address
+from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
-from tests.replication.worlds import World
 
 
-def claim(world: World, node: FakeNode, of: FakeNode, epoch: int, *, uuid: str | None = None) -> None:
+def claim(cluster: FakeCluster, node: FakeNode, of: FakeNode, epoch: int, *, uuid: str | None = None) -> None:
     """Tell a node that another one is primary."""
     said = Claim(epoch=epoch, uuid=uuid or of.log.uuid, address=f"{of.name} -", history=of.log.history)
-    world.done(Deferred.fromCoroutine(node.roles.on_claim(said)))
+    cluster.done(Deferred.fromCoroutine(node.roles.on_claim(said)))
 
 
 async def nothing(*_: Any, **__: Any) -> None:
     """A part that is missing."""
 
 
-def restarted(world: World, node: FakeNode) -> None:
+def restarted(cluster: FakeCluster, node: FakeNode) -> None:
     node.kill()
-    world.start(node)
+    cluster.start(node)
 
 
 def roles(*nodes: FakeNode) -> list[str]:
@@ -60,46 +60,46 @@ class Parted:
     def reaches(self, ours: str, theirs: str) -> bool:
         return (ours in self.far) == (theirs in self.far)
 
-    def world(self) -> tuple[World, FakeNode, FakeNode, FakeNode]:
-        world = World(reaches=self.reaches)
-        nodes = world.chain(can_reach=self.reaches)
-        return world, *nodes
+    def cluster(self) -> tuple[FakeCluster, FakeNode, FakeNode, FakeNode]:
+        cluster = FakeCluster(reaches=self.reaches)
+        nodes = cluster.chain(can_reach=self.reaches)
+        return cluster, *nodes
 
-    def part(self, world: World, *names: str) -> None:
+    def part(self, cluster: FakeCluster, *names: str) -> None:
         self.far = set(names)
-        for link in list(world.network.links):
+        for link in list(cluster.network.links):
             if link.is_open and not self.reaches(link.client._name, link.server._name):
                 link.cut()
 
 
 def test_promoted_in_order_nothing_is_left_behind() -> None:
     """The old primary is fenced and knows where to; the others follow the new one."""
-    world = World()
-    a, b, c = world.chain()
-    world.wrote(a, 20)
-    world.promote(b)
-    world.pass_(3)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    cluster.wrote(a, 20)
+    cluster.promote(b)
+    cluster.pass_(3)
 
     assert ["fenced", "primary", "replica"] == roles(a, b, c)
     assert (2, 20) == (b.log.head.epoch, b.log.head.serial)
     assert "b -" == str(a.roles.primary)
-    world.wrote(b, 3)
-    world.pass_(0.5)
+    cluster.wrote(b, 3)
+    cluster.pass_(0.5)
     assert b.log.position == c.log.position
     with pytest.raises(StorageError, match="another daemon is primary"):
-        world.wrote(a)
+        cluster.wrote(a)
 
 
 def test_a_fenced_daemon_told_to_resync_is_a_replica_again() -> None:
     """It had nothing of its own, so that nothing is named."""
-    world = World()
-    a, b, c = world.chain()
-    world.wrote(a, 20)
-    world.promote(b)
-    world.wrote(b, 5)
-    world.pass_(0.1)
-    assert world.resync(a)
-    world.pass_(3)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    cluster.wrote(a, 20)
+    cluster.promote(b)
+    cluster.wrote(b, 5)
+    cluster.pass_(0.1)
+    assert cluster.resync(a)
+    cluster.pass_(3)
 
     assert ["replica", "primary", "replica"] == roles(a, b, c)
     assert a.log.position == b.log.position
@@ -108,12 +108,12 @@ def test_a_fenced_daemon_told_to_resync_is_a_replica_again() -> None:
 
 def test_a_former_primary_with_an_empty_log_is_whole() -> None:
     """It need not join: its log is a copy already. It said for ever that it has none."""
-    world = World()
-    a, b, _ = world.chain()
-    world.promote(b)
-    world.pass_(3)
-    assert world.resync(a)
-    world.pass_(3)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.promote(b)
+    cluster.pass_(3)
+    assert cluster.resync(a)
+    cluster.pass_(3)
 
     assert a.roles.is_whole
     assert a.replica is not None
@@ -122,16 +122,16 @@ def test_a_former_primary_with_an_empty_log_is_whole() -> None:
 
 def test_replicas_that_follow_the_new_primary_are_not_lost() -> None:
     """The former primary lists them as moved: the new one, and those that the new one has told it of."""
-    world = World()
-    a, b, _ = world.chain()
-    world.wrote(a, 20)
-    other = world.node("other", "a")
-    world.pass_(3)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 20)
+    other = cluster.node("other", "a")
+    cluster.pass_(3)
     assert {"live", "idle"} >= {one["state"] for one in a.relays.status()}
-    world.promote(b)
-    world.pass_(10)
-    assert world.resync(a)
-    world.pass_(10)
+    cluster.promote(b)
+    cluster.pass_(10)
+    assert cluster.resync(a)
+    cluster.pass_(10)
     assert ["replica", "primary", "replica"] == roles(a, b, other)
 
     assert {"moved"} == {one["state"] for one in a.relays.status()}
@@ -140,89 +140,89 @@ def test_replicas_that_follow_the_new_primary_are_not_lost() -> None:
 @pytest.mark.parametrize(("wanted", "code"), [(None, "not_a_replica"), (("events",), "filtered")])
 def test_who_cannot_be_promoted(wanted: tuple[str, ...] | None, code: str) -> None:
     """A primary, and a copy of some streams."""
-    world = World()
-    a = world.node("a")
-    node = a if wanted is None else world.node("d", "a", upstream_streams=wanted)
-    world.pass_(2)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    node = a if wanted is None else cluster.node("d", "a", upstream_streams=wanted)
+    cluster.pass_(2)
 
     with pytest.raises(CannotPromote) as caught:
-        world.promote(node, force=True)
+        cluster.promote(node, force=True)
     assert code == caught.value.code
 
 
 def test_who_was_never_whole_is_not_promoted() -> None:
     """Not even by force: it would be an empty primary."""
-    world = World()
-    b = world.node("b", "nowhere")
+    cluster = FakeCluster()
+    b = cluster.node("b", "nowhere")
 
     with pytest.raises(CannotPromote) as caught:
-        world.promote(b, force=True)
+        cluster.promote(b, force=True)
     assert "not_whole" == caught.value.code
 
 
 def test_not_in_order_while_the_primary_is_away() -> None:
     """Force must be said by somebody."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     a.kill()
 
     with pytest.raises(CannotPromote, match="use force") as caught:
-        world.promote(b)
+        cluster.promote(b)
     assert "upstream_away" == caught.value.code
     assert "replica" == b.roles.role
 
 
 def test_a_primary_whose_last_facts_do_not_come_goes_on() -> None:
     """It is told at once that nobody takes over, and takes facts again."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     for link in a.links():
         link.stall()
     a._network.stop_listening("a")
-    world.wrote(a, 5)
+    cluster.wrote(a, 5)
 
     with pytest.raises(CannotPromote) as caught:
-        world.promote(b, seconds=40)
+        cluster.promote(b, seconds=40)
     assert "behind" == caught.value.code
-    world.pass_(0.2)
-    world.wrote(a, 1)
+    cluster.pass_(0.2)
+    cluster.wrote(a, 1)
     assert ["primary", "replica"] == roles(a, b)
 
 
 def test_a_handover_that_nobody_takes_ends() -> None:
     """In a bounded time, without anybody's help."""
-    world = World()
-    a = world.node("a")
-    world.done(a.roles.hand_over(HandOver(seconds=HANDOVER_SECONDS), trusted=True))
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.done(a.roles.hand_over(HandOver(seconds=HANDOVER_SECONDS), trusted=True))
     assert a.roles.handover.is_active
     with pytest.raises(StorageError, match="about to become primary"):
-        world.wrote(a)
-    world.pass_(HANDOVER_SECONDS + 1, step=0.5)
+        cluster.wrote(a)
+    cluster.pass_(HANDOVER_SECONDS + 1, step=0.5)
 
     assert not a.roles.handover.is_active
-    world.wrote(a)
+    cluster.wrote(a)
 
 
 def test_a_primary_that_began_anew_while_it_handed_over_is_asked_again() -> None:
     """It has forgotten that it was to take no facts, and may have taken some."""
-    world = World()
-    a, b, _ = world.chain()
-    world.wrote(a, 5)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 5)
     for link in a.links():
         link.stall()
     promoting: list[Any] = []
-    world.append(a, 2)
-    world.pass_(0.05)
+    cluster.append(a, 2)
+    cluster.pass_(0.05)
     Deferred.fromCoroutine(b.roles.promote()).addBoth(promoting.append)
-    world.pass_(0.1)
-    restarted(world, a)
+    cluster.pass_(0.1)
+    restarted(cluster, a)
     a._network.stop_listening("a")
     assert 7 == a.log.head.serial
     a._network.listen("a", a._factory)
     with suppress(StorageError):
-        world.wrote(a, 1)
+        cluster.wrote(a, 1)
     taken = a.log.head.serial
-    world.pass_(40)
+    cluster.pass_(40)
 
     assert promoting
     primary = b if b.roles.role == "primary" else a
@@ -233,38 +233,38 @@ def test_a_primary_that_began_anew_while_it_handed_over_is_asked_again() -> None
 def test_by_force_the_old_primary_is_fenced_when_it_is_back() -> None:
     """And what only it has is named, in the end."""
     parted = Parted()
-    world, a, b, c = parted.world()
-    world.wrote(a, 10)
-    world.pass_(1)
-    parted.part(world, "a")
-    world.wrote(a, 3)
-    world.promote(b, force=True)
-    world.wrote(b, 2)
+    cluster, a, b, c = parted.cluster()
+    cluster.wrote(a, 10)
+    cluster.pass_(1)
+    parted.part(cluster, "a")
+    cluster.wrote(a, 3)
+    cluster.promote(b, force=True)
+    cluster.wrote(b, 2)
     assert ["primary", "primary"] == roles(a, b)
-    parted.part(world)
-    world.pass_(10)
+    parted.part(cluster)
+    cluster.pass_(10)
 
     assert ["fenced", "primary", "replica"] == roles(a, b, c)
-    assert world.resync(a)
-    world.pass_(5)
+    assert cluster.resync(a)
+    cluster.pass_(5)
     assert a.log.position == b.log.position == c.log.position
     assert [11, 12, 13] == [fact.serial for fact in a.leftover_facts]
 
 
 def test_a_replica_of_a_fenced_daemon_goes_where_the_primary_is() -> None:
     """Also if nobody told it so."""
-    world = World()
-    a = world.node("a")
-    b, d = world.node("b", "a"), world.node("d", "a", upstream_streams=("events",))
-    world.pass_(2)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b, d = cluster.node("b", "a"), cluster.node("d", "a", upstream_streams=("events",))
+    cluster.pass_(2)
     d.kill()
     a.leases.drop("d")
-    world.promote(b)
-    world.pass_(1)
+    cluster.promote(b)
+    cluster.pass_(1)
     b.roles.notifier.unnotified.clear()
-    world.start(d)
+    cluster.start(d)
     a.leases.reload()
-    world.pass_(5)
+    cluster.pass_(5)
 
     assert "b -" == str(d.roles.primary)
     assert b.log.position == d.log.position
@@ -274,26 +274,26 @@ def test_a_replica_of_a_fenced_daemon_goes_where_the_primary_is() -> None:
 def test_of_two_promoted_into_one_epoch_one_stays(winner: str) -> None:
     """The one with the higher uuid; the other one is fenced, whoever hears of whom."""
     parted = Parted()
-    world = World(reaches=parted.reaches)
-    a = world.node("a", can_reach=parted.reaches)
-    nodes = {name: world.node(name, "a", start=False, can_reach=parted.reaches) for name in ("b", "c")}
+    cluster = FakeCluster(reaches=parted.reaches)
+    a = cluster.node("a", can_reach=parted.reaches)
+    nodes = {name: cluster.node(name, "a", start=False, can_reach=parted.reaches) for name in ("b", "c")}
     for name, node in nodes.items():
         node.engine.write_notes(uuid="z" if name == winner else "y")
-        world.start(node)
-    world.wrote(a, 4)
-    world.pass_(2)
-    parted.part(world, "b")
+        cluster.start(node)
+    cluster.wrote(a, 4)
+    cluster.pass_(2)
+    parted.part(cluster, "b")
     for node in nodes.values():
-        world.promote(node, force=True)
-        world.wrote(node, 1)
+        cluster.promote(node, force=True)
+        cluster.wrote(node, 1)
     assert {2} == {node.log.head.epoch for node in nodes.values()}
-    parted.part(world)
-    world.pass_(12)
+    parted.part(cluster)
+    cluster.pass_(12)
 
     loser = nodes["c" if winner == "b" else "b"]
     assert ["primary", "fenced"] == roles(nodes[winner], loser)
-    restarted(world, loser)
-    world.pass_(1)
+    restarted(cluster, loser)
+    cluster.pass_(1)
     assert "primary" != loser.roles.role
 
 
@@ -302,50 +302,50 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     """A lost facts of a stream while B was promoted: both epochs begin after the same fact, and the writers
     stand elsewhere."""
     parted = Parted()
-    world = World(reaches=parted.reaches)
+    cluster = FakeCluster(reaches=parted.reaches)
     nodes = {
-        name: world.node(name, upstream, start=False, can_reach=parted.reaches)
+        name: cluster.node(name, upstream, start=False, can_reach=parted.reaches)
         for name, upstream in (("a", None), ("b", "a"))
     }
     for name, node in nodes.items():
         node.engine.write_notes(uuid="z" if name == winner else "y")
-        world.start(node)
+        cluster.start(node)
     a, b = nodes.values()
-    world.wrote(a, 5)
-    world.pass_(2)
-    parted.part(world, "a")
-    world.done(Deferred.fromCoroutine(a.log.next_epoch("lost", stream="to_device", token=3)))
-    world.promote(b, force=True)
+    cluster.wrote(a, 5)
+    cluster.pass_(2)
+    parted.part(cluster, "a")
+    cluster.done(Deferred.fromCoroutine(a.log.next_epoch("lost", stream="to_device", token=3)))
+    cluster.promote(b, force=True)
     assert a.log.position == b.log.position
-    parted.part(world)
-    world.pass_(12)
+    parted.part(cluster)
+    cluster.pass_(12)
     loser = nodes["b" if winner == "a" else "a"]
     assert "fenced" == loser.roles.role
-    assert world.resync(loser)
-    world.pass_(5)
+    assert cluster.resync(loser)
+    cluster.pass_(5)
 
     assert a.log.positions_by_stream() == b.log.positions_by_stream()
     assert a.log.position == b.log.position
 
 
-def two_primaries(uuids: str) -> tuple[World, Parted, FakeNode, FakeNode, FakeNode]:
+def two_primaries(uuids: str) -> tuple[FakeCluster, Parted, FakeNode, FakeNode, FakeNode]:
     """B and C were promoted into one epoch, parted from each other; D follows B. `uuids` are theirs."""
     parted = Parted()
-    world = World(reaches=parted.reaches)
-    a = world.node("a", can_reach=parted.reaches)
-    b, c, d = (world.node(name, "a", start=False, can_reach=parted.reaches) for name in "bcd")
+    cluster = FakeCluster(reaches=parted.reaches)
+    a = cluster.node("a", can_reach=parted.reaches)
+    b, c, d = (cluster.node(name, "a", start=False, can_reach=parted.reaches) for name in "bcd")
     for node, uuid in zip((b, c, d), uuids, strict=True):
         node.engine.write_notes(uuid=uuid)
-        world.start(node)
-    world.wrote(a, 4)
-    world.pass_(2)
-    parted.part(world, "c")
-    world.promote(b, force=True)
+        cluster.start(node)
+    cluster.wrote(a, 4)
+    cluster.pass_(2)
+    parted.part(cluster, "c")
+    cluster.promote(b, force=True)
     a.kill()
-    world.promote(c, force=True)
-    world.pass_(5)
+    cluster.promote(c, force=True)
+    cluster.pass_(5)
     assert ["primary", "primary", "replica"] == roles(b, c, d)
-    return world, parted, b, c, d
+    return cluster, parted, b, c, d
 
 
 @pytest.mark.parametrize("without", ["", "_contest_claim", "_on_inquiry_response"])
@@ -354,17 +354,17 @@ def test_a_replica_that_knows_a_later_primary_brings_both_together(
 ) -> None:
     """Two primaries of one epoch never heard of each other. Their go-between refuses the lower claim, says of
     whom it knows, and can be asked: either is enough."""
-    world, parted, b, c, d = two_primaries("zyx")
+    cluster, parted, b, c, d = two_primaries("zyx")
     assert "b -" == str(d.roles.primary)
     b.roles.notifier.unnotified.clear()
     c.roles.notifier.unnotified[:] = [Address("d")]
     if without:
         monkeypatch.setattr(Rivals if hasattr(Rivals, without) else RoleManager, without, nothing)
-    parted.part(world)
+    parted.part(cluster)
     with pytest.raises(ClaimRefused) as caught:
-        claim(world, d, c, 2)
+        claim(cluster, d, c, 2)
     assert "superseded" == caught.value.code
-    world.pass_(90)
+    cluster.pass_(90)
 
     assert ["primary", "fenced", "replica"] == roles(b, c, d)
 
@@ -372,17 +372,17 @@ def test_a_replica_that_knows_a_later_primary_brings_both_together(
 @pytest.mark.parametrize("winner", ["b", "c"])
 def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str) -> None:
     """Replicas 200784: no daemon knows both, and one of them asks the replica of the other."""
-    world, parted, b, c, d = two_primaries("zyx" if winner == "b" else "yzx")
+    cluster, parted, b, c, d = two_primaries("zyx" if winner == "b" else "yzx")
     for node in (b, c, d):
         record = RoleRecord(node.roles.role, node.log.head.epoch, node.log.uuid)
         known = () if node is not c else ("d",)
-        world.done(Deferred.fromCoroutine(node.roles._store.save(replace(record, knows=known))))
+        cluster.done(Deferred.fromCoroutine(node.roles._store.save(replace(record, knows=known))))
         node.roles.notifier.unnotified.clear()
     b.roles._store.local = list
-    parted.part(world)
-    world.pass_(10)
+    parted.part(cluster)
+    cluster.pass_(10)
     assert ["primary", "primary", "replica"] == roles(b, c, d)
-    world.pass_(INQUIRY_INTERVAL)
+    cluster.pass_(INQUIRY_INTERVAL)
 
     first, second = (b, c) if winner == "b" else (c, b)
     assert ["primary", "fenced"] == roles(first, second)
@@ -390,16 +390,16 @@ def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str
 
 def test_a_fenced_primary_notifies_its_replicas() -> None:
     """One that joined just before the promotion is unknown to the new primary."""
-    world = World()
-    a = world.node("a")
-    b, c = world.node("b", "a"), world.node("c", "a")
-    world.pass_(3)
-    world.wrote(a, 5)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b, c = cluster.node("b", "a"), cluster.node("c", "a")
+    cluster.pass_(3)
+    cluster.wrote(a, 5)
     b.roles._store.local = list
     record = RoleRecord("replica", 1, a.log.uuid, "a -")
-    world.done(Deferred.fromCoroutine(b.roles._store.save(record)))
-    world.promote(b)
-    world.pass_(5)
+    cluster.done(Deferred.fromCoroutine(b.roles._store.save(record)))
+    cluster.promote(b)
+    cluster.pass_(5)
 
     assert ["fenced", "primary", "replica"] == roles(a, b, c)
     assert "b -" == str(c.roles.primary)
@@ -409,22 +409,22 @@ def test_a_fenced_primary_notifies_its_replicas() -> None:
 def test_a_resync_waits_for_the_fencing_that_is_being_saved() -> None:
     """Replicas 303682: the record still named the fenced daemon itself, and after a restart it followed the
     upstream of its settings, which followed it."""
-    world = World()
-    a, b, _ = world.chain()
-    world.wrote(a, 5)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 5)
     a.kill()
-    world.promote(b, force=True)
-    world.start(a)
+    cluster.promote(b, force=True)
+    cluster.start(a)
     claimed = Claim(epoch=2, uuid=b.log.uuid, address="b -", history=a.log.history)
-    world.done(Deferred.fromCoroutine(a.roles._store.save(RoleRecord("primary", 1, a.log.uuid))))
+    cluster.done(Deferred.fromCoroutine(a.roles._store.save(RoleRecord("primary", 1, a.log.uuid))))
     fencing = Deferred.fromCoroutine(a.roles.on_claim(claimed, trusted=True))
     for _ in range(500):
         if "fenced" == a.roles.role:
             break
-        world.pass_(0.01)
+        cluster.pass_(0.01)
     resync = Deferred.fromCoroutine(a.roles.resync())
-    world.done(fencing)
-    world.done(resync)
+    cluster.done(fencing)
+    cluster.done(resync)
 
     record = a.roles._store.load()
     assert record is not None
@@ -433,17 +433,17 @@ def test_a_resync_waits_for_the_fencing_that_is_being_saved() -> None:
 
 def test_a_daemon_that_lost_its_notification_is_notified_again() -> None:
     """It had acknowledged the epoch, and follows a daemon that is no primary."""
-    world = World()
-    a, b, c = world.chain()
-    world.wrote(a, 5)
-    world.promote(b)
-    world.pass_(5)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    cluster.wrote(a, 5)
+    cluster.promote(b)
+    cluster.pass_(5)
     assert "fenced" == a.roles.role
     lost = RoleRecord("replica", 1, a.log.uuid, "x -")
-    world.done(Deferred.fromCoroutine(a.roles._store.save(lost)))
-    restarted(world, a)
+    cluster.done(Deferred.fromCoroutine(a.roles._store.save(lost)))
+    restarted(cluster, a)
     b.roles.notifier.unnotified.clear()
-    world.pass_(INQUIRY_INTERVAL + 10)
+    cluster.pass_(INQUIRY_INTERVAL + 10)
 
     assert ["replica", "primary", "replica"] == roles(a, b, c)
     assert "b -" == str(a.roles.primary)
@@ -451,34 +451,34 @@ def test_a_daemon_that_lost_its_notification_is_notified_again() -> None:
 
 def test_a_daemon_whose_primary_has_no_valid_address_is_notified_again() -> None:
     """The address cannot be asked; the daemon itself can be told the right one."""
-    world = World()
-    a, b, _ = world.chain()
-    world.promote(b)
-    world.pass_(5)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.promote(b)
+    cluster.pass_(5)
     b.roles.notifier.unnotified.clear()
     position = LogPosition(1, 0, a.log.position.digest)
     lost = PeerStatus(
         history=a.log.history, uuid=a.log.uuid, role="replica", position=position, primary="- ftp://x"
     )
-    world.done(Deferred.fromCoroutine(b.roles.rivals._on_inquiry_response(Address("a"), lost)))
+    cluster.done(Deferred.fromCoroutine(b.roles.rivals._on_inquiry_response(Address("a"), lost)))
 
     assert [Address("a")] == b.roles.notifier.unnotified
 
 
 def test_a_primary_that_is_superseded_says_so() -> None:
     """As long as it cannot ask the other primary."""
-    world = World()
-    a, b, c = world.chain()
-    world.wrote(a, 5)
-    world.promote(b)
-    world.pass_(2)
-    world.resync(a)
-    world.pass_(2)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    cluster.wrote(a, 5)
+    cluster.promote(b)
+    cluster.pass_(2)
+    cluster.resync(a)
+    cluster.pass_(2)
     b.kill()
-    world.promote(c, force=True)
+    cluster.promote(c, force=True)
     noted = RoleRecord("replica", 4, "zz", "b -", (), ())
-    world.done(Deferred.fromCoroutine(a.roles._store.save(noted)))
-    world.pass_(90)
+    cluster.done(Deferred.fromCoroutine(a.roles._store.save(noted)))
+    cluster.pass_(90)
 
     assert "primary" == c.roles.role
     assert any("another daemon may be primary: a" in text for text, _ in c.roles.rivals.problems)
@@ -486,12 +486,12 @@ def test_a_primary_that_is_superseded_says_so() -> None:
 
 def test_a_claim_of_a_lower_epoch_means_nothing() -> None:
     """It was told late: the daemon that it names is fenced meanwhile."""
-    world = World()
-    a, b, _ = world.chain()
-    world.promote(b)
-    world.pass_(1)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.promote(b)
+    cluster.pass_(1)
     with pytest.raises(ClaimRefused) as caught:
-        claim(world, b, a, 1)
+        claim(cluster, b, a, 1)
 
     assert "not_verified" == caught.value.code
     assert "primary" == b.roles.role
@@ -499,11 +499,11 @@ def test_a_claim_of_a_lower_epoch_means_nothing() -> None:
 
 def test_a_claim_of_another_history_means_nothing() -> None:
     """A stranger's address was typed by mistake."""
-    world = World()
-    a = world.node("a")
-    other = world.node("x")
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    other = cluster.node("x")
     with pytest.raises(ClaimRefused) as caught:
-        claim(world, a, other, 9)
+        claim(cluster, a, other, 9)
 
     assert "other_history" == caught.value.code
     assert "primary" == a.roles.role
@@ -511,19 +511,19 @@ def test_a_claim_of_another_history_means_nothing() -> None:
 
 def test_a_daemon_keeps_its_role_through_restarts() -> None:
     """Whatever its settings say: they were written before."""
-    world = World()
-    a, b, c = world.chain()
-    world.wrote(a, 5)
-    world.promote(b)
-    world.pass_(1)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    cluster.wrote(a, 5)
+    cluster.promote(b)
+    cluster.pass_(1)
     for node in (a, b, c):
-        restarted(world, node)
-    world.pass_(1)
+        restarted(cluster, node)
+    cluster.pass_(1)
     assert ["fenced", "primary", "replica"] == roles(a, b, c)
-    assert world.resync(a)
-    world.pass_(2)
-    restarted(world, a)
-    world.pass_(2)
+    assert cluster.resync(a)
+    cluster.pass_(2)
+    restarted(cluster, a)
+    cluster.pass_(2)
 
     assert "replica" == a.roles.role
     assert a.replica is not None
@@ -532,12 +532,12 @@ def test_a_daemon_keeps_its_role_through_restarts() -> None:
 
 def test_a_promoted_daemon_stays_primary_when_facts_are_lost_later() -> None:
     """That begins an epoch as well."""
-    world = World()
-    a, b, _ = world.chain()
-    world.wrote(a, 5)
-    world.promote(b)
-    world.done(Deferred.fromCoroutine(b.log.next_epoch("lost", stream="to_device", token=3)))
-    restarted(world, b)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 5)
+    cluster.promote(b)
+    cluster.done(Deferred.fromCoroutine(b.log.next_epoch("lost", stream="to_device", token=3)))
+    restarted(cluster, b)
 
     assert "primary" == b.roles.role
     assert 3 == b.log.head.epoch
@@ -545,13 +545,13 @@ def test_a_promoted_daemon_stays_primary_when_facts_are_lost_later() -> None:
 
 def test_one_promotion_at_a_time() -> None:
     """An impatient operator changes nothing."""
-    world = World()
-    a, b, _ = world.chain()
-    world.wrote(a, 5)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 5)
     first = Deferred.fromCoroutine(b.roles.promote())
     with pytest.raises(CannotPromote) as caught:
-        world.promote(b)
-    world.done(first)
+        cluster.promote(b)
+    cluster.done(first)
 
     assert "promoting" == caught.value.code
     assert "primary" == b.roles.role
@@ -559,13 +559,13 @@ def test_one_promotion_at_a_time() -> None:
 
 def test_two_operators_promote_two_replicas_in_order() -> None:
     """One primary is left, and nothing is lost."""
-    world = World()
-    a, b, c = world.chain()
-    world.wrote(a, 5)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    cluster.wrote(a, 5)
     ends: list[Any] = []
     for node in (b, c):
         Deferred.fromCoroutine(node.roles.promote()).addBoth(ends.append)
-    world.pass_(45)
+    cluster.pass_(45)
 
     assert 2 == len(ends)
     assert ["fenced", "primary", "replica"] == sorted(roles(a, b, c)) or 1 == roles(a, b, c).count("primary")
@@ -573,12 +573,12 @@ def test_two_operators_promote_two_replicas_in_order() -> None:
 
 def test_who_was_told_by_somebody_passes_it_on() -> None:
     """The old primary may be known to a daemon that the new one has never heard of."""
-    world = World()
-    a, b, c = world.chain()
-    world.promote(b)
-    world.pass_(1)
-    world.promote(c)
-    world.pass_(1)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    cluster.promote(b)
+    cluster.pass_(1)
+    cluster.promote(c)
+    cluster.pass_(1)
 
     assert "c -" == str(a.roles.primary)
     assert ["fenced", "fenced", "primary"] == roles(a, b, c)
@@ -587,12 +587,12 @@ def test_who_was_told_by_somebody_passes_it_on() -> None:
 def test_a_daemon_that_waits_to_tell_one_tells_the_others_of_a_new_epoch_at_once() -> None:
     """Or the primary that it deposes would take facts for up to a minute more."""
     parted = Parted()
-    world, a, b, c = parted.world()
-    parted.part(world, "a")
-    world.promote(b, force=True)
-    world.pass_(60)
-    world.promote(c, force=True)
-    world.pass_(1)
+    cluster, a, b, c = parted.cluster()
+    parted.part(cluster, "a")
+    cluster.promote(b, force=True)
+    cluster.pass_(60)
+    cluster.promote(c, force=True)
+    cluster.pass_(1)
 
     assert ["primary", "fenced", "primary"] == roles(a, b, c)
 
@@ -603,17 +603,17 @@ def test_a_daemon_that_waits_to_tell_one_tells_the_others_of_a_new_epoch_at_once
 def test_a_daemon_that_is_two_epochs_behind_believes_the_primary_itself() -> None:
     """C was promoted after B while A was away: its claim is two steps ahead, and it answers for it."""
     parted = Parted()
-    world, a, b, c = parted.world()
-    world.wrote(a, 5)
-    world.pass_(1)
-    parted.part(world, "a")
-    world.promote(b, force=True)
-    world.pass_(1)
-    world.promote(c, force=True)
-    world.pass_(1)
+    cluster, a, b, c = parted.cluster()
+    cluster.wrote(a, 5)
+    cluster.pass_(1)
+    parted.part(cluster, "a")
+    cluster.promote(b, force=True)
+    cluster.pass_(1)
+    cluster.promote(c, force=True)
+    cluster.pass_(1)
     assert ["primary", "fenced", "primary"] == roles(a, b, c)
-    parted.part(world)
-    world.pass_(12)
+    parted.part(cluster)
+    cluster.pass_(12)
 
     assert ["fenced", "fenced", "primary"] == roles(a, b, c)
     assert "c -" == str(a.roles.primary)
@@ -624,13 +624,13 @@ def test_a_daemon_that_is_two_epochs_behind_believes_the_primary_itself() -> Non
 @pytest.mark.parametrize("uuid", ["b", "stranger"])
 def test_who_is_believed_unasked(trusted: bool, epoch: int, uuid: str) -> None:
     """A replica of this primary whose key was proven, one step ahead; nobody else who cannot be asked."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     said = b.log.uuid if uuid == "b" else uuid
     made = Claim(epoch=epoch, uuid=said, address="away -", history=a.log.history)
     code = ""
     try:
-        world.done(Deferred.fromCoroutine(a.roles.on_claim(made, trusted=trusted)))
+        cluster.done(Deferred.fromCoroutine(a.roles.on_claim(made, trusted=trusted)))
     except ClaimRefused as error:
         code = error.code
 
@@ -642,19 +642,19 @@ def test_who_is_believed_unasked(trusted: bool, epoch: int, uuid: str) -> None:
 def test_the_log_of_the_claimed_primary_must_continue_ours() -> None:
     """The same uuid, history and epoch, but another fact: nothing is changed, and the status says so."""
     parted = Parted()
-    world, a, b, _ = parted.world()
-    world.wrote(a, 3)
+    cluster, a, b, _ = parted.cluster()
+    cluster.wrote(a, 3)
     backup = a.engine.copy()
-    world.wrote(a, 2)
-    world.pass_(1)
-    parted.part(world, "a")
+    cluster.wrote(a, 2)
+    cluster.pass_(1)
+    parted.part(cluster, "a")
     a.kill()
     a.engine = backup
-    world.start(a)
-    world.wrote(a, 4)
-    world.promote(b, force=True)
-    parted.part(world)
-    world.pass_(12)
+    cluster.start(a)
+    cluster.wrote(a, 4)
+    cluster.promote(b, force=True)
+    parted.part(cluster)
+    cluster.pass_(12)
 
     assert ["primary", "primary"] == roles(a, b)
     ((text, _),) = a.roles.rivals.problems
@@ -714,8 +714,8 @@ def test_addresses_of_peers_are_checked(text: str, is_good: bool) -> None:
 
 def test_an_address_is_known_by_the_part_that_is_asked() -> None:
     """Its other half may be true, and this one a stranger's."""
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     a.leases.make("u", "paris", registered=True, serial=0, address="tcp:paris:1 http://paris:2")
     cases = [("tcp:paris:1 http://stranger:2", False), ("- http://paris:2", True), ("tcp:paris:1 -", True)]
 
@@ -726,9 +726,9 @@ def test_an_address_is_known_by_the_part_that_is_asked() -> None:
 def test_strangers_do_not_hold_up_a_claim_of_a_known_daemon() -> None:
     """They have a queue of their own, which is bounded."""
     parted = Parted()
-    world, a, b, _ = parted.world()
-    world.pass_(1)
-    world.promote(b, force=True)
+    cluster, a, b, _ = parted.cluster()
+    cluster.pass_(1)
+    cluster.promote(b, force=True)
     waiting: list[Any] = []
     for number in range(12):
         made = Claim(epoch=2, uuid="stranger", address=f"s{number} -", history=a.log.history)
@@ -737,9 +737,9 @@ def test_strangers_do_not_hold_up_a_claim_of_a_known_daemon() -> None:
         )
 
     assert ["busy"] * 4 == [error.code for error in waiting]
-    world.pass_(0.1)
+    cluster.pass_(0.1)
     assert "fenced" == a.roles.role
-    world.pass_(5)
+    cluster.pass_(5)
     assert 12 == len(waiting)
 
 
@@ -748,10 +748,10 @@ def test_strangers_do_not_hold_up_a_claim_of_a_known_daemon() -> None:
 
 def test_a_replica_of_a_later_epoch_is_a_sign_and_no_fence() -> None:
     """It is reported for some minutes, and forgotten at the next promotion."""
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     a.roles.rivals.on_higher_epoch(7, "paris", "nowhere -")
-    world.pass_(1)
+    cluster.pass_(1)
 
     assert "primary" == a.roles.role
     ((text, _),) = a.roles.rivals.problems
@@ -761,29 +761,29 @@ def test_a_replica_of_a_later_epoch_is_a_sign_and_no_fence() -> None:
     for number in range(50):
         a.roles.rivals.on_higher_epoch(8, f"r{number}", "")
     assert 20 == len(a.roles.rivals.problems)
-    world.pass_(301, step=1)
+    cluster.pass_(301, step=1)
     assert [] == a.roles.rivals.problems
-    world.wrote(a, 1)
+    cluster.wrote(a, 1)
 
 
 def test_a_replica_of_a_later_epoch_leads_to_the_primary() -> None:
     """The old primary asks it, then the daemon that it names, and is fenced."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     a.kill()
-    world.promote(b, force=True)
+    cluster.promote(b, force=True)
     b.roles.notifier.unnotified.clear()
-    world.pass_(1)
+    cluster.pass_(1)
     b.kill()
-    world.start(a)
+    cluster.start(a)
     a.roles.rivals.on_higher_epoch(2, "c", "c -")
-    world.pass_(1)
+    cluster.pass_(1)
     assert "primary" == a.roles.role
-    world.start(b)
+    cluster.start(b)
     b.roles.notifier.unnotified.clear()
-    world.pass_(2)
+    cluster.pass_(2)
     a.roles.rivals.on_higher_epoch(2, "c", "c -")
-    world.pass_(1)
+    cluster.pass_(1)
 
     assert "fenced" == a.roles.role
     assert "b -" == str(a.roles.primary)
@@ -791,8 +791,8 @@ def test_a_replica_of_a_later_epoch_leads_to_the_primary() -> None:
 
 def test_replicas_of_a_later_epoch_do_not_fill_the_queue_of_claims() -> None:
     """Anybody may name many addresses; one unknown address is asked at a time."""
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     for number in range(12):
         a.roles.rivals.on_higher_epoch(2, f"r{number}", f"s{number} -")
     refused: list[Any] = []
@@ -800,20 +800,20 @@ def test_replicas_of_a_later_epoch_do_not_fill_the_queue_of_claims() -> None:
     Deferred.fromCoroutine(a.roles.on_claim(made)).addErrback(lambda failure: refused.append(failure.value))
 
     assert [] == refused
-    world.pass_(5)
+    cluster.pass_(5)
     assert ["not_verified"] == [error.code for error in refused]
 
 
 # -- the way out -------------------------------------------------------------------------------------------
 
 
-def fenced_by_note(world: World, **noted: Any) -> FakeNode:
+def fenced_by_note(cluster: FakeCluster, **noted: Any) -> FakeNode:
     """A daemon that an earlier release fenced, as its disk says."""
-    a = world.node("a")
-    world.wrote(a, 3)
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
     a.kill()
     a.engine.write_notes(role=msgspec.json.encode({"role": "fenced"} | noted).decode())
-    world.start(a)
+    cluster.start(a)
     assert "fenced" == a.roles.role
     return a
 
@@ -821,51 +821,51 @@ def fenced_by_note(world: World, **noted: Any) -> FakeNode:
 @pytest.mark.parametrize(("noted", "epoch"), [(999_999, 1_000_000), (2**70, 2), (2, 3)])
 def test_a_fenced_daemon_that_should_not_be_is_promoted_by_force(noted: int, epoch: int) -> None:
     """In an epoch over all that can be, and through a restart; also one with the note of an old attack."""
-    world = World()
-    a = fenced_by_note(world, epoch=noted)
+    cluster = FakeCluster()
+    a = fenced_by_note(cluster, epoch=noted)
     with pytest.raises(StorageError, match="synrepl promote --force makes this one primary again"):
-        world.wrote(a)
+        cluster.wrote(a)
     with pytest.raises(CannotPromote, match=r"synrepl resync .* synrepl promote --force") as caught:
-        world.promote(a)
+        cluster.promote(a)
     assert "fenced" == caught.value.code
-    world.promote(a, force=True)
+    cluster.promote(a, force=True)
 
     assert ("primary", epoch) == (a.roles.role, a.log.head.epoch)
-    world.wrote(a)
-    restarted(world, a)
+    cluster.wrote(a)
+    restarted(cluster, a)
     assert "primary" == a.roles.role
-    world.wrote(a)
+    cluster.wrote(a)
     with pytest.raises(CannotPromote, match="only a replica can be promoted"):
-        world.promote(a, force=True)
+        cluster.promote(a, force=True)
 
 
 def test_a_fence_with_an_epoch_that_cannot_be_is_replaced_by_a_real_claim() -> None:
     """Otherwise no promotion could lead such a daemon."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     a.kill()
-    world.promote(b, force=True)
-    world.pass_(1)
+    cluster.promote(b, force=True)
+    cluster.pass_(1)
     noted = {"role": "fenced", "epoch": 2**70, "uuid": "z", "address": "stranger -"}
     a.engine.write_notes(role=msgspec.json.encode(noted).decode())
-    world.start(a)
+    cluster.start(a)
     assert "stranger -" == str(a.roles.primary)
-    world.pass_(10)
+    cluster.pass_(10)
 
     assert "b -" == str(a.roles.primary)
-    assert world.resync(a)
+    assert cluster.resync(a)
 
 
 def test_a_fenced_daemon_promoted_by_force_fences_the_other_one() -> None:
     """The operator says that the other is not primary; if it is, it hears of this."""
-    world = World()
-    a, b, c = world.chain()
-    world.wrote(a, 5)
-    world.promote(b)
-    world.pass_(1)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    cluster.wrote(a, 5)
+    cluster.promote(b)
+    cluster.pass_(1)
     assert ["fenced", "primary", "replica"] == roles(a, b, c)
-    world.promote(a, force=True)
-    world.pass_(2)
+    cluster.promote(a, force=True)
+    cluster.pass_(2)
 
     assert ["primary", "fenced"] == roles(a, b)
     assert 3 == a.log.head.epoch
@@ -874,25 +874,25 @@ def test_a_fenced_daemon_promoted_by_force_fences_the_other_one() -> None:
 # -- hand-overs --------------------------------------------------------------------------------------------
 
 
-def hand_over(world: World, node: FakeNode, to: FakeNode, seconds: float) -> LogPosition:
+def hand_over(cluster: FakeCluster, node: FakeNode, to: FakeNode, seconds: float) -> LogPosition:
     """Ask a primary to hand over to a replica."""
     asked = HandOver(seconds=seconds, uuid=to.log.uuid, address=f"{to.name} -")
-    return world.done(node.roles.hand_over(asked))
+    return cluster.done(node.roles.hand_over(asked))
 
 
 def test_a_hand_over_tells_the_position_after_all_queued_appends() -> None:
     """A lower one would leave acknowledged facts out of the next epoch."""
-    world = World()
+    cluster = FakeCluster()
     delay = [0.0005]
-    a = world.node("a", disk_delay=lambda: delay[0])
-    b = world.node("b", "a")
-    world.pass_(1)
+    a = cluster.node("a", disk_delay=lambda: delay[0])
+    b = cluster.node("b", "a")
+    cluster.pass_(1)
     b.roles.candidate.is_requesting = True
     delay[0] = 0.05
     appends = [a.append("to_device", [[[f"@u{n}:hs"]]]) for n in range(3)]
 
-    position = hand_over(world, a, b, 15)
-    world.pass_(1)
+    position = hand_over(cluster, a, b, 15)
+    cluster.pass_(1)
 
     assert [True] * 3 == [append.called for append in appends]
     assert (3, a.log.position) == (position.serial, position)
@@ -900,24 +900,24 @@ def test_a_hand_over_tells_the_position_after_all_queued_appends() -> None:
 
 def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
     """The primary asks it."""
-    world = World()
-    a, b, c = world.chain()
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
     for node in (b, c):
         with pytest.raises(ClaimRefused) as caught:
-            hand_over(world, a, node, 15)
+            hand_over(cluster, a, node, 15)
         assert "not_verified" == caught.value.code
-        world.wrote(a)
+        cluster.wrote(a)
     b.roles.candidate.is_requesting = True
-    assert a.log.position == hand_over(world, a, b, 15)
+    assert a.log.position == hand_over(cluster, a, b, 15)
     with pytest.raises(StorageError, match="about to become primary"):
-        world.wrote(a)
+        cluster.wrote(a)
 
 
 def test_nobody_hands_over_to_a_stranger() -> None:
     """It says that it is a replica that is being promoted; it has no lease, and another log."""
-    world = World()
-    a, _, _ = world.chain()
-    world.wrote(a, 3)
+    cluster = FakeCluster()
+    a, _, _ = cluster.chain()
+    cluster.wrote(a, 3)
     for position in (
         LogPosition(1, 3, "x" * 64),
         LogPosition(1, 9, a.log.position.digest),
@@ -926,17 +926,17 @@ def test_nobody_hands_over_to_a_stranger() -> None:
         told = PeerStatus(history=a.log.history, uuid="x", role="replica", position=position, promoting=True)
         a._strangers = {"s": told}
         with pytest.raises(ClaimRefused) as caught:
-            world.done(a.roles.hand_over(HandOver(seconds=5, uuid="x", address="s -")))
+            cluster.done(a.roles.hand_over(HandOver(seconds=5, uuid="x", address="s -")))
         assert "unknown_replica" == caught.value.code
         assert "is not a replica of this daemon: it has no lease here" in str(caught.value)
-        world.pass_(1)
-    world.wrote(a)
+        cluster.pass_(1)
+    cluster.wrote(a)
 
 
 def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None:
     """Otherwise the epoch would have none: the old primary is told of it, and gives way."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     begin = b.log.next_epoch
 
     async def next_epoch(*arguments: Any, **named: Any) -> EpochStart:
@@ -947,10 +947,10 @@ def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None
 
     b.log.next_epoch = next_epoch  # type: ignore[method-assign]
     Deferred.fromCoroutine(b.roles.promote()).addErrback(lambda failure: None)
-    world.pass_(2)
+    cluster.pass_(2)
     assert not b.is_running
-    world.start(b)
-    world.pass_(30)
+    cluster.start(b)
+    cluster.pass_(30)
 
     assert (2, "primary") == (b.log.head.epoch, b.roles.role)
     assert "fenced" == a.roles.role
@@ -958,10 +958,10 @@ def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None
 
 def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None:
     """It had forgotten that it was to take none, while the new one looked for its files."""
-    world = World()
-    a, b, _ = world.chain()
-    world.wrote(a, 5)
-    world.pass_(1)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 5)
+    cluster.pass_(1)
     forgot: list[int] = []
 
     async def missing(serial: int) -> list[Any]:
@@ -969,11 +969,11 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
             forgot.append(serial)
             a.roles.handover._end()
             a.roles.handover._not_before = 0.0  # as after a restart
-            await world.append(a, 2)
+            await cluster.append(a, 2)
         return []
 
     b.roles.candidate.missing_files = missing
-    world.promote(b, seconds=30)
+    cluster.promote(b, seconds=30)
 
     assert [5] == forgot
     assert 7 == b.log.head.serial
@@ -981,12 +981,12 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
 
 def test_a_replica_of_a_replica_is_promoted_in_order() -> None:
     """The primary has no lease of it, and asks it for its digest."""
-    world = World()
-    a, b, c = world.chain()
-    world.wrote(a, 5)
-    world.pass_(1)
-    world.promote(c)
-    world.pass_(5)
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
+    cluster.wrote(a, 5)
+    cluster.pass_(1)
+    cluster.promote(c)
+    cluster.pass_(5)
 
     assert ["fenced", "replica", "primary"] == roles(a, b, c)
     assert 5 == c.log.head.serial
@@ -994,32 +994,32 @@ def test_a_replica_of_a_replica_is_promoted_in_order() -> None:
 
 def test_only_the_replica_itself_ends_a_hand_over() -> None:
     """To take facts while it begins its epoch would lose them. One that was killed may end it later."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     b.roles.candidate.is_requesting = True
-    hand_over(world, a, b, 15)
+    hand_over(cluster, a, b, 15)
     with pytest.raises(ClaimRefused, match="still being promoted"):
-        hand_over(world, a, b, 0)
+        hand_over(cluster, a, b, 0)
     stranger = HandOver(seconds=0, uuid="stranger", address="s -")
     with pytest.raises(CannotPromote) as caught:
-        world.done(a.roles.hand_over(stranger))
+        cluster.done(a.roles.hand_over(stranger))
     assert "handing_over" == caught.value.code
-    restarted(world, a)
+    restarted(cluster, a)
     assert a.roles.handover.is_active
     with pytest.raises(CannotPromote):
-        world.done(a.roles.hand_over(stranger))
-    restarted(world, b)
-    world.pass_(2)
-    hand_over(world, a, b, 0)
+        cluster.done(a.roles.hand_over(stranger))
+    restarted(cluster, b)
+    cluster.pass_(2)
+    hand_over(cluster, a, b, 0)
 
     assert not a.roles.handover.is_active
-    world.wrote(a)
+    cluster.wrote(a)
 
 
 def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
     """What the old primary takes then would be left behind, although nobody promoted by force."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     seen: list[Any] = []
     begin = b.log.next_epoch
 
@@ -1032,7 +1032,7 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
         return await begin(*arguments, **named)
 
     b.log.next_epoch = next_epoch  # type: ignore[method-assign]
-    world.promote(b)
+    cluster.promote(b)
 
     assert ["the replica does not confirm the hand-over: b - is still being promoted"] == seen
     assert not b.roles.candidate.is_requesting
@@ -1040,56 +1040,56 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
 
 def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
     """A replica that is promoted for ever must not stop the writes for ever."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     b.roles.candidate.is_requesting = True
     sealed = 0
     for _ in range(300):
         with suppress(CannotPromote):
-            hand_over(world, a, b, 15)
-        world.pass_(1, step=0.1)
+            hand_over(cluster, a, b, 15)
+        cluster.pass_(1, step=0.1)
         sealed += a.roles.handover.is_active
 
     assert 60 <= sealed <= 150
     b.roles.candidate.is_requesting = False
-    world.pass_(200, step=0.5)
-    world.promote(b)
+    cluster.pass_(200, step=0.5)
+    cluster.promote(b)
     assert "primary" == b.roles.role
 
 
 def test_a_second_promotion_waits_for_the_first() -> None:
     """Or both would begin their epochs at one place."""
-    world = World()
-    a = world.node("a")
-    b, d = world.node("b", "a"), world.node("d", "a")
-    world.pass_(3)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b, d = cluster.node("b", "a"), cluster.node("d", "a")
+    cluster.pass_(3)
     b.roles.candidate.is_requesting = True
-    hand_over(world, a, b, 15)
+    hand_over(cluster, a, b, 15)
 
     with pytest.raises(CannotPromote) as caught:
-        world.promote(d)
+        cluster.promote(d)
     assert "handing_over" == caught.value.code
 
 
 def test_replicas_are_led_by_verified_claims_only() -> None:
     """One that follows a stranger would serve its facts."""
-    world = World()
-    a, b, c = world.chain()
+    cluster = FakeCluster()
+    a, b, c = cluster.chain()
     for address in ("stranger -", "b -", ""):
         made = Claim(epoch=9, uuid="stranger", address=address, history=a.log.history)
         with pytest.raises(ClaimRefused):
-            world.done(Deferred.fromCoroutine(c.roles.on_claim(made)))
+            cluster.done(Deferred.fromCoroutine(c.roles.on_claim(made)))
 
     assert c.replica is not None
     assert Address("b") == c.replica.upstream.where
-    world.pass_(1)
+    cluster.pass_(1)
     assert ["primary", "replica", "replica"] == roles(a, b, c)
 
 
 def test_refused_claims_are_counted_and_seldom_logged() -> None:
     """A stranger can send them at will."""
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     counted: list[str] = []
     a.roles.rivals._count_refused = counted.append
     texts: list[str] = []
@@ -1106,8 +1106,8 @@ def test_refused_claims_are_counted_and_seldom_logged() -> None:
                 made = Claim(epoch=2, uuid="z", address="", history=history)
                 for _ in range(5):
                     with pytest.raises(ClaimRefused):
-                        world.done(Deferred.fromCoroutine(a.roles.on_claim(made)))
-            world.pass_(61, step=1)
+                        cluster.done(Deferred.fromCoroutine(a.roles.on_claim(made)))
+            cluster.pass_(61, step=1)
     finally:
         globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
 
@@ -1118,14 +1118,14 @@ def test_refused_claims_are_counted_and_seldom_logged() -> None:
 
 def test_an_old_primary_that_has_stopped_names_the_command_that_mends_it() -> None:
     """It was fenced with facts of its own, and started again as a replica: what now?"""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     b.kill()
-    world.wrote(a, 3)
+    cluster.wrote(a, 3)
     a.kill()
-    world.start(b)
-    world.promote(b, force=True)
-    world.wrote(b, 1)
+    cluster.start(b)
+    cluster.promote(b, force=True)
+    cluster.wrote(b, 1)
     logged: list[str] = []
 
     def observe(event: Any) -> None:
@@ -1133,13 +1133,13 @@ def test_an_old_primary_that_has_stopped_names_the_command_that_mends_it() -> No
 
     globalLogPublisher.addObserver(observe)  # type: ignore[arg-type]
     try:
-        world.start(a)
-        world.pass_(30, step=0.1)
+        cluster.start(a)
+        cluster.pass_(30, step=0.1)
         assert "fenced" == a.roles.role
         a.kill()
         a.upstream = "b"
-        world.start(a)
-        world.pass_(5)
+        cluster.start(a)
+        cluster.pass_(5)
     finally:
         globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
 
@@ -1149,10 +1149,10 @@ def test_an_old_primary_that_has_stopped_names_the_command_that_mends_it() -> No
     assert a.replica.why.endswith(RESYNC)
     assert any(line.startswith("this replica has stopped: fork: ") and RESYNC in line for line in logged)
     with pytest.raises(ReadOnlyHere, match=RESYNC) as caught:
-        world.wrote(a)
+        cluster.wrote(a)
     assert ("stopped", False, "b -") == (caught.value.code, caught.value.retryable, caught.value.moved_to)
-    assert world.resync(a)
-    world.pass_(3)
+    assert cluster.resync(a)
+    cluster.pass_(3)
     assert a.roles.forwarding_refusal("to_device") is None
     assert 3 == len(a.leftover_facts)
 
@@ -1166,25 +1166,25 @@ def test_every_stop_names_the_command_that_mends_it(code: str) -> None:
 class TestStart:
     """A primary that was away asks the daemons that it knows before it takes facts."""
 
-    def restart(self, world: World, node: FakeNode) -> "Deferred[Any]":
+    def restart(self, cluster: FakeCluster, node: FakeNode) -> "Deferred[Any]":
         """Start a node, and post a fact at once."""
         done = node.start()
         while not done.called:
-            world.clock.advance(0.0005)
-        return world.append(node)
+            cluster.clock.advance(0.0005)
+        return cluster.append(node)
 
     def test_an_old_primary_takes_no_fact_after_another_was_promoted(self) -> None:
         """What it acknowledged would be on no other daemon, and given up later."""
-        world = World()
-        a, b, c = world.chain()
+        cluster = FakeCluster()
+        a, b, c = cluster.chain()
         a.kill()
-        world.promote(b, force=True)
-        world.pass_(0.5)
+        cluster.promote(b, force=True)
+        cluster.pass_(0.5)
 
-        refused = self.restart(world, a)
+        refused = self.restart(cluster, a)
         with pytest.raises(ReadOnlyHere, match="asks the daemons that it knows") as caught:
-            world.done(refused)
-        world.pass_(1)
+            cluster.done(refused)
+        cluster.pass_(1)
 
         assert ("starting", True) == (caught.value.code, caught.value.retryable)
         assert ["fenced", "primary", "replica"] == roles(a, b, c)
@@ -1192,13 +1192,13 @@ class TestStart:
 
     def test_a_primary_goes_on_once_all_have_answered(self) -> None:
         """The usual restart costs one question."""
-        world = World()
-        a, b, c = world.chain()
+        cluster = FakeCluster()
+        a, b, c = cluster.chain()
         a.kill()
-        self.restart(world, a).addErrback(lambda _: None)
-        world.pass_(0.1)
-        world.wrote(a)
-        world.pass_(5)
+        self.restart(cluster, a).addErrback(lambda _: None)
+        cluster.pass_(0.1)
+        cluster.wrote(a)
+        cluster.pass_(5)
 
         assert ["primary", "replica", "replica"] == roles(a, b, c)
         assert 1 == c.log.head.serial
@@ -1206,48 +1206,48 @@ class TestStart:
     def test_who_does_not_answer_is_waited_for_three_seconds(self) -> None:
         """Whoever is dead must not keep the primary from its work."""
         delay = [0.01]
-        world = World()
-        a, b = world.node("a", request_delay=lambda: delay[0]), world.node("b", "a")
-        world.pass_(3)
+        cluster = FakeCluster()
+        a, b = cluster.node("a", request_delay=lambda: delay[0]), cluster.node("b", "a")
+        cluster.pass_(3)
         a.kill()
         b.kill()
         delay[0] = 60.0
 
-        refused = self.restart(world, a)
+        refused = self.restart(cluster, a)
         with pytest.raises(ReadOnlyHere):
-            world.done(refused)
-        world.pass_(2.8)
-        still = world.append(a)
+            cluster.done(refused)
+        cluster.pass_(2.8)
+        still = cluster.append(a)
         with pytest.raises(ReadOnlyHere):
-            world.done(still)
-        world.pass_(0.3)
+            cluster.done(still)
+        cluster.pass_(0.3)
 
-        world.wrote(a)
+        cluster.wrote(a)
         assert 1 == a.log.head.serial
 
     def test_a_primary_that_knows_nobody_starts_at_once(self) -> None:
         """There is nobody to ask."""
-        world = World()
-        a = world.node("a")
+        cluster = FakeCluster()
+        a = cluster.node("a")
         a.kill()
-        kept = self.restart(world, a)
+        kept = self.restart(cluster, a)
 
-        world.done(kept)
+        cluster.done(kept)
         assert 1 == a.log.head.serial
 
     def test_a_later_epoch_that_nobody_confirms_fences_nobody(self) -> None:
         """A replica alone is a sign, as when it asks to be served."""
-        world = World()
-        a, b, c = world.chain()
+        cluster = FakeCluster()
+        a, b, c = cluster.chain()
         a.kill()
-        world.promote(b, force=True)
-        world.pass_(5)
+        cluster.promote(b, force=True)
+        cluster.pass_(5)
         b.kill()
-        world.start(a)
+        cluster.start(a)
         a.kill()
         a.known_daemons = lambda: [Address("c")]  # type: ignore[method-assign]
-        world.start(a)
-        world.pass_(4)
+        cluster.start(a)
+        cluster.pass_(4)
 
         assert "primary" == a.roles.role
         assert any("knows epoch 2" in text for text, _ in a.roles.rivals.problems)
@@ -1256,9 +1256,9 @@ class TestStart:
     def test_a_daemon_that_a_replica_names_must_prove_that_it_may_be_primary(self) -> None:
         """The replica may hold no key that may administer, and name any address."""
         asked: list[tuple[str, bool]] = []
-        world = World()
-        a = world.node("a")
-        world.wrote(a)
+        cluster = FakeCluster()
+        a = cluster.node("a")
+        cluster.wrote(a)
         a.kill()
         position = LogPosition(9, 1, a.log.position.digest)
         told = PeerStatus(
@@ -1266,7 +1266,7 @@ class TestStart:
         )
         a._strangers = {"x": told}
         a.known_daemons = lambda: [Address("x")]  # type: ignore[method-assign]
-        world.start(a)
+        cluster.start(a)
         describe = a.roles._verifier.peers.describe
 
         async def recorded(address: Address, *, must_administer: bool) -> PeerStatus:
@@ -1274,7 +1274,7 @@ class TestStart:
             return await describe(address, must_administer=must_administer)
 
         a.roles._verifier.peers.describe = recorded  # type: ignore[method-assign]
-        world.done(Deferred.fromCoroutine(a.roles.rivals._on_inquiry_response(Address("x"), told)))
+        cluster.done(Deferred.fromCoroutine(a.roles.rivals._on_inquiry_response(Address("x"), told)))
 
         assert {("stranger", True)} == set(asked)
         assert "primary" == a.roles.role
@@ -1298,17 +1298,17 @@ class OverHttp:
 @pytest.mark.parametrize("is_known_later", [False, True])
 def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later: bool) -> None:
     """The replica follows it natively; its HTTP address comes from its lease. It was never notified."""
-    world = World()
-    a, b, _ = world.chain()
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
     known: list[Address] = []
     whole = [Address("a", "http://a:9093"), Address("c", "http://c:9093")]
     known += [] if is_known_later else whole
     b.roles._store.local = lambda: known
     b.roles.notifier.peers = OverHttp(b.roles.notifier.peers)
-    world.promote(b)
-    world.pass_(1)
+    cluster.promote(b)
+    cluster.pass_(1)
     known[:] = whole
-    world.pass_(60, step=0.1)
+    cluster.pass_(60, step=0.1)
 
     assert "fenced" == a.roles.role
     assert [] == b.roles.notifier.unnotified
@@ -1316,15 +1316,15 @@ def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later
 
 def test_a_replica_that_forgot_its_primary_does_not_become_one() -> None:
     """Its copy may lack what the primary has accepted since."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 3)
-    world.pass_(1)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    cluster.pass_(1)
     a.kill()
     record = RoleRecord("replica", 1)
     a.engine.write_notes(role=msgspec.json.encode(record).decode())
-    world.start(a)
-    world.pass_(5)
+    cluster.start(a)
+    cluster.pass_(5)
 
     assert a.roles.role == "fenced"
     assert "its address is unknown" in a.roles.why

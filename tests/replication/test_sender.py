@@ -13,8 +13,8 @@ from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import Feed, Stop
 from synrepl.replication.sender import Sender
 from synrepl.streams.facts import Fact
+from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
-from tests.replication.worlds import World
 
 
 class Numbers(LogEncoder):
@@ -44,14 +44,14 @@ class Sink:
 NUMBERS = Numbers()
 
 
-class Story:
+class Setup:
     """A log with facts, and a sender of it."""
 
     def __init__(self, facts: int = 10, *, from_ring: bool = False, **options: Any) -> None:
-        self.world = World()
-        self.node: FakeNode = self.world.node("a")
+        self.cluster = FakeCluster()
+        self.node: FakeNode = self.cluster.node("a")
         if facts:
-            self.world.wrote(self.node, facts)
+            self.cluster.wrote(self.node, facts)
         self.sink = Sink()
         ring = self.node.publisher.ring if from_ring else None
         bounds = {name: options.pop(name) for name in ("upto", "epochs") if name in options}
@@ -64,7 +64,7 @@ class Story:
         """Send, and go as far as that goes."""
         self.running = self.sender.run()
         self.running.addBoth(self.ended.append)
-        self.world.pass_(0.2)
+        self.cluster.pass_(0.2)
 
 
 def numbers(upto: int, first: int = 1) -> bytes:
@@ -74,55 +74,55 @@ def numbers(upto: int, first: int = 1) -> bytes:
 @pytest.mark.parametrize("from_ring", [False, True])
 def test_it_sends_all_and_ends_at_the_head(from_ring: bool) -> None:
     """A sink and an encoder are all that it needs."""
-    story = Story(from_ring=from_ring, on_head=lambda: False)
-    story.run()
+    setup = Setup(from_ring=from_ring, on_head=lambda: False)
+    setup.run()
 
-    assert (numbers(10), [Stop.WAIT]) == (story.sink.data, story.ended)
-    assert 10 == story.sender.position.serial
+    assert (numbers(10), [Stop.WAIT]) == (setup.sink.data, setup.ended)
+    assert 10 == setup.sender.position.serial
 
 
 def test_it_goes_on_with_the_next_commit() -> None:
     """It waits at the head, and costs nothing there."""
-    story = Story(from_ring=True)
-    story.sender = Sender(
-        story.node.log, story.feed, NUMBERS, story.sink, waiters=story.node.publisher.waiters
+    setup = Setup(from_ring=True)
+    setup.sender = Sender(
+        setup.node.log, setup.feed, NUMBERS, setup.sink, waiters=setup.node.publisher.waiters
     )
-    story.run()
-    assert story.sender.is_waiting
-    story.world.wrote(story.node, 2)
+    setup.run()
+    assert setup.sender.is_waiting
+    setup.cluster.wrote(setup.node, 2)
 
-    assert (numbers(12), []) == (story.sink.data, story.ended)
+    assert (numbers(12), []) == (setup.sink.data, setup.ended)
 
 
 def test_it_ends_at_the_end_of_the_query() -> None:
     """There are more facts."""
-    story = Story(upto=7)
-    story.run()
+    setup = Setup(upto=7)
+    setup.run()
 
-    assert (numbers(7), [Stop.DONE]) == (story.sink.data, story.ended)
+    assert (numbers(7), [Stop.DONE]) == (setup.sink.data, setup.ended)
 
 
 def test_it_sends_no_more_than_the_sink_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page for each time that there is room."""
     monkeypatch.setattr(feed_module, "PAGE_ROWS", 2)
-    story = Story(on_head=lambda: False)
-    story.sink.on_write = story.sender.pause
-    story.run()
-    pages = [story.sink.data]
-    while not story.ended:
-        story.sender.resume()
-        story.world.pass_(0.1)
-        pages.append(story.sink.data)
+    setup = Setup(on_head=lambda: False)
+    setup.sink.on_write = setup.sender.pause
+    setup.run()
+    pages = [setup.sink.data]
+    while not setup.ended:
+        setup.sender.resume()
+        setup.cluster.pass_(0.1)
+        pages.append(setup.sink.data)
 
     assert [2, 4, 6, 8, 10, 10] == [len(page.split()) for page in pages]
 
 
 def test_its_position_is_right_when_the_reader_answers_at_once() -> None:
     """An acknowledgement can come before the write returns."""
-    story = Story(on_head=lambda: False)
+    setup = Setup(on_head=lambda: False)
     seen: list[int] = []
-    story.sink.on_write = lambda: seen.append(story.sender.position.serial)
-    story.run()
+    setup.sink.on_write = lambda: seen.append(setup.sender.position.serial)
+    setup.run()
 
     assert [10] == seen
 
@@ -130,61 +130,61 @@ def test_its_position_is_right_when_the_reader_answers_at_once() -> None:
 def test_its_position_is_that_of_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of the cursor, while the digest is looked up."""
     digest: Deferred[str] = Deferred()
-    story = Story(upto=5, needs_digests=True)
-    monkeypatch.setattr(story.node.log.reads, "digest", lambda serial: digest)
+    setup = Setup(upto=5, needs_digests=True)
+    monkeypatch.setattr(setup.node.log.reads, "digest", lambda serial: digest)
     monkeypatch.setattr(Feed, "digest", None)
-    story.run()
+    setup.run()
 
-    assert (5, 0, b"") == (story.feed.serial, story.sender.position.serial, story.sink.data)
+    assert (5, 0, b"") == (setup.feed.serial, setup.sender.position.serial, setup.sink.data)
     digest.callback("d5")
     assert (5, "d5", numbers(5)) == (
-        story.sender.position.serial,
-        story.sender.position.digest,
-        story.sink.data,
+        setup.sender.position.serial,
+        setup.sender.position.digest,
+        setup.sink.data,
     )
 
 
 def test_it_starts_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the facts before and after."""
-    story = Story(facts=2, epochs=True, on_head=lambda: False)
-    story.world.done(Deferred.fromCoroutine(story.node.log.next_epoch("promoted")))
-    story.world.wrote(story.node, 1)
-    story.run()
+    setup = Setup(facts=2, epochs=True, on_head=lambda: False)
+    setup.cluster.done(Deferred.fromCoroutine(setup.node.log.next_epoch("promoted")))
+    setup.cluster.wrote(setup.node, 1)
+    setup.run()
 
-    assert b"1 2 epoch 2 3 " == story.sink.data
-    assert (2, 3) == (story.sender.position.epoch, story.sender.position.serial)
+    assert b"1 2 epoch 2 3 " == setup.sink.data
+    assert (2, 3) == (setup.sender.position.epoch, setup.sender.position.serial)
 
 
 def test_it_can_be_told_to_finish_by_its_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of what it has just read."""
-    story = Story()
-    read, gate = story.node.log.reads.facts, Deferred[None]()
+    setup = Setup()
+    read, gate = setup.node.log.reads.facts, Deferred[None]()
 
     async def read_later(**options: Any) -> Any:
         await gate
         return await read(**options)
 
-    monkeypatch.setattr(story.node.log.reads, "facts", read_later)
-    story.sink.on_write = story.sender.finish
-    story.run()
+    monkeypatch.setattr(setup.node.log.reads, "facts", read_later)
+    setup.sink.on_write = setup.sender.finish
+    setup.run()
     gate.callback(None)
-    story.world.pass_(0.1)
+    setup.cluster.pass_(0.1)
 
-    assert (1, [Stop.WAIT]) == (story.sink.writes, story.ended)
+    assert (1, [Stop.WAIT]) == (setup.sink.writes, setup.ended)
 
 
 def test_nothing_is_written_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection was lost while a page was read."""
-    story = Story()
+    setup = Setup()
     read: Deferred[Any] = Deferred()
-    monkeypatch.setattr(story.node.log.reads, "facts", lambda **_: read)
-    story.run()
-    story.running.cancel()
+    monkeypatch.setattr(setup.node.log.reads, "facts", lambda **_: read)
+    setup.run()
+    setup.running.cancel()
 
-    assert (b"", 1) == (story.sink.data, len(story.ended))
-    story.sender.pump()
-    story.sender.resume()
-    assert b"" == story.sink.data
+    assert (b"", 1) == (setup.sink.data, len(setup.ended))
+    setup.sender.pump()
+    setup.sender.resume()
+    assert b"" == setup.sink.data
 
 
 @pytest.mark.parametrize("failing", ["the log", "the sink", "the owner"])
@@ -195,22 +195,22 @@ def test_an_error_ends_it(failing: str, monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError(failing)
 
     options: dict[str, Any] = {"on_head": fail} if failing == "the owner" else {}
-    story = Story(from_ring=failing == "the sink", **options)
+    setup = Setup(from_ring=failing == "the sink", **options)
     if failing == "the log":
-        monkeypatch.setattr(story.node.log.reads, "facts", fail)
+        monkeypatch.setattr(setup.node.log.reads, "facts", fail)
     elif failing == "the sink":
-        story.sink.on_write = fail
-    story.run()
+        setup.sink.on_write = fail
+    setup.run()
 
-    (error,) = story.ended
+    (error,) = setup.ended
     assert isinstance(error, Failure)
     assert failing == str(error.value)
 
 
 def test_a_replaced_log_ends_it() -> None:
     """What follows would be of another history."""
-    story = Story(from_ring=True)
-    story.feed._boots = "another"  # type: ignore[assignment]
-    story.run()
+    setup = Setup(from_ring=True)
+    setup.feed._boots = "another"  # type: ignore[assignment]
+    setup.run()
 
-    assert (b"", [Stop.REPLACED]) == (story.sink.data, story.ended)
+    assert (b"", [Stop.REPLACED]) == (setup.sink.data, setup.ended)

@@ -22,7 +22,7 @@ class Standing:
         return self.positions
 
 
-class Story:
+class Setup:
     """A look for stalled writers, and positions that can be set."""
 
     def __init__(self) -> None:
@@ -59,53 +59,53 @@ def test_who_is_found(
     stream: str, writers: Mapping[str, int], found: list[tuple[str, str, int, int]]
 ) -> None:
     """Only where writers tell that they have seen each other."""
-    story = Story()
-    story.stand(stream, **writers)
+    setup = Setup()
+    setup.stand(stream, **writers)
 
-    assert found == story.wait(LONG)
+    assert found == setup.wait(LONG)
 
 
 def test_it_takes_a_while() -> None:
     """Idle ones follow within seconds."""
-    story = Story()
-    story.stand(w1=5, w2=9)
+    setup = Setup()
+    setup.stand(w1=5, w2=9)
 
-    assert [] == story.wait(STUCK_SECONDS - 6)
+    assert [] == setup.wait(STUCK_SECONDS - 6)
 
 
 def test_one_that_moves_is_not_stuck() -> None:
     """However far it is behind."""
-    story = Story()
+    setup = Setup()
     for token in range(1, 10):
-        story.stand(w1=token, w2=1000)
-        assert [] == story.wait(10)
+        setup.stand(w1=token, w2=1000)
+        assert [] == setup.wait(10)
 
 
 def test_one_that_catches_up_begins_anew() -> None:
     """What it was long ago does not count."""
-    story = Story()
-    story.stand(w1=5, w2=9)
-    story.wait(LONG)
-    story.stand(w1=9, w2=9)
-    assert [] == story.wait(6)
-    story.stand(w1=9, w2=10)
+    setup = Setup()
+    setup.stand(w1=5, w2=9)
+    setup.wait(LONG)
+    setup.stand(w1=9, w2=9)
+    assert [] == setup.wait(6)
+    setup.stand(w1=9, w2=10)
 
-    assert [] == story.wait(STUCK_SECONDS - 6)
+    assert [] == setup.wait(STUCK_SECONDS - 6)
 
 
 def test_the_longest_comes_first() -> None:
     """That is the one to look at."""
-    story = Story()
-    story.stand(w1=5, w2=9)
-    story.wait(20)
-    story.stand("receipts", w3=1, w4=2)
+    setup = Setup()
+    setup.stand(w1=5, w2=9)
+    setup.wait(20)
+    setup.stand("receipts", w3=1, w4=2)
 
-    assert ["w1", "w3"] == [writer for _, writer, _, _ in story.wait(LONG)]
+    assert ["w1", "w3"] == [writer for _, writer, _, _ in setup.wait(LONG)]
 
 
 def test_stop_leaves_no_timer() -> None:
     """Or the daemon would never end."""
-    story = Story()
-    story.stalls.stop()
+    setup = Setup()
+    setup.stalls.stop()
 
-    assert [] == story.time.getDelayedCalls()
+    assert [] == setup.time.getDelayedCalls()

@@ -12,19 +12,19 @@ from synrepl.replication.replica.replica import RESYNC
 from synrepl.replication.roles.messages import ReadOnlyHere
 from synrepl.replication.write_forwarder import PostedFacts, WriteForwarder
 from synrepl.transports.credentials import Credentials
-from tests.replication.worlds import World
+from tests.replication.clusters import FakeCluster
 
 
 def stopped() -> WriteForwarder:
     """Of a replica with another log than its upstream's."""
-    world = World()
-    world.wrote(world.node("a"), 1)
-    node = world.node("b")
-    world.wrote(node, 1)
+    cluster = FakeCluster()
+    cluster.wrote(cluster.node("a"), 1)
+    node = cluster.node("b")
+    cluster.wrote(node, 1)
     node.kill()
     node.upstream = "a"
-    world.start(node)
-    world.pass_(3)
+    cluster.start(node)
+    cluster.pass_(3)
     files: Any = SimpleNamespace(wait_for=None)
     return make_write_forwarder(node.log, Clock(), node.roles, files, Credentials())
 

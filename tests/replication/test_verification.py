@@ -58,7 +58,7 @@ class Others:
         return f"{self.digests}{serial}"
 
 
-class Story:
+class Setup:
     """A verifier, and what came of what it was asked."""
 
     def __init__(self, *, is_known: bool = False) -> None:
@@ -85,7 +85,7 @@ class Story:
 
 def test_a_primary_whose_log_goes_on_where_ours_is_believed() -> None:
     """It has begun the epoch that is claimed."""
-    assert "" == Story().verify()
+    assert "" == Setup().verify()
 
 
 @pytest.mark.parametrize(
@@ -108,57 +108,57 @@ def test_a_primary_whose_log_goes_on_where_ours_is_believed() -> None:
 )
 def test_others_are_not(said: dict[str, Any], code: str) -> None:
     """Each of these could be anybody who knows an address."""
-    story = Story()
-    story.others.told |= said
+    setup = Setup()
+    setup.others.told |= said
 
-    assert code == story.verify()
+    assert code == setup.verify()
 
 
 def test_one_that_has_another_fact_is_not() -> None:
     """Its turns say nothing of the serial at which ours ends, so it is asked."""
-    story = Story()
-    story.others.told |= {
+    setup = Setup()
+    setup.others.told |= {
         "epoch_starts": (EpochStart(epoch=2, serial=8, digest="d8", at_ms=0, why="promoted"),)
     }
-    assert "" == story.verify()
+    assert "" == setup.verify()
 
-    story.others.digests = "x"
+    setup.others.digests = "x"
 
-    assert "digest_differs" == story.verify()
+    assert "digest_differs" == setup.verify()
 
 
 def test_strangers_that_fail_are_asked_seldom() -> None:
     """Nobody scans the ports of a network through a daemon."""
-    story = Story()
-    story.others.failure = NotConnected("refused")
+    setup = Setup()
+    setup.others.failure = NotConnected("refused")
     for number in range(4):
-        story.verify(Address.parse(f"s{number} -"))
-    assert ["s0 -"] == story.others.asked
+        setup.verify(Address.parse(f"s{number} -"))
+    assert ["s0 -"] == setup.others.asked
 
-    story.clock.pump([REST_SECONDS / 2] * 3)
+    setup.clock.pump([REST_SECONDS / 2] * 3)
 
-    assert ["s0 -", "s1 -"] == story.others.asked
+    assert ["s0 -", "s1 -"] == setup.others.asked
 
 
 def test_known_daemons_are_asked_at_once() -> None:
     """One that was away may be there again."""
-    story = Story(is_known=True)
-    story.others.failure = NotConnected("refused")
+    setup = Setup(is_known=True)
+    setup.others.failure = NotConnected("refused")
 
-    assert ["not_verified"] * 3 == [story.verify() for _ in range(3)]
-    assert 3 == len(story.others.asked)
+    assert ["not_verified"] * 3 == [setup.verify() for _ in range(3)]
+    assert 3 == len(setup.others.asked)
 
 
 def test_only_so_many_wait() -> None:
     """Each holds a claim in memory."""
-    story = Story()
-    story.others.waits = Deferred()
+    setup = Setup()
+    setup.others.waits = Deferred()
     for _ in range(MAX_QUEUED):
-        story.verify()
+        setup.verify()
 
-    assert "busy" == story.verify()
-    story.others.waits.callback(None)
-    assert ["busy", *[""] * MAX_QUEUED] == story.codes
+    assert "busy" == setup.verify()
+    setup.others.waits.callback(None)
+    assert ["busy", *[""] * MAX_QUEUED] == setup.codes
 
 
 def test_a_claim_refused_says_whether_to_try_again() -> None:

@@ -142,15 +142,15 @@ class WatchTests(LogCase):
 
     def test_subscribers_see_a_group_before_its_appends_are_answered(self) -> None:
         """Who is answered and asks a follower at once should find it on its way."""
-        story: list[object] = []
+        setup: list[object] = []
         log = self.started(FaultyEngine(), delay=lambda: 0.1)
-        log.subscribe(lambda facts: story.append([fact.serial for fact in facts]))
+        log.subscribe(lambda facts: setup.append([fact.serial for fact in facts]))
         for _ in range(3):
-            log.append("events", "w1", [A]).addCallback(lambda told: story.append(told.first_serial))
+            log.append("events", "w1", [A]).addCallback(lambda told: setup.append(told.first_serial))
 
         self.clock.pump([0.1, 0.1])
 
-        self.assertEqual([[1], 1, [2, 3], 2, 3], story)
+        self.assertEqual([[1], 1, [2, 3], 2, 3], setup)
 
     def test_a_watcher_finds_the_log_standing_after_what_it_is_told(self) -> None:
         """A publisher that answers with positions right now must not answer with old ones."""

@@ -10,18 +10,18 @@ from typing import Any, Final
 import pytest
 from twisted.logger import capturedLogs
 
-from tests.transports.worlds import HttpWorld, NativeWorld, RedisWorld, TcpWorld, TransportWorld
+from tests.transports.pairs import HttpPair, NativePair, RedisPair, TcpPair, TransportPair
 
-WORLDS: Final = [TcpWorld, RedisWorld, NativeWorld, HttpWorld]
+WORLDS: Final = [TcpPair, RedisPair, NativePair, HttpPair]
 
 MOST_BUFFERED: Final = 4 * 1024 * 1024
 """Bytes that a server buffers at most for a reader that does not read."""
 
 
 @pytest.fixture(params=WORLDS, ids=lambda world: world.__name__.removesuffix("World").lower())
-def kind(request: pytest.FixtureRequest) -> type[TransportWorld]:
+def kind(request: pytest.FixtureRequest) -> type[TransportPair]:
     """A transport."""
-    found: type[TransportWorld] = request.param
+    found: type[TransportPair] = request.param
     return found
 
 
@@ -34,7 +34,7 @@ def without_tracebacks() -> Iterator[None]:
     assert failures == []
 
 
-def test_a_reader_connects_and_says_who_it_is(kind: type[TransportWorld]) -> None:
+def test_a_reader_connects_and_says_who_it_is(kind: type[TransportPair]) -> None:
     """An operator sees who reads."""
     world = kind()
     world.start()
@@ -43,7 +43,7 @@ def test_a_reader_connects_and_says_who_it_is(kind: type[TransportWorld]) -> Non
     world.stop()
 
 
-def test_facts_arrive_in_order_and_once(kind: type[TransportWorld]) -> None:
+def test_facts_arrive_in_order_and_once(kind: type[TransportPair]) -> None:
     """Those from before, and those that are committed later, whatever the sizes of chunks."""
     world = kind(piece=lambda size: min(size, 1_000))
     if world.has_history:
@@ -58,7 +58,7 @@ def test_facts_arrive_in_order_and_once(kind: type[TransportWorld]) -> None:
     world.stop()
 
 
-def test_a_slow_reader_is_paused(kind: type[TransportWorld]) -> None:
+def test_a_slow_reader_is_paused(kind: type[TransportPair]) -> None:
     """It gets everything later. Meanwhile the server's memory for it is bounded."""
     world = kind()
     world.start()
@@ -77,7 +77,7 @@ def test_a_slow_reader_is_paused(kind: type[TransportWorld]) -> None:
 
 
 @pytest.mark.parametrize("which", ["malformed", "too_long"])
-def test_a_broken_message_ends_the_connection_with_a_reason(kind: type[TransportWorld], which: str) -> None:
+def test_a_broken_message_ends_the_connection_with_a_reason(kind: type[TransportPair], which: str) -> None:
     """The reader connects again, and misses nothing."""
     data, why = getattr(kind, which)
     world = kind()
@@ -97,7 +97,7 @@ def test_a_broken_message_ends_the_connection_with_a_reason(kind: type[Transport
     world.stop()
 
 
-def test_silence_ends_the_connection(kind: type[TransportWorld]) -> None:
+def test_silence_ends_the_connection(kind: type[TransportPair]) -> None:
     """A peer that is gone does not close it."""
     world = kind()
     world.start()
@@ -114,7 +114,7 @@ def test_silence_ends_the_connection(kind: type[TransportWorld]) -> None:
     world.stop()
 
 
-def test_half_of_a_message_is_not_stored(kind: type[TransportWorld]) -> None:
+def test_half_of_a_message_is_not_stored(kind: type[TransportPair]) -> None:
     """The connection is cut at any byte of a fact: it is sent again, and stored once."""
     world = kind(piece=lambda size: min(size, 20))
     world.start()
@@ -131,7 +131,7 @@ def test_half_of_a_message_is_not_stored(kind: type[TransportWorld]) -> None:
     world.stop()
 
 
-def test_what_was_written_while_the_reader_was_away_arrives(kind: type[TransportWorld]) -> None:
+def test_what_was_written_while_the_reader_was_away_arrives(kind: type[TransportPair]) -> None:
     """It goes on where it was."""
     world = kind()
     world.start()
@@ -146,7 +146,7 @@ def test_what_was_written_while_the_reader_was_away_arrives(kind: type[Transport
     world.stop()
 
 
-def test_a_reader_that_stops_closes_its_connections(kind: type[TransportWorld]) -> None:
+def test_a_reader_that_stops_closes_its_connections(kind: type[TransportPair]) -> None:
     """The server need not wait for its silence."""
     world = kind()
     world.start()
@@ -157,7 +157,7 @@ def test_a_reader_that_stops_closes_its_connections(kind: type[TransportWorld]) 
     world.stop()
 
 
-def test_nothing_is_left_after_a_stop(kind: type[TransportWorld]) -> None:
+def test_nothing_is_left_after_a_stop(kind: type[TransportPair]) -> None:
     """No connection, and no delayed call."""
     world = kind()
     world.start()

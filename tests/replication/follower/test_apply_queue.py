@@ -12,7 +12,7 @@ from synrepl.streams.positions import VClock
 from synrepl.testing import MemoryPositions
 from synrepl.wire.commands import Rdata
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
-from tests.replication.follower.test_strategy import TABLE, Story, rows
+from tests.replication.follower.test_strategy import TABLE, Setup, rows
 
 
 class Allocations:
@@ -28,7 +28,7 @@ class Allocations:
         return await self.answers[-1]
 
 
-class Waiting(Story):
+class Waiting(Setup):
     """A follower that stands at 5, and what becomes of those who wait."""
 
     def __init__(self, dialect: Dialect = CURRENT, saved: int = 5, **options: Any) -> None:
@@ -68,66 +68,66 @@ class TestReaching:
     @pytest.mark.parametrize("wanted", [{"master": 5}, {"master": 1}, {}])
     def test_what_is_reached_already_is_done_at_once(self, wanted: dict[str, int]) -> None:
         """The usual case: no timer, no request, no turn of the reactor."""
-        story = Waiting()
+        setup = Waiting()
 
-        story.begin("ada", **wanted)
+        setup.begin("ada", **wanted)
 
-        assert story.ended == [("ada", None)]
-        assert story.allocations.asked == []
-        assert not story.has_rest()
+        assert setup.ended == [("ada", None)]
+        assert setup.allocations.asked == []
+        assert not setup.has_rest()
 
     def test_it_wakes_in_the_turn_in_which_the_position_moves(self) -> None:
         """Without polling; each at its own token, the lowest first."""
-        story = Waiting().hears("POSITION to_device master 5 5")
-        story.begin("late", master=9)
-        story.begin("soon", master=6)
-        story.begin("then", master=7)
-        at = story.clock.seconds()
+        setup = Waiting().hears("POSITION to_device master 5 5")
+        setup.begin("late", master=9)
+        setup.begin("soon", master=6)
+        setup.begin("then", master=7)
+        at = setup.clock.seconds()
 
-        story.follower.server.received(handed_over(6, 7))
+        setup.follower.server.received(handed_over(6, 7))
 
-        assert story.names() == ["soon", "then"]
-        assert story.clock.seconds() == at
+        assert setup.names() == ["soon", "then"]
+        assert setup.clock.seconds() == at
 
     def test_several_writers_at_once(self) -> None:
         """Until the last of them is there."""
-        story = Waiting().hears("POSITION to_device master 5 5", "POSITION to_device w2 5 5")
-        story.begin("ada", master=6, w2=8)
+        setup = Waiting().hears("POSITION to_device master 5 5", "POSITION to_device w2 5 5")
+        setup.begin("ada", master=6, w2=8)
 
-        story.hears(*rows(6, 7))
-        before = story.names()
-        story.hears(*rows(8, 8, writer="w2"))
+        setup.hears(*rows(6, 7))
+        before = setup.names()
+        setup.hears(*rows(8, 8, writer="w2"))
 
-        assert (before, story.names()) == ([], ["ada"])
-        assert not story.has_rest()
+        assert (before, setup.names()) == ([], ["ada"])
+        assert not setup.has_rest()
 
     def test_the_positions_may_be_those_of_a_clock(self) -> None:
         """Another worker's positions, say, of which this stream counts."""
-        story = Waiting().hears("POSITION to_device master 5 5")
+        setup = Waiting().hears("POSITION to_device master 5 5")
         done: list[None] = []
         clock = VClock({"to_device": {"master": 6}, "events": {"master": 900}})
 
-        story.follower.wait_for(TABLE["to_device"], clock, 5).addCallback(done.append)
-        story.hears(*rows(6, 6))
+        setup.follower.wait_for(TABLE["to_device"], clock, 5).addCallback(done.append)
+        setup.hears(*rows(6, 6))
 
         assert done == [None]
 
     def test_a_position_wakes_as_a_fact_does(self) -> None:
         """It says that there are no others."""
-        story = Waiting().hears("POSITION to_device master 5 5")
-        story.begin("ada", master=8)
+        setup = Waiting().hears("POSITION to_device master 5 5")
+        setup.begin("ada", master=8)
 
-        story.hears("POSITION to_device master 5 9")
+        setup.hears("POSITION to_device master 5 9")
 
-        assert story.ended == [("ada", None)]
+        assert setup.ended == [("ada", None)]
 
     def test_a_stream_not_followed_yet_is_followed(self) -> None:
         """Nothing would ever be reached otherwise."""
-        story = Waiting()
+        setup = Waiting()
 
-        story.follower.wait_for("push_rules", {"master": 1}, 5)
+        setup.follower.wait_for("push_rules", {"master": 1}, 5)
 
-        assert "push_rules" in story.follower.server.streams.executors
+        assert "push_rules" in setup.follower.server.streams.executors
 
     def test_a_stream_that_nobody_knows_is_refused(self) -> None:
         """A name misspelled, most likely."""
@@ -136,21 +136,21 @@ class TestReaching:
 
     def test_one_who_is_woken_may_call_off_another(self) -> None:
         """Or wait for more; both in the same turn."""
-        story = Waiting().hears("POSITION to_device master 5 5")
-        first = story.begin("first", master=6)
-        second = story.begin("second", master=6)
+        setup = Waiting().hears("POSITION to_device master 5 5")
+        first = setup.begin("first", master=6)
+        second = setup.begin("second", master=6)
         first.addCallback(lambda _: second.cancel())
 
         def wait_for_more(_: None) -> None:
-            story.begin("third", master=7)
+            setup.begin("third", master=7)
 
         first.addCallback(wait_for_more)
 
-        story.hears(*rows(6, 7))
+        setup.hears(*rows(6, 7))
 
-        assert story.names() == ["first", "second", "third"]
-        assert isinstance(story.ended[1][1], CancelledError)
-        assert not story.has_rest()
+        assert setup.names() == ["first", "second", "third"]
+        assert isinstance(setup.ended[1][1], CancelledError)
+        assert not setup.has_rest()
 
 
 class TestGivingUp:
@@ -158,16 +158,16 @@ class TestGivingUp:
 
     def test_a_timeout_says_all_there_is_to_know(self) -> None:
         """The writer furthest behind first, and what holds the stream up."""
-        story = Waiting().hears("POSITION to_device master 5 5", "POSITION to_device w2 5 5")
-        story.shelf.waiting = []
-        story.begin("ada", 2.5, master=8, w2=55, w3=4)
-        story.hears("POSITION to_device master 8 8", *rows(9, 10))
+        setup = Waiting().hears("POSITION to_device master 5 5", "POSITION to_device w2 5 5")
+        setup.fake_catch_up.waiting = []
+        setup.begin("ada", 2.5, master=8, w2=55, w3=4)
+        setup.hears("POSITION to_device master 8 8", *rows(9, 10))
 
-        story.wait(2.5)
-        story.clock.advance(2.5)
+        setup.wait(2.5)
+        setup.clock.advance(2.5)
 
-        assert story.names() == ["ada"]
-        error = story.ended[0][1]
+        assert setup.names() == ["ada"]
+        error = setup.ended[0][1]
         assert isinstance(error, WaitTimeout)
         assert (error.stream, error.writer, error.have, error.want) == ("to_device", "w2", 5, 55)
         assert (error.connection, error.queued, error.retryable) == ("connected", 2, True)
@@ -176,48 +176,48 @@ class TestGivingUp:
             "waited 2.5 seconds for to_device: w2: have 5, want 55; w3: have nothing, want 4;"
             " master: have 5, want 8; connected, 2 rows and positions are not applied yet"
         )
-        assert not story.has_rest()
+        assert not setup.has_rest()
 
     def test_a_timeout_while_disconnected_says_so(self) -> None:
         """It is the first thing to look at."""
-        story = Waiting()
-        story.network.stop_listening("master")
-        story.master.drop()
+        setup = Waiting()
+        setup.network.stop_listening("master")
+        setup.master.drop()
 
-        story.begin("ada", 1, master=8)
-        story.wait(1.2)
+        setup.begin("ada", 1, master=8)
+        setup.wait(1.2)
 
-        assert story.ended[0][1].connection == "disconnected"
+        assert setup.ended[0][1].connection == "disconnected"
 
     def test_no_time_at_all(self) -> None:
         """Whoever cannot wait is told in the next turn."""
-        story = Waiting()
+        setup = Waiting()
 
-        story.begin("ada", 0, master=8)
-        story.wait(0.1)
+        setup.begin("ada", 0, master=8)
+        setup.wait(0.1)
 
-        assert isinstance(story.ended[0][1], WaitTimeout)
+        assert isinstance(setup.ended[0][1], WaitTimeout)
 
     def test_whoever_gives_up_leaves_nothing_behind(self) -> None:
         """Neither in a list nor as a timer, however many writers it waited for."""
-        story = Waiting()
-        waiting = [story.begin(str(n), master=9 + n % 2, w2=9) for n in range(6)]
+        setup = Waiting()
+        waiting = [setup.begin(str(n), master=9 + n % 2, w2=9) for n in range(6)]
 
         for waiter in reversed(waiting):
             waiter.cancel()
 
-        assert len(story.ended) == 6
-        assert not story.has_rest()
+        assert len(setup.ended) == 6
+        assert not setup.has_rest()
 
     def test_what_came_in_part_before_giving_up_leaves_nothing_either(self) -> None:
         """One writer was there already."""
-        story = Waiting().hears("POSITION to_device master 5 5")
-        waiter = story.begin("ada", master=6, w2=9)
-        story.hears(*rows(6, 6))
+        setup = Waiting().hears("POSITION to_device master 5 5")
+        waiter = setup.begin("ada", master=6, w2=9)
+        setup.hears(*rows(6, 6))
 
         waiter.cancel()
 
-        assert not story.has_rest()
+        assert not setup.has_rest()
 
     def test_the_books_of_many(self) -> None:
         """Whatever happens in whatever order: nobody is forgotten, nobody stays."""
@@ -243,90 +243,90 @@ class TestTokensThatDoNotExist:
 
     def test_a_token_beyond_all_that_was_allocated_is_refused(self) -> None:
         """As from the future, after a database was restored."""
-        story = Waiting()
+        setup = Waiting()
 
-        story.begin("ada", master=99)
-        story.answer(54)
+        setup.begin("ada", master=99)
+        setup.answer(54)
 
-        error = story.ended[0][1]
+        error = setup.ended[0][1]
         assert isinstance(error, NeverAllocated)
         assert str(error) == "to_device has no token 99 of master: the highest is 54"
         assert (error.writer, error.want, error.allocated) == ("master", 99, 54)
-        assert not story.has_rest()
+        assert not setup.has_rest()
 
     @pytest.mark.parametrize("highest", [99, 100, None])
     def test_a_token_that_exists_or_may_exist_is_waited_for(self, highest: int | None) -> None:
         """Who cannot tell is no reason to refuse."""
-        story = Waiting().hears("POSITION to_device master 5 5")
+        setup = Waiting().hears("POSITION to_device master 5 5")
 
-        story.begin("ada", master=99)
-        story.answer(highest)
-        before = story.names()
-        story.hears("POSITION to_device master 5 99")
+        setup.begin("ada", master=99)
+        setup.answer(highest)
+        before = setup.names()
+        setup.hears("POSITION to_device master 5 99")
 
-        assert (before, story.ended) == ([], [("ada", None)])
+        assert (before, setup.ended) == ([], [("ada", None)])
 
     def test_a_failure_to_ask_is_no_answer(self) -> None:
         """And not worth a word, but for a bug of whoever is asked."""
-        story = Waiting()
+        setup = Waiting()
 
-        story.begin("ada", master=99)
-        story.allocations.answers.pop().errback(NotConnected("refused"))
-        quiet = story.errors()
-        story.begin("bob", master=99)
-        story.allocations.answers.pop().errback(KeyError("oops"))
+        setup.begin("ada", master=99)
+        setup.allocations.answers.pop().errback(NotConnected("refused"))
+        quiet = setup.errors()
+        setup.begin("bob", master=99)
+        setup.allocations.answers.pop().errback(KeyError("oops"))
 
         assert quiet == []
-        assert story.errors() == ["querying the highest token of to_device failed: KeyError('oops')"]
-        assert story.ended == []
+        assert setup.errors() == ["querying the highest token of to_device failed: KeyError('oops')"]
+        assert setup.ended == []
 
     def test_a_token_that_somebody_has_reached_costs_no_request(self) -> None:
         """Another writer is further, so it was allocated."""
-        story = Waiting().hears("POSITION to_device master 5 5", "POSITION to_device w2 60 60")
+        setup = Waiting().hears("POSITION to_device master 5 5", "POSITION to_device w2 60 60")
 
-        story.begin("ada", master=50)
+        setup.begin("ada", master=50)
 
-        assert story.allocations.asked == []
+        assert setup.allocations.asked == []
 
     def test_one_question_at_a_time(self) -> None:
         """For all who want to know. Its answer binds nobody who came later: their token may be younger."""
-        story = Waiting()
+        setup = Waiting()
 
-        story.begin("ada", master=50)
-        story.begin("bob", master=90)
-        story.begin("cy", master=70)
-        asked = len(story.allocations.asked)
-        story.answer(60)
-        after = (len(story.allocations.asked), story.names())
-        story.answer(80)
+        setup.begin("ada", master=50)
+        setup.begin("bob", master=90)
+        setup.begin("cy", master=70)
+        asked = len(setup.allocations.asked)
+        setup.answer(60)
+        after = (len(setup.allocations.asked), setup.names())
+        setup.answer(80)
 
         assert asked == 1
         assert after == (2, [])
-        assert story.names() == ["bob"]
+        assert setup.names() == ["bob"]
 
     def test_what_is_known_to_exist_is_not_asked_again(self) -> None:
         """Until a connection is lost: the server may have another history then."""
-        story = Waiting()
-        story.begin("ada", master=50)
-        story.answer(60)
+        setup = Waiting()
+        setup.begin("ada", master=50)
+        setup.answer(60)
 
-        story.begin("bob", master=55)
-        asked = len(story.allocations.asked)
-        story.reconnect()
-        story.begin("cy", master=56)
+        setup.begin("bob", master=55)
+        asked = len(setup.allocations.asked)
+        setup.reconnect()
+        setup.begin("cy", master=56)
 
         assert asked == 1
-        assert len(story.allocations.asked) == 2
+        assert len(setup.allocations.asked) == 2
 
     def test_without_anybody_to_ask_it_is_just_waited_for(self) -> None:
         """As with a real homeserver."""
-        story = Waiting()
-        story.follower.server.waits.allocation.source = None
+        setup = Waiting()
+        setup.follower.server.waits.allocation.source = None
 
-        story.begin("ada", 1, master=99)
-        story.wait(1.1)
+        setup.begin("ada", 1, master=99)
+        setup.wait(1.1)
 
-        assert isinstance(story.ended[0][1], WaitTimeout)
+        assert isinstance(setup.ended[0][1], WaitTimeout)
 
 
 class TestLostHistory:
@@ -338,53 +338,53 @@ class TestLostHistory:
     def test_a_token_of_the_history_that_is_lost_is_refused(self, dialect: Dialect, line: str) -> None:
         """Only what is beyond where the writer stands now."""
         first = "POSITION to_device 5" if dialect is LEGACY else "POSITION to_device master 5 5"
-        story = Waiting(dialect).hears(first)
-        story.follower.server.waits.allocation.source = None
-        story.begin("gone", master=8)
-        story.reconnect()
+        setup = Waiting(dialect).hears(first)
+        setup.follower.server.waits.allocation.source = None
+        setup.begin("gone", master=8)
+        setup.reconnect()
 
-        story.hears(line)
+        setup.hears(line)
 
-        error = story.ended[0][1]
+        error = setup.ended[0][1]
         assert isinstance(error, NeverAllocated)
         assert (error.want, error.allocated) == (8, 3)
-        assert not story.has_rest()
+        assert not setup.has_rest()
 
     def test_a_token_told_since_may_be_of_the_new_history(self) -> None:
         """So whoever knows is asked again."""
-        story = Waiting().hears("POSITION to_device master 5 5")
-        story.reconnect()
-        story.begin("ada", master=8)
-        story.answer(None)
+        setup = Waiting().hears("POSITION to_device master 5 5")
+        setup.reconnect()
+        setup.begin("ada", master=8)
+        setup.answer(None)
 
-        story.hears("POSITION to_device master 3 3")
-        before = story.names()
-        story.answer(7)
+        setup.hears("POSITION to_device master 3 3")
+        before = setup.names()
+        setup.answer(7)
 
         assert before == []
-        assert isinstance(story.ended[0][1], NeverAllocated)
+        assert isinstance(setup.ended[0][1], NeverAllocated)
 
     def test_a_writer_that_did_not_go_back_proves_nothing(self) -> None:
         """It may just not be there yet."""
-        story = Waiting().hears("POSITION to_device master 5 5")
-        story.follower.server.waits.allocation.source = None
-        story.begin("ada", master=8)
-        story.reconnect()
+        setup = Waiting().hears("POSITION to_device master 5 5")
+        setup.follower.server.waits.allocation.source = None
+        setup.begin("ada", master=8)
+        setup.reconnect()
 
-        story.hears("POSITION to_device master 5 5", "POSITION to_device master 3 3")
+        setup.hears("POSITION to_device master 5 5", "POSITION to_device master 3 3")
 
-        assert story.ended == []
+        assert setup.ended == []
 
     def test_other_writers_do_not_matter(self) -> None:
         """Their history is whole."""
-        story = Waiting().hears("POSITION to_device master 5 5", "POSITION to_device w2 5 5")
-        story.follower.server.waits.allocation.source = None
-        story.begin("ada", w2=8)
-        story.reconnect()
+        setup = Waiting().hears("POSITION to_device master 5 5", "POSITION to_device w2 5 5")
+        setup.follower.server.waits.allocation.source = None
+        setup.begin("ada", w2=8)
+        setup.reconnect()
 
-        story.hears("POSITION to_device master 3 3", "POSITION to_device w2 5 8")
+        setup.hears("POSITION to_device master 3 3", "POSITION to_device w2 5 8")
 
-        assert story.ended == [("ada", None)]
+        assert setup.ended == [("ada", None)]
 
 
 def handed_over(first: int, last: int) -> list[Any]:

@@ -24,7 +24,7 @@ from tests.raw_peer import RawPeer, raw_server
 TABLE = StreamTable.default()
 
 
-class Shelf:
+class FakeCatchUp:
     """Where missed rows are pulled from: a list of facts, and a record of who asked for what."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Shelf:
         return MissedFacts(facts=page, upto=page[-1][0] if limited else upto, limited=limited)
 
 
-class Story:
+class Setup:
     """A follower, and a master spoken by hand."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Story:
         self.clock = HeapClock()
         self.network = Network(self.clock)
         self.masters = raw_server(self.network, "master")
-        self.shelf = Shelf()
+        self.fake_catch_up = FakeCatchUp()
         self.positions = positions or MemoryPositions()
         self.applied: list[tuple[str, str, int, int]] = []
         self.rows: list[Any] = []
@@ -67,7 +67,7 @@ class Story:
             instance="worker",
             clock=self.clock,
             positions=self.positions,
-            catch_up=self.shelf,
+            catch_up=self.fake_catch_up,
             metrics=self.metrics,
             **options,
         )
@@ -123,7 +123,7 @@ class Story:
         return value("synrepl_gaps_detected_total"), value("synrepl_gaps_repaired_total")
 
     def shelve(self, stream: str, tokens: Iterable[int], writer: str = "master") -> None:
-        self.shelf.facts[stream, writer] = [(token, [to_device(token).encode()]) for token in tokens]
+        self.fake_catch_up.facts[stream, writer] = [(token, [to_device(token).encode()]) for token in tokens]
 
 
 def to_device(n: int) -> str:
@@ -139,23 +139,23 @@ class TestGreeting:
 
     def test_current_asks_for_positions_only(self) -> None:
         """With the trailing space of real clients."""
-        story = Story(CURRENT)
+        setup = Setup(CURRENT)
 
-        assert story.master.hears() == ["NAME worker synrepl/1", "REPLICATE "]
+        assert setup.master.hears() == ["NAME worker synrepl/1", "REPLICATE "]
 
     def test_legacy_asks_for_all_streams_when_it_knows_none(self) -> None:
         """Naming a stream that this master does not have would close the connection."""
-        story = Story(LEGACY)
+        setup = Setup(LEGACY)
 
-        assert story.master.hears() == ["NAME worker synrepl/1", "REPLICATE ALL NOW"]
+        assert setup.master.hears() == ["NAME worker synrepl/1", "REPLICATE ALL NOW"]
 
     def test_legacy_asks_by_name_for_what_it_wants(self) -> None:
         """From now if it is new, from its position if not."""
         positions = MemoryPositions()
         positions.save({"events": {"master": 53}})
-        story = Story(LEGACY, "events", "typing", positions=positions)
+        setup = Setup(LEGACY, "events", "typing", positions=positions)
 
-        assert story.master.hears() == [
+        assert setup.master.hears() == [
             "NAME worker synrepl/1",
             "REPLICATE events 53",
             "REPLICATE typing NOW",
@@ -163,17 +163,17 @@ class TestGreeting:
 
     def test_a_server_of_another_name_is_left_and_tried_again_later(self) -> None:
         """With growing delay, as it will most likely stay another."""
-        story = Story(CURRENT)
-        story.masters.clear()
-        story.network.links[-1].cut()
+        setup = Setup(CURRENT)
+        setup.masters.clear()
+        setup.network.links[-1].cut()
         for _ in range(600):
-            story.wait(0.1)
-            for master in story.masters:
+            setup.wait(0.1)
+            for master in setup.masters:
                 if master.is_connected:
                     master.says("SERVER other")
 
-        assert 5 <= len(story.masters) <= 12
-        assert "ERROR wrong server_name: the server is other, expected hs" in story.masters[-2].heard
+        assert 5 <= len(setup.masters) <= 12
+        assert "ERROR wrong server_name: the server is other, expected hs" in setup.masters[-2].heard
 
 
 class TestJoiningLate:
@@ -181,37 +181,37 @@ class TestJoiningLate:
 
     def test_a_stream_joined_late_is_asked_for_and_typed(self) -> None:
         """A part of a worker may start when the worker has run for long."""
-        story = Story(CURRENT, "push_rules").hears("POSITION push_rules master 1 1")
-        story.master.hears()
+        setup = Setup(CURRENT, "push_rules").hears("POSITION push_rules master 1 1")
+        setup.master.hears()
 
-        story.follower.on(TABLE["to_device"])(story.apply)
-        story.wait()
-        asked = story.master.hears()
-        story.hears("POSITION push_rules master 1 1", "POSITION to_device master 5 5", *rows(6, 7))
+        setup.follower.on(TABLE["to_device"])(setup.apply)
+        setup.wait()
+        asked = setup.master.hears()
+        setup.hears("POSITION push_rules master 1 1", "POSITION to_device master 5 5", *rows(6, 7))
 
         assert asked == ["REPLICATE "]
-        assert [row.entity for row in story.rows] == ["@u6:hs", "@u7:hs"]
-        assert story.follower.positions() == {"push_rules": {"master": 1}, "to_device": {"master": 7}}
+        assert [row.entity for row in setup.rows] == ["@u6:hs", "@u7:hs"]
+        assert setup.follower.positions() == {"push_rules": {"master": 1}, "to_device": {"master": 7}}
 
     def test_legacy_asks_for_it_by_name(self) -> None:
         """And for nothing else again."""
-        story = Story(LEGACY, "push_rules").hears("POSITION push_rules 1")
-        story.master.hears()
+        setup = Setup(LEGACY, "push_rules").hears("POSITION push_rules 1")
+        setup.master.hears()
 
-        story.follower.on(TABLE["to_device"])(story.apply)
-        story.wait()
+        setup.follower.on(TABLE["to_device"])(setup.apply)
+        setup.wait()
 
-        assert story.master.hears() == ["REPLICATE to_device NOW"]
+        assert setup.master.hears() == ["REPLICATE to_device NOW"]
 
     def test_a_stream_that_nobody_knows_is_followed_raw_without_asking(self) -> None:
         """As `tail` does."""
-        story = Story(CURRENT, raw=True)
-        story.master.hears()
+        setup = Setup(CURRENT, raw=True)
+        setup.master.hears()
 
-        story.hears("POSITION newest master 1 1", "RDATA newest master 2 [1]", "RDATA newest master 3 [2]")
+        setup.hears("POSITION newest master 1 1", "RDATA newest master 2 [1]", "RDATA newest master 3 [2]")
 
-        assert [[1], [2]] == story.rows
-        assert story.master.hears() == []
+        assert [[1], [2]] == setup.rows
+        assert setup.master.hears() == []
 
 
 class TestPositions:
@@ -235,172 +235,172 @@ class TestPositions:
         """Needless fetches have hurt real masters; missing ones lose rows."""
         positions = MemoryPositions()
         positions.save({"to_device": {"master": known}})
-        story = Story(CURRENT, "to_device", positions=positions)
+        setup = Setup(CURRENT, "to_device", positions=positions)
 
-        story.hears(position)
+        setup.hears(position)
 
-        assert asked == [(after, upto) for _, _, after, upto in story.shelf.asked]
-        assert story.follower.positions() == {"to_device": {"master": reached}}
-        detected, repaired = story.gaps()
+        assert asked == [(after, upto) for _, _, after, upto in setup.fake_catch_up.asked]
+        assert setup.follower.positions() == {"to_device": {"master": reached}}
+        detected, repaired = setup.gaps()
         assert detected == repaired
 
     def test_a_position_behind_rows_of_this_connection_tells_nothing(self) -> None:
         """It was sent before them: going back would apply them twice."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 5))
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 5))
 
-        story.hears("POSITION to_device master 3 3", *rows(4, 6))
+        setup.hears("POSITION to_device master 3 3", *rows(4, 6))
 
-        assert story.tokens() == [2, 3, 4, 5, 6]
-        assert story.shelf.asked == []
+        assert setup.tokens() == [2, 3, 4, 5, 6]
+        assert setup.fake_catch_up.asked == []
 
     def test_rows_before_the_first_position_are_covered_by_it(self) -> None:
         """There may be a hole before them; the position tells, and the fetch brings both."""
         positions = MemoryPositions()
         positions.save({"to_device": {"master": 3}})
-        story = Story(CURRENT, "to_device", positions=positions)
-        story.shelve("to_device", [4, 5, 6, 7])
+        setup = Setup(CURRENT, "to_device", positions=positions)
+        setup.shelve("to_device", [4, 5, 6, 7])
 
-        story.hears(*rows(6, 7), "POSITION to_device master 7 7", *rows(8, 8))
+        setup.hears(*rows(6, 7), "POSITION to_device master 7 7", *rows(8, 8))
 
-        assert story.tokens() == [4, 5, 6, 7, 8]
+        assert setup.tokens() == [4, 5, 6, 7, 8]
 
     def test_rows_that_come_during_a_fetch_wait_and_are_not_applied_twice(self) -> None:
         """The fetch may bring them as well."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.shelf.waiting = []
-        story.shelve("to_device", range(2, 8))
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.fake_catch_up.waiting = []
+        setup.shelve("to_device", range(2, 8))
 
-        story.hears("POSITION to_device master 6 6", *rows(6, 9))
-        assert story.tokens() == []
-        story.shelf.waiting[0].callback(None)
-        story.wait()
+        setup.hears("POSITION to_device master 6 6", *rows(6, 9))
+        assert setup.tokens() == []
+        setup.fake_catch_up.waiting[0].callback(None)
+        setup.wait()
 
-        assert story.tokens() == [2, 3, 4, 5, 6, 7, 8, 9]
-        assert story.gaps() == (1, 1)
+        assert setup.tokens() == [2, 3, 4, 5, 6, 7, 8, 9]
+        assert setup.gaps() == (1, 1)
 
     def test_other_streams_do_not_wait_for_one_that_is_fetching(self) -> None:
         """One poisonous item must hold up nothing else."""
-        story = Story(CURRENT, "to_device", "push_rules")
-        story.hears("POSITION to_device master 1 1", "POSITION push_rules master 1 1")
-        story.shelf.waiting = []
+        setup = Setup(CURRENT, "to_device", "push_rules")
+        setup.hears("POSITION to_device master 1 1", "POSITION push_rules master 1 1")
+        setup.fake_catch_up.waiting = []
 
-        story.hears("POSITION to_device master 6 6", 'RDATA push_rules master 2 ["@a:hs"]')
+        setup.hears("POSITION to_device master 6 6", 'RDATA push_rules master 2 ["@a:hs"]')
 
-        assert story.applied == [("push_rules", "master", 2, 1)]
+        assert setup.applied == [("push_rules", "master", 2, 1)]
 
     def test_pages_are_pulled_until_nothing_is_missing(self) -> None:
         """However far behind."""
         positions = MemoryPositions()
         positions.save({"to_device": {"master": 0}})
-        story = Story(CURRENT, "to_device", positions=positions)
-        story.shelf.page = 100
-        story.shelve("to_device", range(1, 2501))
+        setup = Setup(CURRENT, "to_device", positions=positions)
+        setup.fake_catch_up.page = 100
+        setup.shelve("to_device", range(1, 2501))
 
-        story.hears("POSITION to_device master 2500 2500")
+        setup.hears("POSITION to_device master 2500 2500")
 
-        assert story.tokens() == list(range(1, 2501))
-        assert len(story.shelf.asked) == 25
+        assert setup.tokens() == list(range(1, 2501))
+        assert len(setup.fake_catch_up.asked) == 25
 
     def test_a_page_without_progress_is_told_and_asked_for_again_later(self) -> None:
         """A master that answers so would otherwise be asked without a pause, and this process hang."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.shelve("to_device", [2, 3])
-        whole = story.shelf.fetch
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.shelve("to_device", [2, 3])
+        whole = setup.fake_catch_up.fetch
 
         async def fetch(**asked: Any) -> MissedFacts:
             page = await whole(**asked)
-            few = len(story.shelf.asked) <= 3
+            few = len(setup.fake_catch_up.asked) <= 3
             return MissedFacts(facts=[], upto=asked["after"], limited=True) if few else page
 
-        story.shelf.fetch = fetch  # type: ignore[method-assign]
-        story.hears("POSITION to_device master 3 3")
-        at_once = len(story.shelf.asked)
+        setup.fake_catch_up.fetch = fetch  # type: ignore[method-assign]
+        setup.hears("POSITION to_device master 3 3")
+        at_once = len(setup.fake_catch_up.asked)
         for _ in range(10):
-            story.master.says("PING 1")
-            story.clock.advance(1)
+            setup.master.says("PING 1")
+            setup.clock.advance(1)
 
         assert at_once == 1
-        assert story.tokens() == [2, 3]
-        assert story.errors()[0].endswith("its page ends at token 1, not beyond 1")
-        assert story.gaps() == (1, 1)
+        assert setup.tokens() == [2, 3]
+        assert setup.errors()[0].endswith("its page ends at token 1, not beyond 1")
+        assert setup.gaps() == (1, 1)
 
     def test_a_failed_fetch_is_told_and_tried_again_for_ever(self) -> None:
         """A stream left disconnected in silence is what real workers do."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.shelve("to_device", [2, 3])
-        story.shelf.failures = [NotConnected("refused")] * 12
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.shelve("to_device", [2, 3])
+        setup.fake_catch_up.failures = [NotConnected("refused")] * 12
 
-        story.hears("POSITION to_device master 3 3", *rows(4, 4))
-        assert story.tokens() == []
+        setup.hears("POSITION to_device master 3 3", *rows(4, 4))
+        assert setup.tokens() == []
         for _ in range(300):
-            story.master.says("PING 1")
-            story.clock.advance(1)
+            setup.master.says("PING 1")
+            setup.clock.advance(1)
 
-        assert story.tokens() == [2, 3, 4]
+        assert setup.tokens() == [2, 3, 4]
         error = "gap in to_device of master: facts after 1 up to 3 are missing: refused"
-        assert story.errors() == [error] * 12
-        assert story.gaps() == (1, 1)
+        assert setup.errors() == [error] * 12
+        assert setup.gaps() == (1, 1)
 
     def test_a_fetch_that_fails_by_a_bug_is_tried_again(self) -> None:
         """Rows after the gap must not be applied before it is repaired."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.shelve("to_device", [2, 3])
-        story.shelf.failures = [KeyError("bug"), CancelledError()]
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.shelve("to_device", [2, 3])
+        setup.fake_catch_up.failures = [KeyError("bug"), CancelledError()]
 
-        story.hears("POSITION to_device master 3 3", *rows(4, 5))
-        story.wait(3)
+        setup.hears("POSITION to_device master 3 3", *rows(4, 5))
+        setup.wait(3)
 
-        assert story.tokens() == [2, 3, 4, 5]
-        assert story.gaps() == (1, 1)
+        assert setup.tokens() == [2, 3, 4, 5]
+        assert setup.gaps() == (1, 1)
 
     def test_a_listener_that_fails_does_not_stop_a_fetch(self) -> None:
         """Its failure is logged."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.shelve("to_device", [2, 3])
-        story.shelf.failures = [NotConnected("away")]
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.shelve("to_device", [2, 3])
+        setup.fake_catch_up.failures = [NotConnected("away")]
 
-        @story.follower.on_event
+        @setup.follower.on_event
         def fail(event: FollowerEvent) -> None:
             if event.kind == "error":
                 raise KeyError("bug")
 
-        story.hears("POSITION to_device master 3 3")
-        story.wait(3)
+        setup.hears("POSITION to_device master 3 3")
+        setup.wait(3)
 
-        assert story.tokens() == [2, 3]
+        assert setup.tokens() == [2, 3]
 
     def test_losing_the_connection_while_fetching_loses_nothing(self) -> None:
         """What waited behind the hole must not be applied when the fetch is called off."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.shelf.waiting = []
-        story.hears("POSITION to_device master 5 5", *rows(6, 9))
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.fake_catch_up.waiting = []
+        setup.hears("POSITION to_device master 5 5", *rows(6, 9))
 
-        story.reconnect()
-        story.shelf.waiting = None
-        story.shelve("to_device", range(2, 10))
-        story.hears("POSITION to_device master 9 9")
+        setup.reconnect()
+        setup.fake_catch_up.waiting = None
+        setup.shelve("to_device", range(2, 10))
+        setup.hears("POSITION to_device master 9 9")
 
-        assert story.tokens() == list(range(2, 10))
-        assert story.gaps() == (1, 1)
+        assert setup.tokens() == list(range(2, 10))
+        assert setup.gaps() == (1, 1)
 
     def test_losing_the_connection_calls_off_the_fetch(self) -> None:
         """Or each cut would leave a request behind that nobody waits for any more."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.shelf.waiting = []
-        story.hears("POSITION to_device master 5 5")
-        (asked,) = story.shelf.waiting
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.fake_catch_up.waiting = []
+        setup.hears("POSITION to_device master 5 5")
+        (asked,) = setup.fake_catch_up.waiting
         assert not asked.called
 
-        story.master.drop()
-        story.wait()
+        setup.master.drop()
+        setup.wait()
 
         assert asked.called
 
     def test_a_response_to_a_cancelled_fetch_is_ignored(self) -> None:
         """It would pass for the response to the request of the next connection."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
         late: Deferred[None] = Deferred()
-        pull = story.shelf.fetch
+        pull = setup.fake_catch_up.fetch
 
         async def fetch(**asked: Any) -> MissedFacts:
             try:
@@ -409,166 +409,166 @@ class TestPositions:
                 await late
             return MissedFacts(facts=[], upto=asked["upto"], limited=False)
 
-        story.shelf.fetch = fetch  # type: ignore[method-assign]
-        story.hears("POSITION to_device master 5 5")
-        story.reconnect()
-        story.shelf.fetch = pull  # type: ignore[method-assign]
-        story.shelf.waiting = []
-        story.shelve("to_device", range(2, 6))
-        story.hears("POSITION to_device master 5 5")
+        setup.fake_catch_up.fetch = fetch  # type: ignore[method-assign]
+        setup.hears("POSITION to_device master 5 5")
+        setup.reconnect()
+        setup.fake_catch_up.fetch = pull  # type: ignore[method-assign]
+        setup.fake_catch_up.waiting = []
+        setup.shelve("to_device", range(2, 6))
+        setup.hears("POSITION to_device master 5 5")
         late.callback(None)
-        story.wait()
-        before = story.follower.positions()
-        story.shelf.waiting[0].callback(None)
-        story.wait()
+        setup.wait()
+        before = setup.follower.positions()
+        setup.fake_catch_up.waiting[0].callback(None)
+        setup.wait()
 
         assert before == {"to_device": {"master": 1}}
-        assert story.tokens() == [2, 3, 4, 5]
+        assert setup.tokens() == [2, 3, 4, 5]
 
     def test_a_fetch_ends_with_its_connection_also_while_a_subscriber_is_busy(self) -> None:
         """What it would ask next may never be answered; the next POSITION asks for the rest."""
-        story = Story(CURRENT, "push_rules")
+        setup = Setup(CURRENT, "push_rules")
         waits: list[Deferred[None]] = []
         begun: list[int] = []
 
-        @story.follower.on(TABLE["to_device"])
+        @setup.follower.on(TABLE["to_device"])
         async def slow(updates: Updates[Any]) -> None:
             begun.append(updates.token)
             waits.append(Deferred())
             await waits[-1]
 
-        story.hears("POSITION to_device master 1 1")
-        story.shelve("to_device", [2, 3])
-        story.shelf.page = 1
-        story.hears("POSITION to_device master 3 3")
-        story.network.stop_listening("master")
-        story.master.drop()
+        setup.hears("POSITION to_device master 1 1")
+        setup.shelve("to_device", [2, 3])
+        setup.fake_catch_up.page = 1
+        setup.hears("POSITION to_device master 3 3")
+        setup.network.stop_listening("master")
+        setup.master.drop()
         waits.pop().callback(None)
-        story.wait()
+        setup.wait()
 
         assert begun == [2]
-        assert story.shelf.asked == [("to_device", "master", 1, 3)]
-        assert story.follower.positions() == {"to_device": {"master": 2}}
+        assert setup.fake_catch_up.asked == [("to_device", "master", 1, 3)]
+        assert setup.follower.positions() == {"to_device": {"master": 2}}
 
     def test_missed_rows_without_order_count_when_all_are_applied(self) -> None:
         """Real masters answer with backfill from the newest down: having 48 does not mean having 47."""
         positions = MemoryPositions()
         positions.save({"backfill": {"master": 40}})
-        story = Story(CURRENT, "push_rules", positions=positions)
+        setup = Setup(CURRENT, "push_rules", positions=positions)
         waits: list[Deferred[None]] = []
 
-        @story.follower.on(TABLE["backfill"])
+        @setup.follower.on(TABLE["backfill"])
         async def slow(updates: Updates[Any]) -> None:
             waits.append(Deferred())
             await waits[-1]
 
         rows = [(token, [b'["$b","!r","t",null,null,null]']) for token in (48, 47)]
-        story.shelf.facts["backfill", "master"] = rows
-        story.hears("POSITION backfill master 48 48")
+        setup.fake_catch_up.facts["backfill", "master"] = rows
+        setup.hears("POSITION backfill master 48 48")
         waits[0].callback(None)
-        story.wait()
-        half = story.follower.positions()
+        setup.wait()
+        half = setup.follower.positions()
         waits[1].callback(None)
-        story.wait()
+        setup.wait()
 
         assert half == {"backfill": {"master": 40}}
-        assert story.follower.positions() == {"backfill": {"master": 48}}
+        assert setup.follower.positions() == {"backfill": {"master": 48}}
 
     def test_too_much_waiting_is_let_go_and_fetched_later(self) -> None:
         """Memory is bounded however long HTTP is away."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.shelf.waiting = []
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.fake_catch_up.waiting = []
         big = "x" * 10_000
         count = MAX_WAITING_BYTES // 10_000 + 50
-        story.hears("POSITION to_device master 2 2")
+        setup.hears("POSITION to_device master 2 2")
         for n in range(3, 3 + count):
-            story.master.says(f'RDATA to_device master {n} ["{big}"]')
-        story.wait(3)
-        queued = story.follower.server.streams.executors["to_device"].machine.intake.bytes
+            setup.master.says(f'RDATA to_device master {n} ["{big}"]')
+        setup.wait(3)
+        queued = setup.follower.server.streams.executors["to_device"].machine.intake.bytes
 
-        story.shelve("to_device", range(2, 3 + count))
-        waiting, story.shelf.waiting = story.shelf.waiting, None
+        setup.shelve("to_device", range(2, 3 + count))
+        waiting, setup.fake_catch_up.waiting = setup.fake_catch_up.waiting, None
         waiting[0].callback(None)
-        story.wait(1)
+        setup.wait(1)
 
         assert queued <= MAX_WAITING_BYTES
-        assert story.tokens() == list(range(2, 3 + count))
+        assert setup.tokens() == list(range(2, 3 + count))
 
     def test_the_rest_of_a_fact_that_was_let_go_is_let_go_too(self) -> None:
         """Its last row alone would pass for the whole fact. It is fetched whole."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.shelf.waiting = []
-        story.hears("POSITION to_device master 2 2")
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.fake_catch_up.waiting = []
+        setup.hears("POSITION to_device master 2 2")
         big = "x" * 10_000
         for _ in range(MAX_WAITING_BYTES // 10_000 + 1):
-            story.master.says(f'RDATA to_device master batch ["{big}"]')
-        story.wait(3)
-        story.hears('RDATA to_device master batch ["@waits:hs"]')
-        story.shelf.facts["to_device", "master"] = [
+            setup.master.says(f'RDATA to_device master batch ["{big}"]')
+        setup.wait(3)
+        setup.hears('RDATA to_device master batch ["@waits:hs"]')
+        setup.fake_catch_up.facts["to_device", "master"] = [
             (2, [b'["@a:hs"]']),
             (3, [b'["@b:hs"]', b'["@c:hs"]', b'["@d:hs"]']),
         ]
-        waiting, story.shelf.waiting = story.shelf.waiting, None
+        waiting, setup.fake_catch_up.waiting = setup.fake_catch_up.waiting, None
         waiting[0].callback(None)
-        story.wait(1)
-        story.hears('RDATA to_device master batch ["@waits no more:hs"]', *rows(3, 4))
+        setup.wait(1)
+        setup.hears('RDATA to_device master batch ["@waits no more:hs"]', *rows(3, 4))
 
-        assert story.applied == [("to_device", "master", n, count) for n, count in ((2, 1), (3, 3), (4, 1))]
-        assert [(1, 2), (2, 3)] == [(after, upto) for _, _, after, upto in story.shelf.asked]
+        assert setup.applied == [("to_device", "master", n, count) for n, count in ((2, 1), (3, 3), (4, 1))]
+        assert [(1, 2), (2, 3)] == [(after, upto) for _, _, after, upto in setup.fake_catch_up.asked]
 
     def test_a_writer_that_appears_later_starts_with_its_first_row(self) -> None:
         """Writers are added to running homeservers."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 5 5")
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 5 5")
 
-        story.hears(*rows(6, 7, writer="w2"), "POSITION to_device w2 7 7")
+        setup.hears(*rows(6, 7, writer="w2"), "POSITION to_device w2 7 7")
 
-        assert story.applied == [("to_device", "w2", 6, 1), ("to_device", "w2", 7, 1)]
-        assert story.shelf.asked == []
+        assert setup.applied == [("to_device", "w2", 6, 1), ("to_device", "w2", 7, 1)]
+        assert setup.fake_catch_up.asked == []
 
     def test_a_writer_that_came_while_we_were_away_is_fetched_from_where_all_others_stood(self) -> None:
         """Not from the beginning of time."""
         positions = MemoryPositions()
         positions.save({"to_device": {"master": 50, "w1": 40}})
-        story = Story(CURRENT, "to_device", positions=positions)
+        setup = Setup(CURRENT, "to_device", positions=positions)
 
-        story.hears("POSITION to_device master 50 50", "POSITION to_device w2 60 60")
+        setup.hears("POSITION to_device master 50 50", "POSITION to_device w2 60 60")
 
-        assert story.shelf.asked == [("to_device", "w2", 40, 60)]
+        assert setup.fake_catch_up.asked == [("to_device", "w2", 40, 60)]
 
     @pytest.mark.parametrize("dialect", [MIDDLE, CURRENT], ids=str)
     def test_latest_is_from_now_on_for_every_writer(self, dialect: Dialect) -> None:
         """The history of all but the first was fetched, and delivered as if it were news."""
         end = " 0" if dialect is CURRENT else ""
-        story = Story(dialect, "to_device").hears(f"POSITION to_device master 0{end}")
+        setup = Setup(dialect, "to_device").hears(f"POSITION to_device master 0{end}")
         end = " 3" if dialect is CURRENT else ""
-        story.hears(f"POSITION to_device w1 3{end}", f"POSITION to_device w2 3{end}")
+        setup.hears(f"POSITION to_device w1 3{end}", f"POSITION to_device w2 3{end}")
 
-        story.hears(*rows(4, 4, writer="w1"), *rows(5, 5, writer="master"))
+        setup.hears(*rows(4, 4, writer="w1"), *rows(5, 5, writer="master"))
 
-        assert story.shelf.asked == []
-        assert story.tokens() == [4, 5]
-        assert story.follower.positions() == {"to_device": {"master": 5, "w1": 4, "w2": 3}}
+        assert setup.fake_catch_up.asked == []
+        assert setup.tokens() == [4, 5]
+        assert setup.follower.positions() == {"to_device": {"master": 5, "w1": 4, "w2": 3}}
 
     def test_a_stream_followed_from_latest_fetches_a_writer_that_came_during_a_cut(self) -> None:
         """From now on is told by the first connection; after that nothing may be missed."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 5 5")
-        story.reconnect()
-        story.shelve("to_device", [6], writer="w2")
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 5 5")
+        setup.reconnect()
+        setup.shelve("to_device", [6], writer="w2")
 
-        story.hears("POSITION to_device master 5 5", "POSITION to_device w2 6 6")
+        setup.hears("POSITION to_device master 5 5", "POSITION to_device w2 6 6")
 
-        assert story.shelf.asked == [("to_device", "w2", 5, 6)]
-        assert story.tokens() == [6]
+        assert setup.fake_catch_up.asked == [("to_device", "w2", 5, 6)]
+        assert setup.tokens() == [6]
 
     def test_middle_positions_have_no_previous_token(self) -> None:
         """Any other token than ours means that something may be missing."""
-        story = Story(MIDDLE, "to_device").hears("POSITION to_device master 1")
-        story.shelve("to_device", [2])
+        setup = Setup(MIDDLE, "to_device").hears("POSITION to_device master 1")
+        setup.shelve("to_device", [2])
 
-        story.hears("POSITION to_device master 2", "POSITION to_device master 2", *rows(3, 3))
+        setup.hears("POSITION to_device master 2", "POSITION to_device master 2", *rows(3, 3))
 
-        assert story.tokens() == [2, 3]
-        assert len(story.shelf.asked) == 1
+        assert setup.tokens() == [2, 3]
+        assert len(setup.fake_catch_up.asked) == 1
 
 
 class TestCutsWithoutOrder:
@@ -578,7 +578,7 @@ class TestCutsWithoutOrder:
         """Having 48 does not mean having 47: the rest of the push must be asked for again."""
         positions = MemoryPositions()
         positions.save({"backfill": {"master": 40}})
-        story = Story(LEGACY, "push_rules", positions=positions)
+        setup = Setup(LEGACY, "push_rules", positions=positions)
         waits: list[Deferred[None]] = []
         begun: list[int] = []
 
@@ -587,17 +587,17 @@ class TestCutsWithoutOrder:
             waits.append(Deferred())
             await waits[-1]
 
-        story.follower.on(TABLE["backfill"])(slow)
+        setup.follower.on(TABLE["backfill"])(slow)
         row = '["$b", "!r", "t", null, null, null]'
-        story.wait()
-        story.hears(f"RDATA backfill 48 {row}", f"RDATA backfill 47 {row}")
-        story.network.stop_listening("master")
-        story.master.drop()
+        setup.wait()
+        setup.hears(f"RDATA backfill 48 {row}", f"RDATA backfill 47 {row}")
+        setup.network.stop_listening("master")
+        setup.master.drop()
         waits[0].callback(None)
-        story.wait()
+        setup.wait()
 
         assert begun == [48]
-        assert story.follower.positions() == {"backfill": {"master": 40}}
+        assert setup.follower.positions() == {"backfill": {"master": 40}}
 
 
 class TestLag:
@@ -605,24 +605,24 @@ class TestLag:
 
     def test_it_is_in_step_until_something_is_missing(self) -> None:
         """Operators page on seconds; rows tell whether there is progress."""
-        story = Story(CURRENT, "to_device")
-        assert story.follower.lag_seconds() == float("inf")
-        story.hears("POSITION to_device master 1 1", *rows(2, 3))
-        assert story.follower.lag_seconds() < 0.2
-        story.shelf.waiting = []
+        setup = Setup(CURRENT, "to_device")
+        assert setup.follower.lag_seconds() == float("inf")
+        setup.hears("POSITION to_device master 1 1", *rows(2, 3))
+        assert setup.follower.lag_seconds() < 0.2
+        setup.fake_catch_up.waiting = []
 
-        story.hears("POSITION to_device master 9 9")
-        story.wait(2)
-        story.hears("PING 1")
-        behind = (story.follower.lag_rows(), story.follower.lag_seconds())
-        story.shelf.waiting[0].callback(None)
-        story.hears("PING 2")
-        story.wait(0.1)
+        setup.hears("POSITION to_device master 9 9")
+        setup.wait(2)
+        setup.hears("PING 1")
+        behind = (setup.follower.lag_rows(), setup.follower.lag_seconds())
+        setup.fake_catch_up.waiting[0].callback(None)
+        setup.hears("PING 2")
+        setup.wait(0.1)
 
         assert behind[0] == 6
         assert 2 < behind[1] < 2.5
-        assert (0, True) == (story.follower.lag_rows(), story.follower.lag_seconds() < 0.2)
-        value = story.metrics.registry.get_sample_value
+        assert (0, True) == (setup.follower.lag_rows(), setup.follower.lag_seconds() < 0.2)
+        value = setup.metrics.registry.get_sample_value
         assert value("synrepl_replication_lag_rows") == 0
         assert value("synrepl_stream_position", {"stream": "to_device", "writer": "master"}) == 9
 
@@ -632,49 +632,49 @@ class TestTokensThatGoBack:
 
     def test_current_takes_the_lower_position_and_all_of_the_new_life(self) -> None:
         """It must not wait for its old token to come round again."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 41))
-        story.applied.clear()
-        story.reconnect()
-        story.shelve("to_device", [1, 2, 3])
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 41))
+        setup.applied.clear()
+        setup.reconnect()
+        setup.shelve("to_device", [1, 2, 3])
 
-        story.hears("POSITION to_device master 3 3", *rows(4, 5))
+        setup.hears("POSITION to_device master 3 3", *rows(4, 5))
 
-        assert story.tokens() == [1, 2, 3, 4, 5]
+        assert setup.tokens() == [1, 2, 3, 4, 5]
 
     def test_a_new_life_that_cannot_be_fetched_does_not_stop_the_stream(self) -> None:
         """What the old life had is void anyway; it is said aloud, and the stream goes on."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 41))
-        story.applied.clear()
-        story.reconnect()
-        story.shelf.failures = [NotConnected("refused")] * 99
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 41))
+        setup.applied.clear()
+        setup.reconnect()
+        setup.fake_catch_up.failures = [NotConnected("refused")] * 99
 
-        story.hears("POSITION to_device master 1 1", *rows(2, 3))
-        story.wait(5)
+        setup.hears("POSITION to_device master 1 1", *rows(2, 3))
+        setup.wait(5)
 
-        assert story.tokens() == [2, 3]
-        assert len(story.errors()) == 3
-        assert story.gaps() == (1, 0)
+        assert setup.tokens() == [2, 3]
+        assert len(setup.errors()) == 3
+        assert setup.gaps() == (1, 0)
 
     def test_legacy_takes_the_lower_position(self) -> None:
         """1.0 forgets typing, federation, to_device and account data."""
-        story = Story(LEGACY, "to_device", "typing")
-        story.hears("POSITION to_device 41", "POSITION typing 485")
-        story.reconnect()
+        setup = Setup(LEGACY, "to_device", "typing")
+        setup.hears("POSITION to_device 41", "POSITION typing 485")
+        setup.reconnect()
 
-        story.hears(
+        setup.hears(
             "POSITION to_device 8",
             "POSITION typing 1",
             'RDATA to_device 9 ["@a:hs"]',
             'RDATA typing 2 ["!r", []]',
         )
 
-        assert story.master.hears() == [
+        assert setup.master.hears() == [
             "NAME worker synrepl/1",
             "REPLICATE typing 485",
             "REPLICATE to_device 41",
         ]
-        assert story.tokens() == [9, 2]
-        assert story.follower.positions() == {"to_device": {"master": 9}, "typing": {"master": 2}}
+        assert setup.tokens() == [9, 2]
+        assert setup.follower.positions() == {"to_device": {"master": 9}, "typing": {"master": 2}}
 
     @pytest.mark.parametrize("stream", ["typing", "federation", "account_data"])
     def test_the_same_row_at_the_same_token_of_a_new_life_is_news(self, stream: str) -> None:
@@ -684,12 +684,12 @@ class TestTokensThatGoBack:
             "federation": '["p", {}]',
             "account_data": '["@a:hs", null, "t", "{}"]',
         }
-        story = Story(LEGACY, stream).hears(f"POSITION {stream} 1", f"RDATA {stream} 2 {rows_of[stream]}")
-        story.reconnect()
+        setup = Setup(LEGACY, stream).hears(f"POSITION {stream} 1", f"RDATA {stream} 2 {rows_of[stream]}")
+        setup.reconnect()
 
-        story.hears(f"POSITION {stream} 1", f"RDATA {stream} 2 {rows_of[stream]}")
+        setup.hears(f"POSITION {stream} 1", f"RDATA {stream} 2 {rows_of[stream]}")
 
-        assert story.tokens() == [2, 2]
+        assert setup.tokens() == [2, 2]
 
     @pytest.mark.parametrize(
         ("dialect", "lines"),
@@ -710,7 +710,7 @@ class TestTokensThatGoBack:
     )
     def test_typing_may_go_back_without_a_word(self, dialect: Dialect, lines: list[str]) -> None:
         """Seen on both real masters."""
-        assert Story(dialect, "typing").hears(*lines).tokens() == [90, 51]
+        assert Setup(dialect, "typing").hears(*lines).tokens() == [90, 51]
 
 
 class TestOrder:
@@ -718,45 +718,45 @@ class TestOrder:
 
     def test_descending_backfill_is_all_kept(self) -> None:
         """Of 48, 47, 46 a real current worker keeps 48."""
-        story = Story(CURRENT, "backfill").hears("POSITION backfill master 40 40")
+        setup = Setup(CURRENT, "backfill").hears("POSITION backfill master 40 40")
 
-        story.hears(
+        setup.hears(
             *[f'RDATA backfill master {n} ["$b{n}","!r","t",null,null,null]' for n in (48, 47, 46, 49)]
         )
 
-        assert story.tokens() == [48, 47, 46, 49]
+        assert setup.tokens() == [48, 47, 46, 49]
 
     def test_caches_sent_early_and_again_are_applied_once(self) -> None:
         """211 first, then 206 to 211: rows are read without an upper bound there."""
-        story = Story(CURRENT, "caches").hears("POSITION caches master 205 205")
+        setup = Setup(CURRENT, "caches").hears("POSITION caches master 205 205")
 
-        story.hears(
+        setup.hears(
             *[f'RDATA caches master {n} ["f{n}",null,1]' for n in (211, 206, 207, 208, 209, 210, 211)]
         )
 
-        assert story.tokens() == [211, 206, 207, 208, 209, 210]
+        assert setup.tokens() == [211, 206, 207, 208, 209, 210]
 
     def test_other_rows_at_the_same_token_are_another_fact(self) -> None:
         """A restarted master counts from the beginning again, and says something else there."""
-        story = Story(CURRENT, "caches").hears("POSITION caches master 205 205")
+        setup = Setup(CURRENT, "caches").hears("POSITION caches master 205 205")
 
-        story.hears(*[f'RDATA caches master 206 ["{name}",null,1]' for name in ("f", "g", "f")])
+        setup.hears(*[f'RDATA caches master 206 ["{name}",null,1]' for name in ("f", "g", "f")])
 
-        assert story.tokens() == [206, 206]
-        assert [row.cache_func for row in story.rows] == ["f", "g"]
+        assert setup.tokens() == [206, 206]
+        assert [row.cache_func for row in setup.rows] == ["f", "g"]
 
     def test_a_numeric_gap_between_rows_is_no_loss(self) -> None:
         """Only POSITION's previous token tells of one."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 2), *rows(90, 90))
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 2), *rows(90, 90))
 
-        assert story.tokens() == [2, 90]
-        assert story.shelf.asked == []
+        assert setup.tokens() == [2, 90]
+        assert setup.fake_catch_up.asked == []
 
     def test_a_repeated_row_of_an_ordered_stream_is_dropped(self) -> None:
         """Whoever brings it."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 4), *rows(3, 5))
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 4), *rows(3, 5))
 
-        assert story.tokens() == [2, 3, 4, 5]
+        assert setup.tokens() == [2, 3, 4, 5]
 
 
 class TestFacts:
@@ -764,120 +764,120 @@ class TestFacts:
 
     def test_a_batch_is_one_fact(self) -> None:
         """Rows of one token travel as batch, batch, N."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
 
-        story.hears(
+        setup.hears(
             'RDATA to_device master batch ["@a:hs"]', 'RDATA to_device master batch ["@b:hs"]', *rows(2, 2)
         )
 
-        assert story.applied == [("to_device", "master", 2, 3)]
+        assert setup.applied == [("to_device", "master", 2, 3)]
 
     def test_batches_of_two_writers_may_interleave(self) -> None:
         """Real workers mix them up."""
-        story = Story(CURRENT, "to_device")
-        story.hears("POSITION to_device w1 1 1", "POSITION to_device w2 1 1")
+        setup = Setup(CURRENT, "to_device")
+        setup.hears("POSITION to_device w1 1 1", "POSITION to_device w2 1 1")
 
-        story.hears(
+        setup.hears(
             'RDATA to_device w1 batch ["@a:hs"]',
             'RDATA to_device w2 batch ["@b:hs"]',
             'RDATA to_device w2 3 ["@c:hs"]',
             'RDATA to_device w1 2 ["@d:hs"]',
         )
 
-        assert [("to_device", "w2", 3, 2), ("to_device", "w1", 2, 2)] == story.applied
+        assert [("to_device", "w2", 3, 2), ("to_device", "w1", 2, 2)] == setup.applied
 
     def test_what_was_begun_before_a_position_never_joins_what_comes_after(self) -> None:
         """A real master that skips an over-long row leaves its batch behind."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
 
-        story.hears('RDATA to_device master batch ["@lost:hs"]', "POSITION to_device master 1 2", *rows(3, 3))
+        setup.hears('RDATA to_device master batch ["@lost:hs"]', "POSITION to_device master 1 2", *rows(3, 3))
 
-        assert story.applied == [("to_device", "master", 3, 1)]
+        assert setup.applied == [("to_device", "master", 3, 1)]
 
     def test_what_was_begun_before_a_cut_is_forgotten(self) -> None:
         """The rest of it comes again, whole."""
-        story = Story(LEGACY, "to_device").hears("POSITION to_device 1", 'RDATA to_device batch ["@a:hs"]')
-        story.reconnect()
+        setup = Setup(LEGACY, "to_device").hears("POSITION to_device 1", 'RDATA to_device batch ["@a:hs"]')
+        setup.reconnect()
 
-        story.hears('RDATA to_device batch ["@a:hs"]', 'RDATA to_device 2 ["@b:hs"]', "POSITION to_device 2")
+        setup.hears('RDATA to_device batch ["@a:hs"]', 'RDATA to_device 2 ["@b:hs"]', "POSITION to_device 2")
 
-        assert story.applied == [("to_device", "master", 2, 2)]
+        assert setup.applied == [("to_device", "master", 2, 2)]
 
     def test_rows_of_a_legacy_backlog_are_joined_by_their_token(self) -> None:
         """Real masters of 1.0 do not mark them as a batch there: N, N, N."""
         positions = MemoryPositions()
         positions.save({"to_device": {"master": 1}})
-        story = Story(LEGACY, "to_device", positions=positions)
+        setup = Setup(LEGACY, "to_device", positions=positions)
 
-        story.hears(
+        setup.hears(
             'RDATA to_device 2 ["@a:hs"]', 'RDATA to_device 2 ["@b:hs"]', 'RDATA to_device 3 ["@c:hs"]'
         )
-        before = list(story.applied)
-        story.hears("POSITION to_device 3")
+        before = list(setup.applied)
+        setup.hears("POSITION to_device 3")
 
         assert before == [("to_device", "master", 2, 2)]
-        assert story.applied == [("to_device", "master", 2, 2), ("to_device", "master", 3, 1)]
+        assert setup.applied == [("to_device", "master", 2, 2), ("to_device", "master", 3, 1)]
 
     def test_a_batch_without_end_is_refused(self) -> None:
         """A peer must not fill our memory with rows of a fact that never ends."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.follower.server.streams.batches.max_rows = 100
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.follower.server.streams.batches.max_rows = 100
 
-        story.hears(*['RDATA to_device master batch ["@a:hs"]'] * 101)
+        setup.hears(*['RDATA to_device master batch ["@a:hs"]'] * 101)
 
-        assert story.master.heard[-1].startswith("ERROR too many unfinished batch rows")
+        assert setup.master.heard[-1].startswith("ERROR too many unfinished batch rows")
 
     @pytest.mark.parametrize(
         "row", ['["ev",["$e"]]', "[1,2", '"x"', "[NaN]", '["ev",[null,1,2,3,4,5,6,7,8]]']
     )
     def test_a_row_of_no_known_shape_is_told_and_holds_up_nothing(self, row: str) -> None:
         """One poisonous item: the others go on."""
-        story = Story(CURRENT, "events").hears("POSITION events master 1 1")
+        setup = Setup(CURRENT, "events").hears("POSITION events master 1 1")
         good = '["ev",["$e","!r","t",null,null,null,null,false,false]]'
 
-        story.hears(
+        setup.hears(
             f"RDATA events master 2 {good}", f"RDATA events master 3 {row}", f"RDATA events master 4 {good}"
         )
 
-        assert story.tokens() == [2, 4]
-        assert len(story.errors()) == 1
-        assert story.errors()[0].startswith("bad row 0 of stream events: ")
-        assert story.follower.positions() == {"events": {"master": 4}}
+        assert setup.tokens() == [2, 4]
+        assert len(setup.errors()) == 1
+        assert setup.errors()[0].startswith("bad row 0 of stream events: ")
+        assert setup.follower.positions() == {"events": {"master": 4}}
         assert (
-            story.metrics.registry.get_sample_value("synrepl_rows_refused_total", {"stream": "events"}) == 1
+            setup.metrics.registry.get_sample_value("synrepl_rows_refused_total", {"stream": "events"}) == 1
         )
 
     def test_rows_are_typed_and_lifted_to_the_newest_shape(self) -> None:
         """Subscribers know one shape, whatever the master's age."""
-        story = Story(LEGACY, "account_data")
+        setup = Setup(LEGACY, "account_data")
 
-        story.hears(
+        setup.hears(
             "POSITION account_data 1", 'RDATA account_data 2 ["@a:hs", null, "m.direct", "{\\"a\\": 1}"]'
         )
 
         assert [("@a:hs", None, "m.direct")] == [
-            (row.user_id, row.room_id, row.data_type) for row in story.rows
+            (row.user_id, row.room_id, row.data_type) for row in setup.rows
         ]
 
     def test_a_stream_that_the_release_lacks_is_followed_if_it_comes(self) -> None:
         """The server may be of another release than the connection says."""
-        story = Story(CURRENT, "thread_subscriptions")
+        setup = Setup(CURRENT, "thread_subscriptions")
 
-        story.hears(
+        setup.hears(
             "POSITION thread_subscriptions master 1 1",
             'RDATA thread_subscriptions master 2 ["@a:hs","!r:hs","$e"]',
         )
 
         assert CURRENT.release not in TABLE["thread_subscriptions"].span
-        assert [row.user_id for row in story.rows] == ["@a:hs"]
+        assert [row.user_id for row in setup.rows] == ["@a:hs"]
 
     def test_a_stream_unknown_here_is_told_once(self) -> None:
         """A newer master has streams that we do not know."""
-        story = Story(CURRENT)
+        setup = Setup(CURRENT)
 
-        story.hears("POSITION newest master 1 1", "RDATA newest master 2 [1]", "RDATA newest master 3 [1]")
+        setup.hears("POSITION newest master 1 1", "RDATA newest master 2 [1]", "RDATA newest master 3 [1]")
 
-        assert story.errors() == ["ignoring the rows of stream newest: this follower does not know it"]
+        assert setup.errors() == ["ignoring the rows of stream newest: this follower does not know it"]
 
 
 class TestSubscribers:
@@ -885,190 +885,190 @@ class TestSubscribers:
 
     def test_one_that_fails_is_called_again_with_the_same_fact(self) -> None:
         """Its database may be away for a moment; a fact is never skipped."""
-        story = Story(CURRENT, "push_rules")
+        setup = Setup(CURRENT, "push_rules")
         calls: list[int] = []
 
-        @story.follower.on(TABLE["to_device"])
+        @setup.follower.on(TABLE["to_device"])
         async def fails_twice(updates: Updates[Any]) -> None:
             calls.append(updates.token)
             if len(calls) < 3:
                 raise OSError("database is away")
 
-        story.hears("POSITION to_device master 1 1", *rows(2, 3))
-        assert story.follower.positions() == {"to_device": {"master": 1}}
-        story.wait(5)
+        setup.hears("POSITION to_device master 1 1", *rows(2, 3))
+        assert setup.follower.positions() == {"to_device": {"master": 1}}
+        setup.wait(5)
 
         assert calls == [2, 2, 2, 3]
-        assert story.errors() == ["a subscriber of to_device failed: OSError('database is away')"] * 2
-        assert story.follower.positions() == {"to_device": {"master": 3}}
+        assert setup.errors() == ["a subscriber of to_device failed: OSError('database is away')"] * 2
+        assert setup.follower.positions() == {"to_device": {"master": 3}}
 
     def test_a_stray_stop_iteration_of_a_subscriber_is_a_failure_like_any_other(self) -> None:
         """It must not be taken for the end of a coroutine, or the fact would be lost."""
-        story = Story(CURRENT, "push_rules")
+        setup = Setup(CURRENT, "push_rules")
         calls: list[int] = []
 
-        @story.follower.on(TABLE["to_device"])
+        @setup.follower.on(TABLE["to_device"])
         def stumbles(updates: Updates[Any]) -> None:
             calls.append(updates.token)
             if len(calls) == 1:
                 next(iter(()))
 
-        story.hears("POSITION to_device master 1 1", *rows(2, 3))
-        story.wait(1)
+        setup.hears("POSITION to_device master 1 1", *rows(2, 3))
+        setup.wait(1)
 
         assert calls == [2, 2, 3]
 
     def test_a_cancelled_error_of_a_subscriber_is_a_failure_like_any_other(self) -> None:
         """It may come from a Deferred of its own; nobody stopped the follower."""
-        story = Story(CURRENT, "push_rules").hears("POSITION push_rules master 1 1")
+        setup = Setup(CURRENT, "push_rules").hears("POSITION push_rules master 1 1")
         failures = [CancelledError(), CancelledError()]
         seen: list[int] = []
 
-        @story.follower.on(TABLE["to_device"])
+        @setup.follower.on(TABLE["to_device"])
         async def shaky(updates: Updates[Any]) -> None:
             if failures:
                 raise failures.pop()
             seen.append(updates.token)
 
-        story.hears("POSITION to_device master 1 1", *rows(2, 3))
-        story.wait(3)
+        setup.hears("POSITION to_device master 1 1", *rows(2, 3))
+        setup.wait(3)
 
         assert seen == [2, 3]
 
     def test_the_next_fact_waits_until_a_subscriber_is_done(self) -> None:
         """Order holds through whatever it awaits; another stream does not wait."""
-        story = Story(CURRENT, "push_rules")
+        setup = Setup(CURRENT, "push_rules")
         waits: list[Deferred[None]] = []
         begun: list[int] = []
 
-        @story.follower.on(TABLE["to_device"])
+        @setup.follower.on(TABLE["to_device"])
         async def slow(updates: Updates[Any]) -> None:
             begun.append(updates.token)
             waits.append(Deferred())
             await waits[-1]
 
-        story.hears("POSITION to_device master 1 1", "POSITION push_rules master 1 1", *rows(2, 4))
-        story.hears('RDATA push_rules master 2 ["@a:hs"]')
+        setup.hears("POSITION to_device master 1 1", "POSITION push_rules master 1 1", *rows(2, 4))
+        setup.hears('RDATA push_rules master 2 ["@a:hs"]')
         assert begun == [2]
-        assert story.applied == [("push_rules", "master", 2, 1)]
+        assert setup.applied == [("push_rules", "master", 2, 1)]
         while waits:
             waits.pop().callback(None)
-            story.wait()
+            setup.wait()
 
         assert begun == [2, 3, 4]
-        assert story.follower.positions()["to_device"] == {"master": 4}
+        assert setup.follower.positions()["to_device"] == {"master": 4}
 
     def test_the_position_moves_after_the_rows(self) -> None:
         """Who sees the position must find the rows applied."""
-        story = Story(CURRENT, "push_rules")
+        setup = Setup(CURRENT, "push_rules")
         seen: list[int] = []
 
-        @story.follower.on(TABLE["to_device"])
+        @setup.follower.on(TABLE["to_device"])
         def look(updates: Updates[Any]) -> None:
-            seen.append(story.follower.positions()["to_device"]["master"])
+            seen.append(setup.follower.positions()["to_device"]["master"])
 
-        story.hears("POSITION to_device master 1 1", *rows(2, 4))
+        setup.hears("POSITION to_device master 1 1", *rows(2, 4))
 
         assert seen == [1, 2, 3]
 
     def test_caught_up_fires_when_the_fact_is_applied(self) -> None:
         """A worker that was told of a token waits for it here."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
         fired: list[Any] = []
-        waiter = story.follower.caught_up(TABLE["to_device"], writer="master", token=3)
+        waiter = setup.follower.caught_up(TABLE["to_device"], writer="master", token=3)
         waiter.addCallback(fired.append)
 
-        story.hears(*rows(2, 2))
+        setup.hears(*rows(2, 2))
         assert fired == []
-        story.hears(*rows(3, 3))
+        setup.hears(*rows(3, 3))
 
         assert fired == [None]
-        assert not story.follower.server.waits.waiters.queues
+        assert not setup.follower.server.waits.waiters.queues
 
     def test_a_waiter_that_gives_up_is_forgotten(self) -> None:
         """Time-outs must not leave anything behind."""
-        story = Story(CURRENT, "to_device")
-        waiter = story.follower.caught_up(TABLE["to_device"], writer="master", token=3)
+        setup = Setup(CURRENT, "to_device")
+        waiter = setup.follower.caught_up(TABLE["to_device"], writer="master", token=3)
         waiter.addErrback(lambda _: None)
 
         waiter.cancel()
 
-        assert not story.follower.server.waits.waiters.queues
+        assert not setup.follower.server.waits.waiters.queues
 
     def test_commands_of_the_server_reach_who_subscribed(self) -> None:
         """REMOTE_SERVER_UP makes a federation sender try again."""
-        story = Story(CURRENT, "to_device")
+        setup = Setup(CURRENT, "to_device")
         got: list[str] = []
-        story.follower.on_command(RemoteServerUp)(lambda command: got.append(command.server))
+        setup.follower.on_command(RemoteServerUp)(lambda command: got.append(command.server))
 
-        story.hears("REMOTE_SERVER_UP example.org")
+        setup.hears("REMOTE_SERVER_UP example.org")
 
         assert got == ["example.org"]
 
     def test_a_command_sent_while_not_connected_is_an_error_not_a_silence(self) -> None:
         """Real current workers drop it without a word."""
-        story = Story(CURRENT, "to_device")
+        setup = Setup(CURRENT, "to_device")
         command = UserSync(instance_id="i", user_id="@a:hs", is_syncing=True, last_sync_ms=1)
-        story.follower.send(command)
-        story.wait()
-        assert story.master.hears()[-1] == "USER_SYNC i @a:hs start 1"
+        setup.follower.send(command)
+        setup.wait()
+        assert setup.master.hears()[-1] == "USER_SYNC i @a:hs start 1"
 
-        story.network.stop_listening("master")
-        story.master.drop()
+        setup.network.stop_listening("master")
+        setup.master.drop()
 
         with pytest.raises(NotConnected):
-            story.follower.send(command)
+            setup.follower.send(command)
 
     @pytest.mark.parametrize("dialect", [LEGACY, CURRENT], ids=str)
     def test_syncing_users_are_sent_at_each_connection(self, dialect: Dialect) -> None:
         """The server may have restarted since, and has forgotten them."""
         syncing = [UserSync(instance_id="i", user_id="@ada:hs", is_syncing=True, last_sync_ms=1)]
-        story = Story(dialect, "to_device", syncing_users=lambda: syncing)
+        setup = Setup(dialect, "to_device", syncing_users=lambda: syncing)
         line = "USER_SYNC @ada:hs start 1" if dialect is LEGACY else "USER_SYNC i @ada:hs start 1"
-        story.wait()
-        assert 1 == story.master.hears().count(line)
+        setup.wait()
+        assert 1 == setup.master.hears().count(line)
 
-        story.master.drop()
+        setup.master.drop()
         syncing.append(UserSync(instance_id="i", user_id="@bob:hs", is_syncing=True, last_sync_ms=2))
-        story.wait(30)
+        setup.wait(30)
 
-        heard = story.master.hears()
+        heard = setup.master.hears()
         assert [line, line.replace("ada", "bob").replace("start 1", "start 2")] == [
             one for one in heard if one.startswith("USER_SYNC")
         ]
 
     def test_a_list_of_syncing_users_that_fails_is_reported(self) -> None:
         """The worker follows all the same."""
-        story = Story(CURRENT, "to_device", syncing_users=lambda: 1 / 0)
-        story.hears("POSITION to_device master 1 1", *rows(2, 3))
-        story.wait()
+        setup = Setup(CURRENT, "to_device", syncing_users=lambda: 1 / 0)
+        setup.hears("POSITION to_device master 1 1", *rows(2, 3))
+        setup.wait()
 
-        assert [2, 3] == [token for _, _, token, _ in story.applied]
-        assert any("the list of syncing users failed" in event.text for event in story.events)
+        assert [2, 3] == [token for _, _, token, _ in setup.applied]
+        assert any("the list of syncing users failed" in event.text for event in setup.events)
 
     def test_positions_are_saved_after_the_facts(self) -> None:
         """And not once for each, as that would cost more than the facts."""
-        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 50))
-        story.wait(0.2)
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1", *rows(2, 50))
+        setup.wait(0.2)
 
-        assert story.positions.saved == {"to_device": {"master": 50}}
+        assert setup.positions.saved == {"to_device": {"master": 50}}
 
     def test_where_a_stream_begins_is_saved_at_once(self) -> None:
         """Killed right after it, a follower that began at latest must not begin at a later latest."""
-        story = Story(CURRENT, "to_device")
-        story.master.says("POSITION to_device master 7 7")
-        story.wait(0.005)
+        setup = Setup(CURRENT, "to_device")
+        setup.master.says("POSITION to_device master 7 7")
+        setup.wait(0.005)
 
-        assert story.positions.saved == {"to_device": {"master": 7}}
+        assert setup.positions.saved == {"to_device": {"master": 7}}
 
     def test_positions_of_streams_not_followed_now_are_kept(self) -> None:
         """A worker that follows less for a day must not forget where it was."""
         positions = MemoryPositions()
         positions.save({"events": {"master": 7}})
-        story = Story(CURRENT, "to_device", positions=positions)
+        setup = Setup(CURRENT, "to_device", positions=positions)
 
-        story.hears("POSITION to_device master 1 1", *rows(2, 2))
-        story.wait(0.2)
+        setup.hears("POSITION to_device master 1 1", *rows(2, 2))
+        setup.wait(0.2)
 
         assert positions.saved == {"events": {"master": 7}, "to_device": {"master": 2}}
 
@@ -1078,48 +1078,48 @@ class TestReconnecting:
 
     def test_a_peer_that_accepts_and_drops_is_tried_less_and_less(self) -> None:
         """Real current workers try four times a second, for ever."""
-        story = Story(CURRENT, "to_device")
+        setup = Setup(CURRENT, "to_device")
 
         for _ in range(600):
-            if story.master.is_connected:
-                story.master.drop()
-            story.wait(0.1)
+            if setup.master.is_connected:
+                setup.master.drop()
+            setup.wait(0.1)
 
-        assert 5 <= len(story.masters) <= 13
+        assert 5 <= len(setup.masters) <= 13
 
     def test_the_first_position_applied_makes_a_connection_good(self) -> None:
         """Then the next loss is answered quickly again."""
-        story = Story(CURRENT, "to_device")
+        setup = Setup(CURRENT, "to_device")
         for _ in range(100):
-            story.master.drop()
-            story.wait(0.1)
-        story.wait(20)
-        story.hears("SERVER hs", "POSITION to_device master 1 1")
-        count = len(story.masters)
+            setup.master.drop()
+            setup.wait(0.1)
+        setup.wait(20)
+        setup.hears("SERVER hs", "POSITION to_device master 1 1")
+        count = len(setup.masters)
 
-        story.master.drop()
-        story.wait(0.5)
+        setup.master.drop()
+        setup.wait(0.5)
 
-        assert len(story.masters) == count + 1
+        assert len(setup.masters) == count + 1
 
     def test_a_bad_line_of_the_server_is_told_to_it(self) -> None:
         """With an ERROR, then the close, then another try."""
-        story = Story(CURRENT, "to_device")
-        first = story.master
+        setup = Setup(CURRENT, "to_device")
+        first = setup.master
 
-        story.hears("FOO bar")
-        story.wait(1)
+        setup.hears("FOO bar")
+        setup.wait(1)
 
         assert first.heard[-1] == "ERROR invalid command: 'FOO'"
         assert not first.is_connected
-        assert story.master is not first
+        assert setup.master is not first
 
     def test_an_error_of_the_server_is_told_and_waited_out(self) -> None:
         """Who sent it closes."""
-        story = Story(CURRENT, "to_device").hears("ERROR server shutting down")
+        setup = Setup(CURRENT, "to_device").hears("ERROR server shutting down")
 
-        assert story.errors() == ["the server reports: server shutting down"]
-        assert story.master.is_connected
+        assert setup.errors() == ["the server reports: server shutting down"]
+        assert setup.master.is_connected
 
 
 class TestStarting:

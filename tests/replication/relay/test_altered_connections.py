@@ -14,8 +14,8 @@ from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.wire.blocks import encode_block
 from synrepl.wire.native import Refused
+from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
-from tests.replication.worlds import World
 
 Alter = Callable[[bytes], bytes]
 
@@ -60,14 +60,14 @@ class Middle(Protocol):
 class ManInTheMiddle:
     """Listens at `m`, and passes everything on to `a`, as `up` and `down` alter it. Counts connections."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, cluster: FakeCluster) -> None:
         self.up: Alter = unchanged
         self.down: Alter = unchanged
         self.connections = 0
         self.to_replica: Middle
         self.to_upstream: Middle
-        self._world = world
-        world.network.listen("m", Factory.forProtocol(self._connected))
+        self._world = cluster
+        cluster.network.listen("m", Factory.forProtocol(self._connected))
 
     def _connected(self) -> Protocol:
         self.connections += 1
@@ -82,18 +82,18 @@ class ManInTheMiddle:
         return ours
 
 
-def attacked(*, secret: str | None = "right") -> tuple[World, FakeNode, FakeNode, ManInTheMiddle]:
+def attacked(*, secret: str | None = "right") -> tuple[FakeCluster, FakeNode, FakeNode, ManInTheMiddle]:
     """A primary a with some facts, its replica b, and the man between them."""
-    world = World()
-    man = ManInTheMiddle(world)
-    a = world.node("a", secret=secret)
-    world.wrote(a, 3)
-    b = world.node("b", "m", secret=secret)
-    world.pass_(2)
+    cluster = FakeCluster()
+    man = ManInTheMiddle(cluster)
+    a = cluster.node("a", secret=secret)
+    cluster.wrote(a, 3)
+    b = cluster.node("b", "m", secret=secret)
+    cluster.pass_(2)
     assert a.log.position == b.log.position
     assert b.replica is not None
     assert "live" == b.replica.state
-    return world, a, b, man
+    return cluster, a, b, man
 
 
 def forged_block(a: FakeNode) -> bytes:
@@ -115,9 +115,9 @@ def stored(node: FakeNode) -> bytes:
 
 def test_without_a_secret_a_man_in_the_middle_can_add_facts() -> None:
     """What the records are for; on a network, set a secret."""
-    world, a, b, man = attacked(secret=None)
+    cluster, a, b, man = attacked(secret=None)
     man.to_replica.transport.write(forged_block(a))
-    world.pass_(0.5)
+    cluster.pass_(0.5)
 
     assert b"@forged:hs" in stored(b)
 
@@ -169,37 +169,37 @@ def closings(events: Iterable[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize("how", ATTACKS)
 def test_an_altered_connection_is_closed_and_told_once(how: str, way: str) -> None:
     """In both directions. The replica then connects again, and has everything that was written."""
-    world, a, b, man = attacked()
+    cluster, a, b, man = attacked()
     setattr(man, way, ATTACKS[how]())
     with capturedLogs() as events:
         for _ in range(2):
-            world.wrote(a, 1)
-            world.pass_(1)
+            cluster.wrote(a, 1)
+            cluster.pass_(1)
 
     assert 1 == len(closings(events)), [formatEvent(event) for event in events]
     assert 2 == man.connections
-    world.pass_(5)
+    cluster.pass_(5)
     assert a.log.position == b.log.position
     assert 5 == len(b.engine.facts)
 
 
 def test_a_block_that_is_added_is_not_stored() -> None:
     """It was stored and served, and the replica then stopped, as it was ahead."""
-    world, a, b, man = attacked()
+    cluster, a, b, man = attacked()
     with capturedLogs() as events:
         man.to_replica.transport.write(forged_block(a))
-        world.pass_(1)
+        cluster.pass_(1)
 
     assert 1 == len(closings(events))
     assert b"@forged:hs" not in stored(b)
     assert b.replica is not None
-    world.pass_(5)
+    cluster.pass_(5)
     assert "live" == b.replica.state
 
 
 def test_what_is_sent_back_to_its_writer_is_not_believed() -> None:
     """The two directions have keys of their own."""
-    world, a, _, man = attacked()
+    cluster, a, _, man = attacked()
     heard: list[bytes] = []
 
     def overhear(data: bytes) -> bytes:
@@ -207,12 +207,12 @@ def test_what_is_sent_back_to_its_writer_is_not_believed() -> None:
         return data
 
     man.up = overhear
-    world.wrote(a, 1)
-    world.pass_(0.5)
+    cluster.wrote(a, 1)
+    cluster.pass_(0.5)
     assert heard
     with capturedLogs() as events:
         man.to_replica.transport.write(heard[0])
-        world.pass_(0.5)
+        cluster.pass_(0.5)
 
     assert 1 == len(closings(events))
 
@@ -220,17 +220,17 @@ def test_what_is_sent_back_to_its_writer_is_not_believed() -> None:
 @pytest.mark.parametrize("kept", [1, 30, 200])
 def test_a_truncated_record_is_not_delivered(kept: int) -> None:
     """The end of the connection may be anywhere."""
-    world, a, b, man = attacked()
+    cluster, a, b, man = attacked()
     before = len(b.engine.facts)
     man.down = lambda data: data[:kept]
-    world.append(a, 5)
-    world.pass_(0.02)
+    cluster.append(a, 5)
+    cluster.pass_(0.02)
     man.to_replica.transport.abortConnection()
     man.down = unchanged
-    world.pass_(0.001)
+    cluster.pass_(0.001)
 
     assert before == len(b.engine.facts)
-    world.pass_(5)
+    cluster.pass_(5)
     assert a.log.position == b.log.position
 
 
@@ -252,8 +252,8 @@ def test_a_truncated_record_is_not_delivered(kept: int) -> None:
 )
 def test_nothing_in_the_handshake_can_be_altered(way: str, old: bytes, new: bytes) -> None:
     """The proofs cover the lines as they were sent."""
-    world = World()
-    man = ManInTheMiddle(world)
+    cluster = FakeCluster()
+    man = ManInTheMiddle(cluster)
     replaced = [0]
 
     def alter(data: bytes) -> bytes:
@@ -261,10 +261,10 @@ def test_nothing_in_the_handshake_can_be_altered(way: str, old: bytes, new: byte
         return data.replace(old, new)
 
     setattr(man, way, alter)
-    a = world.node("a", secret="right")
-    world.wrote(a, 3)
-    b = world.node("b", "m", secret="right")
-    world.pass_(2)
+    a = cluster.node("a", secret="right")
+    cluster.wrote(a, 3)
+    b = cluster.node("b", "m", secret="right")
+    cluster.pass_(2)
 
     assert b.replica is not None
     assert replaced[0]
@@ -276,30 +276,30 @@ def test_nothing_in_the_handshake_can_be_altered(way: str, old: bytes, new: byte
 @pytest.mark.parametrize("code", ["fork", "trimmed", "ahead", "no_rights"])
 def test_a_made_up_refusal_changes_nothing(code: str) -> None:
     """Nothing authenticates a refusal before WELCOME; `fork` would stop the replica for good."""
-    world, a, b, man = attacked()
+    cluster, a, b, man = attacked()
     made_up = Refused(code=code, message="x", retryable=False, moved_to="tcp:evil:1 http://evil:2")
     refused = line_of_upstream(made_up)
     man.to_replica.transport.abortConnection()
     man.down = lambda data: refused + b"\n" if b"CHALLENGE" in data else data
-    world.pass_(3)
+    cluster.pass_(3)
 
     assert b.replica is not None
     assert f"REFUSED {code} is not valid before WELCOME" in b.replica.why
     assert "disconnected" == b.replica.state
     man.down = unchanged
-    world.wrote(a, 1)
-    world.pass_(15)
+    cluster.wrote(a, 1)
+    cluster.pass_(15)
     assert a.log.position == b.log.position
 
 
 @pytest.mark.parametrize("way", ["down", "up"])
 def test_a_peer_without_records_is_refused(way: str) -> None:
     """There is no downgrade: who knows no key cannot go on in plain lines, and who strips them neither."""
-    world, _, _, man = attacked()
+    cluster, _, _, man = attacked()
     with capturedLogs() as events:
         to = man.to_replica if way == "down" else man.to_upstream
         to.transport.write(b"HEARTBEAT 1 3 d 3 0 00000000\n" if way == "down" else b"ACK 1 3 0\n")
-        world.pass_(0.5)
+        cluster.pass_(0.5)
 
     (closing,) = closings(events)
     assert closing.endswith("the peer must send records of 1 to 65536 bytes after the handshake")

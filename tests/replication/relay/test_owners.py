@@ -3,7 +3,7 @@
 import pytest
 
 from synrepl.ports.access import ALL_RIGHTS, LOCAL, Access, Key, Keyring, Right, access_of
-from tests.replication.worlds import World
+from tests.replication.clusters import FakeCluster
 
 REPLICATE = frozenset({Right.READ, Right.REPLICATE})
 PARIS = Key(name="paris", secret="of paris", rights=REPLICATE)
@@ -34,8 +34,8 @@ def test_a_lease_is_for_the_key_that_made_it(
     owner: str | None, lease_name: str, access: Access, name: str, why: str
 ) -> None:
     """Or for the key of its name, if it had none of its own before, and for whoever may administer."""
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     a.relays.keys = Keyring("shared", [PARIS, OSLO, ADMIN])
     a.leases.make("u", lease_name, registered=True, serial=0, key=owner)
 
@@ -48,14 +48,14 @@ def test_a_lease_is_for_the_key_that_made_it(
 
 def test_a_native_replica_does_not_count_as_present_under_the_uuid_of_another() -> None:
     """It is refused before it has requested anything: its lease would not end, and not be trimmed."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 3)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
     a.relays.keys = Keyring(None, [PARIS, OSLO])
     a.leases.make("u", "paris", registered=True, serial=1, key="paris")
-    raw = world.raw("a")
-    raw.greet(world, secret="of oslo", uuid="u", name="oslo")
-    world.pass_(0.2)
+    raw = cluster.raw("a")
+    raw.greet(cluster, secret="of oslo", uuid="u", name="oslo")
+    cluster.pass_(0.2)
 
     assert raw.refusal()["message"].startswith(
         "lease paris belongs to another key: synrepl leases drop paris"
@@ -68,8 +68,8 @@ def test_a_native_replica_does_not_count_as_present_under_the_uuid_of_another() 
 
 def test_a_lease_that_an_operator_has_added_again_is_for_any_key() -> None:
     """The replica may have another key now."""
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     a.leases.make("u", "n", registered=True, serial=0, key="oslo")
     a.leases.drop("u")
     assert a.relays.owner_refusal("u", access_of(PARIS)) is not None
@@ -80,12 +80,12 @@ def test_a_lease_that_an_operator_has_added_again_is_for_any_key() -> None:
 
 def test_a_replicas_lease_has_the_name_of_its_key() -> None:
     """After a restart as well."""
-    world = World()
-    a = world.node("a", secret="right")
-    world.node("b", "a", secret="right")
-    world.wrote(a, 3)
-    world.pass_(2)
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="right")
+    cluster.node("b", "a", secret="right")
+    cluster.wrote(a, 3)
+    cluster.pass_(2)
     a.kill()
-    world.start(a)
+    cluster.start(a)
 
     assert [lease.key for lease in a.leases.all()] == [""]

@@ -15,9 +15,9 @@ from synrepl.replication.relay.handshake import (
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.native import Auth, Hello
+from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 from tests.replication.test_listener import CertifiedFactory
-from tests.replication.worlds import World
 
 SAID = Greetings(b'HELLO {"nonce":"ours"}', b'CHALLENGE {"nonce":"theirs"}')
 
@@ -58,11 +58,11 @@ def test_the_keys_of_records_are_of_one_direction_and_one_connection() -> None:
 )
 def test_both_ends_must_know_it(ours: str | None, theirs: str | None, why: str) -> None:
     """A replica does not take facts from a stranger either."""
-    world = World()
-    a = world.node("a", secret=ours)
-    b = world.node("b", "a", secret=theirs)
-    world.wrote(a, 3)
-    world.pass_(2)
+    cluster = FakeCluster()
+    a = cluster.node("a", secret=ours)
+    b = cluster.node("b", "a", secret=theirs)
+    cluster.wrote(a, 3)
+    cluster.pass_(2)
 
     assert b.replica is not None
     assert why in b.replica.why
@@ -72,27 +72,27 @@ def test_both_ends_must_know_it(ours: str | None, theirs: str | None, why: str) 
 
 def test_the_right_secret_lets_it_in() -> None:
     """Both of them."""
-    world = World()
-    a = world.node("a", secret="right")
-    b = world.node("b", "a", secret="right")
-    world.wrote(a, 3)
-    world.pass_(2)
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="right")
+    b = cluster.node("b", "a", secret="right")
+    cluster.wrote(a, 3)
+    cluster.pass_(2)
 
     assert a.log.position == b.log.position
 
 
 def test_an_overheard_proof_is_of_no_use() -> None:
     """The next connection has another nonce."""
-    world = World()
-    world.node("a", secret="right")
-    first = world.raw("a")
-    assert first.greet(world, secret="right") is not None
+    cluster = FakeCluster()
+    cluster.node("a", secret="right")
+    first = cluster.raw("a")
+    assert first.greet(cluster, secret="right") is not None
     hello = Hello(uuid="u", name="n", nonce="overheard")
-    shown = proof("right", REPLICA_SIDE, world.raw("a").say_hello(world, hello))
-    third = world.raw("a")
-    third.say_hello(world, hello)
+    shown = proof("right", REPLICA_SIDE, cluster.raw("a").say_hello(cluster, hello))
+    third = cluster.raw("a")
+    third.say_hello(cluster, hello)
     third.tell("AUTH", Auth(shown))
-    world.pass_(0.05)
+    cluster.pass_(0.05)
 
     assert "no_rights" == third.refusal()["code"]
 
@@ -102,15 +102,15 @@ def test_an_overheard_proof_is_of_no_use() -> None:
 )
 def test_nothing_is_said_to_who_is_not_known(line: str) -> None:
     """The order of the conversation is not a matter of taste."""
-    world = World()
-    world.node("a", secret="right")
-    raw = world.raw("a")
+    cluster = FakeCluster()
+    cluster.node("a", secret="right")
+    raw = cluster.raw("a")
     if line.startswith("AUTH"):
         raw.say(line)
     else:
         raw.tell("HELLO", Hello(uuid="u", name="n", nonce="x"))
         raw.say(line)
-    world.pass_(0.2)
+    cluster.pass_(0.2)
 
     assert raw.is_lost
     (error,) = raw.lines("ERROR")
@@ -118,19 +118,19 @@ def test_nothing_is_said_to_who_is_not_known(line: str) -> None:
 
 
 def native_listener(
-    world: World, address: str, made_by: type[PublisherFactory] = PublisherFactory
+    cluster: FakeCluster, address: str, made_by: type[PublisherFactory] = PublisherFactory
 ) -> FakeNode:
     """A daemon with a secret, and a listener of it that serves replicas only."""
-    node = world.node("a", secret="right")
+    node = cluster.node("a", secret="right")
     factory = made_by(
         node.publisher,
         server_name="hs",
         dialect=NATIVE,
-        clock=world.clock,
+        clock=cluster.clock,
         metrics=node.metrics,
         relays=lambda: node.relays,
     )
-    world.network.listen(address, factory)
+    cluster.network.listen(address, factory)
     return node
 
 
@@ -149,13 +149,13 @@ def native_listener(
 @pytest.mark.parametrize("is_known", [False, True], ids=["before", "after"])
 def test_what_followers_say_is_refused_where_only_replicas_are_served(line: str, *, is_known: bool) -> None:
     """It was ignored in silence, whether or not the peer knew the secret."""
-    world = World()
-    node = native_listener(world, "native")
-    raw = world.raw("native")
+    cluster = FakeCluster()
+    node = native_listener(cluster, "native")
+    raw = cluster.raw("native")
     if is_known:
-        raw.greet(world, secret="right")
+        raw.greet(cluster, secret="right")
     raw.say(line)
-    world.pass_(0.2)
+    cluster.pass_(0.2)
 
     (error,) = raw.lines("ERROR")
     assert error.endswith(b"is not a command of replicas; only replicas are served here")
@@ -166,26 +166,26 @@ def test_what_followers_say_is_refused_where_only_replicas_are_served(line: str,
 @pytest.mark.parametrize(("name", "is_served"), [("paris", True), ("rome", False)])
 def test_a_certificate_that_keys_file_names_is_proof_enough(name: str, is_served: bool) -> None:
     """It needs no secret besides; another one of the same CA is no proof."""
-    world = World()
-    node = native_listener(world, "native", CertifiedFactory)
+    cluster = FakeCluster()
+    node = native_listener(cluster, "native", CertifiedFactory)
     node.relays.keys.replace(Keyring("right", [Key(name="paris", secret=None)]))
-    raw = world.raw("native", name=name)
+    raw = cluster.raw("native", name=name)
 
-    assert is_served is (raw.greet(world, name=name) is not None)
+    assert is_served is (raw.greet(cluster, name=name) is not None)
     assert (not is_served) is raw.is_lost
 
 
 def test_replicas_may_say_what_every_client_says_first() -> None:
     """NAME and PING go out with the connection, before HELLO."""
-    world = World()
-    native_listener(world, "native")
-    raw = world.raw("native")
+    cluster = FakeCluster()
+    native_listener(cluster, "native")
+    raw = cluster.raw("native")
     raw.say("NAME paris", "PING 1")
-    welcome = raw.greet(world, secret="right")
+    welcome = raw.greet(cluster, secret="right")
     raw.say("NAME paris", "PING 2")
     for _ in range(20):
         raw.say("PING 3")
-        world.pass_(2, step=0.1)
+        cluster.pass_(2, step=0.1)
 
     assert welcome is not None
     assert not raw.is_lost
@@ -194,17 +194,17 @@ def test_replicas_may_say_what_every_client_says_first() -> None:
 @pytest.mark.parametrize("has_said_hello", [False, True])
 def test_a_replica_that_does_not_finish_its_greeting_is_closed(*, has_said_hello: bool) -> None:
     """Half a greeting holds a connection, and costs its peer nothing."""
-    world = World()
-    native_listener(world, "native")
-    raw = world.raw("native")
+    cluster = FakeCluster()
+    native_listener(cluster, "native")
+    raw = cluster.raw("native")
     if has_said_hello:
         raw.tell("HELLO", Hello(uuid="u", name="n", nonce="x"))
     for _ in range(29):
         raw.say("PING 1")
-        world.pass_(1, step=0.1)
+        cluster.pass_(1, step=0.1)
     assert not raw.is_lost
 
-    world.pass_(2, step=0.1)
+    cluster.pass_(2, step=0.1)
 
     assert raw.is_lost
     assert [b"HELLO and AUTH were not finished within 30 seconds"] == raw.lines("ERROR")
@@ -229,12 +229,12 @@ BAD_ADDRESS = "invalid address: it must have at most 1000 characters, all printa
 )
 def test_names_that_cannot_be_shown_are_refused(said: dict[str, str], why: str) -> None:
     """They stood raw on terminals and in the log, and 16 kB of them in each lease."""
-    world = World()
-    a = world.node("a")
-    raw = world.raw("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    raw = cluster.raw("a")
     with capturedLogs() as events:
         raw.tell("HELLO", Hello(**({"uuid": "u", "name": "n", "nonce": "x"} | said)))  # type: ignore[arg-type]
-        world.pass_(0.2)
+        cluster.pass_(0.2)
 
     assert (why, "bad_name") == (raw.refusal()["message"], raw.refusal()["code"])
     assert raw.is_lost

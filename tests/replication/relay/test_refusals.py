@@ -13,29 +13,29 @@ from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Auth, Hello, Join, Subscribe, Welcome
 from synrepl.wire.position import LogPosition
+from tests.replication.clusters import FakeCluster, RawReplica
 from tests.replication.nodes import FakeNode
-from tests.replication.worlds import RawReplica, World
 
 PINNED = "raw-uuid"
 
 
-def known(world: World, node: FakeNode) -> tuple[RawReplica, Welcome]:
+def known(cluster: FakeCluster, node: FakeNode) -> tuple[RawReplica, Welcome]:
     """A replica that may say what it wants."""
-    raw = world.raw(node.name)
-    welcome = raw.greet(world)
+    raw = cluster.raw(node.name)
+    welcome = raw.greet(cluster)
     assert welcome is not None
     return raw, welcome
 
 
-def trim(world: World, node: FakeNode, upto: int) -> None:
+def trim(cluster: FakeCluster, node: FakeNode, upto: int) -> None:
     from twisted.internet.defer import Deferred
 
-    world.done(Deferred.fromCoroutine(node.log.trim(upto, keys_of(node.table), 1000)))
+    cluster.done(Deferred.fromCoroutine(node.log.trim(upto, keys_of(node.table), 1000)))
 
 
-def check(world: World, node: FakeNode, raw: RawReplica, code: str) -> None:
+def check(cluster: FakeCluster, node: FakeNode, raw: RawReplica, code: str) -> None:
     """Refused so, by code and in words; the connection ends, and nothing is kept for it."""
-    world.pass_(0.2)
+    cluster.pass_(0.2)
     refused = raw.refusal()
 
     assert code == refused["code"]
@@ -49,51 +49,51 @@ def check(world: World, node: FakeNode, raw: RawReplica, code: str) -> None:
 @pytest.mark.parametrize("serial", [7, 14])
 def test_trimmed(serial: int) -> None:
     """What it lacks is gone, be it one fact: it is told before it is told that all is well."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 20)
-    trim(world, a, 15)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, LogPosition(1, serial, "d"))
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 20)
+    trim(cluster, a, 15)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, LogPosition(1, serial, "d"))
 
-    check(world, a, raw, "trimmed")
+    check(cluster, a, raw, "trimmed")
     assert [] == raw.lines("SUBSCRIBED")
 
 
 @pytest.mark.parametrize("serial", [6, 9])
 def test_ahead(serial: int) -> None:
     """It has more than there is: the primary was restored, and must not starve it in silence."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 5)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, LogPosition(1, serial, "d"))
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 5)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, LogPosition(1, serial, "d"))
 
-    check(world, a, raw, "ahead")
+    check(cluster, a, raw, "ahead")
 
 
 def test_ahead_by_one_writer() -> None:
     """Sums and serials can be equal where vectors are not."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 5)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, clock={"to_device": {"master": 6}})
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 5)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, clock={"to_device": {"master": 6}})
 
-    check(world, a, raw, "ahead")
+    check(cluster, a, raw, "ahead")
 
 
 def test_a_subscription_that_was_corrupted_ends_no_lease() -> None:
     """The name of a stream or a token that changed on its way looks like a replica that is ahead."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 5)
-    raw, welcome = known(world, a)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 5)
+    raw, welcome = known(cluster, a)
     asked = Subscribe(
         history=welcome.history, position=welcome.position, clock={"eve.ts": {"master": 5}}, check="0a1b2c3d"
     )
     raw.tell("SUBSCRIBE", asked)
-    world.pass_(0.2)
+    cluster.pass_(0.2)
 
     assert raw.is_lost
     assert any(b"corrupted SUBSCRIBE: its check does not match" in line for line in raw.lines("ERROR"))
@@ -103,164 +103,164 @@ def test_a_subscription_that_was_corrupted_ends_no_lease() -> None:
 
 def test_other_epoch() -> None:
     """It says that it knows a later epoch: this daemon says so in its status, and goes on."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 5)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, LogPosition(2, 5, welcome.position.digest))
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 5)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, LogPosition(2, 5, welcome.position.digest))
 
-    check(world, a, raw, "other_epoch")
+    check(cluster, a, raw, "other_epoch")
     assert "primary" == a.roles.role
     assert ["knows epoch 2" in text for text, _ in a.roles.rivals.problems] == [True]
 
 
 def test_fork() -> None:
     """The same serial, another digest."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 5)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, LogPosition(1, 5, "d" * 64))
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 5)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, LogPosition(1, 5, "d" * 64))
 
-    check(world, a, raw, "fork")
+    check(cluster, a, raw, "fork")
 
 
 def test_fork_that_trimming_hides() -> None:
     """Who wrote on after its epoch had ended elsewhere must not take itself for one that is behind."""
-    world = World()
-    a, b, _ = world.chain()
-    world.wrote(a, 5)
-    world.pass_(1)
-    world.promote(b)
-    world.wrote(b, 20)
-    trim(world, b, 18)
-    raw, welcome = known(world, b)
-    raw.subscribe(world, welcome, LogPosition(1, 7, "d" * 64))
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 5)
+    cluster.pass_(1)
+    cluster.promote(b)
+    cluster.wrote(b, 20)
+    trim(cluster, b, 18)
+    raw, welcome = known(cluster, b)
+    raw.subscribe(cluster, welcome, LogPosition(1, 7, "d" * 64))
 
-    check(world, b, raw, "fork")
+    check(cluster, b, raw, "fork")
 
 
 def test_fork_within_an_epoch() -> None:
     """Two daemons were promoted into one epoch, at different places."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 5)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, epoch_start=LogPosition(1, 3, "c" * 64))
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 5)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, epoch_start=LogPosition(1, 3, "c" * 64))
 
-    check(world, a, raw, "fork")
+    check(cluster, a, raw, "fork")
 
 
 def test_other_history() -> None:
     """It is a copy of another log."""
-    world = World()
-    a = world.node("a")
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, history="another")
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, history="another")
 
-    check(world, a, raw, "other_history")
+    check(cluster, a, raw, "other_history")
 
 
 def test_duplicate() -> None:
     """The same uuid twice: the first one stays."""
-    world = World()
-    a = world.node("a")
-    first, welcome = known(world, a)
-    first.subscribe(world, welcome)
-    second, welcome = known(world, a)
-    second.subscribe(world, welcome)
-    world.pass_(0.2)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    first, welcome = known(cluster, a)
+    first.subscribe(cluster, welcome)
+    second, welcome = known(cluster, a)
+    second.subscribe(cluster, welcome)
+    cluster.pass_(0.2)
 
     assert "duplicate" == second.refusal()["code"]
     assert second.refusal()["retryable"]
     assert not first.is_lost
-    world.wrote(a, 1)
-    world.pass_(0.2)
+    cluster.wrote(a, 1)
+    cluster.pass_(0.2)
     assert 1 == len(first.blocks("facts"))
 
 
 def test_unknown() -> None:
     """An operator dropped it."""
-    world = World()
-    a = world.node("a")
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome)
     raw.transport.abortConnection()
-    world.pass_(0.1)
+    cluster.pass_(0.1)
     assert a.leases.drop("raw") is not None
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome)
 
-    check(world, a, raw, "unknown")
+    check(cluster, a, raw, "unknown")
 
 
 @pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
 def test_not_ready(word: str) -> None:
     """A replica that has no whole copy has none to give."""
-    world = World()
-    b = world.node("b", "nowhere")
-    raw, welcome = known(world, b)
+    cluster = FakeCluster()
+    b = cluster.node("b", "nowhere")
+    raw, welcome = known(cluster, b)
     if word == "JOIN":
         raw.tell("JOIN", Join())
     else:
-        raw.subscribe(world, welcome)
+        raw.subscribe(cluster, welcome)
 
-    check(world, b, raw, "not_ready")
+    check(cluster, b, raw, "not_ready")
 
 
 def test_not_ready_is_not_another_history() -> None:
     """An upstream with a new disk is one to wait for, not one to part from."""
-    world = World()
-    b = world.node("b", "nowhere")
-    raw, welcome = known(world, b)
-    raw.subscribe(world, welcome, history="that of before")
+    cluster = FakeCluster()
+    b = cluster.node("b", "nowhere")
+    raw, welcome = known(cluster, b)
+    raw.subscribe(cluster, welcome, history="that of before")
 
-    check(world, b, raw, "not_ready")
+    check(cluster, b, raw, "not_ready")
 
 
 @pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
 def test_read_only(word: str) -> None:
     """A fenced daemon says where the primary is."""
-    world = World()
-    a, b, _ = world.chain()
-    world.promote(b)
-    world.pass_(0.5)
-    raw, welcome = known(world, a)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.promote(b)
+    cluster.pass_(0.5)
+    raw, welcome = known(cluster, a)
     if word == "JOIN":
         raw.tell("JOIN", Join())
     else:
-        raw.subscribe(world, welcome)
+        raw.subscribe(cluster, welcome)
 
-    check(world, a, raw, "read_only")
+    check(cluster, a, raw, "read_only")
     assert "b -" == raw.refusal()["moved_to"]
 
 
 @pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
 def test_filtered(word: str) -> None:
     """A copy of some streams cannot give all."""
-    world = World()
-    world.node("a")
-    b = world.node("b", "a", upstream_streams=("events",))
-    world.pass_(2)
-    raw, welcome = known(world, b)
+    cluster = FakeCluster()
+    cluster.node("a")
+    b = cluster.node("b", "a", upstream_streams=("events",))
+    cluster.pass_(2)
+    raw, welcome = known(cluster, b)
     if word == "JOIN":
         raw.tell("JOIN", Join(filter=Filter.of(streams=("to_device",))))
     else:
-        raw.subscribe(world, welcome)
+        raw.subscribe(cluster, welcome)
 
-    check(world, b, raw, "filtered")
+    check(cluster, b, raw, "filtered")
 
 
 @pytest.mark.parametrize("serial", [6, 500, 4])
 def test_bad_ack(serial: int) -> None:
     """More than it was sent, or less than it had: its lease must not move by that."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 5)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 5)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome)
     raw.say(f"ACK 1 {serial} 0")
-    world.pass_(0.2)
+    cluster.pass_(0.2)
 
     assert "bad_ack" == raw.refusal()["code"]
     assert raw.is_lost
@@ -271,66 +271,66 @@ def test_bad_ack(serial: int) -> None:
 
 def test_version() -> None:
     """Who does not say who it is as daemons do."""
-    world = World()
-    a = world.node("a")
-    raw = world.raw("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    raw = cluster.raw("a")
     raw.say('HELLO {"uuid":"","name":"x","nonce":"n"}')
 
-    check(world, a, raw, "version")
+    check(cluster, a, raw, "version")
 
 
 @pytest.mark.parametrize("secret", [None, "wrong"])
 def test_no_rights(secret: str | None) -> None:
     """Who cannot prove that it knows the secret hears nothing of the log."""
-    world = World()
-    a = world.node("a", secret="right")
-    raw = world.raw("a")
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="right")
+    raw = cluster.raw("a")
 
-    assert raw.greet(world, secret=secret) is None
-    check(world, a, raw, "no_rights")
+    assert raw.greet(cluster, secret=secret) is None
+    check(cluster, a, raw, "no_rights")
     assert [] == raw.lines("WELCOME")
 
 
 def test_a_useless_lease_ends_with_the_refusal() -> None:
     """What was kept for a replica that must join anew would be kept for nothing (Tarantool 13209)."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 5)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 5)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome)
     raw.transport.abortConnection()
-    world.wrote(a, 5)
+    cluster.wrote(a, 5)
     assert 5 == a.leases.lowest()
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, LogPosition(1, 5, "d" * 64))
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, LogPosition(1, 5, "d" * 64))
 
-    check(world, a, raw, "fork")
+    check(cluster, a, raw, "fork")
     assert a.leases.lowest() is None
 
 
 @pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
 def test_too_many(word: str) -> None:
     """Each lease holds back a part of the log: an excess is refused, and who has one keeps it."""
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     for number in range(MAX_LEASES):
         a.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
-    raw, welcome = known(world, a)
+    raw, welcome = known(cluster, a)
     if word == "JOIN":
         raw.tell("JOIN", Join())
     else:
-        raw.subscribe(world, welcome)
+        raw.subscribe(cluster, welcome)
 
-    check(world, a, raw, "too_many")
+    check(cluster, a, raw, "too_many")
 
 
 @pytest.mark.parametrize("greeting", [{"name": "x\x1b[2J"}, {"name": "x" * 8000}, {"uuid": "two words"}])
 @pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
 def test_bad_name(word: str, greeting: dict[str, str]) -> None:
     """It would be shown to operators, and kept."""
-    world = World()
-    a = world.node("a")
-    raw = world.raw("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    raw = cluster.raw("a")
     said = {"uuid": PINNED, "name": "raw"} | greeting
     raw.tell("HELLO", Hello(uuid=said["uuid"], name=said["name"], nonce="n"))
     raw.tell("AUTH", Auth())
@@ -338,7 +338,7 @@ def test_bad_name(word: str, greeting: dict[str, str]) -> None:
     asked = Join() if word == "JOIN" else Subscribe(history=a.log.history, position=position)
     raw.tell(word, asked)
 
-    check(world, a, raw, "bad_name")
+    check(cluster, a, raw, "bad_name")
     assert [] == a.leases.all()
 
 
@@ -351,20 +351,20 @@ def test_every_refusal_is_tested_here() -> None:
 
 def test_a_lease_that_ends_while_it_is_served_is_told() -> None:
     """Or a filtered copy would miss what was trimmed, and never know."""
-    world = World()
-    a = world.node("a", ring_bytes=1, lease_bytes=1)
-    raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, filter=Filter.of(streams=("events",)))
+    cluster = FakeCluster()
+    a = cluster.node("a", ring_bytes=1, lease_bytes=1)
+    raw, welcome = known(cluster, a)
+    raw.subscribe(cluster, welcome, filter=Filter.of(streams=("events",)))
     raw.transport.pauseProducing()
     relay = a.connected_relays[0]
     relay.pause()
-    world.wrote(a, 50)
-    world.pass_(6)
+    cluster.wrote(a, 50)
+    cluster.pass_(6)
     assert a.leases.lowest() is None
-    trim(world, a, 40)
+    trim(cluster, a, 40)
     raw.transport.resumeProducing()
     relay.resume()
-    world.pass_(0.5)
+    cluster.pass_(0.5)
 
     assert "trimmed" == raw.refusal()["code"]
 
@@ -372,24 +372,24 @@ def test_a_lease_that_ends_while_it_is_served_is_told() -> None:
 def test_a_lease_that_ends_in_the_middle_of_a_snapshot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first half is of another age than its second, and no digest tells."""
     monkeypatch.setattr(feed_module, "PAGE_ROWS", 5)
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 40)
-    raw, _ = known(world, a)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 40)
+    raw, _ = known(cluster, a)
     (relay,) = a.connected_relays
     raw.tell("JOIN", Join())
     for _ in range(1_000):
         if raw.blocks("facts"):
             break
-        world.clock.advance(0.0001)
+        cluster.clock.advance(0.0001)
     relay.pause()
     assert 1 <= len(raw.blocks("facts")) < 8
     lease = a.leases[PINNED]
     assert lease is not None
     a.leases.end(lease, "too late")
-    trim(world, a, 30)
+    trim(cluster, a, 30)
     relay.resume()
-    world.pass_(0.5)
+    cluster.pass_(0.5)
 
     assert "trimmed" == raw.refusal()["code"]
     assert [] == raw.lines("JOINED")
@@ -397,17 +397,17 @@ def test_a_lease_that_ends_in_the_middle_of_a_snapshot_is_told(monkeypatch: pyte
 
 def test_a_snapshot_beyond_the_log_is_never_a_whole_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A filtered copy would miss the facts that cannot be read, and never know."""
-    world = World()
-    a = world.node("a")
-    world.wrote(a, 10)
-    raw, _ = known(world, a)
-    snapshot = world.done(a.log.snapshot())
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 10)
+    raw, _ = known(cluster, a)
+    snapshot = cluster.done(a.log.snapshot())
     position = msgspec.structs.replace(snapshot.position, serial=11)
     ahead = msgspec.structs.replace(snapshot, position=position)
     monkeypatch.setattr(a.log, "snapshot", lambda: succeed(ahead))
 
     raw.tell("JOIN", Join(filter=Filter.of(streams=("events",))))
-    world.pass_(0.5)
+    cluster.pass_(0.5)
 
     assert [] == raw.lines("JOINED")
     assert "trimmed" == raw.refusal()["code"]
@@ -416,8 +416,8 @@ def test_a_snapshot_beyond_the_log_is_never_a_whole_copy(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("wanted", [Filter(), Filter.of(streams=["events", "receipts"])])
 def test_a_key_gets_no_copy_of_streams_that_it_may_not_see(wanted: Filter) -> None:
     """A copy of some streams would hold all."""
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     access = Access(name="k", streams=frozenset({"events"}), is_proven=True)
 
     replica = Hello(uuid="u", name="n", nonce="")
@@ -431,39 +431,39 @@ def test_a_key_gets_no_copy_of_streams_that_it_may_not_see(wanted: Filter) -> No
 LIMITED = Key(name="raw", secret="of raw", streams=frozenset({"to_device"}))
 
 
-def limited(world: World, a: FakeNode) -> tuple[RawReplica, Welcome]:
+def limited(cluster: FakeCluster, a: FakeNode) -> tuple[RawReplica, Welcome]:
     """A replica whose key sees one stream, after the handshake."""
-    raw = world.raw(a.name)
-    welcome = raw.greet(world, secret="of raw")
+    raw = cluster.raw(a.name)
+    welcome = raw.greet(cluster, secret="of raw")
     assert welcome is not None
     return raw, welcome
 
 
-def lossy() -> tuple[World, FakeNode]:
+def lossy() -> tuple[FakeCluster, FakeNode]:
     """A primary that has lost facts of a stream, beside others."""
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     a.relays.keys.replace(Keyring(None, [LIMITED]))
-    world.wrote(a, 5)
+    cluster.wrote(a, 5)
     fact = a.table["receipts"].canonical_fact([["!r", "m.read", "@a:hs", "$e", None, {}]])
-    world.done(a.log.append("receipts", "hiddenwriter", [fact], key="hidden-key"))
-    world.done(Deferred.fromCoroutine(a.log.next_epoch("lost", stream="receipts", token=0)))
-    return world, a
+    cluster.done(a.log.append("receipts", "hiddenwriter", [fact], key="hidden-key"))
+    cluster.done(Deferred.fromCoroutine(a.log.next_epoch("lost", stream="receipts", token=0)))
+    return cluster, a
 
 
 def test_a_replica_with_a_limited_key_is_told_of_its_streams_alone() -> None:
     """In its copy and after it: no positions, receipts or lost facts of others; and it can come back."""
-    world, a = lossy()
-    raw, welcome = limited(world, a)
+    cluster, a = lossy()
+    raw, welcome = limited(cluster, a)
 
     raw.tell("JOIN", Join(filter=Filter.of(streams={"to_device"})))
-    world.pass_(0.5)
+    cluster.pass_(0.5)
     told = b"".join(one.data for kind in ("snapshot", "meta", "facts") for one in raw.blocks(kind))
     assert b"to_device" in told
     for name in (b"receipts", b"hiddenwriter", b"hidden-key"):
         assert name not in told
     epoch_start = a.log.head.epoch_starts[-1].position
-    raw.subscribe(world, welcome, filter=Filter.of(streams={"to_device"}), epoch_start=epoch_start)
+    raw.subscribe(cluster, welcome, filter=Filter.of(streams={"to_device"}), epoch_start=epoch_start)
 
     assert [] == raw.lines("REFUSED")
     assert 1 == len(raw.lines("SUBSCRIBED"))
@@ -473,30 +473,30 @@ def test_a_replica_with_a_limited_key_is_told_of_its_streams_alone() -> None:
 @pytest.mark.parametrize("is_joining", [True, False])
 def test_a_replica_with_a_limited_key_gets_no_other_stream(query: Filter, is_joining: bool) -> None:
     """Refused before anything is kept for it."""
-    world, a = lossy()
-    raw, welcome = limited(world, a)
+    cluster, a = lossy()
+    raw, welcome = limited(cluster, a)
 
     if is_joining:
         raw.tell("JOIN", Join(filter=query))
-        world.pass_(0.2)
+        cluster.pass_(0.2)
     else:
-        raw.subscribe(world, welcome, filter=query)
+        raw.subscribe(cluster, welcome, filter=query)
 
-    check(world, a, raw, "no_rights")
+    check(cluster, a, raw, "no_rights")
     assert a.leases[PINNED] is None
 
 
 def test_commands_of_a_limited_replica_are_those_of_its_streams() -> None:
     """Others are dropped and counted, and those of others are not told to it."""
-    world, a = lossy()
-    raw, welcome = limited(world, a)
-    raw.subscribe(world, welcome, filter=Filter.of(streams={"to_device"}))
+    cluster, a = lossy()
+    raw, welcome = limited(cluster, a)
+    raw.subscribe(cluster, welcome, filter=Filter.of(streams={"to_device"}))
     heard = a.publisher.follower_commands.buffer
 
     raw.say("UP o 1 FEDERATION_ACK ghost 999", "UP o 2 USER_SYNC w @a:hs PHONE start 1")
-    world.pass_(0.2)
+    cluster.pass_(0.2)
     a.publisher.broadcast(RemoteServerUp(server="example.org"))
-    world.pass_(0.2)
+    cluster.pass_(0.2)
 
     assert (0, []) == (heard.head, raw.lines("DOWN"))
     assert not a.publisher.follower_commands.syncing.users()

@@ -15,8 +15,8 @@ from synrepl.replication.relay.states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import Ack, Auth, Digests, Hello, Join, Subscribe, Up, refusal
 from synrepl.wire.position import LogPosition
+from tests.replication.clusters import FakeCluster
 from tests.replication.machine_steps import allowed_steps, taken_steps
-from tests.replication.worlds import World
 
 COMMANDS: list[Command] = [
     Hello(uuid="u", name="n", nonce="nonce"),
@@ -43,9 +43,9 @@ def test_a_command_that_the_table_forbids_is_refused(state: RelayState, command:
     """And changes nothing. After a refusal or the end of the connection, nothing is read any more."""
     if type(command) in TRANSITIONS[state]:
         return
-    world = World()
-    a = world.node("a")
-    world.raw("a").greet(world)
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.raw("a").greet(cluster)
     (relay,) = a.connected_relays
     relay._machine.state = state
 
@@ -56,7 +56,7 @@ def test_a_command_that_the_table_forbids_is_refused(state: RelayState, command:
             relay.received([command])
 
     assert state is relay.state
-    world.pass_(0.2)
+    cluster.pass_(0.2)
     assert state is relay.state
     relay._machine.state = RelayState.READY
 
@@ -65,25 +65,25 @@ class Replica:
     """A replica that is brought to a state by what it says, and by what its transport has room for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.world = World()
-        self.node = self.world.node("a")
-        self.world.wrote(self.node, 40)
-        self.raw = self.world.raw("a")
+        self.cluster = FakeCluster()
+        self.node = self.cluster.node("a")
+        self.cluster.wrote(self.node, 40)
+        self.raw = self.cluster.raw("a")
         self._patch = monkeypatch
         monkeypatch.setattr(feed_module, "PAGE_ROWS", 5)
 
     def bring(self, state: RelayState) -> None:
         """Go as far as this state, and stay there."""
-        raw, world = self.raw, self.world
+        raw, cluster = self.raw, self.cluster
         if state is RelayState.GREETING:
             # A native listener finds out by HELLO that the peer is a replica.
             connection = Mock(certified_name=None, is_local=True)
             connection.received_line = lambda command: b"HELLO"
             attach(self.node.relays, connection)
         elif state is RelayState.AUTHENTICATING:
-            raw.say_hello(world, Hello(uuid="u", name="n", nonce="nonce"))
+            raw.say_hello(cluster, Hello(uuid="u", name="n", nonce="nonce"))
         else:
-            welcome = raw.greet(world)
+            welcome = raw.greet(cluster)
             assert welcome is not None
             if state is RelayState.SNAPSHOT:
                 raw.tell("JOIN", Join())
@@ -91,16 +91,16 @@ class Replica:
             elif state is RelayState.MEANWHILE:
                 self._patch.setattr(relay_module, "snapshot_block", self._pause_at_the_end(snapshot_block))
                 raw.tell("JOIN", Join())
-                world.pass_(0.2)
+                cluster.pass_(0.2)
             elif state is RelayState.JOINED:
                 raw.tell("JOIN", Join())
-                world.pass_(0.2)
+                cluster.pass_(0.2)
             elif state is RelayState.CATCHING_UP:
                 self._patch.setattr(Relay, "_start_heartbeats", lambda relay: relay.pause())
                 raw.tell("SUBSCRIBE", Subscribe(history=welcome.history, position=BEGINNING))
-                world.pass_(0.1)
+                cluster.pass_(0.1)
             elif state is RelayState.LIVE:
-                raw.subscribe(world, welcome)
+                raw.subscribe(cluster, welcome)
         assert state is self.relay.state
 
     def cut(self, relay: Relay) -> None:
@@ -109,7 +109,7 @@ class Replica:
             relay.lost("the line was cut")
         else:
             self.raw.transport.loseConnection()
-            self.world.pass_(0.1)
+            self.cluster.pass_(0.1)
 
     @property
     def relay(self) -> Relay:
@@ -119,7 +119,7 @@ class Replica:
 
     def _pause_in_the_middle(self) -> None:
         while not self.raw.blocks("facts"):
-            self.world.clock.advance(0.0001)
+            self.cluster.clock.advance(0.0001)
         self.relay.pause()
 
     def _pause_at_the_end(self, encode: Callable[[LogSnapshot], bytes]) -> Callable[[LogSnapshot], bytes]:
@@ -157,7 +157,7 @@ def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPa
             goes_on = Replica(patch)
             goes_on.bring(state)
             goes_on.relay.resume()
-            goes_on.world.wrote(goes_on.node)
-            goes_on.world.pass_(0.1)
+            goes_on.cluster.wrote(goes_on.node)
+            goes_on.cluster.pass_(0.1)
 
     assert allowed_steps(TRANSITIONS) == taken

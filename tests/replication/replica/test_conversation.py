@@ -17,7 +17,7 @@ from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire.blocks import encode_block
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.native import Refused, Welcome, heartbeat_check
-from tests.replication.worlds import World
+from tests.replication.clusters import FakeCluster
 
 WELCOME = f"{Welcome.EXAMPLES[NATIVE]}\n".encode()
 HEARTBEAT = f"HEARTBEAT 1 0 d 0 0 {heartbeat_check(1, 0, 'd', 0, 0)}\n".encode()
@@ -72,10 +72,10 @@ def test_a_refusal_is_safe_to_show() -> None:
 
 def test_what_an_upstream_says_at_its_end_is_safe_to_show() -> None:
     """Its ERROR stands in the log and in the status of the replica."""
-    world = World(corrupt=lambda data: data.replace(b"WELCOME ", b"ERROR \x1b[2J "))
-    world.node("a")
-    b = world.node("b", "a")
-    world.pass_(1)
+    cluster = FakeCluster(corrupt=lambda data: data.replace(b"WELCOME ", b"ERROR \x1b[2J "))
+    cluster.node("a")
+    b = cluster.node("b", "a")
+    cluster.pass_(1)
 
     assert b.replica is not None
     assert "ERROR from the upstream: \\x1b[2J" in b.replica.why

@@ -9,7 +9,7 @@ from synrepl.errors import NotConnected
 from synrepl.transports.event_queue import EventQueue
 
 
-class Story:
+class Setup:
     def __init__(self, limit: int) -> None:
         self.calls: list[str] = []
         self.queue: Any = EventQueue(
@@ -24,60 +24,60 @@ class Story:
 
 
 def test_events_come_in_order_to_a_replica_that_waits_or_not() -> None:
-    story = Story(10)
+    setup = Setup(10)
     found: list[Any] = []
-    Deferred.fromCoroutine(story.queue.next()).addCallback(found.append)
+    Deferred.fromCoroutine(setup.queue.next()).addCallback(found.append)
     assert [] == found
     for event in ("one", "two", "three"):
-        story.queue.put(event)
+        setup.queue.put(event)
 
     assert ["one"] == found
-    assert "two" == story.queue.ready()
-    assert "three" == story.take()
-    assert story.queue.ready() is None
+    assert "two" == setup.queue.ready()
+    assert "three" == setup.take()
+    assert setup.queue.ready() is None
 
 
 def test_reading_pauses_above_the_limit_and_resumes_at_half_of_it() -> None:
-    story = Story(10)
+    setup = Setup(10)
     for size in (4, 6, 1, 5):
-        story.queue.put("event", size)
-    assert ["full"] == story.calls
-    assert story.queue.is_full
-    story.take()
-    story.take()
-    assert ["full"] == story.calls  # 6 are left
-    story.take()
+        setup.queue.put("event", size)
+    assert ["full"] == setup.calls
+    assert setup.queue.is_full
+    setup.take()
+    setup.take()
+    assert ["full"] == setup.calls  # 6 are left
+    setup.take()
 
-    assert ["full", "room"] == story.calls
-    assert not story.queue.is_full
-    assert 5 == story.queue.size
+    assert ["full", "room"] == setup.calls
+    assert not setup.queue.is_full
+    assert 5 == setup.queue.size
 
 
 def test_an_error_has_its_turn() -> None:
     """What came before it is good."""
-    story = Story(10)
-    story.queue.put("one")
-    story.queue.put(NotConnected("refused"))
-    assert "one" == story.queue.ready()
-    assert story.queue.ready() is None
+    setup = Setup(10)
+    setup.queue.put("one")
+    setup.queue.put(NotConnected("refused"))
+    assert "one" == setup.queue.ready()
+    assert setup.queue.ready() is None
 
-    failure = story.take()
+    failure = setup.take()
     assert "refused" == str(failure.value)
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])
 def test_the_first_end_counts_and_comes_last(is_waiting: bool) -> None:
-    story = Story(1)
+    setup = Setup(1)
     found: list[Any] = []
     if is_waiting:
-        Deferred.fromCoroutine(story.queue.next()).addBoth(found.append)
+        Deferred.fromCoroutine(setup.queue.next()).addBoth(found.append)
     else:
-        story.queue.put("one", 2)
-    story.queue.end(NotConnected("lost"))
-    story.queue.end(NotConnected("closed"))
+        setup.queue.put("one", 2)
+    setup.queue.end(NotConnected("lost"))
+    setup.queue.end(NotConnected("closed"))
     if not is_waiting:
-        assert "one" == story.take()
-        found.append(story.take())
+        assert "one" == setup.take()
+        found.append(setup.take())
 
     assert "lost" == str(found[0].value)
-    assert "room" not in story.calls
+    assert "room" not in setup.calls

@@ -8,8 +8,8 @@ from twisted.logger import capturedLogs, formatEvent
 
 from synrepl.wire.native import heartbeat_check
 from tests.raw_peer import raw_server
+from tests.replication.clusters import FakeCluster
 from tests.replication.replica.test_conversation import connected
-from tests.replication.worlds import World
 
 ESC = "\x1b[2J\n\u202e"
 CHALLENGE = 'CHALLENGE {"nonce":"n","proof":false}'
@@ -56,16 +56,16 @@ def texts(value: Any) -> list[str]:
 )
 def test_nothing_of_it_reaches_status_or_log_raw(lines: list[str]) -> None:
     """The operator of a replica reads both on a terminal."""
-    world = World()
-    peers = raw_server(world.network, "evil")
+    cluster = FakeCluster()
+    peers = raw_server(cluster.network, "evil")
     with capturedLogs() as events:
-        b = world.node("b", "evil")
+        b = cluster.node("b", "evil")
         for _ in range(5):
-            world.pass_(1)
+            cluster.pass_(1)
             for peer in peers:
                 if peer.is_connected:
                     peer.says(*lines)
-        world.pass_(1)
+        cluster.pass_(1)
 
     assert peers
     assert b.replica is not None

@@ -17,8 +17,8 @@ from synrepl.wire import native
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Join, Joined
 from synrepl.wire.position import LogPosition
+from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
-from tests.replication.worlds import World
 
 FACTS = 40
 
@@ -33,7 +33,7 @@ def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 class Counting:
     """Counts what passes on its way to a replica, and cuts the link after so many."""
 
-    world: World
+    cluster: FakeCluster
 
     def __init__(self, at: int | None) -> None:
         self.at = at
@@ -52,20 +52,22 @@ class Counting:
         ]
         if self.at is not None and self.count >= self.at:
             self.at = None
-            for link in self.world.network.links_of("b"):
-                self.world.clock.callLater(0, link.cut)
+            for link in self.cluster.network.links_of("b"):
+                self.cluster.clock.callLater(0, link.cut)
         return data
 
 
-def built(*, cut_after: int | None = None, **options: object) -> tuple[World, FakeNode, FakeNode, Counting]:
+def built(
+    *, cut_after: int | None = None, **options: object
+) -> tuple[FakeCluster, FakeNode, FakeNode, Counting]:
     """A primary with facts, and a replica that is to come."""
     counting = Counting(cut_after)
-    world = counting.world = World(corrupt=counting)
-    a = world.node("a")
-    world.wrote(a, FACTS // 2, key="one")
-    world.wrote(a, FACTS // 2, key="two")
-    b = world.node("b", "a", start=False, **options)
-    return world, a, b, counting
+    cluster = counting.cluster = FakeCluster(corrupt=counting)
+    a = cluster.node("a")
+    cluster.wrote(a, FACTS // 2, key="one")
+    cluster.wrote(a, FACTS // 2, key="two")
+    b = cluster.node("b", "a", start=False, **options)
+    return cluster, a, b, counting
 
 
 def is_copy(a: FakeNode, b: FakeNode) -> bool:
@@ -82,18 +84,18 @@ def is_copy(a: FakeNode, b: FakeNode) -> bool:
 
 
 def steps() -> int:
-    world, _, b, counting = built()
-    world.start(b)
-    world.pass_(3)
+    cluster, _, b, counting = built()
+    cluster.start(b)
+    cluster.pass_(3)
     return counting.count
 
 
 def test_a_replica_becomes_a_copy() -> None:
     """Facts, receipts, positions and the name of the history; its own uuid stays."""
-    world, a, b, _ = built()
-    world.start(b)
+    cluster, a, b, _ = built()
+    cluster.start(b)
     uuid = b.log.uuid
-    world.pass_(3)
+    cluster.pass_(3)
 
     assert is_copy(a, b)
     assert (a.log.history, uuid) == (b.log.history, b.log.uuid)
@@ -103,14 +105,14 @@ def test_a_replica_becomes_a_copy() -> None:
 @pytest.mark.parametrize("at", range(1, 16))
 def test_cut_after_each_word_it_ends_as_if_it_had_not_been(at: int) -> None:
     """And is never taken for whole before it is."""
-    world, a, b, counting = built(cut_after=at)
-    world.start(b)
+    cluster, a, b, counting = built(cut_after=at)
+    cluster.start(b)
     for _ in range(60):
-        world.pass_(0.05)
+        cluster.pass_(0.05)
         assert b.replica is not None
         if b.replica.is_whole:
             assert a.log.position == b.log.position
-    world.pass_(5)
+    cluster.pass_(5)
 
     assert counting.at is None
     assert is_copy(a, b)
@@ -123,9 +125,9 @@ def test_the_cuts_are_everywhere() -> None:
 
 def test_what_came_before_a_cut_is_not_sent_again() -> None:
     """It was kept, so that a long JOIN over a bad line ends at all."""
-    world, a, b, counting = built(cut_after=8)
-    world.start(b)
-    world.pass_(8)
+    cluster, a, b, counting = built(cut_after=8)
+    cluster.start(b)
+    cluster.pass_(8)
 
     assert is_copy(a, b)
     assert FACTS <= counting.facts < FACTS + 12
@@ -136,9 +138,9 @@ def test_what_came_before_a_cut_is_kept_though_it_was_too_little_to_store(
 ) -> None:
     """A bad link may never deliver so much at once that it is stored on its way."""
     monkeypatch.setattr(joining_module, "COMMIT_FACTS", 10_000)
-    world, a, b, counting = built(cut_after=8)
-    world.start(b)
-    world.pass_(8)
+    cluster, a, b, counting = built(cut_after=8)
+    cluster.start(b)
+    cluster.pass_(8)
 
     assert is_copy(a, b)
     assert FACTS <= counting.facts < FACTS + 3
@@ -147,13 +149,13 @@ def test_what_came_before_a_cut_is_kept_though_it_was_too_little_to_store(
 @pytest.mark.parametrize("at", [4, 7, 10, 12])
 def test_killed_in_the_middle_it_goes_on(at: int) -> None:
     """What is staged outlives the process."""
-    world, a, b, counting = built(cut_after=at)
-    world.start(b)
+    cluster, a, b, counting = built(cut_after=at)
+    cluster.start(b)
     while counting.at is not None:
-        world.pass_(0.001, step=0.001)
+        cluster.pass_(0.001, step=0.001)
     b.kill()
-    world.start(b)
-    world.pass_(5)
+    cluster.start(b)
+    cluster.pass_(5)
 
     assert is_copy(a, b)
     assert counting.facts < 2 * FACTS
@@ -161,18 +163,18 @@ def test_killed_in_the_middle_it_goes_on(at: int) -> None:
 
 def test_trimmed_between_it_begins_anew() -> None:
     """A copy whose first half is of another age than its second is none."""
-    world, a, b, counting = built(cut_after=8)
-    world.start(b)
+    cluster, a, b, counting = built(cut_after=8)
+    cluster.start(b)
     while counting.at is not None:
-        world.pass_(0.001, step=0.001)
+        cluster.pass_(0.001, step=0.001)
     b.kill()
-    world.wrote(a, 5)
+    cluster.wrote(a, 5)
     from twisted.internet.defer import Deferred
 
-    world.done(Deferred.fromCoroutine(a.log.trim(20, keys_of(a.table), 1000)))
+    cluster.done(Deferred.fromCoroutine(a.log.trim(20, keys_of(a.table), 1000)))
     before = counting.facts
-    world.start(b)
-    world.pass_(5)
+    cluster.start(b)
+    cluster.pass_(5)
 
     assert a.log.position == b.log.position
     assert a.log.head.trimmed_upto == b.log.head.trimmed_upto
@@ -183,25 +185,25 @@ def test_trimmed_between_it_begins_anew() -> None:
 
 def test_what_is_written_meanwhile_comes_too() -> None:
     """There is no seam."""
-    world, a, b, _ = built()
-    world.start(b)
+    cluster, a, b, _ = built()
+    cluster.start(b)
     for _ in range(40):
-        world.append(a, 2)
-        world.pass_(0.01)
-    world.pass_(3)
+        cluster.append(a, 2)
+        cluster.pass_(0.01)
+    cluster.pass_(3)
 
     assert is_copy(a, b)
 
 
 def test_a_snapshot_right_after_an_epoch_began() -> None:
     """Its place is of the new epoch, its last fact is not."""
-    world = World()
-    a, b, _ = world.chain()
-    world.wrote(a, 7)
-    world.pass_(1)
-    world.promote(b)
-    late = world.node("late", "b")
-    world.pass_(3)
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 7)
+    cluster.pass_(1)
+    cluster.promote(b)
+    late = cluster.node("late", "b")
+    cluster.pass_(3)
 
     assert b.log.position == late.log.position
     assert 2 == late.log.head.epoch
@@ -209,14 +211,14 @@ def test_a_snapshot_right_after_an_epoch_began() -> None:
 
 def test_a_replica_of_a_replica() -> None:
     """It asks again until there is a whole copy to have."""
-    world = World()
-    c = world.node("c", "b")
-    b = world.node("b", "a")
-    world.pass_(1)
+    cluster = FakeCluster()
+    c = cluster.node("c", "b")
+    b = cluster.node("b", "a")
+    cluster.pass_(1)
     assert c.replica is not None
-    a = world.node("a")
-    world.wrote(a, FACTS)
-    world.pass_(30)
+    a = cluster.node("a")
+    cluster.wrote(a, FACTS)
+    cluster.pass_(30)
 
     assert is_copy(a, b)
     assert is_copy(a, c)
@@ -225,18 +227,18 @@ def test_a_replica_of_a_replica() -> None:
 
 def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() -> None:
     """Nobody is left without an answer while it is made."""
-    world, a, b, _ = built()
-    world.start(b)
-    world.pass_(3)
+    cluster, a, b, _ = built()
+    cluster.start(b)
+    cluster.pass_(3)
     b.kill()
     b.settings = replace(b.settings, upstream_streams=("events",))
     started = b.start()
     seen = []
     for _ in range(300):
-        world.pass_(0.001, step=0.001)
+        cluster.pass_(0.001, step=0.001)
         if started.called and b.replica is not None and b.replica.state in ("snapshot", "meanwhile"):
             seen.append(b.log.head.serial)
-    world.pass_(3)
+    cluster.pass_(3)
 
     assert {FACTS} == set(seen)
     assert [] == b.engine.facts
@@ -246,15 +248,15 @@ def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() ->
 
 def test_a_copy_that_was_cut_off_goes_on_under_its_own_filter_only() -> None:
     """Half of another choice is not a half of this one, though the upstream would go on with it."""
-    world, a, b, counting = built(cut_after=8)
-    world.start(b)
+    cluster, a, b, counting = built(cut_after=8)
+    cluster.start(b)
     while counting.at is not None:
-        world.pass_(0.001, step=0.001)
+        cluster.pass_(0.001, step=0.001)
     b.kill()
     b.settings = replace(b.settings, upstream_streams=("events",))
     counting.joins.clear()
-    world.start(b)
-    world.pass_(5)
+    cluster.start(b)
+    cluster.pass_(5)
 
     assert [""] == [asked.join for asked in counting.joins]
     assert [] == b.engine.facts
@@ -263,17 +265,17 @@ def test_a_copy_that_was_cut_off_goes_on_under_its_own_filter_only() -> None:
 
 def test_a_copy_that_was_cut_off_is_asked_for_at_its_own_history_only() -> None:
     """The daemon at the upstream's address was replaced; its copy is another one."""
-    world, _, b, counting = built(cut_after=8)
-    other = world.node("other")
-    world.wrote(other, FACTS)
-    world.start(b)
+    cluster, _, b, counting = built(cut_after=8)
+    other = cluster.node("other")
+    cluster.wrote(other, FACTS)
+    cluster.start(b)
     while counting.at is not None:
-        world.pass_(0.001, step=0.001)
+        cluster.pass_(0.001, step=0.001)
     b.kill()
     b.upstream = "other"
     counting.joins.clear()
-    world.start(b)
-    world.pass_(5)
+    cluster.start(b)
+    cluster.pass_(5)
 
     assert [""] == [asked.join for asked in counting.joins]
     assert is_copy(other, b)
@@ -281,14 +283,14 @@ def test_a_copy_that_was_cut_off_is_asked_for_at_its_own_history_only() -> None:
 
 def test_a_filtered_copy_has_exactly_what_passes() -> None:
     """Also what came in pieces."""
-    world = World(piece=lambda size: min(size, 300))
-    a = world.node("a")
-    d = world.node("d", "a", upstream_streams=("to_device",))
+    cluster = FakeCluster(piece=lambda size: min(size, 300))
+    a = cluster.node("a")
+    d = cluster.node("d", "a", upstream_streams=("to_device",))
     for number in range(30):
-        world.append(a, 2)
+        cluster.append(a, 2)
         a.append("push_rules", [[[f"@p{number}"]]])
-        world.pass_(0.05)
-    world.pass_(5)
+        cluster.pass_(0.05)
+    cluster.pass_(5)
 
     assert [fact for fact in a.engine.facts if fact.stream == "to_device"] == d.engine.facts
     assert a.log.position == d.log.position
@@ -305,11 +307,11 @@ def test_a_changed_block_is_not_kept() -> None:
         flips[0] -= 1
         return data[: at + 12] + bytes([data[at + 12] ^ 1]) + data[at + 13 :]
 
-    world = World(corrupt=corrupt)
-    a = world.node("a")
-    world.wrote(a, FACTS)
-    b = world.node("b", "a")
-    world.pass_(10)
+    cluster = FakeCluster(corrupt=corrupt)
+    a = cluster.node("a")
+    cluster.wrote(a, FACTS)
+    b = cluster.node("b", "a")
+    cluster.pass_(10)
 
     assert 0 == flips[0]
     assert is_copy(a, b)
@@ -322,9 +324,9 @@ def test_a_snapshot_that_lacks_something_is_not_adopted(monkeypatch: pytest.Monk
         return True
 
     monkeypatch.setattr(Relay, "_send_snapshot_facts", nothing)
-    world, _, b, _ = built()
-    world.start(b)
-    world.pass_(5)
+    cluster, _, b, _ = built()
+    cluster.start(b)
+    cluster.pass_(5)
 
     assert b.replica is not None
     assert not b.replica.is_whole
@@ -352,13 +354,13 @@ def test_a_snapshot_without_an_end_is_not_staged(
         return True
 
     monkeypatch.setattr(Relay, "_send_snapshot_facts", lying)
-    world, _, b, _ = built(upstream_streams=("to_device",))
-    world.start(b)
+    cluster, _, b, _ = built(upstream_streams=("to_device",))
+    cluster.start(b)
     replica = b.replica
     assert replica is not None
     reasons = set()
     for _ in range(50):
-        world.pass_(0.1)
+        cluster.pass_(0.1)
         reasons.add(replica.why)
 
     assert any(why in reason for reason in reasons)
@@ -370,9 +372,9 @@ def test_a_snapshot_without_an_end_is_not_staged(
 def test_a_copy_that_ends_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary says where it ends, and there it must."""
     monkeypatch.setattr(native, "Joined", lambda position: Joined(LogPosition(1, 99, position.digest)))
-    world, _, b, _ = built()
-    world.start(b)
-    world.pass_(5)
+    cluster, _, b, _ = built()
+    cluster.start(b)
+    cluster.pass_(5)
 
     assert b.replica is not None
     assert not b.replica.is_whole
@@ -380,7 +382,7 @@ def test_a_copy_that_ends_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPat
 
 def test_a_lease_stands_before_the_snapshot_is_taken() -> None:
     """Or what it refers to could be trimmed in between (synchdb 256)."""
-    world, a, b, _ = built()
+    cluster, a, b, _ = built()
     seen = []
     snapshot = a.log.snapshot
 
@@ -389,8 +391,8 @@ def test_a_lease_stands_before_the_snapshot_is_taken() -> None:
         return snapshot()
 
     a.log.snapshot = looking  # type: ignore[method-assign, assignment]
-    world.start(b)
-    world.pass_(3)
+    cluster.start(b)
+    cluster.pass_(3)
 
     assert [0] == seen
     assert FACTS == a.leases.lowest()

@@ -6,8 +6,8 @@ import pytest
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.settings import UNNAMED
+from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
-from tests.replication.worlds import World
 
 
 def rename(node: FakeNode, name: str) -> None:
@@ -19,14 +19,14 @@ def rename(node: FakeNode, name: str) -> None:
 
 def test_a_replica_stores_the_name_of_its_upstream() -> None:
     """A later upstream of another homeserver is refused, and the operator learns why."""
-    world = World()
-    a, b = world.node("a"), world.node("b", "a")
-    world.pass_(2)
+    cluster = FakeCluster()
+    a, b = cluster.node("a"), cluster.node("b", "a")
+    cluster.pass_(2)
     assert b.replica is not None
     assert ("live", "hs") == (b.replica.state, b.log.notes.get("server_name"))
 
     rename(a, "other.org")
-    world.pass_(30)
+    cluster.pass_(30)
 
     assert "refused" == b.replica.state
     assert b.replica.refusal is not None
@@ -35,22 +35,22 @@ def test_a_replica_stores_the_name_of_its_upstream() -> None:
     assert "hs" == b.log.notes["server_name"]
 
     rename(a, "hs")
-    world.pass_(30)
+    cluster.pass_(30)
     assert "live" == b.replica.state
 
 
 def test_an_upstream_without_a_name_gives_none() -> None:
     """It may get one later, and the replica then takes it."""
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     rename(a, UNNAMED)
-    b = world.node("b", "a")
-    world.pass_(2)
+    b = cluster.node("b", "a")
+    cluster.pass_(2)
     assert b.replica is not None
     assert ("live", None) == (b.replica.state, b.log.notes.get("server_name"))
 
     rename(a, "example.org")
-    world.pass_(30)
+    cluster.pass_(30)
 
     assert ("live", "example.org") == (b.replica.state, b.log.notes.get("server_name"))
 
@@ -58,9 +58,9 @@ def test_an_upstream_without_a_name_gives_none() -> None:
 @pytest.mark.parametrize("name", ["", "two words", "a\nPOSITION", "x" * 300])
 def test_a_name_that_followers_could_not_be_greeted_with_is_refused(name: str) -> None:
     """It would be sent to them in a line."""
-    world = World()
-    world.node("a")
-    b = world.node("b", "a")
+    cluster = FakeCluster()
+    cluster.node("a")
+    b = cluster.node("b", "a")
     assert b.replica is not None
 
     with pytest.raises(RemoteProtocolError, match="invalid server_name"):
@@ -72,10 +72,10 @@ def test_a_name_that_followers_could_not_be_greeted_with_is_refused(name: str) -
 def test_a_name_of_the_greatest_length_is_stored() -> None:
     """That is 255 characters."""
     name = "x" * 251 + ".org"
-    world = World()
-    a = world.node("a")
+    cluster = FakeCluster()
+    a = cluster.node("a")
     rename(a, name)
-    b = world.node("b", "a")
-    world.pass_(2)
+    b = cluster.node("b", "a")
+    cluster.pass_(2)
 
     assert name == b.log.notes.get("server_name")

@@ -7,8 +7,8 @@ from twisted.internet.protocol import Factory, Protocol
 
 from synrepl.replication.addresses import Address
 from synrepl.replication.replica.conversation import IConversation, IUpstream
+from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
-from tests.replication.worlds import World
 
 
 class Attempts:
@@ -37,23 +37,23 @@ class Dropping(Protocol):
         self.transport.loseConnection()
 
 
-def followed() -> tuple[World, FakeNode, FakeNode, Attempts]:
+def followed() -> tuple[FakeCluster, FakeNode, FakeNode, Attempts]:
     """A primary, a replica that follows it, and the replica's attempts from now on."""
-    world = World()
-    a, b = world.node("a"), world.node("b", "a")
-    world.pass_(2)
+    cluster = FakeCluster()
+    a, b = cluster.node("a"), cluster.node("b", "a")
+    cluster.pass_(2)
     assert b.replica is not None
     assert "live" == b.replica.state
-    attempts = Attempts(b.replica.upstream, world.clock)
+    attempts = Attempts(b.replica.upstream, cluster.clock)
     b.replica._upstreams.current = attempts
-    return world, a, b, attempts
+    return cluster, a, b, attempts
 
 
 def test_the_pauses_grow_and_are_bounded() -> None:
     """A primary that is away for a night is asked some 3,000 times, and found within ten seconds."""
-    world, a, _, attempts = followed()
+    cluster, a, _, attempts = followed()
     a.kill()
-    world.pass_(60)
+    cluster.pass_(60)
 
     pauses = attempts.pauses()
     assert [0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0] == pauses[:7]
@@ -62,28 +62,28 @@ def test_the_pauses_grow_and_are_bounded() -> None:
 
 def test_a_connection_alone_does_not_make_the_pauses_short() -> None:
     """A peer that accepts and drops is not to be hammered."""
-    world, a, _, attempts = followed()
+    cluster, a, _, attempts = followed()
     a.kill()
-    world.network.listen("a", Factory.forProtocol(Dropping))
-    world.pass_(60)
+    cluster.network.listen("a", Factory.forProtocol(Dropping))
+    cluster.pass_(60)
 
     assert [0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0] == attempts.pauses()[:7]
 
 
 def test_a_subscription_makes_the_pauses_short_again() -> None:
     """A connection that breaks once an hour is back at once each time."""
-    world, a, b, attempts = followed()
+    cluster, a, b, attempts = followed()
     a.kill()
-    world.pass_(60)
-    world.start(a)
-    world.pass_(15)
+    cluster.pass_(60)
+    cluster.start(a)
+    cluster.pass_(15)
     assert b.replica is not None
     assert "live" == b.replica.state
     attempts.times.clear()
     for link in a.links():
         link.cut()
-    at = world.clock.seconds()
-    world.pass_(5)
+    at = cluster.clock.seconds()
+    cluster.pass_(5)
 
     assert 1 == len(attempts.times)
     assert attempts.times[0] - at < 0.5
@@ -92,14 +92,14 @@ def test_a_subscription_makes_the_pauses_short_again() -> None:
 
 def test_stopped_in_a_pause_it_asks_no_more() -> None:
     """Another one may follow with this log by then."""
-    world, a, b, attempts = followed()
+    cluster, a, b, attempts = followed()
     a.kill()
-    world.pass_(30)
+    cluster.pass_(30)
     assert b.replica is not None
     assert "disconnected" == b.replica.state
     tried = len(attempts.times)
     b.replica.stop()
-    world.pass_(30)
+    cluster.pass_(30)
 
     assert tried == len(attempts.times)
     assert "off" == b.replica.state
@@ -107,10 +107,10 @@ def test_stopped_in_a_pause_it_asks_no_more() -> None:
 
 def test_a_refusal_that_only_an_operator_can_mend_is_asked_about_seldom() -> None:
     """It was dropped from the list; somebody may take it back."""
-    world, a, b, attempts = followed()
+    cluster, a, b, attempts = followed()
     assert a.relays.leases.drop(b.log.uuid) is not None
     a.relays.disconnect(b.log.uuid, "dropped")
-    world.pass_(45)
+    cluster.pass_(45)
 
     assert b.replica is not None
     assert "refused" == b.replica.state

@@ -13,8 +13,8 @@ from synrepl.replication.replica.conversation import IConversation, IUpstream, R
 from synrepl.replication.replica.replica import Replica
 from synrepl.replication.replica.states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.wire.native import refusal
+from tests.replication.clusters import FakeCluster
 from tests.replication.machine_steps import Steps, allowed_steps, taken_steps
-from tests.replication.worlds import World
 
 TRYING = [state for state, events in TRANSITIONS.items() if ReplicaEvent.FAIL in events]
 
@@ -66,15 +66,15 @@ class HeldConversation:
         return getattr(self._real, name)
 
 
-class Story:
+class Setup:
     """A primary with facts, and a replica of it whose upstream is held."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.world = World()
-        self.primary = self.world.node("a")
-        self.world.wrote(self.primary, 30)
+        self.cluster = FakeCluster()
+        self.primary = self.cluster.node("a")
+        self.cluster.wrote(self.primary, 30)
         monkeypatch.setattr(Replica, "start", lambda replica: None)
-        self.node = self.world.node("b", "a")
+        self.node = self.cluster.node("b", "a")
         monkeypatch.undo()
         self.steps = taken_steps(monkeypatch, ReplicaState)
         assert self.node.replica is not None
@@ -89,16 +89,16 @@ class Story:
             if self.replica.state is state:
                 return
             if state is ReplicaState.CATCHING_UP and self.replica.state is ReplicaState.MEANWHILE:
-                self.world.wrote(self.primary, 5)  # there is something to catch up with
+                self.cluster.wrote(self.primary, 5)  # there is something to catch up with
             if self.replica.state in TRYING:
                 self.upstream.let_pass()
-            self.world.pass_(0.1)
+            self.cluster.pass_(0.1)
         raise AssertionError(f"it is {self.replica.state}, not {state}")
 
     def fail(self, error: Exception) -> None:
         """Put this error in the place of the next answer."""
         self.upstream.fail(error)
-        self.world.pass_(0.01)
+        self.cluster.pass_(0.01)
 
 
 @pytest.mark.parametrize("state", TRYING, ids=lambda state: state.name)
@@ -109,15 +109,15 @@ def test_an_attempt_can_end_in_every_way(state: ReplicaState, monkeypatch: pytes
         (RefusedByUpstream(refusal("duplicate", "come back later")), ReplicaState.REFUSED),
         (None, ReplicaState.OFF),
     ):
-        story = Story(monkeypatch)
-        story.bring(state)
+        setup = Setup(monkeypatch)
+        setup.bring(state)
         if error is None:
-            story.replica.stop()
+            setup.replica.stop()
         else:
-            story.fail(error)
-        assert after is story.replica.state
+            setup.fail(error)
+        assert after is setup.replica.state
         if error is not None:
-            story.bring(ReplicaState.CONNECTING)
+            setup.bring(ReplicaState.CONNECTING)
 
 
 def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,44 +125,44 @@ def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPa
     taken: Steps = set()
     for state in TRYING:
         for error in (NotConnected("cut"), RefusedByUpstream(refusal("duplicate", "later")), None):
-            story = Story(monkeypatch)
-            story.bring(state)
+            setup = Setup(monkeypatch)
+            setup.bring(state)
             if error is not None:
-                story.fail(error)
-                story.bring(ReplicaState.LIVE)
-            story.replica.stop()
-            story.replica.stop()
-            taken |= story.steps
+                setup.fail(error)
+                setup.bring(ReplicaState.LIVE)
+            setup.replica.stop()
+            setup.replica.stop()
+            taken |= setup.steps
     for ends_at in (ReplicaState.DISCONNECTED, ReplicaState.REFUSED):
-        story = Story(monkeypatch)
-        story.bring(ReplicaState.LIVE)
+        setup = Setup(monkeypatch)
+        setup.bring(ReplicaState.LIVE)
         is_refused = ends_at is ReplicaState.REFUSED
-        story.fail(RefusedByUpstream(refusal("duplicate", "later")) if is_refused else NotConnected("cut"))
-        assert ends_at is story.replica.state
-        story.replica.stop()
-        taken |= story.steps
+        setup.fail(RefusedByUpstream(refusal("duplicate", "later")) if is_refused else NotConnected("cut"))
+        assert ends_at is setup.replica.state
+        setup.replica.stop()
+        taken |= setup.steps
     for resyncs in (False, True):
-        story = Story(monkeypatch)
-        story.bring(ReplicaState.LIVE)
-        story.fail(RefusedByUpstream(refusal("fork", "it has other facts")))
-        assert story.replica.state is ReplicaState.STOPPED
+        setup = Setup(monkeypatch)
+        setup.bring(ReplicaState.LIVE)
+        setup.fail(RefusedByUpstream(refusal("fork", "it has other facts")))
+        assert setup.replica.state is ReplicaState.STOPPED
         if resyncs:
-            assert story.replica.resync()
-            story.bring(ReplicaState.LIVE)
-        story.replica.stop()
-        taken |= story.steps
+            assert setup.replica.resync()
+            setup.bring(ReplicaState.LIVE)
+        setup.replica.stop()
+        taken |= setup.steps
 
-    story = Story(monkeypatch)
+    setup = Setup(monkeypatch)
 
     def paused(snapshot: LogSnapshot) -> bytes:
-        story.primary.connected_relays[0].pause()
+        setup.primary.connected_relays[0].pause()
         return snapshot_block(snapshot)
 
     monkeypatch.setattr(relay_module, "snapshot_block", paused)
-    story.bring(ReplicaState.SNAPSHOT)
-    story.world.wrote(story.primary, 5)  # facts that are committed while the copy is sent
-    story.primary.connected_relays[0].resume()
-    story.bring(ReplicaState.LIVE)
-    taken |= story.steps
+    setup.bring(ReplicaState.SNAPSHOT)
+    setup.cluster.wrote(setup.primary, 5)  # facts that are committed while the copy is sent
+    setup.primary.connected_relays[0].resume()
+    setup.bring(ReplicaState.LIVE)
+    taken |= setup.steps
 
     assert allowed_steps(TRANSITIONS) == taken

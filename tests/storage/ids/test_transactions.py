@@ -39,7 +39,7 @@ class Pool:
         return results[-1]
 
 
-class Story:
+class Setup:
     """A transaction, and what was called after it."""
 
     def __init__(self) -> None:
@@ -62,21 +62,21 @@ def result_of(asked: "Deferred[Any]") -> Any:
 
 def test_a_try_that_was_lost_was_rolled_back() -> None:
     """The pool tried again on another connection: ids of the first try have no rows, and never will."""
-    story = Story()
+    setup = Setup()
 
-    assert 2 == result_of(transact(Pool(tries=2), story.work))
+    assert 2 == result_of(transact(Pool(tries=2), setup.work))
 
-    assert ["rolled back 1", "committed 2"] == story.called
+    assert ["rolled back 1", "committed 2"] == setup.called
 
 
 def test_all_tries_of_one_that_failed_were_rolled_back() -> None:
     """Nothing of it was committed."""
-    story = Story()
+    setup = Setup()
 
-    failure = result_of(transact(Pool(tries=2, fails=OSError("away")), story.work))
+    failure = result_of(transact(Pool(tries=2, fails=OSError("away")), setup.work))
 
     assert failure.check(OSError)
-    assert ["rolled back 1", "rolled back 2"] == story.called
+    assert ["rolled back 1", "rolled back 2"] == setup.called
 
 
 def test_everything_is_called_even_if_something_fails() -> None:

@@ -11,7 +11,7 @@ from twisted.trial.unittest import TestCase
 
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.link import RedisLink
-from tests.redis.worlds import Story, World
+from tests.redis.worlds import Setup, World
 from tests.servers.redis import RedisServer
 from tests.trial.waiting import eventually
 
@@ -92,6 +92,6 @@ class RedisCase(TestCase):
         self.world = RealWorld(self.kind, self.home, self.arguments)
         self.addCleanup(lambda: ensureDeferred(self.world.close()))
 
-    def tell(self, story: Story) -> "Deferred[None]":
+    def tell(self, setup: Setup) -> "Deferred[None]":
         """Fires when the story has ended."""
-        return ensureDeferred(story(self.world))
+        return ensureDeferred(setup(self.world))

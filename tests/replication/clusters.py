@@ -27,22 +27,22 @@ from synrepl.wire.position import LogPosition
 from synrepl.wire.records import HandshakeBuffer, RecordWriter
 from tests.replication.nodes import FakeNode
 
-__all__ = ["RawReplica", "World"]
+__all__ = ["RawReplica", "FakeCluster"]
 
 T = TypeVar("T")
 
 
-class World:
+class FakeCluster:
     """Nodes on one network. Those that were `made` end with their test (`tests/replication/conftest.py`)."""
 
-    made: ClassVar[list["World"]] = []
+    made: ClassVar[list["FakeCluster"]] = []
 
     def __init__(self, *, delay: Callable[[], float] = lambda: 0.001, **network: Any) -> None:
         self.clock = HeapClock()
         self.network = Network(self.clock, delay=delay, **network)
         self.nodes: dict[str, FakeNode] = {}
         self.numbers = 0
-        World.made.append(self)
+        FakeCluster.made.append(self)
 
     def node(self, name: str, upstream: str | None = None, *, start: bool = True, **options: Any) -> FakeNode:
         """A daemon; it runs, unless that is to wait."""
@@ -172,7 +172,7 @@ class RawReplica(Protocol):
 
     def greet(
         self,
-        world: Passing,
+        cluster: Passing,
         *,
         uuid: str = "raw-uuid",
         name: str = "raw",
@@ -180,30 +180,30 @@ class RawReplica(Protocol):
         shown: str | None = None,
     ) -> Welcome | None:
         """Be known; None if that did not work."""
-        greetings = self.say_hello(world, Hello(uuid=uuid, name=name, nonce=nonce()))
+        greetings = self.say_hello(cluster, Hello(uuid=uuid, name=name, nonce=nonce()))
         if shown is None:
             shown = "" if secret is None else proof(secret, REPLICA_SIDE, greetings)
         self.tell("AUTH", Auth(shown))
         if secret is not None:
             self._writer = RecordWriter(record_key(secret, REPLICA_SIDE, greetings))
             self._reader.read_records(record_key(secret, PRIMARY_SIDE, greetings))
-        world.pass_(0.05)
+        cluster.pass_(0.05)
         said = self.lines("WELCOME")
         return msgspec.json.decode(said[-1], type=Welcome) if said else None
 
-    def say_hello(self, world: Passing, hello: Hello) -> Greetings:
+    def say_hello(self, cluster: Passing, hello: Hello) -> Greetings:
         """Say this, and hear the challenge."""
         self.tell("HELLO", hello)
-        world.pass_(0.05)
+        cluster.pass_(0.05)
         return Greetings(line_of_replica(hello), b"CHALLENGE " + self.lines("CHALLENGE")[-1])
 
     def subscribe(
-        self, world: Passing, welcome: Welcome, position: LogPosition | None = None, **other: Any
+        self, cluster: Passing, welcome: Welcome, position: LogPosition | None = None, **other: Any
     ) -> None:
         """Ask for what comes after a place."""
         asked: dict[str, Any] = {"history": welcome.history, "position": position or welcome.position} | other
         self.tell("SUBSCRIBE", Subscribe(**asked))
-        world.pass_(0.1)
+        cluster.pass_(0.1)
 
 
 def codes(refusals: Sequence[dict[str, Any]]) -> list[str]:

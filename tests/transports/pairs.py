@@ -28,12 +28,12 @@ from tests.redis.daemon import RedisDaemon
 from tests.redis.fake_redis import FakeRedis
 from tests.replication.nodes import FakeNode
 
-__all__ = ["HttpWorld", "NativeWorld", "RedisWorld", "TcpWorld", "TransportWorld"]
+__all__ = ["HttpPair", "NativePair", "RedisPair", "TcpPair", "TransportPair"]
 
 STREAM: Final = "to_device"
 
 
-class TransportWorld:
+class TransportPair:
     """`server` writes, `reader` reads; `start` lets the reader connect.
 
     `malformed` is what no server sends, with a part of the reason that the reader states. `too_long` is more
@@ -111,7 +111,7 @@ class TransportWorld:
             link.server.write(data)
 
 
-class TcpWorld(TransportWorld):
+class TcpPair(TransportPair):
     """A follower over lines."""
 
     malformed = (b"FOO bar\n", "invalid command")
@@ -144,7 +144,7 @@ class TcpWorld(TransportWorld):
         self.server.kill()
 
 
-class RedisWorld(TransportWorld):
+class RedisPair(TransportPair):
     """A process on the channel of a homeserver; the server is another one."""
 
     has_history = False
@@ -188,7 +188,7 @@ class RedisWorld(TransportWorld):
         return self.network.links_of("server")
 
 
-class NativeWorld(TransportWorld):
+class NativePair(TransportPair):
     """A replica on the native wire."""
 
     malformed = (b"FOO bar\n", "invalid command")
@@ -250,7 +250,7 @@ class HttpNode(FakeNode):
         )
 
 
-class HttpWorld(NativeWorld):
+class HttpPair(NativePair):
     """A replica over HTTP."""
 
     malformed = (b"zz\r\n", "the answer ended early")
