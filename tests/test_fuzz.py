@@ -15,7 +15,7 @@ INPUTS = 60
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_nothing_gives_way(name: str) -> None:
+def test_no_target_fails_on_the_corpus(name: str) -> None:
     """The corpus, what targets begin with, and a few inputs made from these. `scripts/fuzz` feeds more."""
     fuzzer = Fuzzer(name, seed=1)
 
@@ -54,7 +54,9 @@ class Fragile(Target):
 @pytest.mark.parametrize(
     ("data", "why"), [(b"raise", "KeyError"), (b"hang", "TooSlow"), (b"log", "logged: it failed")]
 )
-def test_what_is_a_find(data: bytes, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unexpected_errors_slow_inputs_and_tracebacks_are_finds(
+    data: bytes, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """An error that nobody announced, an input that takes too long, a traceback in the log."""
     monkeypatch.setitem(TARGETS, "fragile", Fragile)
     monkeypatch.setattr(fuzz, "CORPUS", tmp_path)

@@ -367,7 +367,7 @@ def test_a_command_that_is_not_whole_is_an_error() -> None:
         ("in 4 files", "in 5 files\n", False),
     ],
 )
-def test_what_a_page_shows_is_compared(shown: str, printed: str, is_accepted: bool) -> None:
+def test_printed_output_is_compared_with_the_page(shown: str, printed: str, is_accepted: bool) -> None:
     """Times, durations and digests differ from run to run; nothing else may."""
     assert is_accepted == accepts(shown, printed, is_whole=True)
 

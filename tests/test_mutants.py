@@ -99,7 +99,7 @@ def test_a_mutant_that_fits_is_put_in(root: Path) -> None:
         ({"id": "Least"}, "words in lower case, joined by hyphens"),
     ],
 )
-def test_what_does_not_fit_is_named(root: Path, changed: dict[str, str], complaint: str) -> None:
+def test_a_mutant_that_does_not_fit_is_named(root: Path, changed: dict[str, str], complaint: str) -> None:
     """With the mutant it is about, in one line."""
     found = complaints(root, [mutant(**changed)])
 
@@ -107,13 +107,13 @@ def test_what_does_not_fit_is_named(root: Path, changed: dict[str, str], complai
     assert mutant(**changed).id in found[0]
 
 
-def test_two_of_one_name_are_told(root: Path) -> None:
+def test_two_of_one_name_are_reported(root: Path) -> None:
     """One of them could not be asked for."""
     assert ["least-is-most is listed 2 times"] == complaints(root, [mutant(), mutant()])
 
 
 @pytest.mark.parametrize("text", ["[[mutant]\n", "[[mutant]]\nid = 'x'\n", "[[mutant]]\nname = 'x'\n"])
-def test_a_list_that_cannot_be_read_is_told(root: Path, text: str) -> None:
+def test_a_list_that_cannot_be_read_is_reported(root: Path, text: str) -> None:
     """A field misspelled would otherwise be a mutant that is never tried."""
     (root / LIST).write_text(text)
 
@@ -121,7 +121,9 @@ def test_a_list_that_cannot_be_read_is_told(root: Path, text: str) -> None:
         load(root)
 
 
-def test_what_became_of_each_is_told(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_of_each_mutant_is_reported(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a copy: the checkout is as it was, and nothing is left of the copy's work in it."""
     (root / "tests/test_module.py").write_text(
         "from synrepl.part.module import least\n\n\ndef test_it():\n    assert 1 == least(1, 2)\n"
@@ -152,7 +154,7 @@ def test_what_became_of_each_is_told(root: Path, tmp_path: Path, monkeypatch: py
     assert before[root / "synrepl/part/module.py"] == copied.read_bytes()
 
 
-def test_tests_that_fail_without_a_fault_are_told(
+def test_tests_that_fail_without_a_fault_are_reported(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would seem to notice everything. So it is with a name that no test has."""

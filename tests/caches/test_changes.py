@@ -39,7 +39,7 @@ def test_each_change_is_sent_once_and_in_order() -> None:
     )
 
 
-def test_nothing_changed() -> None:
+def test_a_transaction_without_changes_sends_no_rows() -> None:
     """No rows are sent."""
     assert [] == rows_of(Changes())
 

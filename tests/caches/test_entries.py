@@ -34,7 +34,7 @@ def test_least_recently_used_entry_is_evicted_first() -> None:
     assert (1, 4, 1) == (entries.counters.hits, entries.counters.misses, entries.counters.evictions)
 
 
-def test_none_is_a_value() -> None:
+def test_none_is_cached_as_a_value() -> None:
     """The absence of a user is worth caching, too."""
     entries = Entries(Shape(1), 10)
     entries.keep(entries.begin(("a",)), None)

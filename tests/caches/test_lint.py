@@ -35,7 +35,7 @@ def found(findings: list[CacheWarning]) -> list[tuple[str, str]]:
     return [(finding.kind, finding.cache) for finding in findings]
 
 
-def test_no_findings() -> None:
+def test_correct_names_give_no_findings() -> None:
     """A check that always complains is ignored."""
     registry = registry_of(get_room_type="room", get_user_by_id="user", get_event="event")
     declare(registry, "get_constants", "name", streams=())
@@ -56,7 +56,7 @@ def test_cache_that_nothing_invalidates() -> None:
     assert [] == lint(registry, {"get_profile": 1})
 
 
-def test_unknown_names() -> None:
+def test_unknown_cache_names_are_findings() -> None:
     """Most are caches that this worker does not have; one may be a misspelled name."""
     registry = registry_of(get_profile_of_user="user")
 

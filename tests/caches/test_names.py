@@ -14,13 +14,13 @@ BETWEEN: Release = (1, 100)
     ("text", "release"),
     [("1.163.2", (1, 163)), ("1.163", (1, 163)), ("1.164.0rc1 (b=x,1234)", (1, 164)), ("1.66.0", (1, 66))],
 )
-def test_releases(text: str, release: Release) -> None:
+def test_release_names_are_parsed(text: str, release: Release) -> None:
     """As `synapse_build_info` has them."""
     assert release == parse_release(text)
 
 
 @pytest.mark.parametrize("text", ["", "new", "1", "v1.66", "1.123456"])
-def test_no_releases(text: str) -> None:
+def test_text_that_is_no_release_is_refused(text: str) -> None:
     """They are refused."""
     with pytest.raises(ConfigError, match="is no release of Synapse"):
         parse_release(text)
@@ -65,7 +65,9 @@ def test_a_mistyped_name() -> None:
         ("_get_server_keys_json", [("hs", "ed25519:1")], [("hs",)]),
     ],
 )
-def test_keys(name: str, fits: list[tuple[str, ...]], misfits: list[tuple[str, ...]]) -> None:
+def test_keys_are_checked_against_the_cache_name(
+    name: str, fits: list[tuple[str, ...]], misfits: list[tuple[str, ...]]
+) -> None:
     """A tree takes the first arguments too; what is no text cannot be named."""
     found = find_name(name, (1, 163))
     for keys in fits:
@@ -75,7 +77,7 @@ def test_keys(name: str, fits: list[tuple[str, ...]], misfits: list[tuple[str, .
             found.check(keys)
 
 
-def test_null_keys() -> None:
+def test_null_keys_fail_only_for_aliases_and_packed_keys() -> None:
     """Receivers fail on them for aliases and packed keys only."""
     names = names_of(KNOWN[-1])
     cannot = {name for name, one in names.items() if not one.can_drop_all}

@@ -132,12 +132,12 @@ PURGED: list[Drop] = [
 ]
 
 
-def test_purged_history() -> None:
+def test_purged_history_drops_caches_of_the_room() -> None:
     """A room whose events were purged must not be joined again with cached ones."""
     assert PURGED == expand(NEWEST, "ph_cache_fake", "!r:hs")
 
 
-def test_deleted_room() -> None:
+def test_a_deleted_room_drops_all_its_caches() -> None:
     """All caches about it."""
     assert [
         *PURGED,
@@ -172,7 +172,7 @@ def test_deleted_room() -> None:
 
 
 @pytest.mark.parametrize("name", ["_get_e2e_cross_signing_signatures_for_device", "_get_server_keys_json"])
-def test_packed_keys(name: str) -> None:
+def test_packed_keys_are_split_and_bad_ones_reported(name: str) -> None:
     """A key is a list itself; one that is not is skipped and reported."""
     unreadable: list[Unreadable] = []
     keys = ['["@a:hs", "D"]', "D", "[1]", '{"a":"b"}', '["@b:hs","E"]', "[", '"a"', "\ud800"]
@@ -209,12 +209,12 @@ EVENT: list[Drop] = [
 ]
 
 
-def test_event_implies() -> None:
+def test_an_event_drops_caches_of_its_room() -> None:
     """It exists now, and is the newest of its room."""
     assert EVENT == implied(event())
 
 
-def test_redaction_implies() -> None:
+def test_a_redaction_drops_the_redacted_event() -> None:
     """A redacted event must not be shown from a cache."""
     assert [
         *EVENT,
@@ -226,7 +226,7 @@ def test_redaction_implies() -> None:
     ] == implied(event(redacts="$old"))
 
 
-def test_membership_implies() -> None:
+def test_a_membership_drops_the_lists_of_rooms_of_its_user() -> None:
     """The rooms that a user is in, was invited to, or forgot."""
     assert [
         *EVENT,
@@ -240,7 +240,7 @@ def test_membership_implies() -> None:
     assert EVENT == implied(event(type="m.room.member"))
 
 
-def test_relation_implies() -> None:
+def test_a_relation_drops_caches_of_its_event() -> None:
     """Reactions, edits and threads."""
     assert [
         *EVENT,
@@ -262,14 +262,14 @@ def test_relation_implies() -> None:
         ("m.room.tombstone", []),
     ],
 )
-def test_what_lists_of_rooms_show_implies(kind: str, more: list[Drop]) -> None:
+def test_state_shown_in_room_lists_drops_them(kind: str, more: list[Drop]) -> None:
     """Only as state of the room itself; any user may send an event of that type with another key."""
     assert [*EVENT, *more, (SLIDING_SYNC, None)] == implied(event(type=kind, state_key=""))
     assert [*EVENT, *more] == implied(event(type=kind, state_key="x"))
     assert [*EVENT, *more] == implied(event(type=kind))
 
 
-def test_state_implies() -> None:
+def test_a_state_event_drops_caches_of_that_state() -> None:
     """Members, encryption and type; no other state."""
 
     def of(kind: str) -> list[Drop]:
@@ -281,7 +281,7 @@ def test_state_implies() -> None:
     assert [] == of("m.room.topic")
 
 
-def test_all_state_implies() -> None:
+def test_a_change_of_all_state_drops_all_caches_of_the_room() -> None:
     """Too much changed to list it."""
     assert [
         ("get_rooms_for_user", None),

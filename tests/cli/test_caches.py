@@ -76,7 +76,7 @@ def lint(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["caches", "lint", *arguments])
 
 
-def test_what_to_look_at(tmp_path: Path) -> None:
+def test_unknown_shapes_and_names_are_listed(tmp_path: Path) -> None:
     """What is announced in another shape, and what nobody here knows."""
     result = lint("linted_worker:caches", "--capture", recording(tmp_path))
 
@@ -95,7 +95,7 @@ def test_what_to_look_at(tmp_path: Path) -> None:
     ]
 
 
-def test_nothing_to_look_at(tmp_path: Path) -> None:
+def test_a_registry_with_known_names_lists_nothing(tmp_path: Path) -> None:
     """A registry of which everything is known."""
     result = lint("linted_worker:Worker.caches", "--capture", recording(tmp_path, ROWS.splitlines()[0]))
 
@@ -151,7 +151,7 @@ def test_trouble_and_wrong_usage(arguments: list[str], code: int, said: str) -> 
     assert isinstance(result.exception, SystemExit)
 
 
-def test_what_a_daemon_has_announced(tmp_path: Path) -> None:
+def test_announced_invalidations_are_read_from_the_changelog(tmp_path: Path) -> None:
     """From its changelog, all of it."""
     with Daemon(tmp_path) as daemon:
         run(tmp_path, "append", "caches", "--url", daemon.url, stdin=ROWS * 200)

@@ -79,7 +79,7 @@ def test_a_compaction_says_where_its_snapshot_is() -> None:
     ]
 
 
-def test_a_recording_without_rows_is_told(tmp_path: Path) -> None:
+def test_a_recording_without_rows_is_reported(tmp_path: Path) -> None:
     """More likely the wrong file than nothing to do."""
     path = tmp_path / "empty.txt"
     path.write_text("0.000 * connected\n")

@@ -37,7 +37,7 @@ def doctor(place: Place, *options: str) -> Result:
     return CliRunner().invoke(main, ["doctor", "--database", place.url, "--config", config, *options])
 
 
-def test_nothing_is_wrong(place: Place) -> None:
+def test_a_healthy_database_is_reported_as_such(place: Place) -> None:
     """Said in so many words."""
     place.make_log(("events", "A", 0, 1))
     place.set_sequence(2)
@@ -311,7 +311,7 @@ def test_the_log_when_its_tables_are_elsewhere(place: Place) -> None:
     assert (0, "nothing is wrong") == (result.exit_code, result.stdout.splitlines()[-1])
 
 
-def test_nothing_that_it_knows(tmp_path: Path) -> None:
+def test_a_database_without_known_tables_is_not_called_healthy(tmp_path: Path) -> None:
     """Not "nothing is wrong"."""
     place = Place("sqlite", tmp_path)
 

@@ -34,7 +34,7 @@ def test_a_whole_answer_is_its_lines() -> None:
 
 
 @pytest.mark.parametrize("data", [b"4\r\none\n\r\n", b"4\r\none\n\r\n5\r\ntw", b"4\r\none\n\r\n5"])
-def test_an_answer_that_breaks_off_is_told(data: bytes) -> None:
+def test_an_answer_that_breaks_off_is_reported(data: bytes) -> None:
     """A changelog that seems to end would be taken for all there is."""
     lines = BlockingClient("http://daemon")._lines(answer(HEAD + data))
 

@@ -36,7 +36,7 @@ def lines(
     return [click.unstyle(line) for line in report_lines(report, Output(kind))]
 
 
-def test_all_is_well() -> None:
+def test_a_healthy_homeserver_gives_no_finding() -> None:
     assert [
         "example.org: 1 stream and 2 writers in the database, 3 heard on Redis, 1 process measured",
         "nothing is wrong",
@@ -55,20 +55,20 @@ def test_the_command_is_shown_when_wide() -> None:
     assert "    synrepl inspect" in lines(FINDING, kind="wide")
 
 
-def test_what_the_asking_mended() -> None:
+def test_streams_mended_by_ask_are_listed() -> None:
     found = lines(mended=[FINDING])
 
     assert found[1] == "mended by asking: federation_behind (sender1): it does not move"
     assert found[-1] == "nothing is wrong"
 
 
-def test_what_was_not_seen() -> None:
+def test_unseen_streams_are_listed() -> None:
     found = lines(unseen=[Unseen(what="Redis", why="connection refused")])
 
     assert ["not seen: Redis: connection refused", "nothing is wrong in what was seen"] == found[1:]
 
 
-def test_nothing_was_seen() -> None:
+def test_a_homeserver_without_any_sign_is_reported() -> None:
     found = lines(unseen=[Unseen(what="database", why="refused")], seen=dict.fromkeys(SEEN, 0))
 
     assert found[-1] == "nothing was seen of it"

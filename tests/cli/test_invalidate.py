@@ -33,7 +33,7 @@ def invalidate(folder: Path, *words: str, **settings: object) -> Result:
         (["get_user_by_id", USER, "--metrics", "nobody=http://127.0.0.1:1/"], "no process of the homeserver"),
     ],
 )
-def test_mistakes(words: list[str], why: str, tmp_path: Path) -> None:
+def test_wrong_arguments_end_with_exit_code_2(words: list[str], why: str, tmp_path: Path) -> None:
     """One line, and exit code 2; nothing is connected to."""
     result = invalidate(tmp_path, "--release", "1.163", *words, "--yes")
 

@@ -49,7 +49,7 @@ def users(process: Process) -> list[str]:
 
 
 @pytest.mark.story
-def test_what_is_appended_is_tailed(tmp_path: Path) -> None:
+def test_appended_facts_are_tailed_over_all_transports(tmp_path: Path) -> None:
     """In at one end, out at the other, at both kinds of worker and over HTTP."""
     with Daemon(tmp_path) as daemon:
         with (

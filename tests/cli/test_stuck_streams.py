@@ -29,7 +29,7 @@ def stuck(place: Place, *options: str) -> Result:
     return CliRunner().invoke(main, ["streams", "--stuck", "--database", place.url, *options])
 
 
-def test_nothing_is_stuck(place: Place) -> None:
+def test_idle_and_working_writers_are_not_stuck(place: Place) -> None:
     """An idle writer, and one that works."""
     place.position(4, "A")
     place.position(4, "B")
@@ -48,7 +48,7 @@ def test_nothing_is_stuck(place: Place) -> None:
     ]
 
 
-def test_whoever_holds_it_is_named(place: Place) -> None:
+def test_the_owner_of_an_unfinished_id_is_named(place: Place) -> None:
     """The owner and the age, and who is held back by it; worst first."""
     place.position(4, "A")
     place.position(9, "B")
@@ -140,7 +140,7 @@ def test_a_database_without_writers(tmp_path: Path) -> None:
         (["--stuck", "--database", "mysql:x"], "the database must be"),
     ],
 )
-def test_wrong_usage(arguments: list[str], said: str) -> None:
+def test_wrong_arguments_end_with_exit_code_2(arguments: list[str], said: str) -> None:
     """Exit code 2."""
     result = CliRunner().invoke(main, ["streams", *arguments])
 

@@ -78,7 +78,7 @@ def mounted(service: dict[str, Any]) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_a_service_names_is_there(name: str) -> None:
+def test_files_and_volumes_of_each_service_exist(name: str) -> None:
     """Files, volumes, networks, secrets, other services and their health checks; images have a release."""
     service = SERVICES[name]
     for path in mounted(service).values():

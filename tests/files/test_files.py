@@ -141,7 +141,7 @@ class PrimaryTests(FilesCase):
         self.assertEqual(b"a", self.served(self.files, A))
         self.assertEqual([], self.upstream.asked)
 
-    def test_waiting_ends(self) -> None:
+    def test_each_wait_has_a_time_limit(self) -> None:
         """Every wait is bounded."""
         waiting = ensureDeferred(self.files.wait_for(A, 10))
 

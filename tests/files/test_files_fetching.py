@@ -58,7 +58,7 @@ class EagerTests(FilesCase):
         self.assertEqual((3, [(sha256, 0) for sha256 in names]), (self.upstream.most, self.upstream.asked))
         self.assertEqual([], missing(files))
 
-    def test_one_poisonous_file_holds_up_nothing(self) -> None:
+    def test_a_file_with_wrong_bytes_does_not_hold_up_others(self) -> None:
         """Wrong bytes are not kept, and it is tried again, ever later; people see when."""
         good = [self.upstream_has(b"%d" % number) for number in range(20)]
         self.upstream.files[A] = b"poison"
@@ -254,7 +254,7 @@ class EagerTests(FilesCase):
         self.assertEqual(DATA, self.wait(files.read(other, 0, 99)))
         files.release(other)
 
-    def test_who_waits_for_a_check_when_the_daemon_stops_is_told(self) -> None:
+    def test_who_waits_for_a_check_when_the_daemon_stops_is_reported(self) -> None:
         """Rather than left waiting."""
         sha256 = self.upstream_has(DATA)
         files = self.started()

@@ -159,7 +159,7 @@ class NoteTests(QueueCase):
 class TakeTests(QueueCase):
     """One owner a file."""
 
-    def test_nothing_is_taken_twice(self) -> None:
+    def test_a_file_in_flight_is_not_taken_again(self) -> None:
         """Until it failed, or was let go."""
         self.note(("a", A), ("b", B))
 
@@ -231,7 +231,7 @@ class TakeTests(QueueCase):
 
         self.assertEqual(MS + 1_000, self.queue.next_at())
 
-    def test_what_arrived_is_missing_no_more(self) -> None:
+    def test_a_stored_file_is_no_longer_missing(self) -> None:
         """However it came; what nobody named becomes garbage in time."""
         self.note(("a", A))
 
@@ -241,7 +241,7 @@ class TakeTests(QueueCase):
         self.assertEqual([], self.queue.missing())
         self.assertEqual([B], self.queue.garbage(MS, 9))
 
-    def test_what_is_lost_is_wanted_again(self) -> None:
+    def test_a_lost_file_with_a_name_is_queued_again(self) -> None:
         """If a name refers to it."""
         self.here.update((A, B))
         self.note(("a", A))

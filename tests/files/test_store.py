@@ -56,7 +56,7 @@ class ReceivingTests(DiskCase):
         self.assertEqual([], self.everything())
         self.assertRaises(StorageError, spool.append, b"more")
 
-    def test_what_is_known_is_not_new(self) -> None:
+    def test_storing_a_known_file_again_is_harmless(self) -> None:
         """Bringing it again does no harm, and heals it if it was damaged."""
         sha256 = self.kept(DATA)
         self.path(sha256).write_bytes(b"damaged")
@@ -67,7 +67,7 @@ class ReceivingTests(DiskCase):
 
         self.assertEqual(DATA, self.path(sha256).read_bytes())
 
-    def test_nothing_remains_of_what_is_aborted(self) -> None:
+    def test_an_aborted_upload_leaves_nothing(self) -> None:
         """As when a client goes away."""
         spool = self.store.receive()
         spool.append(DATA)
@@ -305,7 +305,7 @@ class CountingTests(DiskCase):
             found += part
         return sorted(found), store.stored, store.stored_bytes
 
-    def test_what_is_here_is_counted(self) -> None:
+    def test_stored_files_are_counted(self) -> None:
         """Strange files among them are not ours."""
         names = sorted([self.kept(DATA), self.kept(OTHER)])
         self.path(names[0]).with_name("README").write_text("mine")

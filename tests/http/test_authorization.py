@@ -222,7 +222,7 @@ def test_a_peer_with_a_key_of_its_own_must_show_that(name: str, secret: str) -> 
 
 
 @pytest.mark.parametrize("shown", ["", "s", "share", "shared ", "Shared", "of pari", "of\xa0paris"])
-def test_only_a_whole_secret_is_one(shown: str) -> None:
+def test_a_part_of_a_secret_or_an_empty_one_is_refused(shown: str) -> None:
     """Not its beginning, and not the nothing of a key that has no secret."""
     keys = Keyring(SHARED, [PARIS, Key(name="rome", secret=None)])
 

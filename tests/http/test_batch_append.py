@@ -71,7 +71,7 @@ class AppendsTests(FilesSiteCase):
             self.held(),
         )
 
-    def test_what_is_staged_is_appended_once(self) -> None:
+    def test_a_staged_batch_is_appended_once(self) -> None:
         """It is brought first, perhaps by many; the word that makes facts of it can be said again."""
         body = json.dumps(
             {"appends": [append("push_rules", ["@a:b"]), append("push_rules", ["@c:d"])]}
@@ -106,7 +106,7 @@ class AppendsTests(FilesSiteCase):
             self.assertEqual(code, refused["error"])
             self.assertEqual([], self.held())
 
-    def test_what_makes_no_sense_is_told(self) -> None:
+    def test_invalid_batches_are_refused(self) -> None:
         """Neither form, both, and what was never brought."""
         nothing = "0" * 64
         for said, status, code in (

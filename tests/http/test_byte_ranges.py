@@ -83,6 +83,6 @@ def test_no_header_breaks_it(header: str, size: int) -> None:
         ("t", False),
     ],
 )
-def test_entity_tags(header: str | None, expected: bool) -> None:
+def test_entity_tags_are_compared_as_in_if_none_match(header: str | None, expected: bool) -> None:
     """As in If-None-Match."""
     assert matches(header, "t") == expected

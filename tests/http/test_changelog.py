@@ -58,7 +58,7 @@ class ChangelogTests(SiteCase):
         self.assertEqual([2, 3, 4, 5], self.serials("since=1&streams=caches,receipts"))
         self.assertEqual([], self.serials("since=5"))
 
-    def test_the_head_is_told(self) -> None:
+    def test_the_head_is_reported(self) -> None:
         """Who wants a quiet stream alone need not have the rest looked through again and again."""
         self.receipts(3)
 

@@ -227,7 +227,7 @@ class FollowingTests(FollowCase):
         self.assertEqual(["epoch_start", "heartbeat"], [next(iter(line)) for line in talk.answer().lines()])
         self.assertEqual(2, beats(talk)[0]["epoch"])
 
-    def test_it_can_end(self) -> None:
+    def test_a_followed_changelog_ends_at_upto(self) -> None:
         """Where the reader said, also when nothing wanted is there."""
         for query, expected in (
             ("upto=3", [1, 2, 3]),

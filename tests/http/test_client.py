@@ -133,7 +133,7 @@ class CatchUpTests(SiteCase):
 
         self.assertEqual(1, len(texts), texts)
 
-    def test_nobody_there_is_not_connected(self) -> None:
+    def test_a_refused_connection_raises_not_connected(self) -> None:
         """The follower tries again, and says which address did not answer."""
         error = self.failureResultOf(self.fetch(Failing(error=Refused())), NotConnected).value
 

@@ -98,7 +98,7 @@ class CommandBufferTests(SiteCase):
         self.assertEqual([], talk.answer().lines()[1:])
         self.assertEqual(0, len(self.publisher.follower_commands.buffer.waiters))
 
-    def test_who_is_syncing_is_told(self) -> None:
+    def test_syncing_users_are_listed(self) -> None:
         """The set was kept in memory, and nobody could see it."""
         ada = UserSync(instance_id="one", user_id="@ada:hs", is_syncing=True, last_sync_ms=1)
         other = UserSync(instance_id="two", user_id="@ada:hs", is_syncing=True, last_sync_ms=2)

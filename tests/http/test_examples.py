@@ -44,7 +44,7 @@ class ExampleTests(CopiesCase):
         for user in ("ada", "bob", "eve"):
             self.post("push_rules", [[f"@{user}:hs.example"]])
 
-    def test_examples(self) -> None:
+    def test_each_example_of_a_route_is_answered_as_shown(self) -> None:
         """The status, the type and the content; each of an example for itself."""
         for route in ROUTES:
             for example in route.examples:

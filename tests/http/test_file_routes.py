@@ -60,7 +60,7 @@ class PutTests(FilesSiteCase):
         self.assertEqual((checksum(b"else"), SHA), (answer.json()["expected"], answer.json()["found"]))
         self.assertEqual([], self.everything())
 
-    def test_what_is_no_checksum_is_refused(self) -> None:
+    def test_an_invalid_checksum_is_refused(self) -> None:
         """Capitals included: one file has one address."""
         for name in (SHA.upper(), SHA[1:], "x" * 64, "%61" + SHA[1:] if SHA[0] == "a" else "..%2f" + SHA[5:]):
             self.assertIn(self.put(DATA, name).status, {400, 404}, name)
@@ -231,7 +231,7 @@ class GetTests(FilesSiteCase):
             )
             self.assertEqual("application/octet-stream", answer.headers["content-type"])
 
-    def test_a_range(self) -> None:
+    def test_a_range_is_sent_and_one_outside_refused(self) -> None:
         """As the name says; one that is not there is refused with the size."""
         answer = self.get(PLACE, "Range: bytes=995-")
         self.assertEqual((206, DATA[995:]), (answer.status, answer.body))
@@ -263,7 +263,7 @@ class GetTests(FilesSiteCase):
         self.assertEqual((200, 409, "filtered"), (found.status, other.status, other.json()["error"]))
         self.assertIn("this copy holds only facts of the writer master", other.json()["message"])
 
-    def test_what_nobody_named_is_not_there(self) -> None:
+    def test_a_file_without_a_name_is_found_only_if_stored(self) -> None:
         """Unless it is: bytes are brought before they are named."""
         other = checksum(b"else")
 
@@ -357,7 +357,7 @@ class ReplicaTests(FilesSiteCase):
         self.upstream = Upstream()
         self.name("x", SHA)
 
-    def test_it_is_waited_for(self) -> None:
+    def test_a_replica_waits_for_a_named_file(self) -> None:
         """With both rules."""
         for rule in ("eager", "lazy"):
             upstream = Upstream()

@@ -214,7 +214,7 @@ class MisbehavingTests(ClientCase):
         self.successResultOf(fetched)
         self.assertEqual(MAX_BUFFERED_BYTES + 2, sum(map(len, self.got)))
 
-    def test_who_gives_up_hangs_up(self) -> None:
+    def test_a_cancelled_download_closes_the_connection(self) -> None:
         """As when the daemon stops."""
         response = Response(200)
         fetched = self.fetch(Client(response))

@@ -47,7 +47,7 @@ class FilteredTests(SiteCase):
         self.assertEqual((409, "M_UNKNOWN"), (answer.status, answer.json()["errcode"]))
         self.assertIn("this copy holds only receipts", answer.json()["error"])
 
-    def test_what_is_held_is_given(self) -> None:
+    def test_a_filtered_copy_serves_its_streams(self) -> None:
         """And nothing is told of other writers."""
         rows = self.get("/v1/streams/receipts/rows?writer=master").json()
         allocated = self.get("/v1/streams/receipts/allocated").json()
@@ -113,6 +113,6 @@ class JoiningTests(SiteCase):
         self.is_joining = False
         self.assertEqual([200] * 5, [self.get(path).status for path in (*paths[:3], paths[4], "/v1/status")])
 
-    def test_its_status_is_told(self) -> None:
+    def test_its_status_is_reported(self) -> None:
         """Who asks how it is gets an answer."""
         self.assertEqual([200, 200], [self.get(path).status for path in ("/v1/status", "/status")])

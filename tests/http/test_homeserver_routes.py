@@ -61,7 +61,7 @@ class InvalidateTests(SiteCase):
             "POST", "/v1/invalidate", json.dumps(body).encode(), f"Authorization: Bearer {secret}"
         )
 
-    def test_it_is_done_and_logged(self) -> None:
+    def test_an_invalidation_is_written_and_logged(self) -> None:
         """With who and why, and without the key of the entry."""
         answer = self.request_it(BODY)
 
@@ -98,7 +98,7 @@ class InvalidateTests(SiteCase):
             self.assertIn(why, answer.json()["message"])
         self.assertEqual([], self.invalidator.asked)
 
-    def test_failures(self) -> None:
+    def test_failures_of_an_invalidation_are_answered(self) -> None:
         """What happened, as it was said."""
         for error, status, code in (
             (ConfigError("no cache is called x"), 400, "bad_request"),

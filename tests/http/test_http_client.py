@@ -62,7 +62,7 @@ def test_a_body_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("end", BROKEN)
-def test_lines_that_break_off_are_told(end: Exception) -> None:
+def test_lines_that_break_off_are_reported(end: Exception) -> None:
     """After a whole line too: it may not have been the last."""
     lines = BodyLines("http://h")
     lines.makeConnection(StringTransport())

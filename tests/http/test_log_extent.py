@@ -63,7 +63,7 @@ class ExtentTests(SiteCase):
         self.assertEqual((1, None), (trimmed["serial"], trimmed["digest"]))
         self.assertEqual("", find_mismatch(trimmed, SHAPE))
 
-    def test_a_reader_of_another_history_is_told(self) -> None:
+    def test_a_reader_of_another_history_is_reported(self) -> None:
         """Before anything is planned on it."""
         self.receipts(2)
 

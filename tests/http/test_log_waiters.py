@@ -66,7 +66,7 @@ class WaitingTests(SiteCase):
 
         self.assertEqual(200, talk.answer().status)
 
-    def test_who_waits_leaves_nothing_behind(self) -> None:
+    def test_an_ended_wait_leaves_no_timer_or_queue_entry(self) -> None:
         """Neither a timer, nor a place in the queue, however it ends."""
         timers = len(self.clock.getDelayedCalls())
         gone = [self.ask_for(path, f"min_serial={5 + n}") for n, path in enumerate(PATHS * 5)]
@@ -78,7 +78,7 @@ class WaitingTests(SiteCase):
 
         self.assertEqual([], self.flushLoggedErrors())
 
-    def test_only_so_many_may_wait(self) -> None:
+    def test_the_number_of_waiters_is_limited(self) -> None:
         """The next one is told to come back; the others, and who need not wait, do not feel it."""
         self.publisher.waiters = LogWaiters(self.log, self.clock, max_waiters=3)
         self.site = self.make_site()
@@ -110,7 +110,7 @@ class DigestsTests(SiteCase):
             self.get("/v1/digests?serials=3,1,0,4,1").json(),
         )
 
-    def test_what_was_trimmed_is_null(self) -> None:
+    def test_trimmed_digests_are_null(self) -> None:
         """Nothing is claimed about it."""
         self.post("caches", [["name", ["key"], 1]], [["name", ["key"], 1]])
         self.wait(self.log.trim(2, lambda *_: None, 10))

@@ -108,7 +108,7 @@ class FollowingTests(EndpointCase):
         self.pass_(3)
         return made, log
 
-    def test_it_joins_and_follows(self) -> None:
+    def test_a_replica_over_http_joins_and_follows(self) -> None:
         """Facts, receipts, epochs and what nobody keeps."""
         self.receipts(5)
         self.post("receipts", [receipt()], idempotency_key="k")
@@ -344,7 +344,7 @@ class RefusalTests(EndpointCase):
             self.assertEqual(RemoteProtocolError, type(error))
             self.assertIn(f"http://hs.example:9093/v1/native answered 409 {code}: m", str(error))
 
-    def test_other_answers_are_told(self) -> None:
+    def test_unexpected_answers_are_reported(self) -> None:
         """Of an older daemon, of one that cannot serve now, and of something else."""
         cases: list[tuple[Answers, type[Exception], str]] = [
             (

@@ -191,7 +191,7 @@ class BytesTests(DoorCase):
         self.assertEqual({"received": door.offset + 7}, talk.answer().json())
         self.assertEqual({"received": door.offset + 7}, other.answer().json())
 
-    def test_one_request_at_a_time(self) -> None:
+    def test_a_second_concurrent_request_of_a_connection_is_refused(self) -> None:
         """Bytes would pile up behind those that wait."""
         door = self.door()
         door.subscribe()
@@ -237,7 +237,7 @@ class BytesTests(DoorCase):
         self.assertLess(held, 100_000)
         self.assertEqual(400, sum(block.lines for block in door.replica.blocks("facts")))
 
-    def test_what_is_too_long_is_refused(self) -> None:
+    def test_a_body_over_the_limit_is_refused(self) -> None:
         """The connection stays."""
         door = self.door()
         refused = door.post(b"x" * ((NATIVE_BYTES.max_body or 0) + 1))

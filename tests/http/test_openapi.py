@@ -16,7 +16,7 @@ class OpenApiTests(SiteCase):
         """For every tool that reads it."""
         self.assertEqual([], list(OpenAPIV31SpecValidator(build_description()).iter_errors()))
 
-    def test_it_is_public_and_made_once(self) -> None:
+    def test_the_description_is_public_and_made_once(self) -> None:
         """A client can read it before it has a key."""
         self.site = self.make_site(secret="s3cret")
 

@@ -84,13 +84,13 @@ REFUSED: list[tuple[Kind, list[bytes], str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "texts", "value"), TAKEN)
-def test_what_a_kind_takes(kind: Kind, texts: list[bytes], value: Any) -> None:
+def test_valid_parameters_are_parsed(kind: Kind, texts: list[bytes], value: Any) -> None:
     """The value; or the default, if the parameter is absent."""
     assert value == kind.read("x", texts)
 
 
 @pytest.mark.parametrize(("kind", "texts", "code", "why"), REFUSED)
-def test_what_a_kind_refuses(kind: Kind, texts: list[bytes], code: str, why: str) -> None:
+def test_invalid_parameters_are_refused(kind: Kind, texts: list[bytes], code: str, why: str) -> None:
     """With the code and the message of the response."""
     with pytest.raises(BadParameter) as refused:
         kind.read("x", texts)
@@ -123,7 +123,7 @@ def test_the_schema_allows_as_many_numbers_as_are_taken(count: int, is_allowed: 
         (Text(), "any thing"),
     ],
 )
-def test_what_clients_write_is_read_back(kind: Kind, value: Any) -> None:
+def test_formatted_parameters_are_parsed_back(kind: Kind, value: Any) -> None:
     """The text that a client sends means the same at the server."""
     assert value == kind.read("x", [kind.format(value).encode()])
 

@@ -159,7 +159,7 @@ class CopiesCase(SiteCase):
 class ReplicaTests(CopiesCase):
     """The same judgement and the same list as for those that speak natively."""
 
-    def test_what_a_daemon_says_of_itself(self) -> None:
+    def test_replication_status_is_described(self) -> None:
         """A replica compares it with what it has."""
         self.receipts(2)
 

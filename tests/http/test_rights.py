@@ -378,7 +378,7 @@ class SightTests(CopiesCase):
         for name in ("hiddenwriter", "hiddenreader", "other-uuid", "h-of-", f'"{SECRET}"'):
             self.assertIn(name, told)
 
-    def test_what_the_key_may_see_is_told(self) -> None:
+    def test_what_the_key_may_see_is_reported(self) -> None:
         """Its own writers, receipts and leases."""
         joined = self.heard(streams=frozenset({SEEN}))
         followed = self.told("GET", "/v1/changelog?receipts=true")

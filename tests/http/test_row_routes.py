@@ -27,7 +27,7 @@ class RowsTests(SiteCase):
         self.assertEqual(([3, 4], 4, True), self.page("from=2&limit=2"))
         self.assertEqual(([], 5, False), self.page("from=5"))
 
-    def test_nothing_is_claimed_beyond_the_head(self) -> None:
+    def test_a_page_claims_nothing_beyond_the_head(self) -> None:
         """A reader that believed it would skip what is written next."""
         self.receipts(2)
 

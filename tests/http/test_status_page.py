@@ -172,14 +172,14 @@ class StatusPageTests(SiteCase):
         self.assertEqual({"v1/status", "metrics", "v1/openapi.json"}, set(links))
         self.assertLessEqual({f"/{one}" for one in links}, {route.path for route in ROUTES})
 
-    def test_nothing_that_others_named_is_html(self) -> None:
+    def test_names_from_peers_are_escaped(self) -> None:
         """Names of replicas, writers and files come over the wire."""
         text = shown(_hostile(status()))
 
         self.assertNotIn("<img", text)
         self.assertIn("&lt;img", text)
 
-    def test_it_stays_bounded(self) -> None:
+    def test_the_status_page_is_bounded(self) -> None:
         """200 replicas and 5,000 writers still make a page that a phone can show, and it says so."""
         many = [REPLICA | {"name": f"replica{number}", "uuid": f"u{number}"} for number in range(200)]
         writers = {f"worker{number}": number for number in range(5_000)}
@@ -240,7 +240,7 @@ class StatusPageTests(SiteCase):
         self.assertIn("Nothing is wrong.", well)
         self.assertNotIn("Homeserver", shown(status()))
 
-    def test_it_lives_without_a_script(self) -> None:
+    def test_the_status_page_reloads_without_a_script(self) -> None:
         """By asking again as a whole."""
         self.assertIn('<noscript><meta http-equiv="refresh" content="5"></noscript>', shown(status()))
 
@@ -283,7 +283,7 @@ class StatusPageTests(SiteCase):
             self.assertIn('<span class="dim">unknown</span>', text)
         self.assertNotIn('<span class="dim">unknown</span>', shown(status()))
 
-    def test_what_matters_is_first(self) -> None:
+    def test_the_status_page_begins_with_rate_last_fact_and_disk(self) -> None:
         """The rate, the last fact and the disk; digest and history are for comparisons."""
         disk = {"log_bytes": 3 << 20, "free_bytes": 5 << 30}
         text = shown(status(facts_per_second=12.5, last_fact_at=NOW - 7, disk=disk))

@@ -48,7 +48,9 @@ def daemon(stage: Stage, name: str) -> Daemon:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["berlin", "paris"])
-def test_it_fits_and_nothing_complains(browser: Chromium, stage: Stage, name: str, width: int) -> None:
+def test_the_page_fits_a_phone_without_console_errors(
+    browser: Chromium, stage: Stage, name: str, width: int
+) -> None:
     """On a phone nobody scrolls sideways; the policy stops nothing of ours."""
     tab = browser.tab(width, 800)
     tab.open(f"{daemon(stage, name).url}/status")
@@ -71,7 +73,7 @@ def test_it_is_dark_for_who_wants_that(browser: Chromium, stage: Stage) -> None:
     tab.close()
 
 
-def test_it_is_whole_without_a_script(browser: Chromium, stage: Stage) -> None:
+def test_the_page_is_whole_without_a_script(browser: Chromium, stage: Stage) -> None:
     """It then asks for itself again as a whole."""
     tab = browser.tab(1280, 800, has_script=False)
     tab.open(f"{daemon(stage, 'berlin').url}/status")
@@ -81,7 +83,7 @@ def test_it_is_whole_without_a_script(browser: Chromium, stage: Stage) -> None:
     tab.close()
 
 
-def test_it_follows_without_being_loaded_again(browser: Chromium, stage: Stage) -> None:
+def test_the_page_updates_in_place(browser: Chromium, stage: Stage) -> None:
     """What was opened stays open, and new facts are there."""
     berlin = daemon(stage, "berlin")
     tab = browser.tab(1280, 800)

@@ -214,7 +214,7 @@ class SendingTests(StreamCase):
             self.assertNotIn(b"packages", follower.sent)
             self.assertNotIn(b"declarations", follower.sent)
 
-    def test_who_names_it_gets_it(self) -> None:
+    def test_a_declared_stream_is_sent_to_followers_that_request_it(self) -> None:
         """Over the same port; the others still do not."""
         self.declare()
         other = Follower(self, CURRENT)

@@ -76,7 +76,7 @@ class TestNeverAnnounced:
         """The first look's position was above all that was heard until the end."""
         assert [("never_announced", "receipts", "w1")] == found(SERVER, looks(5, 7, 8))
 
-    def test_one_that_is_heard_late(self) -> None:
+    def test_an_announcement_within_seconds_is_no_finding(self) -> None:
         """Synapse stores after it notifies, and the line may take some seconds."""
         assert [] == found(SERVER, looks(5, 7, 8, positions={"receipts": {"w1": 5}}))
 
@@ -98,7 +98,7 @@ class TestNeverAnnounced:
 
         assert [] == found(SERVER, seen, has_asked=True)
 
-    def test_one_that_was_a_writer(self) -> None:
+    def test_a_former_writer_with_a_position_is_found(self) -> None:
         """Its position stays in the database until the homeserver starts."""
         asked = looks(5, 5, 5, answers={("caches", "w1"): 1}, positions={"receipts": {"w2": 4}})
         without = msgspec.structs.replace(SERVER, writers={"receipts": ("w2",)})
@@ -109,7 +109,7 @@ class TestNeverAnnounced:
         """It is judged at the next."""
         assert [] == found(SERVER, looks(5, 5, 8))
 
-    def test_without_redis(self) -> None:
+    def test_without_redis_nothing_counts_as_unannounced(self) -> None:
         """Nothing could be heard."""
         assert [] == found(SERVER, looks(5, 7, 8, trouble="connection refused"))
 
@@ -464,7 +464,7 @@ class TestConsumers:
         assert [] == found(SERVER, consumers(events=100, pushers=failing))
 
 
-def test_what_was_not_seen_is_told() -> None:
+def test_unseen_streams_are_reported_with_the_reason() -> None:
     """By what, and why."""
     server = msgspec.structs.replace(SERVER, notes=("a note",))
     last = Look(

@@ -178,7 +178,7 @@ def test_of_several_databases_the_one_with_main_counts(tmp_path: Path) -> None:
         ({"database": None, "database_path": "/data/old.db"}, "/data/old.db"),
     ],
 )
-def test_sqlite(tmp_path: Path, settings: dict[str, Any], path: str) -> None:
+def test_both_forms_of_sqlite_are_read(tmp_path: Path, settings: dict[str, Any], path: str) -> None:
     """In both forms."""
     found = read(tmp_path, **settings).database
 

@@ -69,7 +69,7 @@ def test_how_far_readers_of_events_are(place: Place) -> None:
     assert pushers.failing_since == pytest.approx(time.time() - 600, abs=60)
 
 
-def test_application_services(place: Place) -> None:
+def test_down_application_services_are_read_with_their_transactions(place: Place) -> None:
     """Which are down, and the transactions that wait for them."""
     bridge, other = sorted(look(place).consumers.appservices, key=lambda one: one.name)
 

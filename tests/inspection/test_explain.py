@@ -284,7 +284,7 @@ def test_prefixes_and_quotes_do_not_matter(wrapper: str, line: str, kind: str) -
     assert (passage.kind, passage.fields) == (kind, only(line).fields)
 
 
-def test_what_is_special_about_a_field() -> None:
+def test_a_special_field_is_explained_in_its_row() -> None:
     """It stands in its row."""
     notes = {row["field"]: row["note"] for row in only("t12-345_3_0_m1~2.3_1_1_1_4_1").fields}
 

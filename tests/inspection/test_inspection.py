@@ -143,7 +143,7 @@ def test_three_looks_in_fifteen_seconds(ends: Ends) -> None:
     assert ends.steps[0][1] == 15.0
 
 
-def test_what_is_stuck_is_found(ends: Ends) -> None:
+def test_a_process_that_stays_behind_is_found(ends: Ends) -> None:
     """A process stays where it is."""
     ends.pages = {"master": {"receipts": 9}, "w1": {"receipts": 5}}
     report = ends.run()
@@ -176,7 +176,7 @@ def test_an_answer_that_came_twice_is_asked_for_again(ends: Ends) -> None:
     assert [("name_twice", "w1")] == [(one.kind, one.process) for one in report.findings]
 
 
-def test_a_question_that_is_refused_is_told(ends: Ends) -> None:
+def test_a_question_that_is_refused_is_reported(ends: Ends) -> None:
     """Redis may forbid this user to publish."""
     ends.refuses_questions = True
     report = ends.run(asks=True)
@@ -195,7 +195,7 @@ def test_a_database_that_fails_is_not_seen(ends: Ends) -> None:
     assert report.seen["processes"] == 2
 
 
-def test_nothing_at_all_is_seen(ends: Ends) -> None:
+def test_an_inspection_that_sees_nothing_is_neither_well_nor_unwell(ends: Ends) -> None:
     """That is neither well nor unwell."""
     ends.database_error = StorageError(op="connect", why="refused")
     ends.heard = {}
@@ -204,7 +204,7 @@ def test_nothing_at_all_is_seen(ends: Ends) -> None:
     assert 2 == report.exit_code
 
 
-def test_several_processes_without_redis_are_told(ends: Ends) -> None:
+def test_several_processes_without_redis_are_reported(ends: Ends) -> None:
     """The file that has it was not given."""
     report = ends.run(msgspec.structs.replace(SERVER, redis=None), asks=True)
 

@@ -46,7 +46,9 @@ HOMESERVER = Homeserver(
         (InvalidationRequest(name="get_partial_rooms"), [("get_partial_rooms", [])]),
     ],
 )
-def test_rows(wanted: InvalidationRequest, rows: list[tuple[str, list[str] | None]]) -> None:
+def test_invalidation_rows_have_the_forms_of_real_writers(
+    wanted: InvalidationRequest, rows: list[tuple[str, list[str] | None]]
+) -> None:
     """In the forms of real writers, with the time."""
     plan = make_plan(wanted, [NEW], now_ms=7)
 
@@ -81,7 +83,7 @@ def test_rows(wanted: InvalidationRequest, rows: list[tuple[str, list[str] | Non
         ),
     ],
 )
-def test_refused(wanted: InvalidationRequest, why: str) -> None:
+def test_refused_invalidations_say_what_to_do(wanted: InvalidationRequest, why: str) -> None:
     """With what to do instead."""
     with pytest.raises(ConfigError, match=why):
         make_plan(wanted, [NEW])

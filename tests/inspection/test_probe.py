@@ -124,7 +124,7 @@ def test_there_is_a_round_a_second_at_most() -> None:
     assert homeserver.clock.seconds() >= 4
 
 
-def test_it_cleans_up() -> None:
+def test_a_probe_cleans_up() -> None:
     """Account data, the room, the messages of its device."""
     _, probe, homeserver, _ = probed(2, fast=0.0)
 
@@ -136,7 +136,7 @@ def test_it_cleans_up() -> None:
     assert json.dumps(homeserver.calls).count("createRoom") == 1
 
 
-def test_what_cannot_be_cleaned_up_is_told() -> None:
+def test_what_cannot_be_cleaned_up_is_reported() -> None:
     """The measurements are there."""
     found, probe, *_ = probed(fast=0.0, refuses="/forget")
 

@@ -65,7 +65,7 @@ def test_one_silent_row_is_told_within_two_looks() -> None:
     assert watched.value("homeserver_lag_rows", **labels) == 1
 
 
-def test_it_stays_until_it_is_announced() -> None:
+def test_a_finding_stays_until_the_row_is_announced() -> None:
     """Although the writer is idle, and the looks are forgotten."""
     watched = Watched()
     for position in (5, 6, 6, *[6] * 10):
@@ -80,7 +80,7 @@ def test_it_stays_until_it_is_announced() -> None:
 
 
 @pytest.mark.parametrize("announced", [6, 7])
-def test_what_is_announced_is_well(announced: int) -> None:
+def test_an_announced_row_is_no_finding(announced: int) -> None:
     """Before it is stored, or after."""
     watched = Watched()
     seen = [watched.see(5), watched.see(6), watched.see(6, announced), watched.see(6, announced)]

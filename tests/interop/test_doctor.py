@@ -182,7 +182,7 @@ DAMAGES = pytest.mark.parametrize(
 
 
 @DAMAGES
-def test_it_says_what_the_homeserver_does(
+def test_the_doctor_agrees_with_the_homeserver(
     homeserver: Callable[..., str], damage: list[str], message: set[tuple[str, str, str]], is_refused: bool
 ) -> None:
     """And changes nothing. What it says to run lets the homeserver start, and is enough."""

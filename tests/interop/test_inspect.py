@@ -248,7 +248,7 @@ def test_silent_while_all_is_well(homeserver: Homeserver, traffic: Driving) -> N
     report(f"{number} looks at a homeserver under traffic found nothing")
 
 
-def test_it_takes_little(homeserver: Homeserver) -> None:
+def test_an_inspection_takes_2_cpu_seconds_and_150_mb(homeserver: Homeserver) -> None:
     """At most 2 CPU seconds, and 150 MB."""
     program = (
         "import resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL);"

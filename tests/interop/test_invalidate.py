@@ -105,7 +105,7 @@ def test_a_name_of_another_release_is_refused(homeserver: Homeserver) -> None:
     assert "Synapse 1.163 has no cache get_user_in_directory: it is known in 1.66" in errors
 
 
-def test_one_entry(homeserver: Homeserver) -> None:
+def test_one_invalidated_entry_is_read_again_by_every_process(homeserver: Homeserver) -> None:
     """A changed row is seen by every process, and others' own invalidations go on."""
     client = Client.register(homeserver, "one-entry")
     assert [False] * 3 == guests(client)
@@ -172,7 +172,7 @@ def test_a_whole_cache(homeserver: Homeserver) -> None:
         eventually(lambda: guests(client) == [True] * 3, "all see it")  # noqa: B023 (called here)
 
 
-def test_a_room(homeserver: Homeserver) -> None:
+def test_a_room_is_invalidated_whole(homeserver: Homeserver) -> None:
     """All that is cached of it."""
     client = Client.register(homeserver, "room")
     room = client.create_room(preset="public_chat")

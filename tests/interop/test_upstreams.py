@@ -63,7 +63,7 @@ class Synapse:
 
 
 @pytest.mark.only_release("current")
-def test_it_moves_on_with_each_promotion(release: str, tmp_path: Path) -> None:
+def test_a_synapse_worker_follows_each_promotion(release: str, tmp_path: Path) -> None:
     """It misses what docs/howto/synapse-failover.md says, and nothing else."""
 
     def workers(

@@ -12,7 +12,7 @@ from tests.http.test_write_forwarder import RelayCase
 class PoisonTests(FilesCase):
     """A replica that fetches its files one at a time."""
 
-    def test_one_poisonous_file_holds_up_nothing(self) -> None:
+    def test_a_file_with_wrong_bytes_does_not_hold_up_others(self) -> None:
         """Case 31, devpi #447 and #489: one file that could not be fetched stopped a replica permanently.
 
         Here: all others arrive, wrong bytes are never kept, and status names the file. When the file is right

@@ -276,7 +276,7 @@ def test_a_snapshot_of_something_else_is_refused(spark: "SparkSession", tmp_path
         compacted(spark, tmp_path)
 
 
-def test_a_missing_file_is_told(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(spark: "SparkSession", tmp_path: Path) -> None:
     """No snapshot is made of a part of an archive."""
     archive(str(tmp_path / "archive"), chained([("push_rules", "w", [["@a:b"]])]))
     (tmp_path / "archive" / paths_of(tmp_path / "archive")[0]).unlink()

@@ -216,7 +216,7 @@ class TestOptions:
             ({**URL, "maxTriggerDelay": "soon"}, "maxTriggerDelay must be a duration such as 15m"),
         ],
     )
-    def test_what_makes_no_sense_is_told(self, given: dict[str, str], words: str) -> None:
+    def test_invalid_options_are_refused(self, given: dict[str, str], words: str) -> None:
         """In one line, with the name of the option."""
         with pytest.raises(ConfigError, match=words):
             read_options(given)
@@ -249,7 +249,9 @@ class TestOptions:
         (0, 100, 1, 50, [0, 50, 100]),
     ],
 )
-def test_cuts(after: int, upto: int, least: int, each: int, expected: list[int]) -> None:
+def test_a_range_is_cut_into_equal_parts(
+    after: int, upto: int, least: int, each: int, expected: list[int]
+) -> None:
     """Equal parts, none of them empty."""
     assert expected == split_range(after, upto, at_least=least, at_most_each=each)
 
@@ -394,7 +396,7 @@ class TestChecking:
             checking.check(batch_of_facts(facts[first : first + 6]))
         checking.finish()
 
-    def test_what_is_whole_passes(self) -> None:
+    def test_complete_ranges_pass_the_check(self) -> None:
         """From any place on, chosen or not; tokens of several writers skip numbers, which is no loss."""
         whole = SerialRange(0, 20, digest=EMPTY, end_digest=self.facts[-1].digest)
         self.look(whole, self.facts, is_all=True)

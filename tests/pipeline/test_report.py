@@ -58,7 +58,7 @@ def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Mad
     return Made(spark, tmp_path_factory.mktemp("report"))
 
 
-def test_totals(made: Made) -> None:
+def test_a_report_has_totals_by_writer(made: Made) -> None:
     """What was there: facts, rows and bytes of each writer of each stream."""
     expected = made.ask(
         "select stream, writer, count(distinct serial), count(row), coalesce(sum(strlen(row)), 0)::bigint"
@@ -76,7 +76,7 @@ def test_totals(made: Made) -> None:
     assert len(made.day.facts) == made.report.facts == sum(int(row["facts"]) for row in made.table("hours"))
 
 
-def test_peaks(made: Made) -> None:
+def test_a_report_has_the_busiest_seconds(made: Made) -> None:
     """The most facts and rows of one second."""
     seconds: dict[str, Counter[int]] = defaultdict(Counter)
     for fact in made.day.facts:
@@ -87,7 +87,7 @@ def test_peaks(made: Made) -> None:
     assert {stream: max(counts.values()) for stream, counts in seconds.items()} == found
 
 
-def test_waits(made: Made) -> None:
+def test_a_report_has_the_delay_of_archiving(made: Made) -> None:
     """How long facts waited to be archived."""
     archived: dict[int, int] = {}
     for one in made.batches:
@@ -105,7 +105,7 @@ def test_waits(made: Made) -> None:
     ]
 
 
-def test_sizes(made: Made) -> None:
+def test_a_report_has_fact_sizes(made: Made) -> None:
     """The largest facts, and those in the middle."""
     expected = made.ask(
         "select stream, serial, sum(strlen(row))::bigint from ARCHIVE where row is not null group by all"
@@ -175,7 +175,7 @@ def test_silence_is_since_the_last_fact(made: Made) -> None:
     assert {pair: (end - last[pair]) / 1000 for pair in found} == pytest.approx(found)
 
 
-def test_all_that_is_named_is_there(made: Made) -> None:
+def test_a_report_has_its_pictures_and_tables(made: Made) -> None:
     """The page, its pictures and its tables; and somebody who waits is told how far it is."""
     page = made.report.page.read_text(encoding="utf-8")
 
@@ -186,7 +186,7 @@ def test_all_that_is_named_is_there(made: Made) -> None:
     assert f"{at:%Y-%m-%d %H:%M:%S} UTC" in page
 
 
-def test_what_is_wrong_is_found(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_report_finds_gaps_and_unreadable_rows(spark: "SparkSession", tmp_path: Path) -> None:
     """A fact that is missing, one that goes back, files named twice, and rows that nobody can read."""
     rows: list[Any] = [["cs_cache_fake", ["!r:h"], 5]]
     facts = chained(

@@ -195,7 +195,7 @@ def test_names_are_expanded_as_workers_do() -> None:
     assert {"cs_cache_fake": 5, "get_user_by_id": 5} == names
 
 
-def test_what_cannot_be_read_is_counted() -> None:
+def test_unreadable_invalidations_are_counted() -> None:
     """An alias without keys drops all that it can mean, as in a worker; a row of nonsense is left out."""
     assert 1 == meaning(None).unreadable
     assert 1 == meaning("{").unreadable

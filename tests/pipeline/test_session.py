@@ -77,7 +77,7 @@ def test_a_local_spark_shuffles_into_few() -> None:
         assert session_settings("local[*]")[SHUFFLE] == counts["local"]
 
 
-def test_what_is_asked_for_goes_first() -> None:
+def test_given_java_options_override_ours() -> None:
     """Options of Java are added to ours, and as the later ones they win."""
     options = "spark.driver.extraJavaOptions"
     settings = told("local[2]", **{SHUFFLE: "7", options: "-Xss4m", "spark.ui.enabled": "true"})

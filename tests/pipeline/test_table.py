@@ -251,7 +251,7 @@ def test_an_older_version_is_read_as_it_was(tmp_path: Path) -> None:
     assert not (tmp_path / before.files["path"][0].as_py()).exists()
 
 
-def test_a_batch_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_batch_that_is_gone_is_reported(tmp_path: Path) -> None:
     """Nobody reads an archive with a hole in it as if it were whole."""
     archive(str(tmp_path), FACTS, batch_facts=BATCH)
     commit = tmp_path / "_delta_log" / f"{1:020}.json"
@@ -337,7 +337,7 @@ def test_a_stream_of_any_name_is_archived_and_merged(tmp_path: Path) -> None:
     assert all((tmp_path / path).exists() for path in paths_of(tmp_path))
 
 
-def test_a_commit_that_always_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_always_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not tried for ever: it may be no race at all."""
     store = Store(str(tmp_path))
     job = BatchCommitter(store, LOG)

@@ -216,7 +216,7 @@ class TestHole:
         assert before.watched is not None
         assert {"gap": 1, "hot": 1} == {name: n for name, n in before.watched.lines.items() if n}
 
-    def test_who_cannot_be_told_ends_it(self, spark: "SparkSession") -> None:
+    def test_a_closed_output_ends_the_watch(self, spark: "SparkSession") -> None:
         """As when a pipe is closed: with that, not with what Spark makes of it."""
         facts = chained([("push_rules", "w1", rule("@a:h"))])
 

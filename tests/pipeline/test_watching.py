@@ -124,7 +124,7 @@ class TestChains:
     """What a writer's facts say of those that did not come."""
 
     @pytest.mark.parametrize("name", GAPS)
-    def test_gaps(self, name: str) -> None:
+    def test_gaps_are_found_by_prev_token(self, name: str) -> None:
         """Only what `prev_token` says is missing, is."""
         facts, expected = GAPS[name]
 
@@ -133,7 +133,7 @@ class TestChains:
         assert expected == said(told)
 
     @pytest.mark.parametrize("name", REPAIRS)
-    def test_repairs(self, name: str) -> None:
+    def test_a_gap_is_closed_once_its_facts_have_come(self, name: str) -> None:
         """A gap is closed when all that certainly was in it is there."""
         facts, expected = REPAIRS[name]
         chain, before = follow((1, 1, 0, 2), (2, 1, 5, 6))
@@ -394,7 +394,7 @@ class TestObserving:
         assert drops.keyed == sum(drops.names.values())
         assert drops.whole == sum(drops.whole_names.values())
 
-    def test_nothing_becomes_nothing(self) -> None:
+    def test_an_empty_batch_gives_no_rows(self) -> None:
         """Spark asks so where there is nothing."""
         assert [] == list(observe([rows_of([])]))
 

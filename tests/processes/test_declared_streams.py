@@ -134,7 +134,7 @@ def test_streams_of_the_configuration(tmp_path: Path) -> None:
         ("--key a", "only create takes --key"),
     ],
 )
-def test_mistakes(arguments: str, why: str) -> None:
+def test_wrong_declarations_are_refused_in_one_line(arguments: str, why: str) -> None:
     """One line, before anything is asked of a daemon."""
     from click.testing import CliRunner
 

@@ -65,7 +65,7 @@ class Files:
             ).fetchall()
 
 
-def test_what_is_announced(redis: RedisServer, tmp_path: Path) -> None:
+def test_an_invalidation_announces_a_position_then_its_rows(redis: RedisServer, tmp_path: Path) -> None:
     """A position first, and then each row under its id; the next time the position continues there."""
     files = Files(tmp_path, redis.port)
     with Recorder(redis.port, SERVER_NAME) as recorder:
@@ -114,7 +114,7 @@ def test_while_another_writes(redis: RedisServer, tmp_path: Path) -> None:
     assert [] == files.rows()
 
 
-def test_nobody_is_asked(redis: RedisServer, tmp_path: Path) -> None:
+def test_without_a_terminal_an_invalidation_needs_yes(redis: RedisServer, tmp_path: Path) -> None:
     """Without a terminal and without --yes nothing is written."""
     files = Files(tmp_path, redis.port)
     code, _, errors = files.invalidate("get_user_by_id", USER)

@@ -145,7 +145,7 @@ def test_a_writer_that_stands_still_is_named(daemon: Daemon, redis: RedisServer)
         eventually(lambda: not status(daemon.url)["stuck"], "a writer that moves again")
 
 
-def test_what_is_posted_is_refused_and_nothing_is_told(daemon: Daemon, redis: RedisServer) -> None:
+def test_what_is_posted_is_refused_and_nothing_is_reported(daemon: Daemon, redis: RedisServer) -> None:
     """A daemon without `redis_writes` is no writer, whatever somebody sends it."""
     with Listener(redis) as listener, Asker(daemon.url) as asker:
         with pytest.raises(Refused, match="409"):

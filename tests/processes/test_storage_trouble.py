@@ -53,7 +53,7 @@ def test_a_changed_history_is_not_gone_on_with(tmp_path: Path) -> None:
     assert "the digest of serial 3 does not follow" in told
 
 
-def test_a_cut_off_database_is_told(tmp_path: Path) -> None:
+def test_a_cut_off_database_is_reported(tmp_path: Path) -> None:
     """As after a copy that was not finished."""
     path = tmp_path / "synrepl.db"
     with Daemon(tmp_path) as daemon, Asker(daemon.url) as asker:
@@ -79,7 +79,7 @@ def test_a_daemon_that_is_there_does_not_suffer_from_a_second_one(tmp_path: Path
         assert verify(changelog(daemon.url), EMPTY) is None
 
 
-def test_a_disk_that_is_full_at_the_start_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_at_the_start_is_reported(tmp_path: Path) -> None:
     """Not found out at the first append."""
     told = cannot_start(tmp_path, TWISTD[0], SMALL_FILES + TWISTD[1], *TWISTD[2:])
 

@@ -200,7 +200,7 @@ def test_a_password_is_read_each_time(tmp_path: Path) -> None:
         (b"\xff\xfe", "is not UTF-8 text"),
     ],
 )
-def test_a_bad_password_file_is_told(tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_bad_password_file_is_reported(tmp_path: Path, content: bytes, why: str) -> None:
     """By its name, and without what is in it."""
     path = tmp_path / "password"
     path.write_bytes(content)
@@ -221,7 +221,7 @@ def test_an_address_is_read_without_a_redis_library() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_missing_password_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_password_file_is_reported(tmp_path: Path) -> None:
     """With what the system says."""
     address = RedisAddress.parse(f"redis://host?password_file={tmp_path}/none")
 

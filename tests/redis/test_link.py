@@ -76,7 +76,7 @@ def test_hearing_waits_for_the_last_confirmation() -> None:
     assert asked[0].split(b"\r\n")[2::2] == [b"SUBSCRIBE", USER_IP.encode(), SERVER.encode()]
 
 
-def test_only_what_belongs_there_is_sent() -> None:
+def test_commands_that_redis_does_not_carry_are_refused() -> None:
     """A command that Redis does not carry is a bug here."""
 
     async def setup(world: World) -> None:
@@ -502,7 +502,7 @@ def test_a_password_can_be_put_right_without_a_restart(tmp_path: Path) -> None:
     FakeWorld("password").run(setup)
 
 
-def test_what_is_no_redis_is_told() -> None:
+def test_a_server_that_is_no_redis_is_reported() -> None:
     """As an HTTP server on the port that was meant."""
     from twisted.internet.protocol import Factory, Protocol
 
@@ -518,7 +518,7 @@ def test_what_is_no_redis_is_told() -> None:
     assert "is not Redis" in world.run(refusal)
 
 
-def test_tls_where_none_was_expected_is_told() -> None:
+def test_tls_where_none_was_expected_is_reported() -> None:
     """Its first bytes are those of an alert."""
     from twisted.internet.protocol import Factory, Protocol
 

@@ -64,7 +64,7 @@ def test_a_demoted_master_is_not_taken() -> None:
     world.run(setup)
 
 
-def test_what_every_sentinel_said_is_told() -> None:
+def test_the_error_lists_the_answer_of_each_sentinel() -> None:
     """Or nobody could tell a wrong name from a network that is down."""
     world, first, options = sentinel_world()
     first.kill()

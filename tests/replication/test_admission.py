@@ -64,7 +64,7 @@ BEGAN = LogPosition(2, 6, "d6")
         ({"serial": 8, "clock": {"events": {"other": 1}}}, "ahead"),
     ],
 )
-def test_admission(reader: dict[str, Any], code: str | None) -> None:
+def test_readers_are_admitted_by_their_position(reader: dict[str, Any], code: str | None) -> None:
     log: Any = History()
     stated = ReaderPosition(**reader)
     found: list[Any] = [history_mismatch(log, stated)]

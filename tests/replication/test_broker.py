@@ -412,7 +412,7 @@ class TestTelling:
 
         assert ["POSITION caches us 0 0", "POSITION to_device us 1 1"] == sorted(setup.told())
 
-    def test_who_writes_nothing_says_nothing(self) -> None:
+    def test_an_observer_sends_only_its_request(self) -> None:
         """An observer is not heard but for its question."""
         setup = Setup(writes=[])
         setup.says(REPLICATE, "POSITION events w1 5 5")
@@ -504,7 +504,7 @@ class TestClash:
     @pytest.mark.parametrize(
         "line", ['RDATA to_device us 7 ["@x:hs"]', "POSITION to_device us 7 7", "POSITION to_device us 0 0"]
     )
-    def test_it_stops_telling(self, line: str) -> None:
+    def test_a_second_writer_of_one_name_stops_publishing(self, line: str) -> None:
         """Two under one name make everybody drop facts of both."""
         setup = Setup()
         setup.says(line)
@@ -726,7 +726,7 @@ class TestCommands:
         setup.wait(0.1)
         assert [] == [line for line in worker.hears() if UP in line]
 
-    def test_what_is_heard_goes_down_once(self) -> None:
+    def test_commands_on_the_channel_reach_each_follower_once(self) -> None:
         """To each worker, and not up again."""
         setup = Setup()
         workers = [setup.worker("NAME w", REPLICATE) for _ in range(2)]

@@ -180,7 +180,9 @@ class TestNeverOlder:
         saved=st.booleans(),
         happenings=st.lists(st.sampled_from(HAPPENINGS), min_size=10, max_size=60),
     )
-    def test_whatever_happens(self, seed: int, saved: bool, happenings: list[Any]) -> None:
+    def test_cached_values_are_never_stale_under_random_faults(
+        self, seed: int, saved: bool, happenings: list[Any]
+    ) -> None:
         """Cuts, gaps, lost history, rows that cannot be read, slow subscribers, broken catch-up."""
         setup = Reading(saved)
         setup.chance.seed(seed)
@@ -194,7 +196,7 @@ class TestNeverOlder:
         assert setup.stale == []
 
     @pytest.mark.parametrize("seed", range(40))
-    def test_whatever_happens_for_longer(self, seed: int) -> None:
+    def test_cached_values_are_never_stale_in_long_seeded_runs(self, seed: int) -> None:
         """The same from fixed seeds, so that no run is without long ones."""
         setup = Reading(saved=seed % 2 == 0)
         setup.chance.seed(seed)
@@ -270,7 +272,7 @@ class TestNumbers:
         lines = generate_latest(metrics.registry).decode().splitlines()
         return [line for line in lines if line.startswith("synrepl_cache")]
 
-    def test_nothing_is_said_of_no_caches(self) -> None:
+    def test_without_caches_nothing_is_reported_of_them(self) -> None:
         """A daemon has none."""
         assert self.scrape(Metrics(CollectorRegistry())) == []
 

@@ -153,7 +153,7 @@ def test_a_name_is_bounded() -> None:
         FederationAcks(Clock()).acknowledge("c", "x" * (MAX_NAME + 1), 1)
 
 
-def test_what_lost_connections_leave_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acks_of_lost_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that connects again and again leaves no more than that; the oldest go first."""
     monkeypatch.setattr(acks_module, "MAX_DETACHED", 10)
     acks = FederationAcks(Clock())

@@ -42,12 +42,14 @@ def log(*starts: Start, serial: int = 100) -> Any:
         ([], [(2, 200, 7)], 100),
     ],
 )
-def test_the_fork(ours: list[Start], theirs: list[Start], serial: int) -> None:
+def test_the_fork_is_the_first_epoch_start_that_differs(
+    ours: list[Start], theirs: list[Start], serial: int
+) -> None:
     """Up to the first start that differs."""
     assert serial == fork_serial(log(*ours), EpochMark("h", tuple(theirs)))
 
 
-def test_who_is_later_and_who_is_behind() -> None:
+def test_later_and_earlier_epochs_of_one_history_are_told_apart() -> None:
     """Of one history only."""
     second, third = EpochMark("h", (SECOND,)), EpochMark("h", (SECOND, THIRD))
 

@@ -373,7 +373,7 @@ class TestHistory:
 
         assert [] == setup.lost
 
-    def test_somebody_between_may_just_be_behind(self) -> None:
+    def test_a_lower_position_from_a_relaying_server_is_no_rewind(self) -> None:
         """Only who hears the writer itself knows."""
         setup = Setup(knows_history=False)
         self.stand(setup)
@@ -398,7 +398,7 @@ class TestHistory:
 class TestReached:
     """What another source has brought."""
 
-    def test_it_is_where_the_log_stands(self) -> None:
+    def test_the_external_position_is_that_of_the_log(self) -> None:
         """-1 where that says nothing."""
         setup = Setup()
         setup.take(2, 3)

@@ -142,7 +142,7 @@ class TestFacts:
 
         assert told.since() == [*fact(2), *fact(3), ("waiter", 2), ("waiter", 3)]
 
-    def test_a_batch(self) -> None:
+    def test_a_batch_invalidates_at_its_last_row(self) -> None:
         """Rows of one fact go together, and nothing of it counts before its last row."""
         told = CachedFollower(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
 
@@ -200,7 +200,7 @@ class TestFacts:
         failed, called_again = [("caches", 2), ("subscriber", 2)], [("again", 2), ("subscriber", 2)]
         assert told.since() == [*failed, *called_again, ("second", 2), ("again", 2), ("position", 2)]
 
-    def test_fetched_facts(self) -> None:
+    def test_fetched_facts_invalidate_one_by_one(self) -> None:
         """What was missed goes the same way, one by one."""
         told = CachedFollower(saved=1, waits=[2, 3])
         told.shelve("to_device", [2, 3])
@@ -305,7 +305,7 @@ class TestTroubleWithCaches:
     """A worker's own function for an alias may fail: never stale, never stuck."""
 
     @pytest.mark.parametrize("count", [1, 3])
-    def test_what_cannot_be_dropped_is_cleared(self, count: int) -> None:
+    def test_a_cache_whose_entry_cannot_be_dropped_is_cleared(self, count: int) -> None:
         """And said aloud; the stream goes on."""
         told = CachedFollower(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
         told.caches.apply_failures = [KeyError("room")]
@@ -385,7 +385,7 @@ class TestTroubleWithCaches:
         assert before == []
         assert told.since() == [CLEARED, ("position", 3), *fact(4)]
 
-    def test_each_failure_to_clear_is_told(self) -> None:
+    def test_each_failure_to_clear_a_cache_is_reported(self) -> None:
         """The reason may have changed since the first."""
         told = CachedFollower()
         told.caches.skip_failures = [KeyError("first"), KeyError("second")]

@@ -31,7 +31,7 @@ TABLE: Transitions[Light] = {
 }
 
 
-def test_it_moves_as_the_table_allows() -> None:
+def test_a_machine_moves_as_its_table_allows() -> None:
     """And says whether that was another state."""
     lamp = Machine("lamp", TABLE, Light.OFF)
 

@@ -136,7 +136,7 @@ def test_a_process_on_the_shared_channel_is_not_kept_by_the_others() -> None:
         ),
     ],
 )
-def test_what_a_connection_says_is_bounded(
+def test_syncing_users_of_a_connection_are_limited(
     monkeypatch: pytest.MonkeyPatch, bound: str, commands: list[UserSync], why: str
 ) -> None:
     """One peer must not fill the memory; what it said is dropped at once."""
@@ -199,7 +199,9 @@ def test_users_who_wait_for_lost_connections_are_bounded(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("bound", "what"), [("MAX_ALL_INSTANCES", "instances"), ("MAX_ALL_USERS", "users")])
-def test_what_all_connections_say_is_bounded(monkeypatch: pytest.MonkeyPatch, bound: str, what: str) -> None:
+def test_syncing_users_of_all_connections_are_limited(
+    monkeypatch: pytest.MonkeyPatch, bound: str, what: str
+) -> None:
     """Many can name as much as each of them may; the one that names the most is dropped."""
     monkeypatch.setattr(syncing_module, bound, 6)
     watched = Watched()

@@ -71,7 +71,7 @@ def test_rows_have_the_keys_that_their_stream_declares() -> None:
     assert keys("unknown", b"[]") is None
 
 
-def test_what_is_old_goes_and_nothing_else() -> None:
+def test_only_facts_older_than_the_retention_are_trimmed() -> None:
     """At second 14.5 facts 1 to 4 are older than ten seconds; the others follow as they get old."""
     setup = Setup()
     setup.wait(0.1)
@@ -83,7 +83,7 @@ def test_what_is_old_goes_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("held", [0, 2, 4])
-def test_what_somebody_holds_stays(held: int) -> None:
+def test_facts_held_by_a_lease_are_kept(held: int) -> None:
     """However old it is."""
     setup = Setup(held=[held])
     setup.wait(0.1)

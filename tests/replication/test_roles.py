@@ -138,7 +138,7 @@ def test_replicas_that_follow_the_new_primary_are_not_lost() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "code"), [(None, "not_a_replica"), (("events",), "filtered")])
-def test_who_cannot_be_promoted(wanted: tuple[str, ...] | None, code: str) -> None:
+def test_a_primary_and_a_filtered_copy_cannot_be_promoted(wanted: tuple[str, ...] | None, code: str) -> None:
     """A primary, and a copy of some streams."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -622,7 +622,9 @@ def test_a_daemon_that_is_two_epochs_behind_believes_the_primary_itself() -> Non
 @pytest.mark.parametrize("trusted", [False, True])
 @pytest.mark.parametrize("epoch", [2, 3])
 @pytest.mark.parametrize("uuid", ["b", "stranger"])
-def test_who_is_believed_unasked(trusted: bool, epoch: int, uuid: str) -> None:
+def test_a_proven_claim_of_a_known_replica_is_believed_without_a_question(
+    trusted: bool, epoch: int, uuid: str
+) -> None:
     """A replica of this primary whose key was proven, one step ahead; nobody else who cannot be asked."""
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
@@ -913,7 +915,7 @@ def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
         cluster.wrote(a)
 
 
-def test_nobody_hands_over_to_a_stranger() -> None:
+def test_a_hand_over_to_an_unknown_daemon_is_refused() -> None:
     """It says that it is a replica that is being promoted; it has no lease, and another log."""
     cluster = FakeCluster()
     a, _, _ = cluster.chain()

@@ -127,7 +127,7 @@ def test_its_position_is_right_when_the_reader_answers_at_once() -> None:
     assert [10] == seen
 
 
-def test_its_position_is_that_of_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_position_of_a_sender_is_that_of_the_last_written_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of the cursor, while the digest is looked up."""
     digest: Deferred[str] = Deferred()
     setup = Setup(upto=5, needs_digests=True)
@@ -144,7 +144,7 @@ def test_its_position_is_that_of_what_was_written(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_it_starts_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_starts_are_sent_between_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the facts before and after."""
     setup = Setup(facts=2, epochs=True, on_head=lambda: False)
     setup.cluster.done(Deferred.fromCoroutine(setup.node.log.next_epoch("promoted")))
@@ -155,7 +155,7 @@ def test_it_starts_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (2, 3) == (setup.sender.position.epoch, setup.sender.position.serial)
 
 
-def test_it_can_be_told_to_finish_by_its_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_can_finish_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of what it has just read."""
     setup = Setup()
     read, gate = setup.node.log.reads.facts, Deferred[None]()
@@ -173,7 +173,7 @@ def test_it_can_be_told_to_finish_by_its_sink(monkeypatch: pytest.MonkeyPatch) -
     assert (1, [Stop.WAIT]) == (setup.sink.writes, setup.ended)
 
 
-def test_nothing_is_written_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ended_sender_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection was lost while a page was read."""
     setup = Setup()
     read: Deferred[Any] = Deferred()

@@ -55,7 +55,7 @@ LONG = STUCK_SECONDS + 6
     ],
     ids=["behind", "descending", "unordered", "ephemeral", "alone", "never wrote", "level"],
 )
-def test_who_is_found(
+def test_stalled_writers_are_found_where_positions_are_acknowledged(
     stream: str, writers: Mapping[str, int], found: list[tuple[str, str, int, int]]
 ) -> None:
     """Only where writers tell that they have seen each other."""
@@ -65,7 +65,7 @@ def test_who_is_found(
     assert found == setup.wait(LONG)
 
 
-def test_it_takes_a_while() -> None:
+def test_a_writer_counts_as_stalled_after_a_while() -> None:
     """Idle ones follow within seconds."""
     setup = Setup()
     setup.stand(w1=5, w2=9)
@@ -73,7 +73,7 @@ def test_it_takes_a_while() -> None:
     assert [] == setup.wait(STUCK_SECONDS - 6)
 
 
-def test_one_that_moves_is_not_stuck() -> None:
+def test_a_moving_writer_is_not_stalled() -> None:
     """However far it is behind."""
     setup = Setup()
     for token in range(1, 10):
@@ -81,7 +81,7 @@ def test_one_that_moves_is_not_stuck() -> None:
         assert [] == setup.wait(10)
 
 
-def test_one_that_catches_up_begins_anew() -> None:
+def test_a_writer_that_caught_up_is_timed_anew() -> None:
     """What it was long ago does not count."""
     setup = Setup()
     setup.stand(w1=5, w2=9)

@@ -106,7 +106,7 @@ def test_a_primary_whose_log_goes_on_where_ours_is_believed() -> None:
         ),
     ],
 )
-def test_others_are_not(said: dict[str, Any], code: str) -> None:
+def test_daemons_that_differ_in_any_field_are_not_believed(said: dict[str, Any], code: str) -> None:
     """Each of these could be anybody who knows an address."""
     setup = Setup()
     setup.others.told |= said
@@ -114,7 +114,7 @@ def test_others_are_not(said: dict[str, Any], code: str) -> None:
     assert code == setup.verify()
 
 
-def test_one_that_has_another_fact_is_not() -> None:
+def test_a_daemon_with_another_fact_is_not_believed() -> None:
     """Its turns say nothing of the serial at which ours ends, so it is asked."""
     setup = Setup()
     setup.others.told |= {
@@ -149,7 +149,7 @@ def test_known_daemons_are_asked_at_once() -> None:
     assert 3 == len(setup.others.asked)
 
 
-def test_only_so_many_wait() -> None:
+def test_the_number_of_waiting_claims_is_limited() -> None:
     """Each holds a claim in memory."""
     setup = Setup()
     setup.others.waits = Deferred()

@@ -115,7 +115,7 @@ def test_a_stream_that_synapse_does_not_know_is_refused() -> None:
         ([("events", ""), ("events", "w1")], [], {"us": 5, "w1": 3}, "events", "us", ""),
     ],
 )
-def test_what_may_be_appended(
+def test_streams_from_tables_and_other_writers_refuse_appends(
     writes: list[tuple[str, str]],
     tables: list[str],
     heard: dict[str, int],

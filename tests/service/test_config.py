@@ -96,7 +96,7 @@ def test_the_example_of_a_setting_is_accepted(one: Setting) -> None:
     assert one.example or getattr(Settings.build(), one.name) == parsed
 
 
-def test_what_a_replica_wants(tmp_path: Path) -> None:
+def test_the_filter_of_a_replica_is_read(tmp_path: Path) -> None:
     """Streams and writers, in any order; switches are off unless said."""
     path = written(
         tmp_path, upstream="tcp:p:1", upstream_streams=["b", "a"], upstream_writers="w", anonymous=True

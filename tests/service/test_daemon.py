@@ -23,7 +23,7 @@ def test_a_second_daemon_on_one_log_ends_with_one_clear_line(tmp_path: Path) -> 
         assert not any("Traceback" in line or "Unhandled" in line for line in second.lines)
 
 
-def test_a_busy_port_is_told(tmp_path: Path) -> None:
+def test_a_busy_port_is_reported(tmp_path: Path) -> None:
     """With its endpoint, and exit code 1."""
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
@@ -35,7 +35,7 @@ def test_a_busy_port_is_told(tmp_path: Path) -> None:
     assert not any("Traceback" in line for line in daemon.lines)
 
 
-def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_is_reported(tmp_path: Path) -> None:
     """It is not made: it may be a disk that is not there yet."""
     with Process(*TWISTD, *ANYWHERE, "--database", "sqlite:no/such/log.db", cwd=tmp_path) as daemon:
         assert daemon.wait() == 1
@@ -44,7 +44,7 @@ def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
     assert not any("Traceback" in line for line in daemon.lines)
 
 
-def test_a_database_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
     """It stayed there, without a log and without ports: its parts were closed before they were made."""
     with Process(*TWISTD, *ANYWHERE, "--database", "postgresql://u@h/d?nonsense=1", cwd=tmp_path) as daemon:
         assert daemon.wait() == 1

@@ -11,7 +11,7 @@ from synrepl.storage.position_files import ChangelogPlace, FilePositions
 POSITIONS = {"events": {"master": 5, "w1": 7}, "typing": {"master": 0}}
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_positions_are_loaded_by_another_process(tmp_path: Path) -> None:
     """By another process, later."""
     FilePositions(tmp_path / "state").save(POSITIONS)
 
@@ -116,7 +116,7 @@ def test_two_followers_do_not_share_a_file(tmp_path: Path) -> None:
     second.close()
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
     """In one line."""
     with pytest.raises(StorageError, match="No such file or directory"):
         FilePositions(tmp_path / "no" / "state").save(POSITIONS)

@@ -38,7 +38,7 @@ def status(url: str) -> Any:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_a_signal(number: int, tmp_path: Path) -> None:
+def test_serve_runs_until_a_signal(number: int, tmp_path: Path) -> None:
     """With its log on standard error, and exit code 0. SIGHUP reloads."""
     command = ("-m", "synrepl", "serve", "--server-name", "example.org", *ANY_PORTS)
     with Process(*command, cwd=tmp_path) as process:

@@ -167,7 +167,7 @@ os.execv(sys.executable, [sys.executable, "-m", "synrepl", "serve", *sys.argv[3:
 
 
 @pytest.mark.story
-def test_it_serves_on_inherited_ports(tmp_path: Path) -> None:
+def test_a_daemon_serves_on_inherited_ports(tmp_path: Path) -> None:
     """A connection that came before the daemon is served."""
     with socket.create_server(("127.0.0.1", 0)) as followers, socket.create_server(("127.0.0.1", 0)) as http:
         os.set_inheritable(followers.fileno(), True)

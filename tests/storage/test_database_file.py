@@ -344,7 +344,7 @@ class StateTests(FileCase):
         engine.close()
         self.assertEqual(20, self.state()["log"]["serial"])  # type: ignore[index]
 
-    def test_nothing_is_written_while_nothing_happens(self) -> None:
+    def test_an_idle_log_writes_nothing(self) -> None:
         """A disk of an idle machine wants to sleep."""
         engine = self.filled()
         engine.check()
@@ -437,7 +437,7 @@ class StateTests(FileCase):
 
         self.assertEqual(10, self.opened().head().serial)
 
-    def test_one_that_lags_behind_refuses_nothing(self) -> None:
+    def test_a_position_file_behind_the_log_is_accepted(self) -> None:
         """It is written now and then; a log that is further is what a kill leaves."""
         self.filled(3).close()
         engine = self.opened()
@@ -452,7 +452,7 @@ class StateTests(FileCase):
             self.assertEqual(20, engine.head().serial)
             engine.close()
 
-    def test_nonsense_is_told(self) -> None:
+    def test_nonsense_is_reported(self) -> None:
         """Not taken for nothing: it may have been a warning."""
         self.filled().close()
         for text in ("", "[]", '{"version": 2, "log": {}}', "\xff"):
@@ -523,7 +523,7 @@ class PrivacyTests(FileCase):
             one.name: f"{stat.S_IMODE(one.stat().st_mode):04o}" for one in folder.rglob("*") if one.is_file()
         }
 
-    def test_whatever_is_made_is_private(self) -> None:
+    def test_created_files_are_private(self) -> None:
         """Whatever the umask says."""
         engine = self.filled()
         engine.read(after=0, upto=9, limit=9)

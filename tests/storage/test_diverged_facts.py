@@ -39,7 +39,7 @@ def test_facts_are_kept_under_a_name_that_says_which(tmp_path: Path) -> None:
     assert [path] == list(tmp_path.iterdir())
 
 
-def test_the_name_is_durable_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_is_durable_before_it_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The replica gives its facts up then."""
     synced: list[tuple[Path, list[Path]]] = []
 
@@ -53,13 +53,13 @@ def test_the_name_is_durable_before_it_is_told(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("some", [(), ([],)])
-def test_nothing_is_no_file(tmp_path: Path, some: tuple[Sequence[Fact], ...]) -> None:
+def test_without_diverged_facts_no_file_is_written(tmp_path: Path, some: tuple[Sequence[Fact], ...]) -> None:
     """Most replicas have nothing of their own."""
     assert kept(tmp_path / "synrepl.db", *some) is None
     assert [] == list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_kept_is_told(tmp_path: Path) -> None:
+def test_a_failed_write_of_diverged_facts_is_raised(tmp_path: Path) -> None:
     """Nothing is given up before it is on disk."""
     results: list[object] = []
     keeping = DivergedFacts(tmp_path / "missing" / "synrepl.db", ImmediateThread()).keep(pages(FACTS))
@@ -81,7 +81,7 @@ def test_the_same_again_replaces_the_file(tmp_path: Path) -> None:
     assert 1 == len(list(tmp_path.iterdir()))
 
 
-def test_only_the_owner_can_read_them(tmp_path: Path) -> None:
+def test_the_file_of_diverged_facts_is_private(tmp_path: Path) -> None:
     """They hold what users told; a secret guards that everywhere else."""
     before = os.umask(0)
     try:

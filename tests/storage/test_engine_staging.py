@@ -167,7 +167,7 @@ class Contract(Case):
         self.assertEqual(snapshot, told)
         self.assertEqual(OLD[10:], self.serials(engine))
 
-    def test_what_was_dropped_is_gone(self) -> None:
+    def test_a_dropped_copy_is_gone(self) -> None:
         """The next copy begins anew."""
         engine = self.filled()
         engine.drop_staged()
@@ -178,7 +178,7 @@ class Contract(Case):
         self.check_old(engine)
         self.assertEqual(0, engine.staging().open().serial)
 
-    def test_nothing_is_no_copy(self) -> None:
+    def test_an_empty_copy_is_not_adopted(self) -> None:
         """An empty log in place of a full one would be a disaster."""
         engine = self.filled()
 
@@ -226,7 +226,7 @@ class SQLiteTests(OverSQLite, Contract):
     def files(self) -> list[str]:
         return sorted(path.name for path in self.path.parent.iterdir())
 
-    def test_only_the_log_is_left(self) -> None:
+    def test_adopting_leaves_only_the_files_of_the_log(self) -> None:
         """What is beside a file belongs to it, or destroys it."""
         engine = self.filled()
         self.stage(engine)

@@ -410,7 +410,7 @@ class Contract(Case):
 
         self.assertEqual({("backfill", "w1"): 2000}, self.again().open().positions)
 
-    def test_what_is_held_under_a_token(self) -> None:
+    def test_rows_at_a_token_are_read(self) -> None:
         """Whoever wrote it; but not what was lost where it came from."""
         engine = self.again()
         engine.open()
@@ -494,7 +494,7 @@ class Contract(Case):
 class MemoryTests(OverMemory, Contract):
     """The engine of tests and simulator."""
 
-    def test_what_was_committed_outlives_a_crash(self) -> None:
+    def test_committed_facts_outlive_a_crash(self) -> None:
         """The simulator kills daemons and starts them again over the same engine."""
         self.engine.open()
         self.engine.commit(facts_after(None, ("events", "w1", 0, 1)), [])
@@ -585,7 +585,7 @@ class SQLiteTests(OverSQLite, Contract):
         self.assertIn("file is not a database", str(self.refused()))
         self.assertEqual(b"Dear diary, " * 1000, self.path.read_bytes())
 
-    def test_a_read_only_directory_is_told(self) -> None:
+    def test_a_read_only_directory_is_reported(self) -> None:
         """SQLite alone says "unable to open database file", which helps nobody."""
         self.path.parent.chmod(0o500)
         if os.geteuid() == 0:

@@ -152,7 +152,7 @@ class WatchTests(LogCase):
 
         self.assertEqual([[1], 1, [2, 3], 2, 3], setup)
 
-    def test_a_watcher_finds_the_log_standing_after_what_it_is_told(self) -> None:
+    def test_a_watcher_finds_the_log_standing_after_what_it_is_reported(self) -> None:
         """A publisher that answers with positions right now must not answer with old ones."""
         seen: list[tuple[int, int, dict[str, int]]] = []
         log = self.started(FaultyEngine())
@@ -224,7 +224,7 @@ class IdempotencyTests(LogCase):
 
         self.assertEqual((first, 3), (again, len(engine.facts)))
 
-    def test_it_holds_through_a_restart(self) -> None:
+    def test_a_receipt_outlives_a_restart(self) -> None:
         """The answer may be lost because the daemon was killed."""
         path = self.directory() / "synrepl.db"
         log = self.started(SQLEngine(SQLiteDatabase(path)))

@@ -219,7 +219,7 @@ class ReadTests(HealthCase):
 
         self.check_well()
 
-    def test_nothing_is_left_behind(self) -> None:
+    def test_a_stopped_log_leaves_no_timer(self) -> None:
         """A process that wants to end must not wait for a timer."""
         self.engine.unreadable[3] = DAMAGED
         self.read(3)
@@ -228,7 +228,7 @@ class ReadTests(HealthCase):
 
         self.assertEqual([], self.clock.getDelayedCalls())
 
-    def test_damage_in_the_middle_of_a_file_is_told(self) -> None:
+    def test_damage_in_the_middle_of_a_file_is_reported(self) -> None:
         """The end of the log is good, so that it starts and appends work."""
         path = self.directory() / "synrepl.db"
         engine = SQLEngine(SQLiteDatabase(path))
@@ -281,7 +281,7 @@ class LostTests(HealthCase):
         told = [event for event in self.told if event["log_level"].name == "critical"]
         self.assertEqual(1, len(told))
 
-    def test_it_stays_lost(self) -> None:
+    def test_a_lost_log_stays_lost(self) -> None:
         """What was written meanwhile is not this process's history, even if it looks well again."""
         self.engine.lost = LOST
         self.pass_seconds(6)
@@ -320,7 +320,7 @@ class LostTests(HealthCase):
         self.failureResultOf(self.health.append("events", "w1", [A]), LogLost)
         self.assertEqual(10, len(self.engine.facts))
 
-    def test_it_stops(self) -> None:
+    def test_a_lost_log_can_be_stopped(self) -> None:
         """A daemon must end all the same."""
         self.engine.lost = LOST
         self.pass_seconds(6)

@@ -198,7 +198,7 @@ class StartTests(PostgresCase):
 
         self.assertEqual(["on", "0", "0", "0"], found)
 
-    def test_a_server_that_is_not_there_is_told(self) -> None:
+    def test_a_server_that_is_not_there_is_reported(self) -> None:
         """The first thing to go wrong in every installation."""
         self.url = "postgresql://ada@/synapse?host=/no/such/place"
 
@@ -209,7 +209,7 @@ class StartTests(PostgresCase):
         self.assertTrue(error.retryable)
         self.assertNotIn("\n", str(error))
 
-    def test_a_database_that_is_not_there_is_told(self) -> None:
+    def test_a_database_that_is_not_there_is_reported(self) -> None:
         """A hint says what to do, not only what is wrong."""
         self.url = self.url.replace("/test_", "/missing_")
 

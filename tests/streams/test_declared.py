@@ -121,7 +121,7 @@ def test_without_a_key_no_row_replaces_another() -> None:
     assert stream_of(StreamBody(name="notes", columns={"a": "int"}).declaration()).key is None
 
 
-def test_what_differs_is_said() -> None:
+def test_differences_of_declarations_are_listed() -> None:
     """The order of the columns counts."""
     known = StreamBody(name="x", columns={"a": "str", "b": "int"}).declaration()
     other = StreamBody(name="x", columns={"b": "int", "a": "str"}, key="a").declaration()

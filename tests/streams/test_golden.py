@@ -45,7 +45,7 @@ def test_every_recorded_row_is_sent_as_it_was_received(folder: str) -> None:
         assert expected(row) == stream.project(canonical, row.dialect), row
 
 
-def test_only_booleans_are_sent_differently() -> None:
+def test_real_rows_differ_only_in_booleans() -> None:
     """The differences are as few as promised, and each of them really occurs."""
     changed = {
         (row.dialect.name, row.stream)

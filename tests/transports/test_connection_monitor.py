@@ -83,7 +83,7 @@ def test_a_reason_is_told_at_the_first_failure_and_when_it_changes(monitored: Mo
     ]
 
 
-def test_a_lost_connection_and_its_return_are_told(monitored: Monitored) -> None:
+def test_a_lost_connection_and_its_return_are_reported(monitored: Monitored) -> None:
     """After a return the same reason is news again."""
     refused = lost("connection refused")
     monitored.tell(CONNECTED, GREETED, lost("the connection was lost"), refused, refused, CONNECTED, GREETED)

@@ -51,7 +51,7 @@ class MetricsScraperTests(TestCase):
         self.addCleanup(port.stopListening)
         return port
 
-    async def test_over_tcp(self) -> None:
+    async def test_metrics_are_read_over_tcp(self) -> None:
         """As most processes show them."""
         port = self.listen().getHost().port
         found = await self.look(MetricsAddress(url=f"http://127.0.0.1:{port}{PATH}", is_loopback=True))
@@ -118,7 +118,7 @@ class MetricsScraperTests(TestCase):
         self.assertTrue(found.is_silent, found)
         self.assertIn("queue of connections is full", found.trouble)
 
-    async def test_another_page(self) -> None:
+    async def test_a_page_that_has_no_metrics_is_refused(self) -> None:
         """No metrics are at this address."""
         port = self.listen().getHost().port
         found = await self.look(MetricsAddress(url=f"http://127.0.0.1:{port}/", is_loopback=True))

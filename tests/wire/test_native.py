@@ -34,7 +34,7 @@ def server(dialect: Dialect | None = AUTO) -> Session:
 
 
 @pytest.mark.parametrize("before", [[], [b"NAME replica1"], [b"NAME replica1", b"PING 1"], [b"PING 1"]])
-def test_hello_decides(before: list[bytes]) -> None:
+def test_hello_makes_a_connection_native(before: list[bytes]) -> None:
     """One port serves replicas, too; the first NAME and PING of a client do not show its kind."""
     session = server()
 

@@ -63,7 +63,7 @@ def test_a_large_write_is_several_records(size: int) -> None:
     assert b"y" * size == b"".join(got)
 
 
-def test_nothing_written_is_no_record() -> None:
+def test_an_empty_write_makes_no_record() -> None:
     """An empty write must not use up a number."""
     writer = RecordWriter(KEY)
 
@@ -101,7 +101,7 @@ def test_nothing_of_an_altered_record_is_delivered(how: str) -> None:
         assert [WRITES[0]] == got
 
 
-def test_what_was_complete_before_is_delivered() -> None:
+def test_records_before_a_bad_one_are_delivered() -> None:
     """The caller gets it, also if the next record of the chunk is wrong."""
     first, second, _ = records(*WRITES)
     feeding = RecordBuffer(KEY).receive(first + second[:-1] + b"?")

@@ -380,7 +380,7 @@ class TestKeepalive:
 
         assert not session.closed
 
-    def test_both_times_can_be_set(self) -> None:
+    def test_ping_and_timeout_can_be_set(self) -> None:
         """Networks differ."""
         time = Time()
         session = Session(

@@ -198,7 +198,7 @@ class TestGivingUp:
 
         assert isinstance(setup.ended[0][1], WaitTimeout)
 
-    def test_whoever_gives_up_leaves_nothing_behind(self) -> None:
+    def test_a_cancelled_wait_leaves_no_timer_or_list_entry(self) -> None:
         """Neither in a list nor as a timer, however many writers it waited for."""
         setup = Waiting()
         waiting = [setup.begin(str(n), master=9 + n % 2, w2=9) for n in range(6)]
@@ -288,7 +288,7 @@ class TestTokensThatDoNotExist:
 
         assert setup.allocations.asked == []
 
-    def test_one_question_at_a_time(self) -> None:
+    def test_one_request_for_the_highest_token_at_a_time(self) -> None:
         """For all who want to know. Its answer binds nobody who came later: their token may be younger."""
         setup = Waiting()
 
@@ -375,7 +375,7 @@ class TestLostHistory:
 
         assert setup.ended == []
 
-    def test_other_writers_do_not_matter(self) -> None:
+    def test_a_wait_for_one_writer_ignores_others(self) -> None:
         """Their history is whole."""
         setup = Waiting().hears("POSITION to_device master 5 5", "POSITION to_device w2 5 5")
         setup.follower.server.waits.allocation.source = None

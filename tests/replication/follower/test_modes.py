@@ -70,7 +70,9 @@ FIRST, LATER = True, False
         (LATER, 4, 4, Verdict.STALE, 0),
     ],
 )
-def test_pull(is_first: bool, prev: int | None, token: int, verdict: Verdict, after: int) -> None:
+def test_pull_mode_fetches_from_the_applied_position(
+    is_first: bool, prev: int | None, token: int, verdict: Verdict, after: int
+) -> None:
     """The announced position against the applied one, which is 10."""
     command = Position(stream="s", instance=W, prev_token=prev, token=token)
 
@@ -113,7 +115,9 @@ def test_pull_of_other_streams(options: dict[str, Any], is_first: bool, token: i
         (LATER, 4, Verdict.UNCERTAIN, False, 4),
     ],
 )
-def test_push(is_first: bool, token: int, verdict: Verdict, is_rewound: bool, void_after: int | None) -> None:
+def test_push_mode_trusts_only_the_closing_position(
+    is_first: bool, token: int, verdict: Verdict, is_rewound: bool, void_after: int | None
+) -> None:
     """Only the POSITION that ends the push certifies what was pushed."""
     found = mode(PUSH).judge(Position(stream="s", instance=W, token=token), is_first=is_first)
 
@@ -177,7 +181,7 @@ def test_rows_are_accepted_behind_a_position() -> None:
     ],
     ids=["ordered", "overtaking", "unordered", "restarting"],
 )
-def test_orders(order: Order, new: list[tuple[int, bytes]], after: int) -> None:
+def test_repetitions_and_late_facts_by_mode(order: Order, new: list[tuple[int, bytes]], after: int) -> None:
     """What is a repetition, and how far a late fact moves the position."""
     positions = AppliedPositions({W: 10})
     history = StreamHistory(ApplyPolicy(ordered=True, monotonic=True, earliest=False), positions)

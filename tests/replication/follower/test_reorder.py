@@ -71,7 +71,7 @@ def test_it_is_not_over_while_it_comes() -> None:
     assert [A, A] == setup.settled()
 
 
-def test_it_is_held_within_bounds() -> None:
+def test_a_full_reorder_buffer_comes_back_at_once() -> None:
     """A full one comes back at once."""
     setup = Setup()
     setup.add(*range(MAX_HELD - 1, 0, -1))

@@ -140,7 +140,7 @@ def test_one_key_makes_a_bounded_number_of_leases(leases: Leases) -> None:
     assert not leases.limit_reached("new", registered=True, key="paris")
 
 
-def test_all_leases_together_are_bounded(log: FakeLog, clock: Clock) -> None:
+def test_the_number_of_leases_is_limited(log: FakeLog, clock: Clock) -> None:
     """Each takes memory, a place in every answer, and a share of each check."""
     leases = leases_of(FakeLog(*stored(MAX_LEASES)), clock, RelaySettings(), present=list)
 

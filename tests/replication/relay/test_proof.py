@@ -56,7 +56,7 @@ def test_the_keys_of_records_are_of_one_direction_and_one_connection() -> None:
         (None, "right", "could not prove that it knows the secret"),
     ],
 )
-def test_both_ends_must_know_it(ours: str | None, theirs: str | None, why: str) -> None:
+def test_both_ends_must_prove_the_secret(ours: str | None, theirs: str | None, why: str) -> None:
     """A replica does not take facts from a stranger either."""
     cluster = FakeCluster()
     a = cluster.node("a", secret=ours)

@@ -66,7 +66,7 @@ def test_an_append_is_kept_with_its_receipt_and_whole() -> None:
     assert [([1], []), ([2, 3, 4, 5], ["k"])] == taken(meta, facts(1, 2, 3), None, facts(4, 5), None)
 
 
-def test_what_is_here_is_left_out() -> None:
+def test_facts_that_the_copy_has_are_dropped() -> None:
     """After a cut some of it comes again."""
     assert [([1, 2], []), ([3], [])] == taken(facts(1, 2), None, facts(1, 2, 3), facts(3), None)
 
@@ -80,7 +80,7 @@ def test_an_epoch_begins_after_what_came_before_it() -> None:
     )
 
 
-def test_of_a_filtered_feed_nothing_is_kept_before_a_place_is_told() -> None:
+def test_of_a_filtered_feed_nothing_is_kept_before_a_place_is_reported() -> None:
     """Up to there that is all; what comes beyond it waits for the next."""
     beat = Heartbeat(epoch=1, serial=5, digest="d", head=9, at_ms=0, check="")
     meta = SnapshotMeta([], [receipt("k", 2, 1)])

@@ -117,7 +117,7 @@ def test_facts_that_the_primary_has_trimmed_are_not_saved_as_leftovers() -> None
     assert [] == b.leftover_facts
 
 
-def test_ahead_of_a_restored_primary_it_stops_until_it_is_told() -> None:
+def test_ahead_of_a_restored_primary_it_stops_until_it_is_reported() -> None:
     """What only it has is named, and then it is a copy again."""
     cluster, a, b = pair()
     cluster.wrote(a, 5)

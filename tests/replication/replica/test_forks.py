@@ -63,7 +63,7 @@ def test_the_last_common_serial_is_found(common: int, their_serial: int) -> None
 
 
 @pytest.mark.parametrize("who", ["ours", "theirs"])
-def test_what_trimming_hides_counts_as_different(who: str) -> None:
+def test_serials_hidden_by_trimming_count_as_different(who: str) -> None:
     """What only this copy has is written to a file: rather some facts too many."""
     trimmed_upto = {"ours": 0, "theirs": 0} | {who: 700}
 

@@ -183,7 +183,7 @@ def test_trimmed_between_it_begins_anew() -> None:
     assert counting.facts - before >= FACTS - 20
 
 
-def test_what_is_written_meanwhile_comes_too() -> None:
+def test_facts_written_during_a_join_are_copied() -> None:
     """There is no seam."""
     cluster, a, b, _ = built()
     cluster.start(b)

@@ -428,7 +428,7 @@ def test_the_last_look_is_at_the_end_of_the_time(seconds: float, looks: int) -> 
     assert bool(seconds) == bool(database.said)
 
 
-def test_what_waiting_cannot_mend_ends_it() -> None:
+def test_a_problem_that_waiting_cannot_mend_ends_the_wait() -> None:
     """Such as a missing right."""
     database = Waiting(5, retryable=False)
 

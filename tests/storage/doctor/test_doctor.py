@@ -428,7 +428,7 @@ def test_a_quick_look_checks_the_newest(place: Place, monkeypatch: pytest.Monkey
     assert (2, []) == (quick.facts_checked, quick.complaints)
 
 
-def test_progress_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many more, of how many."""
     place.make_log(*FACTS)
     monkeypatch.setattr("synrepl.storage.doctor.log_check.AT_ONCE", 3)
@@ -485,7 +485,7 @@ def test_a_log_of_an_older_release(place: Place) -> None:
 # -- what is no database of ours ---------------------------------------------------------------------------
 
 
-def test_nothing_known(place: Place) -> None:
+def test_a_database_without_known_tables_is_reported(place: Place) -> None:
     """Most likely another one was meant."""
     place.do("CREATE TABLE facts (about TEXT)")
 
@@ -503,7 +503,9 @@ def test_nothing_known(place: Place) -> None:
         (lambda folder: f"sqlite:{_text(folder)}", "file is not a database"),
     ],
 )
-def test_what_cannot_be_opened(make: Callable[[Path], str], why: str, tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_opened_is_reported(
+    make: Callable[[Path], str], why: str, tmp_path: Path
+) -> None:
     """One line says why."""
     with pytest.raises(StorageError, match=why):
         _At(make(tmp_path)).examine()

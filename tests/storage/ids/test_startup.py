@@ -47,7 +47,7 @@ class StartUp(IdCase):
 
         self.assertEqual({"A": 9, "B": -9}, self.get_positions())
 
-    def test_killed(self) -> None:
+    def test_ids_reserved_by_a_killed_writer_are_never_used(self) -> None:
         """What a killed writer had reserved is never written, and never given again."""
         killed = self.started("A", ["A", "B"])
         self.write_facts(killed)

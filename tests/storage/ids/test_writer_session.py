@@ -174,7 +174,7 @@ class Sessions(IdCase):
         self.end(first)
         self.wait(self.session("C", self.generator("C", [])).start())
 
-    def test_a_rollback_is_told(self) -> None:
+    def test_a_rollback_is_reported(self) -> None:
         """Nothing was stored for it, but readers of the database are not left waiting for the id."""
         _, a = self.begun("A")
         context = a.next()
@@ -185,7 +185,7 @@ class Sessions(IdCase):
 
         self.assertEqual(2, self.get_positions()["A"])
 
-    def test_what_is_unfinished_is_seen(self) -> None:
+    def test_unfinished_ids_are_stored_with_their_owner(self) -> None:
         """Which id holds the stream, whose it is, since when, and where it was reserved (N3)."""
         _, a = self.begun("A")
         self.wait(a.next_many(2, owner="persist_events").__aenter__())
@@ -430,7 +430,7 @@ class PostgreSQLSessionTests(Sessions):
         self.pass_time(2)
         self.assertEqual(([None], {"A": 2}), (results, self.get_positions()))
 
-    def test_what_never_ends_is_said(self) -> None:
+    def test_a_start_behind_an_endless_transaction_fails(self) -> None:
         """The start fails then, with words that help; whoever starts processes will try again."""
         session, _ = self.begun("A")
         other = self.new_pool().connection
@@ -459,7 +459,7 @@ class PostgreSQLSessionTests(Sessions):
 
         self.assertEqual([2], self.write_facts(again))
 
-    def test_who_starts_first_starts_beside_others(self) -> None:
+    def test_writers_can_start_at_the_same_moment(self) -> None:
         """Nothing is there yet, and all see to it at the same moment: IF NOT EXISTS alone fails then."""
         for name in ("synrepl_writers", "stream_positions"):
             self.do(f"DROP TABLE IF EXISTS {name}")

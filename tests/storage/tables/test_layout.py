@@ -71,7 +71,7 @@ def test_a_stream_can_be_the_union_of_several_tables() -> None:
         ([RECEIPTS, RECEIPTS], "has the stream receipts more than once"),
     ],
 )
-def test_what_makes_no_sense_is_told(given: Any, said: str) -> None:
+def test_invalid_layouts_are_refused(given: Any, said: str) -> None:
     """With the stream it is about, before anything is opened."""
     with pytest.raises(ConfigError) as caught:
         table_streams(given, default_writer="master")

@@ -126,7 +126,7 @@ class Sources(IdCase):
             [(fact.writer, fact.prev_token, fact.token, fact.rows) for fact in self.facts()],
         )  # fmt: skip
 
-    def test_nothing_passes_an_unfinished_id(self) -> None:
+    def test_facts_above_an_unfinished_id_wait(self) -> None:
         """B's facts are committed, but A has an id below them that it has not finished."""
         source = self.source(start="earliest")
         self.write("A", 2)
@@ -308,7 +308,7 @@ class Sources(IdCase):
         self.assertEqual([], self.places())
         self.assertIn("no position of things is stored", source.states()[0].trouble)
 
-    def test_nobody_appends_to_it_here(self) -> None:
+    def test_appends_to_a_table_backed_stream_are_refused(self) -> None:
         """Its tokens are those of the table; one of ours would stand for two facts."""
         self.failureResultOf(self.log.append("receipts", "A", [b'[["x"]]']))
 

@@ -27,7 +27,7 @@ class OldRedisTests(RedisCase):
 
     arguments = ("--rename-command", "AUTH", "")
 
-    async def test_a_password_that_redis_repeats_is_not_told(self) -> None:
+    async def test_a_password_that_redis_repeats_is_not_reported(self) -> None:
         """A command that it does not know it quotes, with what followed; so do Sentinels too old for AUTH."""
         secret = self.home / "password"
         secret.write_text("hush")
@@ -44,7 +44,7 @@ class FullRedisTests(RedisCase):
 
     arguments = ("--maxclients", "1")
 
-    async def test_a_full_redis_is_told(self) -> None:
+    async def test_a_full_redis_is_reported(self) -> None:
         """On the real one: the fake one would say what we think that it says."""
         member = Recorder()
         link = self.world.link(member)
@@ -85,13 +85,13 @@ class RightsTests(RedisCase):
 class AbsentRedisTests(RedisCase):
     """Addresses where there is none."""
 
-    async def test_a_port_where_nothing_listens_is_told(self) -> None:
+    async def test_a_port_where_nothing_listens_is_reported(self) -> None:
         """The most usual trouble of all has the shortest text."""
         why = await refusal(self.world, address=RedisAddress.parse("redis://127.0.0.1:1"))
 
         self.assertEqual("127.0.0.1:1: connection refused", why)
 
-    async def test_a_socket_that_is_not_there_is_told(self) -> None:
+    async def test_a_socket_that_is_not_there_is_reported(self) -> None:
         """By its path."""
         why = await refusal(self.world, address=RedisAddress.parse("redis+unix:///nowhere/redis.sock"))
 

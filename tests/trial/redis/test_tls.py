@@ -185,7 +185,7 @@ class TlsTests(RedisCase):
 
         await self.answer(url, self.ours.sign("localhost"), clients_of=self.ours, is_in=True)
 
-    async def test_a_missing_client_certificate_is_told(self) -> None:
+    async def test_a_missing_client_certificate_is_reported(self) -> None:
         """The alert of TLS comes only after a handshake that looked good."""
         url = f"rediss://localhost:PORT?ca_file={self.ours.ca_file}"
         why = await self.answer(url, self.ours.sign("localhost"), clients_of=self.ours, is_in=False)
@@ -194,7 +194,7 @@ class TlsTests(RedisCase):
             "TLS: Redis wants a certificate of its clients: name a cert_file and a key_file", why
         )
 
-    async def test_a_client_certificate_of_another_ca_is_told(self) -> None:
+    async def test_a_client_certificate_of_another_ca_is_reported(self) -> None:
         """So that nobody looks for the fault in the one of Redis."""
         cert_file, key_file = Authority(self.home, "theirs").sign("worker")
         url = f"rediss://localhost:PORT?ca_file={self.ours.ca_file}&cert_file={cert_file}&key_file={key_file}"
@@ -210,7 +210,7 @@ class TlsTests(RedisCase):
         self.assertTrue(why.startswith("127.0.0.1:1: connection refused; localhost:"), why)
         self.assertTrue(why.endswith(": TLS: the certificate is for redis.example, not for localhost"), why)
 
-    async def test_bad_files_are_told(self) -> None:
+    async def test_bad_files_are_reported(self) -> None:
         """By their names."""
         empty = self.home / "empty"
         empty.write_text("")
@@ -250,7 +250,7 @@ class TlsTests(RedisCase):
 
         self.assertIn("TLS: use rediss://", why)
 
-    async def test_a_redis_without_tls_is_told(self) -> None:
+    async def test_a_redis_without_tls_is_reported(self) -> None:
         """It waits for the end of a line, and we for its certificate."""
         self.patch(half_link, "CONNECT_SECONDS", 0.3)
         member = Recorder()
