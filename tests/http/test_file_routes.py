@@ -490,6 +490,27 @@ class ByNameTests(FilesSiteCase):
         self.assertEqual((["b", "b/1"], True), ([one["name"] for one in page["files"]], page["limited"]))
         self.assertEqual(["b/2", "b/\u00e4"], self.names("?prefix=b&after=b/1"))
 
+    def test_a_name_is_looked_up_once_all_names_of_the_log_are_known(self) -> None:
+        """The index of names follows the log, and may be behind it; 404 would be a lie."""
+        self.put(DATA)
+        self.name("a", SHA)
+        known, found = self.files._names.wait_for, Deferred[None]()
+
+        async def wait_for(serial: int) -> None:
+            await found
+            await known(serial)
+
+        with mock.patch.object(self.files._names, "wait_for", wait_for):
+            named, listed = self.talk(), self.talk()
+            named.say(self.request("GET", "/v1/files/by-name/a"))
+            listed.say(self.request("GET", "/v1/files"))
+            self.assertEqual((b"", b""), (named.heard, listed.heard))
+            found.callback(None)
+            self.clock.advance(1)
+
+        self.assertEqual((200, DATA), (named.answer().status, named.answer().body))
+        self.assertEqual(["a"], [one["name"] for one in listed.answer().json()["files"]])
+
     def test_a_replica_fetches_what_is_named(self) -> None:
         """As with a checksum: the answer waits for the bytes."""
         self.name("a", SHA)

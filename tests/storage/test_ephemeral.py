@@ -37,6 +37,19 @@ class EphemeralTests(SynchronousTestCase):
         self.assertEqual({"w1": 4, "w2": 3}, stream.positions)
         self.assertEqual(made[2:], stream.after(2))
 
+    def test_the_life_of_a_stream_rises_with_each_boot_and_each_reset(self) -> None:
+        """Both begin its tokens again: what was acknowledged before counts no more."""
+        store = EphemeralStore(["typing"], key_of=None, max_bytes=1_000)
+        store.restart(3)
+        store.append("typing", "w1", [rows("a")], 5, key=None, checksum="")
+        lives = [store.life("typing")]
+        store.streams["typing"].reset_writer("w1", 6)
+        lives.append(store.life("typing"))
+        store.restart(5)
+        lives.append(store.life("typing"))
+
+        self.assertEqual(([3, 4, 5], 0), (lives, store.life("receipts")))
+
     def test_replaced_facts_go_before_older_ones_that_still_count(self) -> None:
         """Who is typing in a quiet room must not be forgotten because of a busy one."""
         stream = self.stream(room=3)
