@@ -268,6 +268,10 @@ class FollowerSender(Sender):
                 self._send_group(feed, step, streams)
             case EphemeralStep():
                 self._write(b"".join(map(self._reset_lines, step.resets)) + self._encoder.lines(step.facts))
+            case Stop.WAIT:
+                pass
+            case _:
+                raise AssertionError(f"the feed of a follower gave {step}")
         return True
 
     def _write(self, data: bytes) -> None:

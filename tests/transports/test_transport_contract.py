@@ -12,13 +12,13 @@ from twisted.logger import capturedLogs
 
 from tests.transports.pairs import HttpPair, NativePair, RedisPair, TcpPair, TransportPair
 
-WORLDS: Final = [TcpPair, RedisPair, NativePair, HttpPair]
+PAIRS: Final = [TcpPair, RedisPair, NativePair, HttpPair]
 
 MOST_BUFFERED: Final = 4 * 1024 * 1024
 """Bytes that a server buffers at most for a reader that does not read."""
 
 
-@pytest.fixture(params=WORLDS, ids=lambda world: world.__name__.removesuffix("World").lower())
+@pytest.fixture(params=PAIRS, ids=lambda pair: pair.__name__.removesuffix("Pair").lower())
 def kind(request: pytest.FixtureRequest) -> type[TransportPair]:
     """A transport."""
     found: type[TransportPair] = request.param

@@ -108,7 +108,7 @@ class RoleManager:
             self._verifier,
             role=lambda: self.role,
             is_leased=self.owner.is_leased,
-            on_change=self._on_primary_changed,
+            on_change=self._update_write_barrier,
         )
         self.candidate = HandOverCandidate(
             self.log, self.clock, self.peers, address=self.address, missing_files=self.owner.missing_files
@@ -172,7 +172,7 @@ class RoleManager:
         unnotified = [Address.parse(text) for text in record.told] if record is not None else []
         self.notifier.unnotified = unnotified
         self.rivals.start()
-        self._on_primary_changed()
+        self._update_write_barrier()
         self.notifier.notify(self._store.others(unnotified))
 
     async def started(self) -> None:
@@ -198,9 +198,9 @@ class RoleManager:
         self._stop_replica()
         self.why = ""
         self.rivals.clear()
-        self._on_primary_changed()
+        self._update_write_barrier()
 
-    def _on_primary_changed(self) -> None:
+    def _update_write_barrier(self) -> None:
         """Accept facts as a primary, unless another daemon may be one."""
         if self.role != PRIMARY:
             return
@@ -442,7 +442,7 @@ class RoleManager:
 
     def inquiry_ended(self) -> None:
         """Accept facts, if this is a primary: no other one was found in time."""
-        self._on_primary_changed()
+        self._update_write_barrier()
 
     def is_known(self, address: Address) -> bool:
         """Whether this is the address of a daemon that this one knows."""

@@ -47,7 +47,7 @@ def check(cluster: FakeCluster, node: FakeNode, raw: RawReplica, code: str) -> N
 
 
 @pytest.mark.parametrize("serial", [7, 14])
-def test_a_replica_behind_the_trimmed_part_is_refused(serial: int) -> None:
+def test_trimmed(serial: int) -> None:
     """What it lacks is gone, be it one fact: it is told before it is told that all is well."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -61,7 +61,7 @@ def test_a_replica_behind_the_trimmed_part_is_refused(serial: int) -> None:
 
 
 @pytest.mark.parametrize("serial", [6, 9])
-def test_a_replica_ahead_of_the_log_is_refused(serial: int) -> None:
+def test_ahead(serial: int) -> None:
     """It has more than there is: the primary was restored, and must not starve it in silence."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -101,7 +101,7 @@ def test_a_subscription_that_was_corrupted_ends_no_lease() -> None:
     assert a.leases[PINNED] is None
 
 
-def test_a_replica_of_a_later_epoch_is_refused() -> None:
+def test_other_epoch() -> None:
     """It says that it knows a later epoch: this daemon says so in its status, and goes on."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -114,7 +114,7 @@ def test_a_replica_of_a_later_epoch_is_refused() -> None:
     assert ["knows epoch 2" in text for text, _ in a.roles.rivals.problems] == [True]
 
 
-def test_a_replica_with_another_digest_is_refused() -> None:
+def test_fork() -> None:
     """The same serial, another digest."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -151,7 +151,7 @@ def test_fork_within_an_epoch() -> None:
     check(cluster, a, raw, "fork")
 
 
-def test_a_replica_of_another_log_is_refused() -> None:
+def test_other_history() -> None:
     """It is a copy of another log."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -161,7 +161,7 @@ def test_a_replica_of_another_log_is_refused() -> None:
     check(cluster, a, raw, "other_history")
 
 
-def test_a_second_replica_of_one_uuid_is_refused() -> None:
+def test_duplicate() -> None:
     """The same uuid twice: the first one stays."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -179,7 +179,7 @@ def test_a_second_replica_of_one_uuid_is_refused() -> None:
     assert 1 == len(first.blocks("facts"))
 
 
-def test_a_dropped_replica_is_refused() -> None:
+def test_unknown() -> None:
     """An operator dropped it."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -195,7 +195,7 @@ def test_a_dropped_replica_is_refused() -> None:
 
 
 @pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
-def test_an_incomplete_copy_serves_no_replicas(word: str) -> None:
+def test_not_ready(word: str) -> None:
     """A replica that has no whole copy has none to give."""
     cluster = FakeCluster()
     b = cluster.node("b", "nowhere")
@@ -219,7 +219,7 @@ def test_not_ready_is_not_another_history() -> None:
 
 
 @pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
-def test_a_fenced_daemon_names_the_primary(word: str) -> None:
+def test_read_only(word: str) -> None:
     """A fenced daemon says where the primary is."""
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
@@ -236,7 +236,7 @@ def test_a_fenced_daemon_names_the_primary(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
-def test_a_filtered_copy_refuses_a_wider_replica(word: str) -> None:
+def test_filtered(word: str) -> None:
     """A copy of some streams cannot give all."""
     cluster = FakeCluster()
     cluster.node("a")
@@ -252,7 +252,7 @@ def test_a_filtered_copy_refuses_a_wider_replica(word: str) -> None:
 
 
 @pytest.mark.parametrize("serial", [6, 500, 4])
-def test_an_ack_outside_its_bounds_is_refused(serial: int) -> None:
+def test_bad_ack(serial: int) -> None:
     """More than it was sent, or less than it had: its lease must not move by that."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -269,7 +269,7 @@ def test_an_ack_outside_its_bounds_is_refused(serial: int) -> None:
     assert 5 == lease.serial
 
 
-def test_a_hello_without_a_uuid_is_refused() -> None:
+def test_version() -> None:
     """Who does not say who it is as daemons do."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -280,7 +280,7 @@ def test_a_hello_without_a_uuid_is_refused() -> None:
 
 
 @pytest.mark.parametrize("secret", [None, "wrong"])
-def test_a_replica_without_the_secret_is_refused(secret: str | None) -> None:
+def test_no_rights(secret: str | None) -> None:
     """Who cannot prove that it knows the secret hears nothing of the log."""
     cluster = FakeCluster()
     a = cluster.node("a", secret="right")
@@ -309,7 +309,7 @@ def test_a_useless_lease_ends_with_the_refusal() -> None:
 
 
 @pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
-def test_replicas_over_the_limit_are_refused(word: str) -> None:
+def test_too_many(word: str) -> None:
     """Each lease holds back a part of the log: an excess is refused, and who has one keeps it."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -326,7 +326,7 @@ def test_replicas_over_the_limit_are_refused(word: str) -> None:
 
 @pytest.mark.parametrize("greeting", [{"name": "x\x1b[2J"}, {"name": "x" * 8000}, {"uuid": "two words"}])
 @pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
-def test_a_replica_with_an_invalid_name_is_refused(word: str, greeting: dict[str, str]) -> None:
+def test_bad_name(word: str, greeting: dict[str, str]) -> None:
     """It would be shown to operators, and kept."""
     cluster = FakeCluster()
     a = cluster.node("a")
