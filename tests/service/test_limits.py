@@ -48,10 +48,10 @@ def test_without_memory_for_a_body_the_daemon_goes_on_or_ends(tmp_path: Path) ->
         assert 200 not in answers
         if ask(daemon, "GET", "/readyz") == 200:
             daemon.wait_for("not enough memory")
+            resource.prlimit(daemon.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         else:
             assert daemon.wait() == 1
             daemon.wait_for("out of memory: the daemon exits")
-        resource.prlimit(daemon.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def test_files_can_be_opened_when_no_connection_can(tmp_path: Path) -> None:
