@@ -8,6 +8,7 @@ import msgspec
 from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.problems import Problem
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.status import NO_INGEST
 from synrepl.replication.write_policy import WritePolicy
@@ -175,13 +176,9 @@ class IngestServices:
             status |= part.status()
         return status
 
-    def problems(self) -> list[tuple[str, float]]:
-        """Problems of the sources: text, and since when in Unix seconds."""
+    def problems(self) -> list[Problem]:
+        """Problems of the tables and the sources."""
         return [problem for part in self._parts for problem in part.problems()]
-
-    def not_ready_reasons(self) -> list[tuple[str, float]]:
-        """Reasons this daemon may be missing data."""
-        return [reason for part in self._parts for reason in part.not_ready_reasons()]
 
     def is_followed(self, stream: str) -> bool:
         """Whether this daemon reads the live facts of this stream from a table now."""

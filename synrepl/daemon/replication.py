@@ -19,6 +19,7 @@ from synrepl.files.store import FileStore
 from synrepl.ports.access import Keyring
 from synrepl.ports.history import Lease
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.problems import Problem
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replication.addresses import Address
@@ -307,31 +308,29 @@ class ReplicationServices:
         mine = str(self.own_address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
 
-    def not_ready_reasons(self) -> list[tuple[str, float]]:
-        """Reasons this daemon may be missing data: text, and since when in Unix seconds."""
+    def _unreadiness(self) -> tuple[str, str, float] | None:
+        """Why this daemon may lack facts: its state, an explanation, and since when in Unix seconds."""
         replica, roles = self.replica, self.roles
-        now = self._reactor.seconds()
         if roles.role == "fenced":
-            return [(f"fenced: {roles.why}", roles.since)]
+            return "fenced", roles.why, roles.since
         if roles.role != REPLICA or replica is None:
-            return []
+            return None
         if not replica.is_whole:
             why = f": {replica.why}" if replica.state in STUCK and replica.why else ""
-            return [(f"joining: this replica has no complete copy yet{why}", replica.since)]
+            return "joining", f"this replica has no complete copy yet{why}", replica.since
         if replica.state is ReplicaState.STOPPED:
-            return [(f"stopped: {replica.why}", replica.since)]
+            return "stopped", replica.why, replica.since
         lag = replica.lag_seconds()
         if lag > self._settings.stale_seconds:
-            return [(f"stale: this copy may lack the facts of the last {lag:.0f} seconds", now - lag)]
-        return []
+            why = f"this copy may lack the facts of the last {lag:.0f} seconds"
+            return "stale", why, self._reactor.seconds() - lag
+        return None
 
     def _state(self) -> str:
-        if self.roles.role == "fenced":
-            return "fenced"
-        if self.roles.handover.is_active:
+        unreadiness = self._unreadiness()
+        if self.roles.role != "fenced" and self.roles.handover.is_active:
             return "handing over"
-        reasons = self.not_ready_reasons()
-        return reasons[0][0].partition(":")[0] if reasons else ""
+        return "" if unreadiness is None else unreadiness[0]
 
     def lag_seconds(self) -> float:
         """Seconds since this copy was last caught up; 0 if this daemon is no replica."""
@@ -359,25 +358,28 @@ class ReplicationServices:
             "unnotified": [str(address) for address in roles.notifier.unnotified],
         }
 
-    def problems(self) -> list[tuple[str, float]]:
-        """Problems that are not among `not_ready_reasons`: text, and since when in Unix seconds."""
+    def problems(self) -> list[Problem]:
+        """The problems of this daemon's role, first the one that makes it not ready."""
+        unreadiness = self._unreadiness()
+        if unreadiness is None:
+            return self._other_problems()
+        state, why, since = unreadiness
+        return [Problem(f"{state}: {why}", since, not_ready=True), *self._other_problems()]
+
+    def _other_problems(self) -> list[Problem]:
         replica = self.replica
         if replica is None or replica.state is ReplicaState.STOPPED:
             return self.roles.rivals.problems
         if replica.state is ReplicaState.LIVE and self.roles.primary.is_same(self.own_address()):
-            return [
-                (
-                    "there is no primary: this daemon follows its own replica; run synrepl promote --force",
-                    replica.since,
-                )
-            ]
-        joining = [(replica.rejoin_reason, replica.since)] if replica.rejoin_reason else []
+            why = "there is no primary: this daemon follows its own replica; run synrepl promote --force"
+            return [Problem(why, replica.since)]
+        joining = [Problem(replica.rejoin_reason, replica.since)] if replica.rejoin_reason else []
         if (refusal := replica.refusal) is not None:
             since = self._reactor.seconds() - replica.lag_seconds()
-            return [*joining, (f"the upstream refuses: {refusal.code}: {refusal.message}", since)]
+            return [*joining, Problem(f"the upstream refuses: {refusal.code}: {refusal.message}", since)]
         is_away = replica.state in (ReplicaState.CONNECTING, ReplicaState.DISCONNECTED) and replica.why
         if is_away and replica.freshness.silence() > self._settings.timeout_seconds:
-            return [*joining, (f"the upstream cannot be reached: {replica.why}", replica.since)]
+            return [*joining, Problem(f"the upstream cannot be reached: {replica.why}", replica.since)]
         return joining
 
 

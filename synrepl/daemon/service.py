@@ -126,7 +126,7 @@ class Daemon(Service):
             self._on_failure()
         elif self.running:
             assert self.replication is not None
-            reasons = [f"; {why}" for why, _ in self.replication.not_ready_reasons()]
+            reasons = [f"; {one.text}" for one in self.replication.problems() if one.not_ready]
             names, notes = self.settings, log.notes
             is_new = self.replication.roles.role != PRIMARY and names.expected_name(notes) is None
             self._logger.info(

@@ -17,6 +17,7 @@ from synrepl.files.queue import FileQueue, NamedFile, QueueSummary
 from synrepl.files.spool import Spool
 from synrepl.files.store import FileStore
 from synrepl.ports.interfaces import IClock, IThread
+from synrepl.ports.problems import Problem
 from synrepl.ports.time import Timer, sleep
 from synrepl.storage.log import Log
 
@@ -252,9 +253,9 @@ class Files:
             "quarantined": store.quarantined,
         }
 
-    def problems(self) -> list[tuple[str, float]]:
-        """Problems, each with its start (Unix seconds), such as a file missing for over a minute."""
-        found = [(f"files: {text}", since) for text, since in self._context.troubles.values()]
+    def problems(self) -> list[Problem]:
+        """Problems, such as a file missing for over a minute."""
+        found = [Problem(f"files: {text}", since) for text, since in self._context.troubles.values()]
         summary, rule = self._summary, self._context.rule
         late_ms = self._context.now_ms() - PATIENCE_MS
         # On a replica, a missing file is a problem only if fetching it fails.
@@ -263,11 +264,12 @@ class Files:
             first = failing[0]
             count = summary.failing_count
             others = f"; {count - 1} more files fail" if count > 1 else ""
-            found.append((f"files: cannot fetch {first.name}: {first.why}{others}", first.since_ms / 1000))
+            why = f"files: cannot fetch {first.name}: {first.why}{others}"
+            found.append(Problem(why, first.since_ms / 1000))
         oldest = summary.oldest_since_ms
         if rule == "none" and oldest is not None and oldest <= late_ms:
             text = f"files: {summary.missing} missing, such as {summary.first_missing}; upload them again"
-            found.append((text, oldest / 1000))
+            found.append(Problem(text, oldest / 1000))
         return found
 
     def _rule_now(self) -> Rule:

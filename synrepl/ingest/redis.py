@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
+from synrepl.ingest.source import PATIENCE_SECONDS, Source
+from synrepl.ports.problems import Problem
 from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.publisher import Publisher
@@ -77,18 +78,19 @@ class RedisSource(Source):
         if self.clock.seconds() - max(state.since, self.began) < PATIENCE_SECONDS:
             return None
         if not state.subscribed:
-            return (
-                f"cannot receive from Redis at {state.address}: {state.why or 'no answer yet'}",
-                state.since,
-            )
-        if not state.publishing:
-            return f"cannot publish to Redis at {state.address}: {state.why or 'no answer yet'}", state.since
-        return None
+            does = "receive from"
+        elif not state.publishing:
+            does = "publish to"
+        else:
+            return None
+        why = f"cannot {does} Redis at {state.address}: {state.why or 'no answer yet'}"
+        return Problem(why, state.since, not_ready=True)
 
     def problems(self) -> list[Problem]:
         conflicts = [self.peer.name_conflict, self.peer.stream_conflict]
         now = self.clock.seconds()
-        return [(conflict, now) for conflict in conflicts if conflict is not None] + super().problems()
+        conflicting = [Problem(conflict, now) for conflict in conflicts if conflict is not None]
+        return super().problems() + conflicting
 
     def lag_seconds(self) -> float:
         """Seconds since this source was last caught up. A quiet channel that works counts as caught up."""

@@ -10,6 +10,7 @@ from synrepl.errors import GapError, LocalProtocolError, NotConnected
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.problems import Problem
 from synrepl.ports.time import Timer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent
@@ -21,9 +22,6 @@ from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.commands import FROM_ALL_PROCESSES, ClearUserSync, UserSync
 from synrepl.wire.dialect import CURRENT, Dialect
 from synrepl.wire.grammar import Command
-
-Problem = tuple[str, float]
-"""A problem: text, and since when in Unix seconds."""
 
 LOST_SECONDS: Final = 3600.0
 """How long an unrecoverable gap counts as a problem, in seconds. The status lists it even later."""
@@ -57,19 +55,17 @@ class Source:
         raise NotImplementedError
 
     def problems(self) -> list[Problem]:
-        """Problems that are not among `not_ready_reasons`."""
+        """The problems of this source, first those that make the daemon not ready."""
+        silence = self.silence()
         now = self.clock.seconds()
-        return [
-            (f"unrecoverable gap: no source has the missing facts: {gap}", at)
+        found = [silence] if silence else []
+        found += [Problem(str(gap), now, not_ready=True) for gap in self.follower.gaps()]
+        found += [
+            Problem(f"unrecoverable gap: no source has the missing facts: {gap}", at)
             for at, gap in self.follower.lost_gaps
             if now - at < LOST_SECONDS
         ]
-
-    def not_ready_reasons(self) -> list[Problem]:
-        """Reasons this daemon may be missing data."""
-        silence = self.silence()
-        now = self.clock.seconds()
-        return ([silence] if silence else []) + [(str(gap), now) for gap in self.follower.gaps()]
+        return found
 
     def lag_seconds(self) -> float:
         """Seconds since this source was last caught up, or since its start if it never was."""
@@ -137,7 +133,8 @@ class ServerSource(Source):
     def silence(self) -> Problem | None:
         if self.follower.is_connected or self.clock.seconds() - self._since < PATIENCE_SECONDS:
             return None
-        return f"cannot receive from server {self.endpoint}: {self._why}", self._since
+        why = f"cannot receive from server {self.endpoint}: {self._why}"
+        return Problem(why, self._since, not_ready=True)
 
     def status(self) -> dict[str, Any]:
         return {

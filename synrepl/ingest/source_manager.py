@@ -9,9 +9,10 @@ import msgspec
 
 from synrepl.errors import ConfigError, NotConnected, RowError
 from synrepl.ingest.settings import IngestSettings
-from synrepl.ingest.source import Problem, ServerSource
+from synrepl.ingest.source import ServerSource
 from synrepl.ports.interfaces import IThread
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.problems import Problem
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import ICatchUp, MissedFacts
 from synrepl.replication.ingester import Ingester, LoggedPositions
@@ -102,26 +103,20 @@ class SourceManager:
         await self._http.stop()
 
     def problems(self) -> list[Problem]:
-        """Problems, first the reasons not to be ready: text, and since when in Unix seconds."""
-        found = self.not_ready_reasons()
-        for source in self._all:
-            found += source.problems()
+        """The problems of all sources, first those that make the daemon not ready."""
         now = self.clock.seconds()
+        found = [problem for source in self._all for problem in source.problems()]
+        if self.ingester.error:
+            why = f"cannot store received facts: {self.ingester.error}"
+            found.append(Problem(why, now, not_ready=True))
         found += [
-            (
+            Problem(
                 f"writer {one.writer} of {one.stream} stopped at {one.token}, {one.behind} tokens behind",
                 now - one.seconds,
             )
             for one in self.stalled_writers.stalled()
         ]
-        return found
-
-    def not_ready_reasons(self) -> list[Problem]:
-        """Reasons this daemon may be missing data."""
-        found = [reason for source in self._all for reason in source.not_ready_reasons()]
-        if self.ingester.error:
-            found.append((f"cannot store received facts: {self.ingester.error}", self.clock.seconds()))
-        return found
+        return sorted(found, key=lambda problem: not problem.not_ready)
 
     def lag_seconds(self) -> float:
         """Seconds since the source that is furthest behind was last caught up."""

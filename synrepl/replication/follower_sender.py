@@ -15,7 +15,6 @@ from synrepl.replication.feed import (
     EphemeralStep,
     Feed,
     PageStep,
-    Step,
     Stop,
     read_page,
 )
@@ -244,7 +243,8 @@ class FollowerSender(Sender):
             self._backlogs.appendleft(Backlog(feed))
             self._metrics.readers_demoted.inc()
             return True
-        return self._send_step(step, feed, self._live_streams)
+        # At the head now: pages had contained those groups.
+        return step is Stop.WAIT or self._carry_out(feed, step, self._live_streams)
 
     def _step_backlog(self, backlog: Backlog) -> bool:
         if backlog is self._reading_page_of:
@@ -258,21 +258,11 @@ class FollowerSender(Sender):
             return self._reading_page_of is None
         if step is Stop.WAIT:
             self._go_live(backlog)
-        return self._send_step(step, backlog.feed, backlog.streams)
+            return True
+        return self._carry_out(backlog.feed, step, backlog.streams)
 
-    def _send_step(self, step: Step, feed: Feed, streams: frozenset[str] | None) -> bool:
-        match step:
-            case Stop.REPLACED:
-                return False  # the daemon closes its followers
-            case RingGroup():
-                self._send_group(feed, step, streams)
-            case EphemeralStep():
-                self._write(b"".join(map(self._reset_lines, step.resets)) + self._encoder.lines(step.facts))
-            case Stop.WAIT:
-                pass
-            case _:
-                raise AssertionError(f"the feed of a follower gave {step}")
-        return True
+    def _encode_ephemeral(self, step: EphemeralStep) -> bytes:
+        return b"".join(map(self._reset_lines, step.resets)) + self._encoder.lines(step.facts)
 
     def _write(self, data: bytes) -> None:
         if data:

@@ -147,22 +147,25 @@ class Sender:
     # -- the loop --------------------------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """Do what comes next; return whether to go on."""
+        """Do what comes next; return whether to go on.
+
+        `FollowerSender` chooses among several feeds here. What it chose is carried out in the same way.
+        """
         feed = self.feed
         if feed is None or self.is_waiting or self._read is not None:
             return False
         return self._carry_out(feed, feed.next())
 
-    def _carry_out(self, feed: Feed, step: Step) -> bool:
+    def _carry_out(self, feed: Feed, step: Step, streams: frozenset[str] | None = None) -> bool:
         match step:
             case RingGroup() as group:
-                self._send_group(feed, group)
+                self._send_group(feed, group, streams)
             case PageStep():
                 self._start_reading(self._send_page(feed, step))
             case EpochStart():
                 self._send(feed, self._encoder.epoch_start(step))
             case EphemeralStep():
-                self._send(feed, self._encoder.ephemeral(step))
+                self._send(feed, self._encode_ephemeral(step))
             case Stop.WAIT:
                 self._reach_head()
                 return False
@@ -170,6 +173,9 @@ class Sender:
                 self._end(step)
                 return False
         return True
+
+    def _encode_ephemeral(self, step: EphemeralStep) -> bytes:
+        return self._encoder.ephemeral(step)
 
     def _send_group(self, feed: Feed, group: RingGroup, streams: frozenset[str] | None = None) -> None:
         data, last = feed.lines(group, self._encoder, streams)

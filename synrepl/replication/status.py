@@ -11,6 +11,7 @@ from synrepl.html.humanize import counted
 from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.problems import Problem
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.leases import WARN_AT
 from synrepl.storage.log import Log
@@ -85,15 +86,12 @@ class StatusSection(Protocol):
 class StatusPart(StatusSection, Protocol):
     """A part whose problems are the daemon's own, such as the files."""
 
-    def problems(self) -> list[tuple[str, float]]:
-        """Problems, each with its start in Unix seconds."""
+    def problems(self) -> list[Problem]:
+        """The problems, first those that make the daemon not ready."""
 
 
 class FactReceiver(StatusPart, Protocol):
     """A part of the daemon that receives facts: ingest, or replication."""
-
-    def not_ready_reasons(self) -> list[tuple[str, float]]:
-        """The reasons this daemon may be missing data, each with its start in Unix seconds."""
 
     def lag_seconds(self) -> float:
         """Seconds since this daemon was last up to date with its sources, or its upstream."""
@@ -144,10 +142,9 @@ def build_status(
     state = replicated.pop("state")
     if errors:
         state = "failing"
-    troubles = [] if replication is None else [*replication.not_ready_reasons(), *replication.problems()]
-    for part in (ingest, files):
-        troubles += [] if part is None else part.problems()
-    errors += [{"what": what, "since": round(since, 3)} for what, since in troubles]
+    parts = [part for part in (replication, ingest, files) if part is not None]
+    problems = [problem for part in parts for problem in part.problems()]
+    errors += [{"what": problem.text, "since": round(problem.since, 3)} for problem in problems]
     followers = _followers(publisher, now)
     lagging = [part for part in (ingest, replication) if part is not None]
     section = files.status() if files is not None and access.sees("files") else None

@@ -90,7 +90,7 @@ class NamesTests(FilesCase):
         self.patch(files._context.queue, "note", fail)
         self.say(("one", A))
         self.say(("two", B))
-        ((text, since),) = files.problems()
+        ((text, since, _),) = files.problems()
         self.assertIn("the disk is full", text)
         self.assertEqual(self.clock.seconds(), since)
 
@@ -170,7 +170,7 @@ class PrimaryTests(FilesCase):
         self.assertEqual([("one", A)], missing(self.files))
         self.assertIn("upload it again", "".join(self.texts()))
         self.clock.advance(70)
-        ((text, _),) = self.files.problems()
+        ((text, *_),) = self.files.problems()
         self.assertIn("one", text)
         self.assertEqual((1, 1), (self.files.status()["quarantined"], self.files.status()["missing"]))
         self.bring(b"a", A)

@@ -75,7 +75,7 @@ class EagerTests(FilesCase):
         self.assertIn(checksum(b"poison"), failing["why"])
         self.assertGreater(failing["next_at"], self.clock.seconds())
         self.clock.advance(70)
-        ((text, _),) = files.problems()
+        ((text, *_),) = files.problems()
         self.assertIn("cannot fetch bad", text)
 
         self.upstream.files[A] = b"a"

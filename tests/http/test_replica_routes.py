@@ -8,6 +8,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import NotConnected, StorageError
 from synrepl.ports.history import EpochStart, LogPosition
+from synrepl.ports.problems import Problem
 from synrepl.replication.addresses import Address
 from synrepl.replication.relay.leases import DROPPED, MAX_ANONYMOUS
 from synrepl.replication.relay.registry import ReplicaRegistry
@@ -53,8 +54,8 @@ class Nobody:
 class Stale:
     """Of what a daemon says of its copies, that it lacks something."""
 
-    def not_ready_reasons(self) -> list[tuple[str, float]]:
-        return [("stale: this copy may lack the facts of the last 61 seconds", 0.0)]
+    def problems(self) -> list[Problem]:
+        return [Problem("stale: this copy may lack the facts of the last 61 seconds", 0.0, not_ready=True)]
 
 
 class DescribedRelays(Stale):
@@ -72,10 +73,7 @@ class DescribedRelays(Stale):
     def state(self) -> str:
         return ""
 
-    def not_ready_reasons(self) -> list[tuple[str, float]]:
-        return []
-
-    def problems(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[Problem]:
         return []
 
     def lag_seconds(self) -> float:

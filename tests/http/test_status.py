@@ -3,6 +3,7 @@
 from typing import Any
 
 from synrepl.ports.metrics import POSITION_WRITERS
+from synrepl.ports.problems import Problem
 from synrepl.replication.status import ENDED_REPLICA, LOST_REPLICA, STATES, build_status
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
@@ -52,12 +53,8 @@ class Replication:
         """Its section."""
         return self._status
 
-    def problems(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[Problem]:
         """None of its own."""
-        return []
-
-    def not_ready_reasons(self) -> list[tuple[str, float]]:
-        """It is ready."""
         return []
 
     def lag_seconds(self) -> float:

@@ -481,7 +481,7 @@ def test_a_primary_that_is_superseded_says_so() -> None:
     cluster.pass_(90)
 
     assert "primary" == c.roles.role
-    assert any("another daemon may be primary: a" in text for text, _ in c.roles.rivals.problems)
+    assert any("another daemon may be primary: a" in text for text, *_ in c.roles.rivals.problems)
 
 
 def test_a_claim_of_a_lower_epoch_means_nothing() -> None:
@@ -659,7 +659,7 @@ def test_the_log_of_the_claimed_primary_must_continue_ours() -> None:
     cluster.pass_(12)
 
     assert ["primary", "primary"] == roles(a, b)
-    ((text, _),) = a.roles.rivals.problems
+    ((text, *_),) = a.roles.rivals.problems
     assert "two daemons are primary: b - has other facts at serial 5 or before than this daemon" in text
 
 
@@ -756,10 +756,10 @@ def test_a_replica_of_a_later_epoch_is_a_sign_and_no_fence() -> None:
     cluster.pass_(1)
 
     assert "primary" == a.roles.role
-    ((text, _),) = a.roles.rivals.problems
+    ((text, *_),) = a.roles.rivals.problems
     assert text.startswith("paris at nowhere - knows epoch 7, but this primary is in epoch 1: ")
     a.roles.rivals.on_higher_epoch(8, "paris\x1b[2J", "")
-    assert all(one.isprintable() for one, _ in a.roles.rivals.problems)
+    assert all(one.isprintable() for one, *_ in a.roles.rivals.problems)
     for number in range(50):
         a.roles.rivals.on_higher_epoch(8, f"r{number}", "")
     assert 20 == len(a.roles.rivals.problems)
@@ -1252,7 +1252,7 @@ class TestStart:
         cluster.pass_(4)
 
         assert "primary" == a.roles.role
-        assert any("knows epoch 2" in text for text, _ in a.roles.rivals.problems)
+        assert any("knows epoch 2" in text for text, *_ in a.roles.rivals.problems)
         assert 2 == c.log.head.epoch
 
     def test_a_daemon_that_a_replica_names_must_prove_that_it_may_be_primary(self) -> None:

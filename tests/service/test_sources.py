@@ -12,6 +12,7 @@ from synrepl.daemon.ingest import IngestServices
 from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.problems import Problem
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
@@ -101,8 +102,9 @@ def test_a_redis_that_is_away_is_a_problem_after_some_seconds() -> None:
     clock: Any = made.clock
 
     clock.advance(PATIENCE_SECONDS - 1)
-    before = made.not_ready_reasons()
+    before = made.problems()
     clock.advance(1)
 
     assert [] == before
-    assert [("cannot receive from Redis at redis://h: no answer yet", 0.0)] == made.not_ready_reasons()
+    why = "cannot receive from Redis at redis://h: no answer yet"
+    assert [Problem(why, 0.0, not_ready=True)] == made.problems()

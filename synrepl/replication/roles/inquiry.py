@@ -9,6 +9,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.problems import Problem
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
@@ -134,10 +135,10 @@ class LaterEpochs:
         """Drop all reports: they are from before this daemon became primary."""
         self._seen.clear()
 
-    def problems(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[Problem]:
         """The texts of the reports, each with the Unix time at which it began."""
         self._forget()
-        return [(text, began) for began, _, text in self._seen.values()]
+        return [Problem(text, began) for began, _, text in self._seen.values()]
 
     def _forget(self) -> None:
         oldest = self._clock.seconds() - REPORTED_SECONDS

@@ -16,6 +16,7 @@ from twisted.logger import Logger
 
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import RepeatLimit
+from synrepl.ports.problems import Problem
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
@@ -93,7 +94,7 @@ class Rivals:
         self._epoch_questions: set[bool] = set()
 
     @property
-    def problems(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[Problem]:
         """Signs of another primary, each with the Unix time at which it began; empty unless primary."""
         return self._later_epochs.problems() if self._owner.role == PRIMARY else []
 

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, RowError
 from synrepl.ports.interfaces import IClock, IThread
+from synrepl.ports.problems import Problem
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.ids.database import Flavor
@@ -108,14 +109,13 @@ class TableSource:
         """The state of each stream."""
         return [copy(one.state) for one in self._followed]
 
-    def problems(self) -> list[tuple[str, float]]:
-        """Each problem, and when its stream last had none, in Unix seconds (0: not since the start)."""
+    def problems(self) -> list[Problem]:
+        """Each stream's problem, and when the stream last had none (0: not since the start)."""
         return [
-            (f"table of {one.stream}: {one.trouble}", one.right_at) for one in self.states() if one.trouble
+            Problem(f"table of {one.stream}: {one.trouble}", one.right_at, not_ready=True)
+            for one in self.states()
+            if one.trouble
         ]
-
-    not_ready_reasons = problems
-    """Reasons this daemon may be missing data: each problem is one."""
 
     def status(self) -> dict[str, Any]:
         """The streams and the writers' status, for the status report."""

@@ -109,9 +109,9 @@ class Call:
         if (
             services.settings.refuse_stale_reads
             and services.replication is not None
-            and (reasons := services.replication.not_ready_reasons())
+            and (reasons := [one.text for one in services.replication.problems() if one.not_ready])
         ):
-            raise ApiError("not_ready", reasons[0][0])
+            raise ApiError("not_ready", reasons[0])
 
     def check_held(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
         """Raises `ApiError` if one of these streams or writers is not held by this daemon.

@@ -78,7 +78,7 @@ class Services:
         reasons = [] if is_healthy else [f"log: {why}"]
         for part in (self.replication, self.ingest):
             if part is not None:
-                reasons += [reason for reason, _ in part.not_ready_reasons()]
+                reasons += [problem.text for problem in part.problems() if problem.not_ready]
         return reasons
 
 

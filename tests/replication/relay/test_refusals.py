@@ -111,7 +111,7 @@ def test_other_epoch() -> None:
 
     check(cluster, a, raw, "other_epoch")
     assert "primary" == a.roles.role
-    assert ["knows epoch 2" in text for text, _ in a.roles.rivals.problems] == [True]
+    assert ["knows epoch 2" in text for text, *_ in a.roles.rivals.problems] == [True]
 
 
 def test_fork() -> None:
