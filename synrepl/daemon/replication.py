@@ -249,9 +249,9 @@ class ReplicationServices:
         notify both."""
         where = replica.upstream.where
         at = Address(native=where.native, http=replica.upstream_http)
-        notes = {"upstream_at": str(at), "primary_at": str(replica.primary)}
-        if any(self._log.notes.get(name) != text for name, text in notes.items()):
-            await self._log.note(**notes)
+        upstream, primary, notes = str(at), str(replica.primary), self._log.notes
+        if (notes.get("upstream_at"), notes.get("primary_at")) != (upstream, primary):
+            await self._log.note(upstream_at=upstream, primary_at=primary)
 
     def _upstreams(self, where: Address | None) -> "list[IUpstream]":
         """Make the upstreams to follow: the primary at `where`, if one is known, then those of the settings.

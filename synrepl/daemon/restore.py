@@ -11,6 +11,7 @@ from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogSnapshot
+from synrepl.ports.notes import YES
 from synrepl.ports.settings import UNNAMED
 from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import StagedCopy
@@ -93,7 +94,7 @@ async def restore_snapshot(
                     why="restored",
                 )
             )
-        await copy.note(history=snapshot.history, joined="yes", filter=None, joining=None)
+        await copy.note(history=snapshot.history, joined=YES, filter=None, joining=None)
         if server_name is None and snapshot.server_name != UNNAMED:
             await log.note(server_name=snapshot.server_name)
         await log.adopt_copy(copy)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from synrepl.errors import ConfigError
+from synrepl.ports.notes import Notes
 
 SIZES: Final = {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
 DURATIONS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
@@ -175,10 +176,10 @@ class NameSettings:
     is_named: bool = False
     """Whether a flag or the file gives `server_name`."""
 
-    def server_name_of(self, notes: Mapping[str, str]) -> str:
+    def server_name_of(self, notes: Notes) -> str:
         """Return the server name in the notes of a log; without one, the configured server name."""
         return notes.get("server_name", self.server_name)
 
-    def expected_name(self, notes: Mapping[str, str]) -> str | None:
+    def expected_name(self, notes: Notes) -> str | None:
         """Return the name that other daemons must have; None if neither the log nor a setting has one."""
         return notes.get("server_name") or (self.server_name if self.is_named else None)

@@ -1,11 +1,12 @@
 """Holdings: the part of the log that a daemon holds, and whether it can be read."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple
 
 import msgspec
 
+from synrepl.ports.notes import Notes
 from synrepl.replication.addresses import Address
 from synrepl.wire.filter import ALL, Filter
 
@@ -13,7 +14,7 @@ MAX_NAMED: Final = 10
 """Names listed in a message; the rest are counted."""
 
 
-def held(notes: Mapping[str, str]) -> Filter:
+def held(notes: Notes) -> Filter:
     """The filter of a log with these notes: everything, unless it is a filtered copy."""
     noted = notes.get("filter")
     return ALL if noted is None else msgspec.json.decode(noted, type=Filter)
@@ -35,7 +36,7 @@ class Holdings:
     as it is known.
     """
 
-    notes: Callable[[], Mapping[str, str]] = dict
+    notes: Callable[[], Notes] = Notes
     _: KW_ONLY
     joining: Callable[[], bool] = lambda: False
     retired: Callable[[], ReadRefusal | None] = lambda: None

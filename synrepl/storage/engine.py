@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import starmap
-from typing import Final
+from typing import Final, cast
 from uuid import uuid4
 
 import msgspec
@@ -20,6 +20,7 @@ from synrepl.ports.history import (
     LogSnapshot,
 )
 from synrepl.ports.interfaces import Head, KeysOf
+from synrepl.ports.notes import Notes
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.continuity import (
     CHECKED_AT_OPEN,
@@ -507,12 +508,12 @@ class SQLEngine:
 
     # -- notes and leases ----------------------------------------------------------------------------------
 
-    def notes(self) -> dict[str, str]:
-        """Short texts stored with the log, by name."""
+    def notes(self) -> Notes:
+        """The stored notes."""
         with self._writing("notes") as connection:
-            return dict(connection.execute("SELECT name, value FROM notes").fetchall())
+            return cast("Notes", dict(connection.execute("SELECT name, value FROM notes").fetchall()))
 
-    def note(self, notes: Mapping[str, str | None]) -> None:
+    def note(self, notes: Mapping[str, object]) -> None:
         """Store these notes in one transaction; None deletes a note."""
         with self._transaction("note") as connection:
             stored = [(name, text) for name, text in notes.items() if text is not None]

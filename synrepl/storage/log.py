@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Unpack
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
@@ -18,6 +18,7 @@ from synrepl.ports.history import (
     LogSnapshot,
 )
 from synrepl.ports.interfaces import Head, IClock, IThread, KeysOf
+from synrepl.ports.notes import NoteChanges, Notes, changed, own_notes
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
@@ -33,7 +34,6 @@ from synrepl.storage.log_reads import LogReads
 from synrepl.storage.staged_copy import (
     HistoryMismatch,
     StagedCopy,
-    change_notes,
     commit_followed,
     position_after,
 )
@@ -43,8 +43,6 @@ MIB = 1024 * 1024
 FORGET_EVERY_SECONDS = 3600.0
 RECEIPT_MS = 24 * 3600 * 1000
 """How long, in ms, the receipt of an append with an idempotency key to a kept stream is stored at least."""
-COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
-"""Notes that describe the copied log rather than this daemon. A new copy replaces or deletes them."""
 
 
 class Log:
@@ -120,7 +118,7 @@ class Log:
         self._subscribers: list[Callable[[Sequence[Fact]], None]] = []
         self._replacement_subscribers: list[Callable[[], None]] = []
         self._epoch_subscribers: list[Callable[[], None]] = []
-        self.notes: dict[str, str] = {}
+        self.notes: Notes = {}
         """Short texts stored with the log, by name."""
         self.leases: dict[str, Lease] = {}
         """All leases, by uuid."""
@@ -156,7 +154,7 @@ class Log:
         self._forget_timer.start(FORGET_EVERY_SECONDS)
 
     async def _load(self, open_engine: Callable[[], Head]) -> Head:
-        def work() -> tuple[Head, dict[str, str], list[Lease]]:
+        def work() -> tuple[Head, Notes, list[Lease]]:
             return open_engine(), self._engine.notes(), self._engine.leases()
 
         head, self.notes, leases = await self._writing.run(work)
@@ -319,13 +317,13 @@ class Log:
 
     # -- notes and leases ----------------------------------------------------------------------------------
 
-    async def note(self, **notes: str | None) -> None:
+    async def note(self, **notes: Unpack[NoteChanges]) -> None:
         """Store these notes; None deletes a note. The write continues if the caller is cancelled."""
         await detached(self._note(notes), Deferred())
 
-    async def _note(self, notes: Mapping[str, str | None]) -> None:
+    async def _note(self, notes: NoteChanges) -> None:
         await self._writing.run(partial(self._engine.note, notes))
-        change_notes(self.notes, notes)
+        self.notes = changed(self.notes, notes)
 
     async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
         """Store these leases, and delete the dropped uuids."""
@@ -548,11 +546,10 @@ class Log:
         await self._writing.run(self._engine.drop_staged)
 
     async def adopt_copy(self, copy: StagedCopy) -> None:
-        """Replace this log by a staged copy in one step; keep the uuid, leases and notes but `COPY_NOTES`."""
+        """Replace this log by a staged copy in one step; keep the uuid, leases and `own_notes`."""
 
         async def work() -> None:
-            own = {name: text for name, text in self.notes.items() if name not in COPY_NOTES}
-            await copy.finish(own, list(self.leases.values()))
+            await copy.finish(own_notes(self.notes), list(self.leases.values()))
             with self._checked.paused():
                 await self._wait_for_reads()
                 self._load_state(await self._load(self._engine.adopt_staged))

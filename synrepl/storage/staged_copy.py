@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Unpack
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogSnapshot
 from synrepl.ports.interfaces import IThread
+from synrepl.ports.notes import NoteChanges, Notes, changed
 from synrepl.storage.engine import SQLEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
@@ -33,7 +35,7 @@ class StagedCopy:
 
     def __init__(self, engine: SQLEngine, thread: IThread) -> None:
         self.position: LogPosition
-        self.notes: dict[str, str] = {}
+        self.notes: Notes = {}
         self._engine = engine
         self._thread = thread
 
@@ -43,10 +45,10 @@ class StagedCopy:
         self.position = head.position
         self.notes = await self._thread.run(self._engine.notes)
 
-    async def note(self, **notes: str | None) -> None:
+    async def note(self, **notes: Unpack[NoteChanges]) -> None:
         """Store these notes with the copy; None deletes a note."""
         await self._thread.run(partial(self._engine.note, notes))
-        change_notes(self.notes, notes)
+        self.notes = changed(self.notes, notes)
 
     async def add(
         self, facts: Sequence[Fact], upto: LogPosition, *, trimmed_upto: LogPosition | None
@@ -74,24 +76,15 @@ class StagedCopy:
         """Begin an epoch at the end of the copy."""
         self.position = (await self._thread.run(partial(self._engine.begin_epoch, epoch_start))).position
 
-    async def finish(self, notes: Mapping[str, str], leases: Sequence[Lease]) -> None:
+    async def finish(self, notes: Mapping[str, object], leases: Sequence[Lease]) -> None:
         """Store these notes and leases, and close the copy."""
-        await self.note(**notes)
+        await self._thread.run(partial(self._engine.note, notes))
         await self._thread.run(partial(self._engine.keep_leases, leases))
         await self.close()
 
     async def close(self) -> None:
         """Close the engine; the staged copy stays."""
         await self._thread.run(self._engine.close)
-
-
-def change_notes(notes: dict[str, str], changes: Mapping[str, str | None]) -> None:
-    """Apply changes to notes in memory, once they are stored: None deletes a note."""
-    for name, text in changes.items():
-        if text is None:
-            notes.pop(name, None)
-        else:
-            notes[name] = text
 
 
 def _add(

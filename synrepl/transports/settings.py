@@ -2,11 +2,11 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from synrepl.errors import ConfigError, suggest
+from synrepl.ports.notes import Notes
 from synrepl.ports.settings import (
     NameSettings,
     duration,
@@ -185,7 +185,7 @@ class ApiSettings(ConnectionSettings):
     max_body_bytes: int = setting("64MiB", "The size limit of the body of an HTTP request.", parse=size)
     max_file_bytes: int = setting("16GiB", "The size limit of a file, uploaded or fetched.", parse=size)
 
-    def hosts(self, notes: Mapping[str, str]) -> set[str]:
+    def hosts(self, notes: Notes) -> set[str]:
         """Return the host names, in lower case, of a daemon with these `notes` in its log."""
         name = self.server_name_of(notes)
         names = (name.rpartition(":")[0] or name, *(self.allowed_hosts or ()), self.advertise or "")

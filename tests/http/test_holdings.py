@@ -1,5 +1,6 @@
 """Reading a copy that does not hold everything: it says so, and never gives an empty answer."""
 
+from synrepl.ports.notes import Notes
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
 from tests.http.builders import CATCH_UP, SiteCase, receipt
@@ -16,7 +17,7 @@ class FilteredTests(SiteCase):
         self.receipts(2)
         self.post("receipts", [receipt()], writer="other")
         self.post("push_rules", [["@ada:hs.example"]])
-        note = {"filter": '{"streams":["receipts"],"writers":["master"]}'}
+        note = Notes(filter='{"streams":["receipts"],"writers":["master"]}')
         self.publisher.holdings = Holdings(lambda: note, primary=lambda: PRIMARY)
 
     def test_what_is_not_held_is_refused_by_name(self) -> None:

@@ -48,7 +48,7 @@ class Contract(Case):
         engine = self.opened()
         engine.commit(OLD, [AppendReceipt(AppendKey("s", "old"), "r", Appended(1, 1, [1]), 1)])
         engine.begin_epoch(EpochStart(2, 30, OLD[-1].digest, 1, "lost", "events", 20))
-        engine.note({"which": "old"})
+        engine.note({"filter": "old"})
         engine.keep_leases([Lease(uuid="old", name="", registered=False, serial=1, made_ms=1)])
         return engine
 
@@ -58,7 +58,7 @@ class Contract(Case):
         copy.open()
         copy.commit(NEW[:5], [AppendReceipt(AppendKey("s", "new"), "r", Appended(1, 1, [1]), 1)])
         copy.commit(NEW[5:], [])
-        copy.note({"which": "new"})
+        copy.note({"filter": "new"})
         history = copy.notes()["history"]
         copy.close()
         return history
@@ -70,7 +70,7 @@ class Contract(Case):
         """It is the log of `filled`, whole."""
         self.assertEqual((2, 30, OLD[-1].digest), (engine.head().epoch, engine.head().serial, OLD[-1].digest))
         self.assertEqual(OLD, self.serials(engine))
-        self.assertEqual(("old", 1), (engine.notes()["which"], len(engine.leases())))
+        self.assertEqual(("old", 1), (engine.notes()["filter"], len(engine.leases())))
         self.assertEqual({("events", "old"): 20}, engine.head().positions)
         self.assertEqual(
             [True, False], [engine.receipt(AppendKey("s", key)) is not None for key in ("old", "new")]
@@ -83,7 +83,7 @@ class Contract(Case):
             (1, 7, NEW[-1].digest, ()), (head.epoch, head.serial, head.digest, tuple(head.epoch_starts))
         )
         self.assertEqual(NEW, self.serials(engine))
-        self.assertEqual(("new", 0), (engine.notes()["which"], len(engine.leases())))
+        self.assertEqual(("new", 0), (engine.notes()["filter"], len(engine.leases())))
         self.assertEqual({("caches", "new"): 7}, head.positions)
         self.assertEqual(
             [False, True], [engine.receipt(AppendKey("s", key)) is not None for key in ("old", "new")]
@@ -273,7 +273,7 @@ class SQLiteTests(OverSQLite, Contract):
         for state in states:
             left = SQLEngine(SQLiteDatabase(state / "synrepl.db"))
             boots = left.open().boots
-            is_new = left.notes()["which"] == "new"
+            is_new = left.notes()["filter"] == "new"
             (self.check_new if is_new else self.check_old)(left)
             if not is_new:
                 # It can be done again, from what is there.

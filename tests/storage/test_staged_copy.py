@@ -195,11 +195,11 @@ class FollowingTests(LogCase):
         self.pass_()
         staged = self.successResultOf(opening)
         for text in ("x", None):
-            noting = Deferred.fromCoroutine(staged.note(join=text))
+            noting = Deferred.fromCoroutine(staged.note(joining=text))
             self.pass_()
             self.successResultOf(noting)
 
-            self.assertEqual(text, staged.notes.get("join"))
+            self.assertEqual(text, staged.notes.get("joining"))
 
     def test_adopting_goes_on_to_its_end(self) -> None:
         """Cancelled in the middle, it stands either before or after."""

@@ -13,6 +13,7 @@ import msgspec
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.history import AppendReceipt, LogPosition, LogSnapshot
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.notes import YES
 from synrepl.replication.replica.conversation import (
     Ephemeral,
     Facts,
@@ -181,7 +182,7 @@ class JoinAttempt:
             is_open = self.query.is_open
             await self._copy.note(
                 history=record.history,
-                joined="yes",
+                joined=YES,
                 filter=None if is_open else msgspec.json.encode(self.query).decode(),
                 joining=None,
             )

@@ -10,6 +10,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.notes import YES
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
@@ -154,7 +155,7 @@ class Replica:
             self._is_resync_requested = self.state not in (ReplicaState.CATCHING_UP, ReplicaState.LIVE)
             return False
         # Saved: after a kill the operator need not request it again.
-        self._tasks.start(self.log.note(resync="yes"), "saving the request to join again")
+        self._tasks.start(self.log.note(resync=YES), "saving the request to join again")
         waiter, self._resync_waiter = self._resync_waiter, None
         if waiter is not None:
             waiter.callback(None)
@@ -300,7 +301,7 @@ class Replica:
                         self.refusal = None
                         # A former primary need not join: its log is a copy already, even an empty one.
                         if self.log.notes.get("resync") is not None or not self.is_whole:
-                            await self.log.note(resync=None, joined="yes")
+                            await self.log.note(resync=None, joined=YES)
                         self.freshness.subscribed(at.serial)
                         self._move(ReplicaEvent.SUBSCRIBED, ReplicaState.CATCHING_UP)
                         if self.commands is not None and native.COMMANDS in conversation.welcome.capabilities:

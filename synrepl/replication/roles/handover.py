@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
+import msgspec
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
@@ -44,6 +45,13 @@ REST_SHARE: Final = 3.0
 """After a hand-over to an unauthenticated peer, such peers wait for this many times its length."""
 
 
+class HandOverRecord(msgspec.Struct, frozen=True):
+    """The hand-over in progress, for the log: its end in Unix seconds, and the candidate's uuid."""
+
+    until: float
+    uuid: str
+
+
 @dataclass(eq=False, repr=False)
 class HandOverPrimary:
     """The primary's side: handles requests of replicas, and refuses facts during a hand-over.
@@ -76,10 +84,13 @@ class HandOverPrimary:
 
     def resume(self) -> None:
         """Continue a hand-over from before a restart, if it is not over: its candidate may be primary now."""
-        until, _, uuid = self.log.notes.get("handover", "0").partition(" ")
-        left = float(until) - self.clock.seconds()
+        text = self.log.notes.get("handover")
+        if text is None:
+            return
+        record = msgspec.json.decode(text, type=HandOverRecord)
+        left = record.until - self.clock.seconds()
         if self.role() == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
-            self._begin(left, uuid)
+            self._begin(left, record.uuid)
 
     def stop(self) -> None:
         """End the hand-over without calling `on_change`: another daemon is primary, or this one stops."""
@@ -104,7 +115,8 @@ class HandOverPrimary:
                 self._check_budget(request.seconds)
             self._begin(request.seconds, request.uuid)
             # Saved, so that facts stay refused after a restart: the candidate may have started its epoch.
-            await self.log.note(handover=f"{self.clock.seconds() + request.seconds:.3f} {request.uuid}")
+            record = HandOverRecord(round(self.clock.seconds() + request.seconds, 3), request.uuid)
+            await self.log.note(handover=msgspec.json.encode(record).decode())
         elif self.is_active:
             self._end()
             await self.log.note(handover=None)

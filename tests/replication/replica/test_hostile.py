@@ -70,7 +70,7 @@ def test_nothing_of_it_reaches_status_or_log_raw(lines: list[str]) -> None:
     assert peers
     assert b.replica is not None
     logged = [formatEvent(event) for event in events]
-    shown = [*texts(b.replica.status()), *logged, *b.log.notes.values()]
+    shown = [*texts(b.replica.status()), *logged, *map(str, b.log.notes.values())]
     assert all(text.isprintable() and len(text) < 8_000 for text in shown), shown
 
 
