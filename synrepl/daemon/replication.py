@@ -87,7 +87,7 @@ class ReplicationServices:
             is_active=lambda: self.roles.role == REPLICA,
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
         )
-        publisher.follower_commands.carriers.append(self.commands)
+        publisher.follower_commands.forwarders.append(self.commands)
         self._files_client: HttpFiles | None = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")

@@ -156,7 +156,7 @@ class ServerSource(Source):
 
 @dataclass(eq=False, repr=False)
 class ServerCommands:
-    """Forwards commands between the followers of this daemon and the server (`follower_commands.Carrier`).
+    """Forwards commands between the followers of this daemon and the server: an `ICommandForwarder`.
 
     A release whose USER_SYNC names the worker gets the command of each follower. For an older release this
     daemon is one worker: a user is syncing while any follower says so. After each connect the server gets
@@ -176,7 +176,7 @@ class ServerCommands:
         self._names_workers = self.dialect.release in ClearUserSync.SPAN
         self._waiting: deque[Command] = deque()
         self._timer = Timer(self.clock, self._connected)
-        self._upstream.carriers.append(self)
+        self._upstream.forwarders.append(self)
         if not self._names_workers:
             self._upstream.syncing.subscribers.append(self._changed)
         self.follower.on_event(self._on_event)
@@ -186,7 +186,7 @@ class ServerCommands:
     def stop(self) -> None:
         """Stop forwarding."""
         self.is_active = False
-        self._upstream.carriers.remove(self)
+        self._upstream.forwarders.remove(self)
         self._timer.stop()
 
     def forward(self, command: Command) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from synrepl.storage.log import Log
 
 
-class Carrier(Protocol):
+class ICommandForwarder(Protocol):
     """Forwards commands to the process that this daemon follows."""
 
     @property
@@ -46,8 +46,8 @@ class FollowerCommands:
     INVALIDATE_CACHE becomes a fact of ``caches``. FEDERATION_ACK trims the federation stream. USER_SYNC
     updates `syncing`. The publisher broadcasts REMOTE_SERVER_UP. On a shared channel, commands for all
     processes go to the `process_subscribers`. A primary or a server that this daemon follows receives the
-    commands through the `carriers`; `dropped` is called with the name of a command that none of them
-    accepted. Commands without subscribers and carriers wait in the `buffer` for the homeserver; `unread` is
+    commands through the `forwarders`; `dropped` is called with the name of a command that none of them
+    accepted. Commands without subscribers and forwarders wait in the `buffer` for the homeserver; `unread` is
     called with the name of one that is dropped there.
     """
 
@@ -73,7 +73,7 @@ class FollowerCommands:
         """Functions called with each command for all processes, in the newest release's form. USER_SYNC of a
         release without instance ids is given one, which ends with the connection.
         """
-        self.carriers: list[Carrier] = []
+        self.forwarders: list[ICommandForwarder] = []
         """They forward commands, with instance ids as in `process_subscribers`. When a connection is lost,
         they also receive CLEAR_USER_SYNC for its workers.
         """
@@ -182,17 +182,17 @@ class FollowerCommands:
             subscriber(command)
 
     def forward(self, command: Command) -> bool:
-        """Forward a command; return whether a carrier accepted it.
+        """Forward a command; return whether a forwarder accepted it.
 
-        A command that every active carrier rejects is counted as dropped. If there is no process to forward
+        A command that every active forwarder rejects is counted as dropped. If there is no process to forward
         to, the homeserver can read it from `buffer`.
         """
-        carriers = [carrier for carrier in self.carriers if carrier.is_active]
+        forwarders = [forwarder for forwarder in self.forwarders if forwarder.is_active]
         reaches_processes = self.process_subscribers and isinstance(command, commands.FOR_ALL_PROCESSES)
-        if not carriers and not reaches_processes:
+        if not forwarders and not reaches_processes:
             self.buffer.add(command)
-        accepted = [carrier.forward(command) for carrier in carriers]
-        if carriers and not any(accepted):
+        accepted = [forwarder.forward(command) for forwarder in forwarders]
+        if forwarders and not any(accepted):
             self.dropped(command.NAME)
         return any(accepted)
 

@@ -244,13 +244,13 @@ class PostingTests(EndpointCase):
     def test_the_reason_of_the_upstream_is_waited_for(self) -> None:
         """A request that comes after the end is answered before the reason is read."""
         conversation = self.connected(self.upstream())
-        (carrier,) = self.site.resource.carriers.values()
-        self.site.resource.carriers.clear()
+        (transport,) = self.site.resource.native_transports.values()
+        self.site.resource.native_transports.clear()
         conversation.acknowledge(LogPosition(1, 0, ""), 0)
         self.pass_(1)
-        self.site.resource.carriers["it is removed"] = carrier
+        self.site.resource.native_transports["it is removed"] = transport
         next(iter(self.relays.connected)).connection.fail("server shutting down")
-        self.site.resource.carriers[self.name_of(conversation)] = carrier
+        self.site.resource.native_transports[self.name_of(conversation)] = transport
         self.pass_(1)
 
         failed = Deferred.fromCoroutine(conversation.next())
@@ -267,12 +267,12 @@ class PostingTests(EndpointCase):
         """The connection has ended all the same."""
         conversation = self.connected(self.upstream())
         name = self.name_of(conversation)
-        carrier = self.site.resource.carriers.pop(name)
+        transport = self.site.resource.native_transports.pop(name)
         conversation.acknowledge(LogPosition(1, 0, ""), 0)
         self.pass_(1)
         failed = Deferred.fromCoroutine(conversation.next())
         self.assertNoResult(failed)
-        self.site.resource.carriers[name] = carrier
+        self.site.resource.native_transports[name] = transport
         self.pass_(LAST_WORDS_SECONDS)
 
         why = str(self.failureResultOf(failed, NotConnected).value)

@@ -35,9 +35,9 @@ class DoorCase(CopiesCase):
         self.relays.keys = Keyring(SECRET, keys)
         self.site = self.make_site(roles=self.roles, relays=self.relays, keys=self.relays.keys)
 
-    def carriers(self) -> dict[str, Any]:
+    def native_transports(self) -> dict[str, Any]:
         """The connections that the site knows, by id."""
-        known: dict[str, Any] = self.site.resource.carriers
+        known: dict[str, Any] = self.site.resource.native_transports
         return known
 
 
@@ -93,7 +93,7 @@ class ConversationTests(DoorCase):
 
         self.assertIn("HELLO and AUTH were not finished within 30 seconds", door.errors()[0])
         self.assertTrue(door.is_ended)
-        self.assertEqual({}, self.carriers())
+        self.assertEqual({}, self.native_transports())
 
     def test_one_that_is_silent_is_let_go(self) -> None:
         """Its proxy may keep the connection."""
@@ -113,7 +113,7 @@ class ConversationTests(DoorCase):
         name = door.name
         door.talk.leave()
 
-        self.assertEqual(({}, []), (self.carriers(), self.relays.connected))
+        self.assertEqual(({}, []), (self.native_transports(), self.relays.connected))
         self.assertEqual("no_connection", door.post(b"PING 1\n", name=name).json()["error"])
 
     def test_a_daemon_that_lets_its_replicas_go_ends_the_answers(self) -> None:
@@ -217,7 +217,7 @@ class BytesTests(DoorCase):
 
         self.assertIn("were not read for 300 seconds", door.errors()[0])
         self.assertEqual(200, talk.answer().status)
-        self.assertEqual({}, self.carriers())
+        self.assertEqual({}, self.native_transports())
 
     def test_a_slow_replica_is_not_written_to(self) -> None:
         """Facts wait in the log."""
@@ -277,7 +277,7 @@ class AccessTests(DoorCase):
         ]
 
         self.assertEqual(["unauthorized", "no_rights", "unauthorized"] * 2, codes)
-        self.assertEqual(({}, []), (self.carriers(), self.relays.connected))
+        self.assertEqual(({}, []), (self.native_transports(), self.relays.connected))
 
     def test_a_peer_on_another_machine_needs_a_secret(self) -> None:
         """Even without one, a daemon serves only its own machine."""
@@ -318,7 +318,7 @@ class AccessTests(DoorCase):
         self.receipts(0)
         door = self.door(BEARER)
         door.subscribe(secret=SECRET)
-        door.offset = self.site.resource.carriers[door.name].received
+        door.offset = self.site.resource.native_transports[door.name].received
         door.replica._writer = None
         door.replica.say("ACK 1 0 0")
 

@@ -179,7 +179,7 @@ class FakeNode:
             is_active=lambda: self.roles.role == REPLICA,
             dropped=lambda name: self.metrics.commands_dropped.labels(name).inc(),
         )
-        self.publisher.follower_commands.carriers.append(self.commands)
+        self.publisher.follower_commands.forwarders.append(self.commands)
         self.roles = RoleManager(
             self.log,
             clock,

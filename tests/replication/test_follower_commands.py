@@ -13,7 +13,7 @@ from synrepl.wire.grammar import Command
 UP = RemoteServerUp(server="far.example.org")
 
 
-class FakeCarrier:
+class FakeForwarder:
     """Takes commands, or does not."""
 
     def __init__(self, *, accepts: bool, is_active: bool = True) -> None:
@@ -28,26 +28,26 @@ class FakeCarrier:
 
 
 @pytest.mark.parametrize(
-    ("carriers", "is_accepted", "dropped"),
+    ("forwarders", "is_accepted", "dropped"),
     [
-        ([FakeCarrier(accepts=True), FakeCarrier(accepts=False)], True, []),
-        ([FakeCarrier(accepts=False), FakeCarrier(accepts=False)], False, ["REMOTE_SERVER_UP"]),
+        ([FakeForwarder(accepts=True), FakeForwarder(accepts=False)], True, []),
+        ([FakeForwarder(accepts=False), FakeForwarder(accepts=False)], False, ["REMOTE_SERVER_UP"]),
         # It waits in the feed then.
-        ([FakeCarrier(accepts=False, is_active=False)], False, []),
+        ([FakeForwarder(accepts=False, is_active=False)], False, []),
         ([], False, []),
     ],
 )
 def test_what_nobody_takes_is_counted_as_dropped(
-    carriers: list[FakeCarrier], is_accepted: bool, dropped: list[str]
+    forwarders: list[FakeForwarder], is_accepted: bool, dropped: list[str]
 ) -> None:
     """Of those that are there; one of them is enough."""
     log: Any = None
     names: list[str] = []
     commands = FollowerCommands(log, StreamTable.default(), Clock(), instance="us", dropped=names.append)
-    commands.carriers.extend(carriers)
+    commands.forwarders.extend(forwarders)
 
     assert is_accepted is commands.forward(UP)
     assert dropped == names
-    assert [[UP]] * len([one for one in carriers if one.is_active]) == [
-        one.offered for one in carriers if one.offered
+    assert [[UP]] * len([one for one in forwarders if one.is_active]) == [
+        one.offered for one in forwarders if one.offered
     ]

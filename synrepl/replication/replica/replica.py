@@ -45,9 +45,9 @@ FLUSH_FACTS: Final = 8_000
 
 MAX_WHY: Final = 1_000
 """How many characters of an error are shown."""
-MAX_NAME: Final = 255
+MAX_SERVER_NAME: Final = 255
 """How many characters a server name may have, as in Matrix identifiers."""
-MAX_PEERS: Final = 100
+MAX_REMEMBERED: Final = 100
 """How many addresses of other replicas are remembered; an upstream sends at most 50."""
 MAX_CLOCK_BYTES: Final = 8_000
 """A vector clock of more bytes of JSON is left out of SUBSCRIBE, which must fit in a line."""
@@ -220,7 +220,7 @@ class Replica:
 
     async def _check_server_name(self, found: str) -> None:
         """Refuse the upstream of another homeserver; store the upstream's name in a log without one."""
-        if not found.isprintable() or found.split() != [found] or len(found) > MAX_NAME:
+        if not found.isprintable() or found.split() != [found] or len(found) > MAX_SERVER_NAME:
             raise RemoteProtocolError(f"the upstream sent an invalid server_name: {printable(found)}")
         expected = self.settings.expected_name(self.log.notes)
         if expected not in (None, found):
@@ -318,7 +318,7 @@ class Replica:
             conversation.acknowledge(log.position, heartbeat.at_ms if heartbeat is not None else 0)
 
     async def _save_peers(self, addresses: Sequence[str]) -> None:
-        known = [address for address in addresses[:MAX_PEERS] if is_address(address)]
+        known = [address for address in addresses[:MAX_REMEMBERED] if is_address(address)]
         encoded = msgspec.json.encode(known).decode()
         if encoded != self.log.notes.get("peers"):
             await self.log.note(peers=encoded)

@@ -44,12 +44,10 @@ from synrepl.replication.roles.verification import (
     plausible_epoch,
 )
 from synrepl.storage.log import Log
-from synrepl.wire.text import printable
+from synrepl.wire.text import identity_error, printable
 
 if TYPE_CHECKING:
     from synrepl.replication.replica.replica import Replica
-
-MAX_UUID: Final = 200
 
 WAYS_OUT: Final = (
     "synrepl resync makes this daemon a replica of the other one (with an unknown address: restart with"
@@ -403,8 +401,8 @@ class RoleManager:
     async def _check_claim(self, claim: Claim, *, trusted: bool) -> None:
         if not claim.history:
             raise ClaimRefused("bad_request", "the claim names no history; it must name that of its log")
-        if not (0 < len(claim.uuid) <= MAX_UUID and claim.uuid.isprintable()):
-            raise ClaimRefused("bad_request", f"a uuid must have 1 to {MAX_UUID} printable characters")
+        if why := identity_error(claim.uuid, ""):
+            raise ClaimRefused("bad_request", why)
         if claim.uuid == self.log.uuid:
             return
         if claim.history != self.log.history:

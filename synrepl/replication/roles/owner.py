@@ -28,7 +28,7 @@ class IRoleOwner(Protocol):
         """The files of facts up to this serial that this daemon lacks."""
 
     def role_changed(self) -> None:
-        """Called after every change of the role, and of what the role permits."""
+        """Called after every change of the role, of what it permits, and of which daemons know it."""
 
     def claim_refused(self, code: str) -> None:
         """A claim was refused, with this code."""

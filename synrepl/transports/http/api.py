@@ -101,7 +101,7 @@ class Api(Resource):
         self.started_at = services.clock.seconds()
         self.endless: IEndlessChangelog | None = None
         """Feeds all readers that follow the changelog; None before the first of them."""
-        self.carriers: dict[str, Any] = {}
+        self.native_transports: dict[str, Any] = {}
         """The native connections of replicas, by id."""
         self.limited_logger = LimitedLogger(self._logger, services.clock)
         self._guard = guard

@@ -43,7 +43,7 @@ class IApi(Protocol):
     queue: TurnQueue
     started_at: float
     endless: IEndlessChangelog | None
-    carriers: dict[str, Any]
+    native_transports: dict[str, Any]
     limited_logger: LimitedLogger
 
     async def load(self, module: str) -> ModuleType:

@@ -56,18 +56,18 @@ class EndlessChangelog:
 
     def _on_command(self, command: Command, source: object) -> Iterator[None]:
         """Forward a command for all processes to the readers that request commands, except to its source."""
-        replicas = [
+        readers = [
             answer
             for answer in self._answers
             if answer.origin not in (None, source) and is_told(answer.seen, type(command))
         ]
-        if not replicas:
+        if not readers:
             return
         try:
             encoded = encode_line("command", line_of(command).decode(errors="replace"))
         except LocalProtocolError:
             encoded = b""
-        for answer in replicas:
+        for answer in readers:
             if not encoded or not answer.send_command(encoded):
                 self._services.publisher.metrics.commands_dropped.labels(command.NAME).inc()
             yield

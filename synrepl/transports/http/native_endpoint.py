@@ -82,9 +82,9 @@ class NativeHttpEndpoint(HttpClient):
         if protocol is None or not _id.fullmatch(found[0]):
             BodyChunks.of(response, public_url(url)).stop()
             raise RemoteProtocolError(f"{public_url(url)} opened no native connection: {PROXY_SUSPICION}")
-        carrier = _Carrier(self, found[0], protocol)
-        protocol.makeConnection(carrier)
-        response.deliverBody(carrier)
+        transport = _HttpTransport(self, found[0], protocol)
+        protocol.makeConnection(transport)
+        response.deliverBody(transport)
         return protocol
 
     async def post(self, name: str, offset: int, data: bytes) -> None:
@@ -108,7 +108,7 @@ class _Received(msgspec.Struct):
 
 
 @implementer(ITransport, IConsumer)
-class _Carrier(Protocol):
+class _HttpTransport(Protocol):
     """The transport of a native connection, and the receiver of the answer's body.
 
     It is no `ISSLTransport`, so that records prove the bytes also where TLS ends at a proxy. One request is

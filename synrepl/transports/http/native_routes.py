@@ -44,8 +44,8 @@ class ReceivedAnswer(msgspec.Struct, frozen=True):
 
 async def connect(call: Call) -> None:
     """Open a native connection, and write what it sends until it is closed, or its peer disconnects."""
-    registry, services, carriers = call.registry, call.services, call.api.carriers
-    if len(carriers) >= MAX_CONNECTIONS:
+    registry, services, transports = call.registry, call.services, call.api.native_transports
+    if len(transports) >= MAX_CONNECTIONS:
         why = f"this daemon has {MAX_CONNECTIONS} native connections over HTTP, its limit: retry later"
         raise ApiError("out_of_descriptors", why)
     session = Session(
@@ -63,7 +63,7 @@ async def connect(call: Call) -> None:
         logger=call.api.limited_logger,
         queue=call.api.queue,
     )
-    carrier = _Carrier(call.request, call.access, protocol, services.clock)
+    transport = _HttpTransport(call.request, call.access, protocol, services.clock)
     name = secrets.token_hex(ID_BYTES)
     for header, value in (
         (CONNECTION, name),
@@ -74,11 +74,11 @@ async def connect(call: Call) -> None:
     ):
         call.request.setHeader(header.encode(), value.encode())
     call.request.write(b"")
-    carriers[name] = carrier
+    transports[name] = transport
     try:
-        await carrier.serve()
+        await transport.serve()
     finally:
-        del carriers[name]
+        del transports[name]
 
 
 async def receive(call: Call, body: bytes) -> ReceivedAnswer:
@@ -86,11 +86,11 @@ async def receive(call: Call, body: bytes) -> ReceivedAnswer:
 
     Bytes that were received before are not handled again: a client or a proxy has repeated the request.
     """
-    carrier: _Carrier | None = call.api.carriers.get(call.query[CONNECTION] or "")
-    if carrier is None or carrier.access != call.access:
+    transport: _HttpTransport | None = call.api.native_transports.get(call.query[CONNECTION] or "")
+    if transport is None or transport.access != call.access:
         raise ApiError("no_connection", f"no native connection of this key has the id in {CONNECTION}")
-    await carrier.receive(call.query[OFFSET], body)
-    return ReceivedAnswer(carrier.received)
+    await transport.receive(call.query[OFFSET], body)
+    return ReceivedAnswer(transport.received)
 
 
 class _ReplicaSide(ConnectionOwner):
@@ -113,7 +113,7 @@ class _ReplicaSide(ConnectionOwner):
 
 
 @implementer(ITransport, IConsumer)
-class _Carrier:
+class _HttpTransport:
     """The transport of a native connection: writes to the answer of a request, and reads bodies of others.
 
     It is no `ISSLTransport`, so that records prove the bytes also where TLS ends at a proxy. `access` is that
