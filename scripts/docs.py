@@ -28,6 +28,7 @@ from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
 from synrepl.ports.metrics import Metrics  # noqa: E402
 from synrepl.ports.rights import command_operation  # noqa: E402
+from synrepl.replication.broker import channel_states, claim_states  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
 from synrepl.replication.machine import NamedState, Transitions, event_name  # noqa: E402
@@ -375,6 +376,8 @@ def machines() -> str:
         ("A replica", replica_states, replica_states.TRANSITIONS),
         ("The relay of a replica", relay_states, relay_states.TRANSITIONS),
         ("The role of a daemon", role_states, role_states.TRANSITIONS),
+        ("A peer on a Redis channel", channel_states, channel_states.TRANSITIONS),
+        ("A claim of names on a Redis channel", claim_states, claim_states.TRANSITIONS),
     ]
     lines = ["# The machines of a daemon", "", MACHINES]
     for title, module, transitions in shown:

@@ -94,7 +94,7 @@ class RedisSource(Source):
 
     def lag_seconds(self) -> float:
         """Seconds since this source was last caught up. A quiet channel that works counts as caught up."""
-        if self.peer.is_subscriber_up:
+        if self.peer.is_subscribed:
             self.follower.server.mark_alive()
             if not self.peer.writers:
                 return 0.0  # no other process publishes on the channel

@@ -1,11 +1,13 @@
 """The steps that machines take, to be compared with those that their tables allow."""
 
 import enum
+import itertools
 from collections.abc import Hashable
 from typing import Any
 
 import pytest
 
+from synrepl.errors import LocalProtocolError
 from synrepl.replication.machine import Machine, Transitions, event_name
 
 Steps = set[tuple[str, str, str]]
@@ -36,3 +38,21 @@ def taken_steps(monkeypatch: pytest.MonkeyPatch, states: type[enum.Enum]) -> Ste
 
     monkeypatch.setattr(Machine, "move", traced)
     return taken
+
+
+def check_every_event(
+    transitions: Transitions[Any], states: type[enum.Enum], events: type[enum.Enum]
+) -> None:
+    """Each event leads where the table says, or is an error that names both and changes nothing."""
+    assert set(transitions) == set(states)
+    assert {event for possible in transitions.values() for event in possible} == set(events)
+    for before, event, after in itertools.product(states, events, states):
+        machine = Machine("it", transitions, before)
+        if after in transitions[before].get(event, frozenset()):
+            machine.move(event, after)
+            assert machine.state is after
+        else:
+            names = f"{event.name}.*{before.name}|{before.name}.*{event.name}"
+            with pytest.raises(LocalProtocolError, match=names):
+                machine.move(event, after)
+            assert machine.state is before

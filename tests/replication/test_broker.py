@@ -12,8 +12,12 @@ from twisted.logger import Logger, globalLogPublisher
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker.channel_states import TRANSITIONS as CHANNEL_TRANSITIONS
+from synrepl.replication.broker.channel_states import ChannelEvent, ChannelState
 from synrepl.replication.broker.channel_writers import MAX_WRITERS
-from synrepl.replication.broker.name_claim import CONFLICT_SECONDS, PROBE_SECONDS
+from synrepl.replication.broker.claim_states import TRANSITIONS as CLAIM_TRANSITIONS
+from synrepl.replication.broker.claim_states import ClaimEvent, ClaimState
+from synrepl.replication.broker.name_claim import CONFLICT_SECONDS, PROBE_SECONDS, NameClaim
 from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts, Updates
@@ -31,6 +35,7 @@ from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.session import AUTO
 from tests.memory_engine import FaultyEngine
 from tests.raw_peer import RawPeer, raw_client
+from tests.replication.machine_steps import allowed_steps, check_every_event, taken_steps
 
 TABLE = StreamTable.default()
 CODEC = codec_of(NEWEST, ours=BROKER, theirs=BROKER)
@@ -588,6 +593,21 @@ class TestClash:
         assert [REPLICATE, "POSITION to_device us 1 1"] == setup.told()[:2]
         assert setup.peer.name_conflict is None
 
+    def test_it_goes_on_although_redis_was_away_while_it_listened_again(self) -> None:
+        """It waited for the end of a silence that nobody measured any more."""
+        setup = Setup()
+        setup.says('RDATA to_device us 9 ["@x:h"]')
+        while REPLICATE not in setup.channel.lines:
+            setup.wait(0.05)
+
+        setup.peer.subscriber_down("away")
+        setup.wait(2 * PROBE_SECONDS)
+        setup.peer.subscriber_up()
+        setup.wait(1.1 * CONFLICT_SECONDS + 2 * PROBE_SECONDS)
+
+        assert setup.peer.name_conflict is None
+        assert setup.peer.is_writing
+
     def test_one_that_is_heard_in_the_probe_second_is_a_clash(self) -> None:
         """That is what the second is for."""
         setup = Setup(up=False)
@@ -827,3 +847,70 @@ class TestCommands:
         setup.says("USER_SYNC y @b:hs None start 1")
 
         assert ["@b:hs"] == [command.user_id for command in heard]
+
+
+class TestStates:
+    """The tables of the peer and of its claim: every step of them is taken, and no other one is."""
+
+    def test_every_event_in_every_state(self) -> None:
+        """It leads where the table says, or is an error."""
+        check_every_event(CHANNEL_TRANSITIONS, ChannelState, ChannelEvent)
+        check_every_event(CLAIM_TRANSITIONS, ClaimState, ClaimEvent)
+
+    def test_a_peer_takes_every_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In each order of its connections, and stopped at each moment."""
+        taken = taken_steps(monkeypatch, ChannelState)
+        for length in range(6):
+            for order in itertools.product(["subscriber", "publisher"], repeat=length):
+                setup = Setup(up=False)
+                up: set[str] = set()
+                for which in order:
+                    up ^= {which}
+                    if which in up:
+                        getattr(setup.peer, f"{which}_up")()
+                    else:
+                        getattr(setup.peer, f"{which}_down")("cut")
+                setup.peer.stop()
+                for which in up:
+                    getattr(setup.peer, f"{which}_down")("closed")
+        for event in (ChannelEvent.SUBSCRIBER_UP, ChannelEvent.PUBLISHER_UP, ChannelEvent.STOP):
+            setup.peer._machine.move(event)
+
+        assert allowed_steps(CHANNEL_TRANSITIONS) == taken
+
+    def test_a_claim_takes_every_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is contested in each state, and its process leaves and comes back in each."""
+        taken = taken_steps(monkeypatch, ClaimState)
+        channel: set[str] = set()
+        for state in ClaimState:
+            for happens in ("contest", "join", "leave"):
+                clock = HeapClock()
+                claim = NameClaim(
+                    clock,
+                    Chance(0),
+                    probe_seconds=PROBE_SECONDS,
+                    is_joined=lambda: bool(channel),
+                    ask=lambda: bool(channel),
+                    granted=lambda: None,
+                    withdrawn=lambda: None,
+                )
+                channel.add("joined")
+                if state is not ClaimState.UNASKED:
+                    claim.joined()
+                if state is ClaimState.GRANTED:
+                    clock.advance(PROBE_SECONDS)
+                if state in (ClaimState.CONTESTED, ClaimState.LISTENING_AGAIN):
+                    claim.contest("to_device", "us")
+                if state is ClaimState.LISTENING_AGAIN:
+                    clock.advance(CONFLICT_SECONDS)
+                assert state is claim.state
+                if happens == "contest":
+                    claim.contest("to_device", "us")
+                    assert claim.state is ClaimState.CONTESTED
+                elif happens == "join":
+                    claim.joined()
+                else:
+                    channel.clear()
+                clock.pump([PROBE_SECONDS] * 40)
+
+        assert allowed_steps(CLAIM_TRANSITIONS) == taken

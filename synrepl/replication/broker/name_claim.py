@@ -8,6 +8,8 @@ from twisted.logger import Logger
 
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
+from synrepl.replication.broker.claim_states import TRANSITIONS, ClaimEvent, ClaimState
+from synrepl.replication.machine import Machine
 
 PROBE_SECONDS: Final = 1.0
 """How long to listen for another process with our name before publishing under it."""
@@ -37,7 +39,7 @@ class NameClaim:
         granted: Callable[[], object],
         withdrawn: Callable[[], object],
     ) -> None:
-        self.is_granted = False
+        self._machine = Machine("claim of names", TRANSITIONS, ClaimState.UNASKED)
         self.conflict: str | None = None
         """Which stream another process writes under a name of ours, and what to do."""
         self._rng = rng
@@ -49,9 +51,21 @@ class NameClaim:
         self._probe_timer = Timer(clock, self._probe_finished)
         self._conflict_timer = Timer(clock, self._probe_again)
 
+    @property
+    def state(self) -> ClaimState:
+        """How far the claim is."""
+        return self._machine.state
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether this process may write under its names."""
+        return self.state is ClaimState.GRANTED
+
     def joined(self) -> None:
         """This process has joined the channel: listen, unless that was done, or there is a conflict."""
-        if not self.is_granted and self.conflict is None:
+        is_new = self.state in (ClaimState.UNASKED, ClaimState.LISTENING)
+        self._machine.move(ClaimEvent.JOINED, ClaimState.LISTENING if is_new else None)
+        if is_new:
             self._probe_timer.restart(self._probe_seconds)
 
     def contest(self, stream: str, writer: str) -> None:
@@ -63,29 +77,40 @@ class NameClaim:
         if self.conflict is None:
             self._logger.critical("{conflict}; publishing on Redis is stopped", conflict=conflict)
         self.conflict = conflict
-        self.is_granted = False
+        self._machine.move(ClaimEvent.CONTEST, ClaimState.CONTESTED)
         self._withdrawn()
-        # Delays are random, since the other process may be doing the same.
         self._probe_timer.stop()
-        self._conflict_timer.restart(CONFLICT_SECONDS * self._rng.uniform(1.0, 1.1))
+        self._wait_for_silence()
 
     def stop(self) -> None:
         """Stop all timers."""
         self._probe_timer.stop()
         self._conflict_timer.stop()
 
+    def _wait_for_silence(self) -> None:
+        # Delays are random, since the other process may be doing the same.
+        self._conflict_timer.restart(CONFLICT_SECONDS * self._rng.uniform(1.0, 1.1))
+
     def _probe_finished(self) -> None:
-        """No other process used our names during the probe: grant them."""
+        """Grant the names if no other process used them, and it would have been heard."""
+        was_contested = self.state is ClaimState.LISTENING_AGAIN
         if self._is_joined():
-            if self.conflict is not None:
+            if was_contested:
                 self._logger.info("publishing on Redis again: no other process uses the names of this one")
             self.conflict = None
-            self.is_granted = True
+            self._machine.move(ClaimEvent.LISTENED, ClaimState.GRANTED)
             self._granted()
+        elif was_contested:
+            self._machine.move(ClaimEvent.LISTENED, ClaimState.CONTESTED)
+            self._wait_for_silence()
+        else:
+            self._machine.move(ClaimEvent.LISTENED, ClaimState.UNASKED)
 
     def _probe_again(self) -> None:
         """Probe whether the other process is gone or only silent."""
         if self._ask():
+            self._machine.move(ClaimEvent.SILENT, ClaimState.LISTENING_AGAIN)
             self._probe_timer.restart(self._probe_seconds)
         else:
-            self._conflict_timer.restart(CONFLICT_SECONDS)
+            self._machine.move(ClaimEvent.SILENT, ClaimState.CONTESTED)
+            self._wait_for_silence()

@@ -14,6 +14,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import LocalProtocolError, NotConnected
 from synrepl.ports.interfaces import IClock
+from synrepl.replication.broker.channel_states import TRANSITIONS, ChannelEvent, ChannelState
 from synrepl.replication.broker.channel_writers import ChannelWriters
 from synrepl.replication.broker.echoes import Echoes
 from synrepl.replication.broker.name_claim import PROBE_SECONDS, NameClaim
@@ -21,6 +22,7 @@ from synrepl.replication.broker.position_query import PositionQuery
 from synrepl.replication.connection import Connection
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower_sender import FollowerSender
+from synrepl.replication.machine import Machine
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.strategies import SHARED
 from synrepl.wire.commands import Position, Rdata, Replicate
@@ -58,12 +60,10 @@ class BrokerPeer:
         probe_seconds: float = PROBE_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
-        self.is_subscriber_up = False
-        self.is_publisher_up = False
+        self._machine = Machine("peer", TRANSITIONS, ChannelState.DISCONNECTED)
         self._follower = follower
         self._publisher = publisher
         self._writes = frozenset(writes)
-        self._is_joined = False
         self._position_echoes = Echoes(clock)  # positions are matched even if they come back late
         self._sent_commands = Echoes(clock)
         self._sender: FollowerSender | None = None
@@ -73,7 +73,7 @@ class BrokerPeer:
             clock,
             rng or random.Random(),
             probe_seconds=probe_seconds,
-            is_joined=lambda: self._is_joined,
+            is_joined=lambda: self.is_joined,
             ask=self._ask_as_member,
             granted=self._publish,
             withdrawn=self._stop_publishing,
@@ -121,32 +121,56 @@ class BrokerPeer:
         """Whether facts written here are published."""
         return self._sender is not None
 
+    @property
+    def state(self) -> ChannelState:
+        """What this process can do on the channel."""
+        return self._machine.state
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether this process has asked for all positions, and has missed no message since."""
+        return self.state in (ChannelState.JOINED, ChannelState.UNHEARD)
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether the subscriber's connection is up."""
+        return self.is_joined or self.state is ChannelState.SUBSCRIBED
+
+    @property
+    def can_publish(self) -> bool:
+        """Whether the publisher's connection is up."""
+        return self.state in (ChannelState.JOINED, ChannelState.PUBLISHING)
+
     # -- called by the broker's link -----------------------------------------------------------------------
 
     def subscriber_up(self) -> None:
         """Every subscription is confirmed: no message is missed until `subscriber_down`."""
-        self.is_subscriber_up = True
-        self._join()
+        if self._move(ChannelEvent.SUBSCRIBER_UP) is ChannelState.JOINED:
+            self._join()
 
     def subscriber_down(self, why: str) -> None:
         """The subscriber's connection was lost: later messages are missed."""
-        self.is_subscriber_up = False
+        was_joined = self.is_joined
+        self._move(ChannelEvent.SUBSCRIBER_DOWN)
         self._logger.warn("disconnected from the Redis channel, reconnecting: {why}", why=why)
         # Echoes that have not come back by now never will.
         self._sent_commands.clear()
-        self._leave(why)
+        if was_joined:
+            self._leave(why)
 
     def publisher_up(self) -> None:
         """The publisher's connection is up."""
-        self.is_publisher_up = True
-        if self._is_joined:
-            self.send(Replicate())  # the last messages may be lost, REPLICATE among them
-        self._join()
+        was_joined = self.is_joined
+        if self._move(ChannelEvent.PUBLISHER_UP) is ChannelState.JOINED:
+            if was_joined:
+                self.send(Replicate())  # the last messages may be lost, REPLICATE among them
+            else:
+                self._join()
         self._publish()
 
     def publisher_down(self, why: str) -> None:
         """The publisher's connection was lost, and possibly the last messages with it. Ends a `pause` too."""
-        self.is_publisher_up = False
+        self._move(ChannelEvent.PUBLISHER_DOWN)
         self._is_paused = False
         self._logger.warn("cannot publish on the Redis channel, reconnecting: {why}", why=why)
         self._stop_publishing()
@@ -178,7 +202,7 @@ class BrokerPeer:
                 accepted.append(command)
                 if self._publisher is not None:
                     self._publisher.on_channel_command(command)
-        if accepted and self._follower is not None and self._is_joined:
+        if accepted and self._follower is not None and self.is_joined:
             self._follower.server.received(accepted)
 
     def pause(self) -> None:
@@ -195,8 +219,11 @@ class BrokerPeer:
 
     def stop(self) -> None:
         """Leave the channel and stop all timers."""
+        was_joined = self.is_joined
+        self._move(ChannelEvent.STOP)
         self._stop_publishing()
-        self._leave("closed by this process")
+        if was_joined:
+            self._leave("closed by this process")
         self._claim.stop()
         self._channel_writers.stop()
 
@@ -204,7 +231,7 @@ class BrokerPeer:
 
     def write(self, data: bytes) -> None:
         """Publish these lines, if the publisher's connection is up."""
-        if self.is_publisher_up:
+        if self.can_publish:
             for line in data.split(b"\n") if b"POSITION " in data else ():
                 if line.startswith(b"POSITION "):
                     self._position_echoes.record_line(line)
@@ -212,9 +239,9 @@ class BrokerPeer:
 
     def send(self, command: Command) -> None:
         """Publish this command. Raises `NotConnected`, or `LocalProtocolError` if no channel carries it."""
-        if not self.is_publisher_up:
+        if not self.can_publish:
             raise NotConnected(f"not connected: {command.NAME} was not sent")
-        if self.is_subscriber_up and not command.CHANNEL and not isinstance(command, Replicate):
+        if self.is_subscribed and not command.CHANNEL and not isinstance(command, Replicate):
             self._sent_commands.record(command)
         self.broker.send(command)
 
@@ -223,7 +250,7 @@ class BrokerPeer:
 
         Best effort, as between Synapse's processes: a command that cannot be sent now is dropped and counted.
         """
-        if self.is_publisher_up and NEWEST.release in command.SPAN:
+        if self.can_publish and NEWEST.release in command.SPAN:
             try:
                 self.send(command)
             except LocalProtocolError as error:
@@ -254,10 +281,7 @@ class BrokerPeer:
     # -- joining -------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Request all positions once both connections are up."""
-        if self._is_joined or not (self.is_subscriber_up and self.is_publisher_up):
-            return
-        self._is_joined = True
+        """Request all positions: both connections are up."""
         self._channel_writers.has_own_echo = False
         self._last_error = ""
         self._logger.info("joined the Redis channel")
@@ -274,22 +298,25 @@ class BrokerPeer:
 
     def _ask(self) -> None:
         """Ask all processes for their positions, if that can be sent."""
-        if self.is_publisher_up:
+        if self.can_publish:
             self.send(Replicate())
 
     def _ask_as_member(self) -> bool:
         """Do `_ask` and return True if this process has joined and can send."""
-        if not (self._is_joined and self.is_publisher_up):
+        if self.state is not ChannelState.JOINED:
             return False
         self.send(Replicate())
         return True
 
     def _leave(self, why: str) -> None:
         self._query.stop()
-        if self._is_joined:
-            self._is_joined = False
-            if self._follower is not None:
-                self._follower.server.disconnected(why)
+        if self._follower is not None:
+            self._follower.server.disconnected(why)
+
+    def _move(self, event: ChannelEvent) -> ChannelState:
+        (state,) = TRANSITIONS[self.state].get(event, {self.state})
+        self._machine.move(event, state)
+        return state
 
     # -- publishing ----------------------------------------------------------------------------------------
 
@@ -297,7 +324,7 @@ class BrokerPeer:
         if (
             self._publisher is None
             or self._sender is not None
-            or not (self.is_publisher_up and self._claim.is_granted)
+            or not (self.can_publish and self._claim.is_granted)
         ):
             return
         self._sender = self._publisher.join_broker(self, self._writes)

@@ -83,7 +83,9 @@ class StreamMachine:
         handle(self, event)
         if self.state is _LIVE:
             self._proceed()
-        assert self.state in allowed, (event, self.state)
+        if self.state not in allowed:
+            why = f"the state {self.state.name} may not follow the event {type(event).__name__}"
+            raise LocalProtocolError(f"stream {self.name}: {why}")
         actions, self._actions = self._actions, []
         return actions
 
