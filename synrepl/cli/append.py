@@ -15,13 +15,14 @@ import msgspec
 
 from synrepl.cli.command import CliCommand, CliError
 from synrepl.cli.json_lines import JsonLines, OutputClosed
-from synrepl.cli.options import DaemonTarget, daemon_options, send
+from synrepl.cli.options import DaemonTarget, ParsedType, daemon_options, duration_option, send
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import address
 from synrepl.errors import suggest
 from synrepl.http_api.routes import APPEND, STATUS
 from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, HttpError
 from synrepl.wire import jsontext
+from synrepl.wire.acks import Acks
 from synrepl.wire.error_codes import moved_to
 from synrepl.wire.text import printable
 
@@ -42,8 +43,12 @@ def post_facts(
     delays: Iterator[float],
     *,
     writer: str | None = None,
+    acks: Acks | None = None,
+    timeout: float | None = None,
 ) -> dict[str, Any]:
     """Append facts, each a JSON array of rows, and return the response of the daemon.
+
+    With `acks` the daemon responds once these replicas have the facts on disk, or `timeout` seconds later.
 
     Every attempt has the same idempotency key, so that facts are stored once even if a response was lost.
     The next batch must wait for this response, which keeps the order. Raises `HttpError` if the daemon
@@ -65,7 +70,8 @@ def post_facts(
             raise HttpError(error.status, error.code, why, {"retryable": False}) from error
 
     try:
-        response: dict[str, Any] = send(client, APPEND.request(stream), body, delays, on_failure)
+        request = APPEND.request(stream, acks=acks, timeout=timeout)
+        response: dict[str, Any] = send(client, request, body, delays, on_failure)
     except REQUEST_ERRORS as error:
         if isinstance(error, HttpError) and not error.is_retryable:
             raise
@@ -86,16 +92,30 @@ _array: Final = msgspec.json.Decoder(list[msgspec.Raw])
     "--writer", metavar="NAME", help="The writer of the facts [default: the daemon's instance name]"
 )
 @click.option("--batch", type=click.IntRange(1, 10_000), default=BATCH, help="Facts per request.")
-def append(stream: str, daemon: DaemonTarget, writer: str | None, batch: int) -> None:
+@click.option(
+    "--acks",
+    type=ParsedType("acks", Acks.parse),
+    metavar="ACKS",
+    help="The replicas that must have the facts on disk: a number, or names with commas"
+    " [default: as the daemon is set].",
+)
+@duration_option(
+    "--acks-timeout",
+    default="10s",
+    help="How long the daemon waits for replicas before it says who has the facts.",
+)
+def append(
+    stream: str, daemon: DaemonTarget, writer: str | None, batch: int, acks: Acks | None, acks_timeout: float
+) -> None:
     """Append rows from standard input to STREAM.
 
     Each line is a row (a JSON array) and becomes a fact. Prints {"serial", "token"} for each fact once it is
     committed; the serial is null for ephemeral streams. Stops at the first invalid row; the rows before it
-    are stored.
+    are stored. With --acks a fact is printed once these replicas have it on disk.
     """
     if writer is not None:
         _note_new_writer(daemon, stream, writer)
-    appending = _AppendRun(stream, writer, daemon)
+    appending = _AppendRun(stream, writer, daemon, acks, acks_timeout)
     source = sys.stdin.buffer
     try:
         with Advance(f"appending to {stream}", _size(source)) as advance:
@@ -140,7 +160,11 @@ class _Row:
 
 
 class _AppendRun:
-    def __init__(self, stream: str, writer: str | None, daemon: DaemonTarget) -> None:
+    def __init__(
+        self, stream: str, writer: str | None, daemon: DaemonTarget, acks: Acks | None, timeout: float
+    ) -> None:
+        self._acks = acks
+        self._timeout = timeout
         self._stream = stream
         self._writer = writer
         self._daemon = daemon
@@ -171,7 +195,15 @@ class _AppendRun:
     def _post(self, rows: Sequence[_Row]) -> None:
         facts = [b"[%b]" % row.text for row in rows]
         delays = self._daemon.retry_delays(PATIENCE_SECONDS)
-        response = post_facts(self._client, self._stream, facts, delays, writer=self._writer)
+        response = post_facts(
+            self._client,
+            self._stream,
+            facts,
+            delays,
+            writer=self._writer,
+            acks=self._acks,
+            timeout=self._timeout,
+        )
         serial = response["first_serial"]
         self._stored += len(rows)
         for index, token in enumerate(response["tokens"]):

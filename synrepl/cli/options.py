@@ -272,8 +272,8 @@ def confirm(*, yes: bool) -> None:
     click.confirm("Continue?", abort=True, err=True)
 
 
-class _ParsedType(click.ParamType[T]):
-    """A type of options that `parse` reads from text. Its `ConfigError` is shown as wrong usage."""
+class ParsedType(click.ParamType[T]):
+    """A type of options that `parse` reads from text. Its `ConfigError` or `ValueError` is shown as wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[Any], T]) -> None:
         self.name = name
@@ -282,7 +282,7 @@ class _ParsedType(click.ParamType[T]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
             return self._parse(value)
-        except ConfigError as error:
+        except (ConfigError, ValueError) as error:
             self.fail(str(error), param, ctx)
 
 
@@ -292,7 +292,7 @@ def duration_option(
     """Return an option with a duration, which the command receives in seconds. `names` as in click."""
     return click.option(
         *names,
-        type=_ParsedType("duration", duration_or_zero),
+        type=ParsedType("duration", duration_or_zero),
         metavar="DURATION",
         default=default,
         cls=Option,
@@ -319,7 +319,7 @@ def _parse_dialect(value: Dialect | str) -> Dialect:
 
 def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Command]:
     """Return the ``--dialect`` option."""
-    return click.option("--dialect", type=_ParsedType("dialect", _parse_dialect), default=default, help=help)
+    return click.option("--dialect", type=ParsedType("dialect", _parse_dialect), default=default, help=help)
 
 
 def stream_option(verb: str) -> Callable[[Command], Command]:

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from synrepl.http_api.shapes import Shape
+from synrepl.wire.acks import Acks
 from synrepl.wire.scope import NO_STREAM
 from synrepl.wire.text import MAX_NAME, is_name
 
@@ -93,6 +94,19 @@ class OwnerName(Kind):
         if len(text) > MAX_NAME or not text.isprintable():
             raise BadParameter(f"{name} must be printable text of at most {MAX_NAME} characters")
         return text
+
+
+class AcksNumber(Kind):
+    """The replicas that must have facts on disk: a number of them, or names (`wire.acks.Acks`)."""
+
+    def __init__(self) -> None:
+        super().__init__(schema=_STRING, words="number, or names with commas")
+
+    def parse(self, name: str, text: str) -> Acks:
+        try:
+            return Acks.parse(text)
+        except ValueError as error:
+            raise BadParameter(f"{name} {error}") from None
 
 
 class Choice(Kind):

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from synrepl.http_api import shapes
 from synrepl.http_api.route import (
+    AcksNumber,
     Choice,
     ConnectionId,
     Digest,
@@ -95,13 +96,23 @@ _DECLARED_STREAM: Final = {
 ADA: Final = [["@ada:hs.example"]]
 BOB: Final = [["@bob:hs.example"]]
 
+_ACKS: Final = Parameter(
+    "acks",
+    AcksNumber(),
+    "the replicas that must have the facts on disk before the answer; default: the setting `acks`",
+)
 APPEND: Final = Route(
     "append.append",
     "POST",
     "/v1/streams/{stream}/facts",
     "Append facts to a stream; the answer comes when they are on disk (for ephemeral streams: at once).",
     query=(
-        Parameter("timeout", Seconds(10.0, lowest=0.1, highest=MAX_WAIT), "at a replica: limits the wait"),
+        Parameter(
+            "timeout",
+            Seconds(10.0, lowest=0.1, highest=MAX_WAIT),
+            "at a replica, and with `acks`: limits the wait",
+        ),
+        _ACKS,
         Parameter(
             "files", Choice("here"), "at a replica: wait for the bytes of the files that the facts name"
         ),
@@ -133,9 +144,13 @@ APPEND_BATCH: Final = Route(
     "POST",
     "/v1/facts",
     "Append facts to several streams and writers, in order; the answer comes when all of them are on disk.",
+    query=(
+        Parameter("timeout", Seconds(10.0, lowest=0.1, highest=MAX_WAIT), "with `acks`: limits the wait"),
+        _ACKS,
+    ),
     right="write",
     stream=NAMED_STREAMS,
-    errors=(*_WRITE, "unknown_stream", "not_primary", "bad_checksum", "no_such_file"),
+    errors=(*_WRITE, "unknown_stream", "not_primary", "bad_checksum", "no_such_file", "outcome_unknown"),
     examples=(
         Example(
             "/v1/facts",

@@ -2,10 +2,32 @@
 
 import dataclasses
 import socket
+from collections.abc import ItemsView, Mapping
+from types import MappingProxyType
+from typing import Any
 
+from synrepl.errors import ConfigError
 from synrepl.ports.settings import NameSettings, duration, names, setting, size, switch, word
+from synrepl.wire.acks import Acks
 from synrepl.wire.filter import Filter
 from synrepl.wire.text import is_name
+
+
+def stream_acks(value: Any) -> Mapping[str, Acks]:
+    """Parse the setting `acks`: texts such as ``push_rules=1``, or a table of them. Raises `ConfigError`."""
+    entries = value.items() if isinstance(value, Mapping) else ([value] if isinstance(value, str) else value)
+    if not isinstance(entries, (list, tuple, ItemsView)):
+        raise ConfigError(f"must be a list of STREAM=ACKS, not {value!r}")
+    parsed: dict[str, Acks] = {}
+    for entry in entries:
+        stream, is_pair, acks = entry.partition("=") if isinstance(entry, str) else (entry[0], "=", entry[1])
+        if not is_pair or stream in parsed:
+            raise ConfigError(f"must be STREAM=ACKS, once for each stream, not {entry!r}")
+        try:
+            parsed[word(stream)] = acks if isinstance(acks, Acks) else Acks.parse(str(acks))
+        except ValueError as error:
+            raise ConfigError(f"{stream}: {error}") from None
+    return MappingProxyType(parsed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +89,16 @@ class RelaySettings(NameSettings):
         example="1h",
     )
     lease_bytes: int = setting("1GiB", "How much of the log a lease may retain.", parse=size)
+
+    acks: Mapping[str, Acks] = setting(
+        MappingProxyType({}),
+        "How many replicas must have an appended fact on disk before it is answered: STREAM=NUMBER,"
+        " or STREAM=NAME,NAME for certain replicas. An append may ask for other ones. May be repeated.",
+        parse=stream_acks,
+        metavar="STREAM=ACKS",
+        kind="list",
+        example="[push_rules=1]",
+    )
 
     def allowed_seconds(self, *, registered: bool) -> float:
         """Return the longest absence of a reader with a lease, in seconds."""

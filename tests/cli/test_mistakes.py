@@ -65,6 +65,7 @@ MISTAKES: Final = [
     ("append x", USAGE, "add for example --url http://127.0.0.1:9093, or --context NAME"),
     ("append --url {nobody}", USAGE, "Missing argument 'STREAM'"),
     ("append x --url {nobody} --batch 0", USAGE, "0 is not in the range"),
+    ("append x --url {nobody} --acks 1,paris", USAGE, "must be a number of replicas, or their names"),
     ("leases add --url {nobody}", USAGE, "add takes the name of a replica"),
     ("leases give", USAGE, "'give' is not one of"),
     ("streams craete x", USAGE, "did you mean create?; see synrepl streams --help"),

@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from twisted.internet.defer import Deferred
 
-from synrepl.errors import NotConnected, StorageError
+from synrepl.errors import ConfigError, NotConnected, StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.ports.problems import Problem
 from synrepl.replication.addresses import Address
@@ -14,10 +15,11 @@ from synrepl.replication.relay.leases import DROPPED, MAX_ANONYMOUS
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
-from synrepl.replication.settings import RelaySettings
+from synrepl.replication.settings import RelaySettings, stream_acks
 from synrepl.replication.status import NO_REPLICATION, SHOWN
 from synrepl.transports.settings import UpstreamSettings
-from tests.http.builders import Answer, SiteCase, receipt
+from synrepl.wire.acks import Acks
+from tests.http.builders import Answer, SiteCase, Talk, receipt
 from tests.http.native_door import Door
 from tests.operations import count_operations
 
@@ -417,3 +419,126 @@ class RoleTests(CopiesCase):
         self.assertEqual((200, 200), (before, heard.status))
         self.assertEqual((503, "fenced"), (refused.status, refused.json()["error"]))
         self.assertIn("http://other:9093", refused.json()["moved_to"])
+
+
+class AcksTests(CopiesCase):
+    """Appends that wait until a replica, which a test lets speak, has them on disk."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.door = Door(self)
+        welcome = self.door.replica.greet(self.door, name="paris")
+        assert welcome is not None
+        self.door.replica.subscribe(self.door, welcome)
+        self.door.pass_(0.1)
+
+    def posted(self, query: str, **more: Any) -> Talk:
+        """A request whose answer may wait."""
+        body = json.dumps({"facts": [[["@ada:hs.example"]]], **more}).encode()
+        talk = self.talk()
+        talk.say(self.request("POST", f"/v1/streams/push_rules/facts{query}", body))
+        return talk
+
+    def acknowledge(self, serial: int) -> None:
+        """The replica has everything up to there on disk."""
+        self.door.replica.say(f"ACK {self.log.head.epoch} {serial} 0")
+        self.door.pass_(0.1)
+
+    def test_the_answer_comes_with_the_acknowledgement(self) -> None:
+        """Not before, and the fact is in the log at once."""
+        talk = self.posted("?acks=1")
+        self.assertEqual(("", 1), (talk.heard.decode(), self.log.head.serial))
+
+        self.acknowledge(1)
+
+        self.assertEqual({"epoch": 1, "first_serial": 1, "tokens": [1]}, talk.answer().json())
+
+    def test_after_the_time_out_the_key_waits_again(self) -> None:
+        """Who gave none is given one."""
+        talk = self.posted("?acks=paris&timeout=2")
+        self.clock.advance(2)
+
+        answer = talk.answer()
+        body = answer.json()
+        self.assertEqual(
+            (504, "outcome_unknown", 1, []),
+            (
+                answer.status,
+                body["error"],
+                body["serial"],
+                body["acknowledged"],
+            ),
+        )
+        again = self.posted("?acks=1", idempotency_key=body["idempotency_key"])
+        self.assertEqual(b"", again.heard)
+        self.acknowledge(1)
+        self.assertEqual(1, again.answer().json()["first_serial"])
+        self.assertEqual(1, self.log.head.serial)
+        # What was acknowledged before is answered at once.
+        repeated = self.posted("?acks=1", idempotency_key=body["idempotency_key"])
+        self.assertEqual(200, repeated.answer().status)
+
+    def test_what_cannot_be_waited_for_is_refused(self) -> None:
+        """Before anything is stored."""
+        for query, why in (
+            ("acks=2", "acks: 2 replicas are more than there are: paris"),
+            ("acks=oslo", "acks: no replica is called oslo; there are: paris"),
+            ("acks=", "acks must be a number of replicas, or their names"),
+            ("acks=1000", "acks must be at most 100 replicas"),
+        ):
+            answer = self.posted(f"?{query}").answer()
+            self.assertEqual((400, "bad_request"), (answer.status, answer.json()["error"]), query)
+            self.assertIn(why, answer.json()["message"])
+        typing = self.ask("POST", "/v1/streams/typing/facts?acks=1", b'{"facts":[[["!a:hs",[]]]]}')
+        self.assertEqual(400, typing.status)
+        self.assertIn("typing is ephemeral", typing.json()["message"])
+        self.assertEqual(0, self.log.head.serial)
+
+    def test_the_setting_decides_where_the_request_does_not(self) -> None:
+        """For each stream; a request may ask for none."""
+        self.relays.settings = RelaySettings(server_name="hs.example", acks=stream_acks(["push_rules=1"]))
+        talk = self.posted("")
+        self.assertEqual(b"", talk.heard)
+        self.assertEqual(200, self.posted("?acks=0").answer().status)
+        self.assertEqual(200, self.post("receipts", [receipt()]).status)
+        self.acknowledge(1)
+        self.assertEqual(200, talk.answer().status)
+
+    def test_a_batch_waits_for_all_of_it(self) -> None:
+        """Its last fact."""
+        body = {
+            "appends": [
+                {"stream": "push_rules", "facts": [[["@ada:hs.example"]]]},
+                {"stream": "receipts", "facts": [[receipt()], [receipt()]]},
+            ]
+        }
+        talk = self.talk()
+        talk.say(self.request("POST", "/v1/facts?acks=1&timeout=5", json.dumps(body).encode()))
+        for serial in (1, 2):
+            self.acknowledge(serial)
+            self.assertEqual(b"", talk.heard)
+        self.acknowledge(3)
+        self.assertEqual([1, 2], [one["first_serial"] for one in talk.answer().json()["appends"]])
+
+        late = self.talk()
+        late.say(self.request("POST", "/v1/facts?acks=1&timeout=5", json.dumps(body).encode()))
+        self.clock.advance(5)
+        self.assertEqual(504, late.answer().status)
+        self.assertIn("idempotency_key", late.answer().json())
+
+
+def test_the_setting_is_a_list_or_a_table() -> None:
+    """As on the command line, and as in the file."""
+    parsed = {"push_rules": Acks(1), "packages": Acks(2, ("oslo", "paris"))}
+
+    assert parsed == stream_acks(["push_rules=1", "packages=paris,oslo"])
+    assert parsed == stream_acks({"push_rules": 1, "packages": "paris,oslo"})
+    assert {"a": Acks(1)} == stream_acks("a=1")
+    assert {} == stream_acks(())
+
+
+@pytest.mark.parametrize("value", ["push_rules", ["a=1", "a=2"], ["a b=1"], ["=1"], ["a="], ["a=101"], 7])
+def test_another_setting_is_refused(value: Any) -> None:
+    """With the stream that is meant."""
+    with pytest.raises(ConfigError, match="must be"):
+        stream_acks(value)

@@ -47,7 +47,10 @@ class IRelay(Protocol):
 
     connection: RelayConnection
     uuid: str
+    name: str
     why: str
+    acknowledged: int
+    """The replica has everything up to this serial on disk."""
 
     @property
     def state(self) -> RelayState:
@@ -62,12 +65,23 @@ class IRelay(Protocol):
         """Whether a copy or subscription was requested, and not refused, and the connection is up."""
 
     @property
+    def is_subscribed(self) -> bool:
+        """Whether the replica has subscribed, and is still connected."""
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the replica has a name in the list of replicas."""
+
+    @property
     def has_lost_key(self) -> bool:
         """Whether the keys have changed so that the replica must authenticate again."""
 
     @property
     def sent(self) -> LogPosition:
         """Everything selected up to this position was sent."""
+
+    def holds(self, stream: str, writer: str) -> bool:
+        """Whether the replica copies this writer's facts of this stream."""
 
     def send_peers(self) -> None:
         """Send a subscribed replica the addresses of others, if they changed and it supports `peers`."""

@@ -16,6 +16,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.rights import command_operation
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
+from synrepl.replication.acknowledgements import Acknowledgements
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
@@ -77,6 +78,14 @@ class ReplicaRegistry:
             self.settings,
             present=self.present,
             expiry=self.expiry or ExpiryClock(self.clock, self.clock.seconds),
+        )
+        self.acknowledgements = Acknowledgements(
+            self.clock,
+            replicas=lambda: [one for one in self.connected if one.is_subscribed and one.is_registered],
+            names=lambda: [
+                lease.name for lease in self.leases.all() if lease.registered and lease.ended_ms is None
+            ],
+            is_primary=lambda: self.roles.role == PRIMARY,
         )
         self.publisher.broadcast_subscribers.append(self._on_relayed)
         self.log.on_replaced(self.leases.reload)

@@ -98,6 +98,15 @@ class Relay:
         return self._machine.accepts(native.Ack)
 
     @property
+    def is_registered(self) -> bool:
+        """Whether the replica has a name in the list of replicas."""
+        return self.is_known and self._authenticator.greeting.registered
+
+    def holds(self, stream: str, writer: str) -> bool:
+        """Whether the replica copies this writer's facts of this stream."""
+        return self._filter.passes(stream, writer)
+
+    @property
     def sent(self) -> LogPosition:
         """Everything selected up to this position was sent."""
         if self._log_sender is None:
@@ -366,6 +375,7 @@ class Relay:
             return
         self.acknowledged = command.serial
         self._registry.leases.advance(self.uuid, command.serial)
+        self._registry.acknowledgements.advanced()
 
     def _on_forwarded(self, command: native.Up) -> None:
         if not self.is_known:

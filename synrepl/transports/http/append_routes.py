@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
+from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,11 +13,14 @@ from twisted.internet.defer import DeferredList
 from synrepl.errors import RowError
 from synrepl.http_api.route import BAD_WRITER
 from synrepl.ports.history import Appended
+from synrepl.ports.response_errors import NotForwarded
 from synrepl.ports.rights import NAME_OWNERS, refusal
+from synrepl.replication.acknowledgements import Source
 from synrepl.replication.write_forwarder import PostedFacts
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.large_body import LARGE_BYTES, MAX_FACTS, too_many_facts
+from synrepl.wire.acks import NO_ACKS, Acks
 from synrepl.wire.text import is_name
 
 FILES: Final = "files"
@@ -85,9 +89,13 @@ async def append(call: Call, body: AppendBody) -> Appended:
         _check_new_writer(call, name, writer, services.log.positions(name))
     facts = await _read_facts(call, name, body.facts)
     if forwarder is None:
-        return await services.log.append(
-            name, writer or services.settings.instance_name, facts, key=key, owner=_owner(call)
-        )
+        writer = writer or services.settings.instance_name
+        acks = _checked_acks(call, name)
+        # Whoever must ask again needs a key.
+        key = key or (str(uuid4()) if acks.number else None)
+        appended = await services.log.append(name, writer, facts, key=key, owner=_owner(call))
+        await _wait_for_acks(call, [(acks, (name, writer), appended)], key)
+        return appended
     via: str | None = call.query["via"]
     return await forwarder.forward(
         PostedFacts(
@@ -139,6 +147,8 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
         facts = await _read_facts(call, one.stream, one.facts)
         known.add(writer or services.settings.instance_name)
         requests.append((one.stream, writer or services.settings.instance_name, facts))
+    all_acks = [_checked_acks(call, stream) for stream, _, _ in requests]
+    key = key or (str(uuid4()) if any(acks.number for acks in all_acks) else None)
     # Started together, so that they share a commit.
     results: list[Any] = await DeferredList(
         [
@@ -150,7 +160,12 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     for is_kept, result in results:
         if not is_kept:
             result.raiseException()
-    return BatchAnswer(log.head.epoch, [result for _, result in results])
+    appended = [result for _, result in results]
+    waits = zip(all_acks, requests, appended, strict=True)
+    await _wait_for_acks(
+        call, [(acks, (stream, writer), one) for acks, (stream, writer, _), one in waits], key
+    )
+    return BatchAnswer(log.head.epoch, appended)
 
 
 def _checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str | None, str | None]:
@@ -159,6 +174,42 @@ def _checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str |
     if key is not UNSET and not (0 < len(key) <= MAX_KEY and key.isprintable()):
         raise ApiError("bad_request", f"idempotency_key must have 1 to {MAX_KEY} printable characters")
     return None if writer is UNSET else writer, None if key is UNSET else key
+
+
+def _checked_acks(call: Call, stream: str) -> Acks:
+    """Return whose acknowledgements an append to this stream waits for. Raises `ApiError` or `NotForwarded`.
+
+    The request decides, and without it the setting, which concerns only what is kept.
+    """
+    asked: Acks | None = call.query["acks"]
+    is_ephemeral = call.services.table[stream].ephemeral
+    relays = call.services.relays
+    if asked is None:
+        asked = NO_ACKS if is_ephemeral or relays is None else relays.settings.acks.get(stream, NO_ACKS)
+    if asked.number:
+        if is_ephemeral:
+            raise ApiError("bad_request", f"acks: {stream} is ephemeral, and no copy has it on disk")
+        if relays is None:
+            raise ApiError("bad_request", "acks: this daemon has no replicas")
+        relays.acknowledgements.check(asked)
+    return asked
+
+
+async def _wait_for_acks(
+    call: Call, appended: Sequence[tuple[Acks, Source, Appended]], key: str | None
+) -> None:
+    """Wait until replicas have these facts. Raises `NotForwarded` at the request's time-out."""
+    relays, clock = call.services.relays, call.services.clock
+    until = clock.seconds() + call.query["timeout"]
+    for acks, source, one in appended:
+        if relays is None or not acks.number or one.first_serial is None:
+            continue
+        serial = one.first_serial + len(one.tokens) - 1
+        try:
+            await relays.acknowledgements.wait(acks, source, serial, max(until - clock.seconds(), 0.001))
+        except NotForwarded as error:
+            error.more["idempotency_key"] = key
+            raise
 
 
 def _owner(call: Call) -> str:
