@@ -1,7 +1,8 @@
 """Runs seeds of the simulations, and prints the CPU seconds of each world.
 
 The worlds: `workers` (a daemon and its followers), `broker` (daemons among Synapse's processes on a Redis),
-`replicas` (daemons that copy each other). Exit code 1 if a seed broke a guarantee.
+`replicas` (daemons that copy each other), `acks` (appends that wait for replicas, and primaries that are
+lost). Exit code 1 if a seed broke a guarantee.
 """
 
 import argparse
@@ -21,11 +22,17 @@ from rich.progress import track
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.simulation.acks import AcksSimulation  # noqa: E402  # after the path
 from tests.simulation.broker import BrokerSimulation  # noqa: E402  # after the path
 from tests.simulation.replicas import ReplicaSimulation  # noqa: E402
 from tests.simulation.workers import Simulation  # noqa: E402
 
-WORLDS: Final = {"workers": Simulation, "broker": BrokerSimulation, "replicas": ReplicaSimulation}
+WORLDS: Final = {
+    "workers": Simulation,
+    "broker": BrokerSimulation,
+    "replicas": ReplicaSimulation,
+    "acks": AcksSimulation,
+}
 
 SEEDS_EACH: Final = 16
 """The number of seeds that one process runs."""

@@ -14,6 +14,7 @@ from synrepl.cli.progress import Advance, post_and_watch
 from synrepl.cli.tables import address
 from synrepl.http_api.routes import PROMOTE, RESYNC
 from synrepl.http_client import ConnectError, HttpError
+from synrepl.wire.text import printable
 
 TIMEOUT_SECONDS: Final = 180.0
 LOOK_SECONDS: Final = 0.3
@@ -28,6 +29,9 @@ WHAT_TO_DO: Final = {
     "upstream_away": "start the primary again; or, if it is lost, use --force: facts that only it has"
     " are then left behind, and reported when it comes back",
     "behind": "try again under less load, or find out why this replica lags",
+    "others_ahead": "promote the replica with the highest serial; or, if it cannot be promoted, use --force"
+    " --lose-acknowledged: facts that only the others have are then left behind",
+    "replicas_silent": "start these replicas again; or, if they are lost, use --force --lose-acknowledged",
     "files_missing": "wait until the files are fetched, or use --force to leave them behind",
 }
 """The advice for error codes of a refused promotion."""
@@ -38,19 +42,30 @@ WHAT_TO_DO: Final = {
 @click.option(
     "--force", is_flag=True, help="Do not contact the primary; leave missing facts and files behind."
 )
+@click.option(
+    "--lose-acknowledged",
+    is_flag=True,
+    help="With --force: do not ask replicas whether they have acknowledged facts that this one lacks.",
+)
 @click.option("--yes", is_flag=True, help="Promote a fenced daemon by --force without confirmation.")
 @output_option('{"role", "epoch", "serial"}, or {"error", "message", ...}')
-def promote(daemon: DaemonTarget, force: bool, yes: bool, output: Output) -> None:
+def promote(daemon: DaemonTarget, force: bool, lose_acknowledged: bool, yes: bool, output: Output) -> None:
     """Make the replica at URL the primary.
 
     Without --force, the primary first stops accepting facts. The replica must catch up within 30 seconds,
     files included, and then begins a new epoch. The old primary is fenced: it accepts no more facts. If the
     promotion is refused (exit code 1), nothing has changed, and the old primary continues.
 
+    With --force facts and files that only the primary has are left behind, but not those that replicas
+    acknowledged to an append with acks: replicas that could have them are asked, and the promotion is refused
+    if one has facts that this one lacks, or if too few answer. --lose-acknowledged asks nobody.
+
     With --force a fenced daemon becomes primary again, for the case that the other daemon is not primary
     after all. The command asks for confirmation on a terminal, and requires --yes without one.
     """
     daemon.check_single()
+    if lose_acknowledged and not force:
+        raise click.UsageError("--lose-acknowledged needs --force")
     url = daemon.url
     if force:
         _confirm_if_fenced(daemon, yes=yes)
@@ -59,7 +74,7 @@ def promote(daemon: DaemonTarget, force: bool, yes: bool, output: Output) -> Non
             daemon.connect(TIMEOUT_SECONDS),
             daemon.connect(5.0),
             PROMOTE.request(),
-            json.dumps({"force": force}).encode(),
+            json.dumps({"force": force, "lose_acknowledged": lose_acknowledged}).encode(),
             _format_progress,
         )
     except HttpError as error:
@@ -100,6 +115,10 @@ def _format_progress(status: Mapping[str, Any]) -> str:
     return f"{upstream['state']}: serial {status['serial']} of {upstream['serial']}{missing}"
 
 
+def _tell(line: str) -> None:
+    click.echo(printable(line), err=True)
+
+
 def _refusal(url: str, error: HttpError, *, is_json: bool) -> CliError:
     """Return the error of a refused promotion, with advice. For JSON, print it and end the command."""
     advice = WHAT_TO_DO.get(error.code, "")
@@ -108,6 +127,13 @@ def _refusal(url: str, error: HttpError, *, is_json: bool) -> CliError:
         sys.exit(1)
     for name, sha256 in error.body.get("missing", []):
         click.echo(f"missing: {name} ({sha256})", err=True)
+    for one in error.body.get("ahead", []):
+        where = f"{one['name']} ({one['address']})"
+        _tell(f"ahead: {where}: serial {one['serial']} of epoch {one['epoch']}")
+        for fact in one["facts"]:
+            _tell("  serial {serial}: {stream} {writer} {token}".format(**fact))
+    for one in error.body.get("silent", []):
+        _tell(f"silent: {one['name']} ({one['address'] or 'no address'})")
     return CliError(f"{url}: {error.code}: {error.message}" + (f"; what to do: {advice}" if advice else ""))
 
 

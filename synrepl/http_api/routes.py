@@ -383,11 +383,15 @@ LIST_FILES: Final = Route(
     examples=(_refused("/v1/files?prefix=media/", "not_found", message=...),),
     answer={"files": [{"name": str, "sha256": str, "size": int, "serial": int}], "limited": bool},
 )
+MAX_NEWER: Final = 20
 REPLICATION: Final = Route(
     "replica.about",
     "GET",
     "/v1/replication",
     "Read this log's history, epochs, oldest position and head.",
+    query=(
+        Parameter("after", WholeNumber(), f"name the first facts after this serial too, at most {MAX_NEWER}"),
+    ),
     stream=SEEN_STREAMS,
 )
 NATIVE: Final = Route(
@@ -498,11 +502,12 @@ PROMOTE: Final = Route(
     "admin.promote",
     "POST",
     "/v1/promote",
-    "Make this replica the primary; with `force`, without asking the old one.",
+    "Make this replica the primary; with `force`, without asking the old one, and with `lose_acknowledged`,"
+    " without asking replicas either.",
     right="administer",
     errors=(
         *("not_a_replica", "promoting", "moved", "filtered", "not_whole", "upstream_away"),
-        *("behind", "handover_refused", "fenced", "files_missing"),
+        *("behind", "handover_refused", "fenced", "files_missing", "others_ahead", "replicas_silent"),
     ),
     max_body=64 * KIB,
     examples=(

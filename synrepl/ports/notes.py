@@ -34,6 +34,8 @@ class Notes(TypedDict, total=False):
     """The promotion in progress, as JSON (`replication/roles/record.py`)."""
     handover: str
     """The hand-over in progress, as JSON (`replication/roles/handover.py`)."""
+    promised: str
+    """The digest at the promise that counts (`replication/promises.py`)."""
     upstream_at: str
     """The address of the upstream, as ``NATIVE HTTP``."""
     primary_at: str
@@ -54,6 +56,7 @@ class NoteChanges(TypedDict, total=False):
     role: str | None
     promoting: str | None
     handover: str | None
+    promised: str | None
     upstream_at: str | None
     primary_at: str | None
     peers: str | None

@@ -11,32 +11,33 @@ waits again. (A log that takes back what its readers have seen needs a second ki
 choices.md.)
 
 Counted are the replicas that are connected to this daemon and have subscribed, as only for those this daemon
-knows that their copy is a part of its own log; that have a name in the list of replicas; and that copy the
-stream and the writer.
+knows that their copy is a part of its own log; that are promised (`promises.py`), so that a promotion finds
+what they have; and that copy the stream and the writer.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
 
+from synrepl.html.humanize import counted
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import NotForwarded
+from synrepl.ports.tasks import Tasks
 from synrepl.replication.log_waiters import MAX_WAITERS
+from synrepl.replication.promises import IPromised, PromiseKeeper
 from synrepl.wire.acks import Acks
 
 Source = tuple[str, str]
 """A stream and a writer."""
 
 
-class IAcknowledger(Protocol):
+class IAcknowledger(IPromised, Protocol):
     """A subscribed replica of this daemon."""
 
     name: str
-    acknowledged: int
-    """The replica has everything up to this serial on disk."""
 
     def holds(self, stream: str, writer: str) -> bool:
         """Whether it copies this writer's facts of this stream."""
@@ -53,14 +54,15 @@ class _Awaited:
 class Acknowledgements:
     """Everything that waits for replicas.
 
-    `replicas` returns the subscribed ones, `names` the names of all that have an active lease. `is_primary`
-    tells whether an acknowledgement counts: that of another primary's history says nothing.
+    `replicas` returns the subscribed ones; `promises` knows all that may acknowledge. `is_primary` tells
+    whether an acknowledgement counts: that of another primary's history says nothing.
     """
 
     clock: IClock
+    promises: PromiseKeeper
+    tasks: Tasks
     _: KW_ONLY
     replicas: Callable[[], Iterable[IAcknowledger]]
-    names: Callable[[], Sequence[str]]
     is_primary: Callable[[], bool]
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class Acknowledgements:
 
     def check(self, acks: Acks) -> None:
         """Raises `NotForwarded` if these acknowledgements can never come, before anything is stored."""
-        known = self.names()
+        known = sorted(one.name for one in self.promises.replicas())
         if unknown := [name for name in acks.names if name not in known]:
             why = f"acks: no replica is called {', '.join(unknown)}; there are: {', '.join(known) or 'none'}"
             raise NotForwarded("bad_request", why)
@@ -79,6 +81,13 @@ class Acknowledgements:
             raise NotForwarded("bad_request", why)
         if self._count >= MAX_WAITERS:
             raise NotForwarded("busy", f"{MAX_WAITERS} appends already wait for replicas: retry later")
+
+    async def promise(self, acks: Acks) -> None:
+        """Prepare for an append that waits for these: call it before the append.
+
+        Raises `NotForwarded` and `StorageError`, before anything else is stored.
+        """
+        await self.promises.promise(acks)
 
     async def wait(self, acks: Acks, source: Source, serial: int, timeout: float) -> None:
         """Return once the replicas have everything up to this serial on disk.
@@ -106,6 +115,8 @@ class Acknowledgements:
 
     def advanced(self) -> None:
         """A replica has acknowledged more: answer what waited for that."""
+        if self.promises.advanced(self.replicas()):
+            self.tasks.start(self.promises.save(), "saving which promise counts")
         for (acks, source), awaited in list(self._awaited.items()):
             reached = self._reached(acks, source)
             while awaited.waiting and awaited.waiting[0][0] <= reached:
@@ -115,7 +126,8 @@ class Acknowledgements:
         """The serial up to which enough replicas have everything; 0 if there are not enough of them."""
         if not self.is_primary():
             return 0
-        holding = [one for one in self.replicas() if one.holds(*source)]
+        may_acknowledge = self.promises.counted(acks)
+        holding = [one for one in self.replicas() if one.uuid in may_acknowledge and one.holds(*source)]
         if acks.names:
             at = {one.name: one.acknowledged for one in holding}
             return min(at.get(name, 0) for name in acks.names)
@@ -128,6 +140,11 @@ class Acknowledgements:
         )
         why = (
             f"the facts are on the disk of this daemon, up to serial {serial}, and of"
-            f" {len(have)} replicas ({', '.join(have) or 'none'}); acks={acks} was asked for"
+            f" {counted(len(have), 'replica')} ({', '.join(have) or 'none'}); acks={acks} was asked for"
         )
+        if late := self.promises.late(self.replicas()):
+            why = (
+                f"{why}. The list of replicas is not on the disk of {', '.join(late)} yet: if they are gone"
+                " for good, end their leases (synrepl leases drop NAME)"
+            )
         return NotForwarded("outcome_unknown", why, serial=serial, acknowledged=have)

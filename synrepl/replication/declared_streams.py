@@ -27,8 +27,9 @@ MAX_EPHEMERAL: Final = 4
 class DeclaredStreams:
     """Follows the stream ``declarations`` of the log, and adds the declared streams to the table.
 
-    The first declaration of a name counts, on every replica. `subscribers` are called with each added
-    stream. `instance` is the writer of declarations made here.
+    A name is declared once. Should two declarations of it have come into the log, as after an append with an
+    uncertain outcome, the newest counts, on every replica: it is the one that trimming keeps. `subscribers`
+    are called with each added stream. `instance` is the writer of declarations made here.
     """
 
     _logger = Logger()
@@ -54,7 +55,7 @@ class DeclaredStreams:
             )
         found: dict[str, Declaration] = {}
         for declared in self._read(facts):
-            found.setdefault(declared.name, declared)
+            found[declared.name] = declared
         for name, known in list(self.declared.items()):
             if name not in found or difference(known, found[name]):
                 del self.declared[name]
@@ -120,8 +121,11 @@ class DeclaredStreams:
         return found
 
     def _add(self, declared: Declaration) -> None:
-        if declared.name in self.declared:
-            return
+        if (known := self.declared.get(declared.name)) is not None:
+            if not difference(known, declared):
+                return
+            del self.declared[declared.name]
+            self._table.remove(declared.name)
         try:
             stream = stream_of(declared)
             self._table.add(stream)

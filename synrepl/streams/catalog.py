@@ -440,6 +440,25 @@ FILES = Stream("files", File, key="name", tombstone=lambda row: row.action == "d
 DECLARATIONS = Stream("declarations", Declaration, key="name", since="999.0")
 
 
+# What was promised to appends that wait for replicas; only the native dialect has this stream.
+
+
+@row
+class Promise:
+    """From here on appends may be answered once some of these replicas have them on disk.
+
+    `acks` are the ways in which appends wait: a number of replicas, or names with commas. `replicas` are
+    those whose acknowledgements count, each with its uuid, its name and its address (``NATIVE HTTP``).
+    """
+
+    kind: Literal["acks"]
+    acks: list[str]
+    replicas: list[list[str]]
+
+
+PROMISES = Stream("promises", Promise, key="kind", since="999.0")
+
+
 # In the order of declaration, which is that in which masters announce positions.
 ALL: tuple[Stream[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Stream))
 

@@ -254,6 +254,17 @@ _ROLES: Final = {
     "moved": ErrorCode(409, "the replica began to follow another daemon meanwhile", retryable=True),
     "not_whole": ErrorCode(409, "this copy was never complete", retryable=True),
     "behind": ErrorCode(409, "this copy did not catch up with the primary in time", retryable=True),
+    "others_ahead": ErrorCode(
+        409,
+        "replicas, listed in `ahead`, have facts that this one lacks, and which may have been acknowledged",
+        "promote the one that is furthest ahead, or promote this one with `lose_acknowledged`",
+    ),
+    "replicas_silent": ErrorCode(
+        409,
+        "too few replicas answered to know whether this one has all acknowledged facts; `silent` lists them",
+        "start them, or promote with `lose_acknowledged`",
+        retryable=True,
+    ),
     "files_missing": ErrorCode(
         409,
         "this copy lacks files, listed in `missing` with names and checksums",

@@ -173,6 +173,36 @@ def test_a_daemon_that_is_fenced_and_should_not_be_is_promoted_by_force(stage: S
     assert run("append", "push_rules", "--url", berlin.url, stdin='["@ada:hs"]\n').exit_code == 0
 
 
+def test_facts_that_replicas_acknowledged_are_not_given_up(stage: Stage) -> None:
+    """By whom they are lacked, who has them, and how to give them up all the same."""
+    berlin, paris = pair(stage)
+    oslo = stage.replica("oslo", f"tcp:{berlin.follow}")
+    stage.wait_live(oslo)
+    row, to_berlin = '["@ada:hs"]\n', ("append", "push_rules", "--url", berlin.url, "--no-retry")
+    assert run(*to_berlin, "--acks", "1", stdin=row).exit_code == 0
+    oslo.kill()
+    assert json.loads(run(*to_berlin, "--acks", "1", stdin=row).stdout)["token"] == 22
+    timed_out = run(*to_berlin, "--acks", "2", "--acks-timeout", "100ms", stdin=row)
+    assert timed_out.exit_code == 1
+    assert "1 replica (paris); acks=2 was asked for" in timed_out.stderr
+    berlin.kill()
+    oslo = stage.replica("oslo", f"tcp:{berlin.follow}", at=oslo)
+
+    refused = run("promote", "--url", oslo.url, "--force")
+    in_json = run("promote", "--url", oslo.url, "--force", "--json")
+
+    assert (1, 1) == (refused.exit_code, in_json.exit_code)
+    assert "push_rules master 22" in refused.stderr
+    assert WHAT_TO_DO["others_ahead"] in refused.stderr
+    assert ["paris"] == [one["name"] for one in json.loads(in_json.stdout)["ahead"]]
+    assert run("promote", "--url", oslo.url, "--lose-acknowledged").exit_code == 2
+    paris.kill()
+    silent = run("promote", "--url", oslo.url, "--force")
+    assert "silent: paris (" in silent.stderr
+    assert WHAT_TO_DO["replicas_silent"] in silent.stderr
+    assert run("promote", "--url", oslo.url, "--force", "--lose-acknowledged").exit_code == 0
+
+
 def test_missing_files_are_named(stage: Stage) -> None:
     """An operator decides by what they are."""
     _, paris = pair(stage)

@@ -43,7 +43,9 @@ class Nobody:
     async def claim(self, address: Address, claim: Claim) -> None:
         """Nobody hears it."""
 
-    async def describe(self, address: Address, *, must_administer: bool) -> PeerStatus:
+    async def describe(
+        self, address: Address, *, must_administer: bool, after: int | None = None
+    ) -> PeerStatus:
         """What was prepared for this address."""
         if address.http not in self.others:
             raise NotConnected(f"{address.http} cannot be reached")
@@ -431,6 +433,11 @@ class AcksTests(CopiesCase):
         assert welcome is not None
         self.door.replica.subscribe(self.door, welcome)
         self.door.pass_(0.1)
+        first = self.posted("?acks=1")
+        self.assertEqual((b"", 2), (first.heard, self.log.head.serial))
+        # The list of replicas, and the fact.
+        self.acknowledge(2)
+        self.assertEqual(2, first.answer().json()["first_serial"])
 
     def posted(self, query: str, **more: Any) -> Talk:
         """A request whose answer may wait."""
@@ -447,21 +454,21 @@ class AcksTests(CopiesCase):
     def test_the_answer_comes_with_the_acknowledgement(self) -> None:
         """Not before, and the fact is in the log at once."""
         talk = self.posted("?acks=1")
-        self.assertEqual(("", 1), (talk.heard.decode(), self.log.head.serial))
+        self.assertEqual(("", 3), (talk.heard.decode(), self.log.head.serial))
 
-        self.acknowledge(1)
+        self.acknowledge(3)
 
-        self.assertEqual({"epoch": 1, "first_serial": 1, "tokens": [1]}, talk.answer().json())
+        self.assertEqual({"epoch": 1, "first_serial": 3, "tokens": [2]}, talk.answer().json())
 
     def test_after_the_time_out_the_key_waits_again(self) -> None:
         """Who gave none is given one."""
-        talk = self.posted("?acks=paris&timeout=2")
+        talk = self.posted("?acks=1&timeout=2")
         self.clock.advance(2)
 
         answer = talk.answer()
         body = answer.json()
         self.assertEqual(
-            (504, "outcome_unknown", 1, []),
+            (504, "outcome_unknown", 3, []),
             (
                 answer.status,
                 body["error"],
@@ -471,9 +478,9 @@ class AcksTests(CopiesCase):
         )
         again = self.posted("?acks=1", idempotency_key=body["idempotency_key"])
         self.assertEqual(b"", again.heard)
-        self.acknowledge(1)
-        self.assertEqual(1, again.answer().json()["first_serial"])
-        self.assertEqual(1, self.log.head.serial)
+        self.acknowledge(3)
+        self.assertEqual(3, again.answer().json()["first_serial"])
+        self.assertEqual(3, self.log.head.serial)
         # What was acknowledged before is answered at once.
         repeated = self.posted("?acks=1", idempotency_key=body["idempotency_key"])
         self.assertEqual(200, repeated.answer().status)
@@ -492,7 +499,7 @@ class AcksTests(CopiesCase):
         typing = self.ask("POST", "/v1/streams/typing/facts?acks=1", b'{"facts":[[["!a:hs",[]]]]}')
         self.assertEqual(400, typing.status)
         self.assertIn("typing is ephemeral", typing.json()["message"])
-        self.assertEqual(0, self.log.head.serial)
+        self.assertEqual(2, self.log.head.serial)
 
     def test_the_setting_decides_where_the_request_does_not(self) -> None:
         """For each stream; a request may ask for none."""
@@ -501,7 +508,7 @@ class AcksTests(CopiesCase):
         self.assertEqual(b"", talk.heard)
         self.assertEqual(200, self.posted("?acks=0").answer().status)
         self.assertEqual(200, self.post("receipts", [receipt()]).status)
-        self.acknowledge(1)
+        self.acknowledge(3)
         self.assertEqual(200, talk.answer().status)
 
     def test_a_batch_waits_for_all_of_it(self) -> None:
@@ -514,11 +521,11 @@ class AcksTests(CopiesCase):
         }
         talk = self.talk()
         talk.say(self.request("POST", "/v1/facts?acks=1&timeout=5", json.dumps(body).encode()))
-        for serial in (1, 2):
+        for serial in (3, 4):
             self.acknowledge(serial)
             self.assertEqual(b"", talk.heard)
-        self.acknowledge(3)
-        self.assertEqual([1, 2], [one["first_serial"] for one in talk.answer().json()["appends"]])
+        self.acknowledge(5)
+        self.assertEqual([3, 4], [one["first_serial"] for one in talk.answer().json()["appends"]])
 
         late = self.talk()
         late.say(self.request("POST", "/v1/facts?acks=1&timeout=5", json.dumps(body).encode()))

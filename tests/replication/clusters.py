@@ -99,9 +99,12 @@ class FakeCluster:
         given: T = results[0]
         return given
 
-    def promote(self, node: FakeNode, *, force: bool = False, seconds: float = 5) -> None:
+    def promote(
+        self, node: FakeNode, *, force: bool = False, lose_acknowledged: bool = False, seconds: float = 5
+    ) -> None:
         """Make it primary."""
-        self.done(Deferred.fromCoroutine(node.roles.promote(force=force)), seconds)
+        promoting = node.roles.promote(force=force, lose_acknowledged=lose_acknowledged)
+        self.done(Deferred.fromCoroutine(promoting), seconds)
 
     def resync(self, node: FakeNode) -> bool:
         """Tell it to give up what only it has."""

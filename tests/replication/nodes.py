@@ -372,13 +372,15 @@ class _PeerClient:
         other = await self._reach(address)
         await self._wait_for_response(Deferred.fromCoroutine(other.roles.on_claim(claim)))
 
-    async def describe(self, address: Address, *, must_administer: bool) -> PeerStatus:
+    async def describe(
+        self, address: Address, *, must_administer: bool, after: int | None = None
+    ) -> PeerStatus:
         stranger = self._node._strangers.get(address.native)
         if stranger is not None:
             await self._wait_for_transfer()
             return stranger
         other = await self._reach(address)
-        said = describe_log(other.relays, LOCAL)
+        said = await self._wait_for_response(Deferred.fromCoroutine(describe_log(other.relays, LOCAL, after)))
         await self._reach(address)
         return msgspec.json.decode(said, type=PeerStatus)
 

@@ -10,7 +10,10 @@ from twisted.internet.defer import Deferred
 from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.replication import acknowledgements
+from synrepl.replication.roles.messages import CannotPromote
+from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
+from tests.memory_engine import FaultyEngine
 from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 
@@ -48,6 +51,7 @@ class Setup:
         async def work() -> Appended:
             wanted, waiting = Acks.parse(acks), self.a.relays.acknowledgements
             waiting.check(wanted)
+            await waiting.promise(wanted)
             rows = [[f'["@{key or acks}"]'.encode()]]
             facts: Sequence[bytes] = [b"[%b]" % row for (row,) in rows]
             appended = await self.a.log.append("push_rules", writer, facts, key=key)
@@ -56,6 +60,12 @@ class Setup:
             return appended
 
         return Deferred.fromCoroutine(work())
+
+    def prime(self, acks: str) -> int:
+        """Have a promise on the disks of all, and a first fact; return its serial."""
+        serial = self.done(self.append(acks, key=f"first {acks}")).first_serial
+        assert isinstance(serial, int)
+        return serial
 
     def done(self, waiting: "Deferred[Any]", seconds: float = 5) -> Any:
         return self.cluster.done(waiting, seconds)
@@ -69,26 +79,28 @@ class Setup:
 def test_it_waits_until_the_fact_is_on_the_disk_of_a_replica() -> None:
     """What the replica has received, and would lose with its memory, does not count."""
     setup = Setup("b")
+    first = setup.prime("1")
     setup.disks["b"].delay = 2.0
 
     waiting = setup.append("1")
     setup.cluster.pass_(1.5)
-    assert 1 == setup.a.log.head.serial
-    assert setup.on_disk(setup.replicas["b"]) == 0
+    assert first + 1 == setup.a.log.head.serial
+    assert setup.on_disk(setup.replicas["b"]) == first
     assert not waiting.called
 
-    assert 1 == setup.done(waiting).first_serial
-    assert setup.on_disk(setup.replicas["b"]) == 1
+    assert first + 1 == setup.done(waiting).first_serial
+    assert setup.on_disk(setup.replicas["b"]) == first + 1
 
 
 def test_readers_and_other_appends_do_not_wait() -> None:
     """Nor does the fact itself: it is in the log, and is sent to everybody."""
     setup = Setup("b")
+    first = setup.prime("1")
     setup.disks["b"].delay = 3.0
     waiting = setup.append("1")
 
-    assert 2 == setup.cluster.wrote(setup.a).first_serial
-    assert [1, 2] == [fact.serial for fact in setup.a.publisher.ring.recent()][::-1]
+    assert first + 2 == setup.cluster.wrote(setup.a).first_serial
+    assert first + 1 in [fact.serial for fact in setup.a.publisher.ring.recent()]
     assert not waiting.called
     setup.done(waiting)
 
@@ -97,6 +109,7 @@ def test_readers_and_other_appends_do_not_wait() -> None:
 def test_so_many_or_certain_ones(acks: str, slow: int) -> None:
     """b is fast, c takes a second, d two."""
     setup = Setup("b", "c", "d")
+    setup.prime(acks)
     for seconds, name in enumerate("bcd"):
         setup.disks[name].delay = seconds or 0.0005
 
@@ -124,31 +137,32 @@ def test_a_copy_without_the_stream_does_not_count() -> None:
 def test_at_the_time_out_it_is_said_who_has_it_and_a_retry_waits_again() -> None:
     """Nothing is taken back."""
     setup = Setup("b", "c")
+    first = setup.prime("2")
     setup.replicas["c"].kill()
     setup.cluster.pass_(0.1)
 
-    with pytest.raises(NotForwarded, match=r"of 1 replicas \(b\); acks=2 was asked for") as refused:
+    with pytest.raises(NotForwarded, match=r"of 1 replica \(b\); acks=2 was asked for") as refused:
         setup.done(setup.append("2", key="k", timeout=2))
     assert ("outcome_unknown", 504) == (refused.value.code, refused.value.status)
-    assert {"serial": 1, "acknowledged": ["b"]} == refused.value.more
+    assert {"serial": first + 1, "acknowledged": ["b"]} == refused.value.more
 
     again = setup.append("2", key="k")
     setup.cluster.pass_(0.1)
     assert not again.called
     setup.cluster.start(setup.replicas["c"])
 
-    assert 1 == setup.done(again).first_serial
-    assert 1 == setup.a.log.head.serial
+    assert first + 1 == setup.done(again).first_serial == setup.a.log.head.serial
 
 
 def test_a_replica_that_comes_back_counts_for_what_it_has() -> None:
     """It was stored before the connection was lost, and the acknowledgement was lost with that."""
     setup = Setup("b")
+    first = setup.prime("1")
     waiting = setup.append("1")
     cut = False
     for _ in range(100):
         setup.cluster.clock.advance(0.0005)
-        if setup.on_disk(setup.replicas["b"]) == 1 and not waiting.called:
+        if setup.on_disk(setup.replicas["b"]) > first and not waiting.called:
             for link in setup.replicas["b"].links():
                 link.cut()
             cut = True
@@ -156,15 +170,16 @@ def test_a_replica_that_comes_back_counts_for_what_it_has() -> None:
     assert cut
     assert not waiting.called
 
-    assert 1 == setup.done(waiting).first_serial
+    assert first + 1 == setup.done(waiting).first_serial
 
 
 def test_a_primary_that_is_fenced_believes_nobody() -> None:
     """The facts of another history have the same serials."""
     setup = Setup("b", "c")
+    setup.prime("c")
     setup.disks["c"].delay = 3
     waiting = setup.append("c", timeout=5)
-    setup.cluster.promote(setup.replicas["b"], force=True)
+    setup.cluster.promote(setup.replicas["b"], force=True, lose_acknowledged=True)
     setup.cluster.pass_(0.5)
     assert "fenced" == setup.a.roles.role
     assert not waiting.called
@@ -225,9 +240,12 @@ def test_the_number_of_those_who_wait_is_limited(monkeypatch: pytest.MonkeyPatch
 def test_many_that_wait_are_answered_in_order() -> None:
     """Each as soon as its own serial is acknowledged."""
     setup = Setup("b", "c")
-    answered: dict[str, list[int | None]] = {"2": [], "b,c": []}
+    setup.prime("2")
+    first = setup.prime("b,c")
+    answered: dict[str, list[int]] = {"2": [], "b,c": []}
 
     def note(acks: str, appended: Appended) -> Appended:
+        assert appended.first_serial is not None
         answered[acks].append(appended.first_serial)
         return appended
 
@@ -240,5 +258,246 @@ def test_many_that_wait_are_answered_in_order() -> None:
     for wait in waits:
         setup.done(wait)
 
-    assert {"2": list(range(2, 21, 2)), "b,c": list(range(1, 20, 2))} == answered
+    assert [10, 10] == [len(serials) for serials in answered.values()]
+    assert all(sorted(serials) == serials for serials in answered.values())
+    assert first + 20 == setup.a.log.head.serial
     assert {} == setup.a.relays.acknowledgements._awaited
+
+
+class TestPromotion:
+    """By force, when the primary is gone: nothing that was acknowledged is given up."""
+
+    @staticmethod
+    def lost(*names: str, acks: str = "1", lagging: str = "c", **options: Any) -> Setup:
+        """The primary was killed after a fact that the `lagging` replica lacks, and others acknowledged."""
+        setup = Setup(*names, **options)
+        setup.prime(acks)
+        setup.disks[lagging].delay = 1000.0
+        setup.done(setup.append(acks, key="last"))
+        setup.a.kill()
+        setup.replicas[lagging].kill()
+        setup.disks[lagging].delay = 0.0005
+        setup.cluster.start(setup.replicas[lagging])
+        setup.cluster.pass_(1)
+        return setup
+
+    def refusal(self, setup: Setup, name: str) -> CannotPromote:
+        """Why it is not promoted."""
+        with pytest.raises(CannotPromote) as refused:
+            setup.cluster.promote(setup.replicas[name], force=True, seconds=20)
+        assert "replica" == setup.replicas[name].roles.role
+        return refused.value
+
+    def test_the_wrong_one_is_refused_and_the_right_one_is_not(self) -> None:
+        """It is said who is ahead, and of what."""
+        setup = self.lost("b", "c")
+        refused = self.refusal(setup, "c")
+
+        assert "others_ahead" == refused.code
+        (ahead,) = refused.more["ahead"]
+        assert ("b", 3, [{"serial": 3, "stream": "push_rules", "writer": "master", "token": 2}]) == (
+            ahead["name"],
+            ahead["serial"],
+            [dict(one) for one in ahead["facts"]],
+        )
+        setup.cluster.promote(setup.replicas["b"], force=True)
+        setup.cluster.pass_(3)
+        assert 3 == setup.replicas["b"].log.head.serial
+        assert [1, 2, 3] == [serial for serial in range(1, 4) if setup.on_disk(setup.replicas["c"]) >= serial]
+
+    def test_who_gives_it_up_says_so(self) -> None:
+        """As by a promotion by force before there were acks."""
+        setup = self.lost("b", "c")
+
+        setup.cluster.promote(setup.replicas["c"], force=True, lose_acknowledged=True)
+
+        assert "primary" == setup.replicas["c"].roles.role
+
+    @pytest.mark.parametrize(
+        ("acks", "silent", "is_promoted"),
+        [
+            ("1", "", True),
+            ("1", "c", False),
+            ("2", "c", True),
+            ("2", "cd", False),
+            ("3", "cd", True),
+            ("b,c", "cd", True),
+            ("c,d", "c", True),
+            ("c,d", "cd", False),
+        ],
+    )
+    def test_enough_of_those_who_could_have_acknowledged_must_answer(
+        self, acks: str, silent: str, is_promoted: bool
+    ) -> None:
+        """Of M replicas M-N+1, itself included; of certain replicas one."""
+        setup = Setup("b", "c", "d")
+        setup.prime(acks)
+        setup.a.kill()
+        for name in silent:
+            setup.replicas[name].kill()
+        setup.cluster.pass_(1)
+
+        if is_promoted:
+            setup.cluster.promote(setup.replicas["b"], force=True, seconds=20)
+            return
+        refused = self.refusal(setup, "b")
+        assert "replicas_silent" == refused.code
+        assert list(silent) == [one["name"] for one in refused.more["silent"]]
+
+    def test_without_acks_nobody_is_asked(self) -> None:
+        """A promotion by force is what it was."""
+        setup = Setup("b", "c")
+        setup.cluster.wrote(setup.a)
+        setup.a.kill()
+        setup.replicas["c"].kill()
+
+        setup.cluster.promote(setup.replicas["b"], force=True, seconds=1)
+
+    def test_a_copy_of_other_streams_is_asked_and_is_not_ahead(self) -> None:
+        """Its position is that of the log, and it has no fact that the candidate lacks."""
+        setup = self.lost("b", "c", "f", f={"upstream_streams": ("receipts",)}, acks="b")
+        refused = self.refusal(setup, "c")
+
+        assert ["b"] == [one["name"] for one in refused.more["ahead"]]
+        setup.cluster.promote(setup.replicas["b"], force=True)
+
+    def test_a_copy_of_the_stream_is_ahead(self) -> None:
+        """It acknowledged a fact, and cannot be promoted: an operator decides, and is shown the fact."""
+        setup = self.lost("c", "f", f={"upstream_streams": ("push_rules",)})
+        refused = self.refusal(setup, "c")
+
+        (ahead,) = refused.more["ahead"]
+        assert ("f", "push_rules") == (ahead["name"], ahead["facts"][0]["stream"])
+
+    def test_a_fenced_daemon_does_not_give_up_what_came_after_it(self) -> None:
+        """The primary that fenced it may have acknowledged facts to others."""
+        setup = Setup("b", "c")
+        setup.prime("1")
+        setup.cluster.promote(setup.replicas["b"], force=True)
+        setup.cluster.pass_(3)
+        assert "fenced" == setup.a.roles.role
+
+        with pytest.raises(CannotPromote) as refused:
+            setup.cluster.promote(setup.a, force=True)
+        assert "others_ahead" == refused.value.code
+        assert [2, 2] == [one["epoch"] for one in refused.value.more["ahead"]]
+        setup.cluster.promote(setup.a, force=True, lose_acknowledged=True)
+        assert "primary" == setup.a.roles.role
+
+    def test_another_daemon_at_the_address_has_not_answered(self) -> None:
+        """Whatever it has."""
+        setup = self.lost("b", "c")
+        setup.replicas["b"].kill()
+        stranger = setup.cluster.node("other")
+        setup.cluster.nodes["b"] = stranger
+
+        assert "replicas_silent" == self.refusal(setup, "c").code
+
+
+class TestPromises:
+    """The replicas that may acknowledge are in the log before anything that they acknowledge."""
+
+    @staticmethod
+    def promises(node: FakeNode) -> list[tuple[list[str], list[str]]]:
+        """Each promise: the ways in which appends wait, and the names of replicas."""
+        facts = [fact for fact in node.publisher.ring.recent() if fact.stream == "promises"]
+        rows = [
+            jsontext.loads(fact.rows.encode() if isinstance(fact.rows, str) else fact.rows) for fact in facts
+        ]
+        return [(row[1], sorted(one[1] for one in row[2])) for (row,) in reversed(rows)]
+
+    def test_one_is_stored_when_something_changes(self) -> None:
+        """Not for each append: only for fewer replicas than before, other names, and other replicas."""
+        setup = Setup("b", "c")
+        for acks in ("2", "2", "1", "2", "c", "c"):
+            setup.done(setup.append(acks))
+        assert [(["2"], ["b", "c"]), (["1"], ["b", "c"]), (["1", "c"], ["b", "c"])] == self.promises(setup.a)
+
+        setup.cluster.node("d", "a")
+        setup.cluster.pass_(3)
+        setup.done(setup.append("3"))
+        assert (["1", "c"], ["b", "c", "d"]) == self.promises(setup.a)[-1]
+
+    def test_a_new_replica_counts_once_all_know_of_it(self) -> None:
+        """One that knows the promise before must find somebody who knows the new one."""
+        setup = Setup("b", "c")
+        setup.prime("1")
+        setup.disks["c"].delay = 1000.0
+        d = setup.cluster.node("d", "a")
+        setup.cluster.pass_(3)
+        for name in "b":
+            setup.replicas[name].kill()
+
+        with pytest.raises(NotForwarded, match="list of replicas is not on the disk of b, c yet") as refused:
+            setup.done(setup.append("1", timeout=2))
+        assert setup.on_disk(d) == setup.a.log.head.serial
+        assert ["d"] == refused.value.more["acknowledged"]
+
+        setup.a.relays.leases.drop("c")
+        setup.cluster.start(setup.replicas["b"])
+        setup.cluster.pass_(2)
+        setup.done(setup.append("2"))
+
+    def test_after_a_restart_a_replica_that_is_away_does_not_matter(self) -> None:
+        """Which promise counts is remembered: nobody need acknowledge it again."""
+        setup = Setup("b", "c")
+        setup.prime("1")
+        setup.cluster.pass_(1)
+        setup.replicas["c"].kill()
+        setup.a.kill()
+        setup.cluster.start(setup.a)
+        setup.cluster.pass_(5)
+
+        setup.done(setup.append("1"))
+        assert [] == self.promises(setup.a)
+
+    def test_replicas_that_are_named_are_not_a_number_of_them(self) -> None:
+        """A promise to wait for b says nothing of an append that waits for any two."""
+        setup = Setup("b", "c")
+        setup.prime("b")
+        setup.prime("2")
+
+        assert (["2", "b"], ["b", "c"]) == self.promises(setup.a)[-1]
+
+    def test_a_new_primary_begins_anew(self) -> None:
+        """With the replicas that it has; the promise of the old one is still asked at a promotion."""
+        setup = Setup("b", "c")
+        setup.prime("1")
+        setup.cluster.promote(setup.replicas["b"])
+        setup.cluster.pass_(5)
+        setup.a = setup.replicas["b"]
+
+        setup.done(setup.append("1"))
+
+        assert (["1"], ["c"]) == self.promises(setup.a)[-1]
+
+    def test_a_replica_with_a_new_disk_takes_its_own_place(self) -> None:
+        """The lease of its former disk waits for nobody."""
+        setup = Setup("b", "c")
+        setup.prime("2")
+        b = setup.replicas["b"]
+        b.kill()
+        b.engine = FaultyEngine()
+        setup.cluster.start(b)
+        setup.cluster.pass_(3)
+        assert 3 == len(setup.a.relays.leases.all())
+
+        setup.done(setup.append("2"))
+
+        assert 2 == len(setup.a.relays.promises.newest.replicas)  # type: ignore[union-attr]
+
+    def test_a_replica_that_is_only_expected_is_not_waited_for(self) -> None:
+        """An operator has made a lease for it, and it has never come."""
+        setup = Setup("b")
+        setup.a.relays.leases.add("uuid-of-lisbon", "lisbon")
+
+        setup.done(setup.append("1"))
+
+        assert (["1"], ["b"]) == self.promises(setup.a)[-1]
+
+    def test_nobody_else_may_write_it(self) -> None:
+        """An empty list of replicas would make every promotion one without questions."""
+        setup = Setup("b")
+
+        assert "it holds what" in setup.a.relays.promises.refusal("promises")
+        assert "" == setup.a.relays.promises.refusal("push_rules")

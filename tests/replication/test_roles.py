@@ -1271,7 +1271,9 @@ class TestStart:
         cluster.start(a)
         describe = a.roles._verifier.peers.describe
 
-        async def recorded(address: Address, *, must_administer: bool) -> PeerStatus:
+        async def recorded(
+            address: Address, *, must_administer: bool, after: int | None = None
+        ) -> PeerStatus:
             asked.append((address.native, must_administer))
             return await describe(address, must_administer=must_administer)
 

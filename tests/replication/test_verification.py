@@ -46,7 +46,9 @@ class Others:
         self.digests = "d"
         self.waits: Deferred[None] | None = None
 
-    async def describe(self, address: Address, *, must_administer: bool) -> PeerStatus:
+    async def describe(
+        self, address: Address, *, must_administer: bool, after: int | None = None
+    ) -> PeerStatus:
         self.asked.append(str(address))
         if self.waits is not None:
             await self.waits

@@ -65,11 +65,12 @@ class SeededRun:
     @contextmanager
     def _observed(self) -> Iterator[None]:
         """Note failures that nobody handled while this lasts, and leave garbage to `_check_failures`."""
-        globalLogPublisher.addObserver(self._observe)  # type: ignore[arg-type]
         was_enabled = gc.isenabled()
         gc.disable()
         if next(_runs) % 20 == 0:
-            gc.collect()  # former runs
+            # Former runs: coroutines of daemons that were killed in the middle of something may complain.
+            gc.collect()
+        globalLogPublisher.addObserver(self._observe)  # type: ignore[arg-type]
         # What was there before need not be looked at again.
         gc.freeze()
         try:

@@ -69,10 +69,6 @@ class IRelay(Protocol):
         """Whether the replica has subscribed, and is still connected."""
 
     @property
-    def is_registered(self) -> bool:
-        """Whether the replica has a name in the list of replicas."""
-
-    @property
     def has_lost_key(self) -> bool:
         """Whether the keys have changed so that the replica must authenticate again."""
 

@@ -20,6 +20,7 @@ from synrepl.replication.acknowledgements import Acknowledgements
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
+from synrepl.replication.promises import PromisedReplica, PromiseKeeper
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.interfaces import IRelay
 from synrepl.replication.relay.leases import Leases
@@ -79,16 +80,32 @@ class ReplicaRegistry:
             present=self.present,
             expiry=self.expiry or ExpiryClock(self.clock, self.clock.seconds),
         )
+        self.promises = PromiseKeeper(
+            self.log, instance=self.settings.instance_name, replicas=self._registered_replicas
+        )
         self.acknowledgements = Acknowledgements(
             self.clock,
-            replicas=lambda: [one for one in self.connected if one.is_subscribed and one.is_registered],
-            names=lambda: [
-                lease.name for lease in self.leases.all() if lease.registered and lease.ended_ms is None
-            ],
+            self.promises,
+            self.tasks,
+            replicas=lambda: [one for one in self.connected if one.is_subscribed],
             is_primary=lambda: self.roles.role == PRIMARY,
         )
         self.publisher.broadcast_subscribers.append(self._on_relayed)
         self.log.on_replaced(self.leases.reload)
+
+    def _registered_replicas(self) -> list[PromisedReplica]:
+        """All replicas that may acknowledge: the registered ones, whether they are connected or not.
+
+        One that is only expected (`leases add`) has no copy. Of several with one name it is the one that was
+        seen last: the others have lost their disks.
+        """
+        newest: dict[str, Lease] = {}
+        for lease in self.leases.all():
+            if lease.registered and lease.ended_ms is None and lease.seen_ms is not None:
+                known = newest.get(lease.name)
+                if known is None or _last_seen(known) < _last_seen(lease):
+                    newest[lease.name] = lease
+        return [PromisedReplica(lease.uuid, lease.name, lease.address) for _, lease in sorted(newest.items())]
 
     def attach(self, relay: IRelay) -> None:
         """Note the relay of a new connection."""
@@ -233,8 +250,13 @@ class ReplicaRegistry:
                 return refusal("duplicate", why)
         return None
 
-    def retain(self, replica: Hello, serial: int, access: Access) -> None:
-        """Make or renew the lease of an admitted replica: it needs the facts after this serial."""
+    async def retain(self, replica: Hello, serial: int, access: Access) -> None:
+        """Make or renew the lease of an admitted replica: it needs the facts after this serial.
+
+        A new lease is on disk before the replica has a copy: no promise to appends may leave out a replica
+        that could be promoted (`replication/promises.py`). Raises `StorageError`.
+        """
+        known = self.leases[replica.uuid]
         self.leases.make(
             replica.uuid,
             replica.listed_name,
@@ -243,6 +265,8 @@ class ReplicaRegistry:
             address=replica.address,
             key=access.key,
         )
+        if known is None or known.ended_ms is not None:
+            await self.leases.save()
 
     def identity_refusal(self, uuid: str, name: str, address: str = "") -> Refused | None:
         """Return why a replica cannot have this identity; None if it can."""
@@ -337,6 +361,10 @@ class ReplicaRegistry:
             }
             for lease in self.leases.all()
         ]
+
+
+def _last_seen(lease: Lease) -> tuple[int, str]:
+    return lease.seen_ms or 0, lease.uuid
 
 
 def _reader_position(name: str, request: Subscribe, access: Access) -> ReaderPosition:

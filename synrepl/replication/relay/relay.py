@@ -97,11 +97,6 @@ class Relay:
         """Whether the replica has subscribed, and is still connected."""
         return self._machine.accepts(native.Ack)
 
-    @property
-    def is_registered(self) -> bool:
-        """Whether the replica has a name in the list of replicas."""
-        return self.is_known and self._authenticator.greeting.registered
-
     def holds(self, stream: str, writer: str) -> bool:
         """Whether the replica copies this writer's facts of this stream."""
         return self._filter.passes(stream, writer)
@@ -352,7 +347,9 @@ class Relay:
                 registry.leases.end(lease, refused.code)
             self._refuse(refused)
             return
-        registry.retain(replica, request.position.serial, access)
+        await registry.retain(replica, request.position.serial, access)
+        if not self.is_subscribed:
+            return
         self._filter = request.filter
         self.acknowledged = request.position.serial
         self.connection.send(native.Subscribed(position=self._log.position))

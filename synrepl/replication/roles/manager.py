@@ -35,6 +35,7 @@ from synrepl.replication.roles.messages import (
     ReadOnlyHere,
 )
 from synrepl.replication.roles.owner import IRoleOwner
+from synrepl.replication.roles.promise_check import PromiseCheck
 from synrepl.replication.roles.record import RoleRecord, RoleStore
 from synrepl.replication.roles.rivals import Rivals
 from synrepl.replication.roles.states import TRANSITIONS, Role, RoleEvent
@@ -80,6 +81,7 @@ class RoleManager:
         self._primary = Address()
         self._store = RoleStore(self.log, own=self.address, local=self.owner.known_daemons)
         self._verifier = ClaimVerifier(self.log, self.clock, self.peers, is_known=self.is_known)
+        self._promise_check = PromiseCheck(self.log, self.clock, self.peers)
         self._tasks = Tasks(self._logger, "roles")
         self.rivals = Rivals(
             self,
@@ -280,14 +282,17 @@ class RoleManager:
 
     # -- promotion -----------------------------------------------------------------------------------------
 
-    async def promote(self, *, force: bool = False) -> EpochStart:
+    async def promote(self, *, force: bool = False, lose_acknowledged: bool = False) -> EpochStart:
         """Become primary, in a new epoch. Raises `CannotPromote`, and `StorageError` if it cannot be saved.
 
         A replica must have a complete copy without a filter. Without `force`, the old primary first stops
-        accepting facts, and this daemon must have all facts and files of the old primary. With `force` no
-        daemon is asked, and missing facts and files are left behind; when the old primary returns, it is
-        fenced, and its `resync` writes the facts that only it has to a file. With `force` a fenced daemon
-        becomes primary too: the operator asserts that there is no other primary.
+        accepting facts, and this daemon must have all facts and files of the old primary. With `force` the
+        old primary is not asked, and missing facts and files are left behind; when it returns, it is fenced,
+        and its `resync` writes the facts that only it has to a file. With `force` a fenced daemon becomes
+        primary too: the operator asserts that there is no other primary.
+
+        With `force` no fact is left behind that replicas acknowledged to an append (`PromiseCheck`), unless
+        `lose_acknowledged`.
         """
         if self.role == FENCED:
             if not force:
@@ -295,6 +300,8 @@ class RoleManager:
             async with self._changing:
                 if self.role != FENCED:
                     raise CannotPromote("promoting", f"this daemon is {self.role} now, no longer fenced")
+                if not lose_acknowledged:
+                    await self._promise_check.check()
                 return await self._begin_as_primary([self._primary])
         replica = self.replica
         if self.role != REPLICA or replica is None:
@@ -312,6 +319,8 @@ class RoleManager:
             old, followed = replica.primary, replica.upstream.where
             if not force:
                 await self.candidate.catch_up(old)
+            elif not lose_acknowledged:
+                await self._promise_check.check()
             async with self._changing:
                 if self.replica is not replica and not force:
                     raise CannotPromote("moved", "this replica began to follow another daemon meanwhile")

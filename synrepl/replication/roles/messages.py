@@ -1,6 +1,6 @@
 """Messages between daemons about roles, and reasons why a daemon refuses writes, claims or promotion."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -37,11 +37,21 @@ class HandOver(msgspec.Struct, frozen=True):
     address: str = ""
 
 
+class NewerFact(msgspec.Struct, frozen=True):
+    """A fact that a daemon has, by its place in the log."""
+
+    serial: int
+    stream: str
+    writer: str
+    token: int
+
+
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A daemon's status, the response to ``GET /v1/replication``.
 
     `epoch_starts` tells where each of its epochs began, `trimmed_upto` the serial up to which its log was
-    trimmed. It is `promoting` from its first request for a hand-over to the end of the promotion.
+    trimmed. It is `promoting` from its first request for a hand-over to the end of the promotion. `newer` are
+    the first of its facts after the serial that was asked for.
     """
 
     history: str
@@ -53,6 +63,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     primary: str = ""
     promoting: bool = False
+    newer: tuple[NewerFact, ...] = ()
 
 
 class IPeerClient(Protocol):
@@ -68,8 +79,10 @@ class IPeerClient(Protocol):
     async def claim(self, address: Address, claim: Claim) -> None:
         """Notify a daemon of the current primary."""
 
-    async def describe(self, address: Address, *, must_administer: bool) -> PeerStatus:
-        """Request a daemon's status.
+    async def describe(
+        self, address: Address, *, must_administer: bool, after: int | None = None
+    ) -> PeerStatus:
+        """Request a daemon's status; with `after` also its first facts after this serial.
 
         With `must_administer`, a daemon with a secret or keys accepts only an answer that proves a secret
         with the right `administer`: others are not trusted with the choice of the primary.
@@ -93,13 +106,23 @@ class _RoleError(ReplicationError):
 
 
 class CannotPromote(_RoleError):
-    """A daemon cannot become primary, hand over or resync now. `missing` are the files that it lacks."""
+    """A daemon cannot become primary, hand over or resync now.
+
+    `missing` are the files that it lacks; `more` are further fields of the response.
+    """
 
     def __init__(
-        self, code: str, why: str, *, retryable: bool | None = None, missing: Sequence[Any] = ()
+        self,
+        code: str,
+        why: str,
+        *,
+        retryable: bool | None = None,
+        missing: Sequence[Any] = (),
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(code, why, retryable=retryable)
         self.missing = list(missing)
+        self.more = dict(more or {})
 
 
 class ClaimRefused(_RoleError):

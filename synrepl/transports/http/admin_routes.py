@@ -15,9 +15,10 @@ from synrepl.transports.http.replica_routes import refusal_error
 
 
 class PromoteBody(msgspec.Struct, forbid_unknown_fields=True):
-    """With `force`, the old primary is not asked."""
+    """With `force`, the old primary is not asked; with `lose_acknowledged`, neither are replicas."""
 
     force: bool = False
+    lose_acknowledged: bool = False
 
 
 class PromoteAnswer(msgspec.Struct, frozen=True):
@@ -73,7 +74,7 @@ class DroppedLease(msgspec.Struct, frozen=True):
 
 async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
     """Promote this replica to primary."""
-    epoch_start = await call.roles.promote(force=body.force)
+    epoch_start = await call.roles.promote(force=body.force, lose_acknowledged=body.lose_acknowledged)
     return PromoteAnswer("primary", epoch_start.epoch, epoch_start.serial)
 
 

@@ -67,7 +67,9 @@ def as_api_error(error: BaseException) -> ApiError | None:
             more = {"retryable": error.retryable, "moved_to": error.moved_to}
             return ApiError(error.code, str(error), status=503, headers=retry, **more)
         case CannotPromote():
-            more = {"missing": [list(one) for one in error.missing[:100]]} if error.missing else {}
+            more = dict(error.more)
+            if error.missing:
+                more["missing"] = [list(one) for one in error.missing[:100]]
             return ApiError(error.code, str(error), status=409, retryable=error.retryable, **more)
         case ClaimRefused():
             return ApiError(error.code, str(error), retryable=error.retryable)

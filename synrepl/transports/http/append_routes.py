@@ -93,6 +93,7 @@ async def append(call: Call, body: AppendBody) -> Appended:
         acks = _checked_acks(call, name)
         # Whoever must ask again needs a key.
         key = key or (str(uuid4()) if acks.number else None)
+        await _promise(call, acks)
         appended = await services.log.append(name, writer, facts, key=key, owner=_owner(call))
         await _wait_for_acks(call, [(acks, (name, writer), appended)], key)
         return appended
@@ -149,6 +150,8 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
         requests.append((one.stream, writer or services.settings.instance_name, facts))
     all_acks = [_checked_acks(call, stream) for stream, _, _ in requests]
     key = key or (str(uuid4()) if any(acks.number for acks in all_acks) else None)
+    for acks in set(all_acks):
+        await _promise(call, acks)
     # Started together, so that they share a commit.
     results: list[Any] = await DeferredList(
         [
@@ -193,6 +196,11 @@ def _checked_acks(call: Call, stream: str) -> Acks:
             raise ApiError("bad_request", "acks: this daemon has no replicas")
         relays.acknowledgements.check(asked)
     return asked
+
+
+async def _promise(call: Call, acks: Acks) -> None:
+    if acks.number and call.services.relays is not None:
+        await call.services.relays.acknowledgements.promise(acks)
 
 
 async def _wait_for_acks(

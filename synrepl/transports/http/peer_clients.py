@@ -262,9 +262,11 @@ class PeerClient:
         """Send a claim to another daemon."""
         await self._call(address, CLAIM.request(), msgspec.Raw, body=claim)
 
-    async def describe(self, address: Address, *, must_administer: bool) -> PeerStatus:
-        """Fetch the status of another daemon."""
-        request = REPLICATION.request()
+    async def describe(
+        self, address: Address, *, must_administer: bool, after: int | None = None
+    ) -> PeerStatus:
+        """Fetch the status of another daemon; with `after` also its first facts after this serial."""
+        request = REPLICATION.request(after=after)
         return await self._call(address, request, PeerStatus, must_administer=must_administer)
 
     async def digest(self, address: Address, serial: int) -> str | None:

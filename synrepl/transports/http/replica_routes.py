@@ -4,11 +4,14 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.http_api.routes import MAX_NEWER
 from synrepl.ports.access import Access
 from synrepl.replication.relay.handshake import make_welcome
 from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.replication.roles.messages import NewerFact
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.wire.filter import Filter
 from synrepl.wire.native import Refused
 
 PRESENT_SECONDS: Final = 15.0
@@ -19,17 +22,24 @@ READER_PREFIX: Final = "reader:"
 
 async def about(call: Call) -> bytes:
     """Return the history of this log, its epochs, oldest position and head."""
-    return describe_log(call.registry, call.access)
+    return await describe_log(call.registry, call.access, call.query["after"])
 
 
-def describe_log(registry: ReplicaRegistry, access: Access) -> bytes:
+async def describe_log(registry: ReplicaRegistry, access: Access, after: int | None) -> bytes:
     """Encode the fields that replicas need (`Welcome`), and those that verify claims (`PeerStatus`).
 
-    Streams that the peer may not see are not named.
+    With `after`, name the first facts after this serial. Streams that the peer may not see are not named.
     """
     welcome = msgspec.to_builtins(make_welcome(registry, access, proof=""))
     epoch_starts = [start.seen_by(access.streams) for start in registry.log.head.epoch_starts]
-    more = {"epoch_starts": epoch_starts, "promoting": registry.roles.candidate.is_requesting}
+    more: dict[str, Any] = {"epoch_starts": epoch_starts, "promoting": registry.roles.candidate.is_requesting}
+    if after is not None:
+        facts, _ = await registry.log.reads.facts(
+            after=after, upto=registry.log.head.serial, limit=MAX_NEWER, filter=Filter(access.streams)
+        )
+        more["newer"] = [
+            NewerFact(fact.serial, fact.stream, fact.writer, fact.token) for fact in facts[:MAX_NEWER]
+        ]
     return msgspec.json.encode(welcome | more)
 
 

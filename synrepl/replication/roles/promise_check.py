@@ -1,0 +1,126 @@
+"""The check of a promotion: nothing that replicas have acknowledged is given up.
+
+A promotion by force asks nobody but those who could have acknowledged what the candidate lacks: the replicas
+of the newest promise in its log (`replication/promises.py`). With M replicas of which any N acknowledge, an
+acknowledged fact is at N of them, so that M-N+1 answers, the candidate itself included, have one of those
+among them; where certain replicas acknowledge, one of them is enough. If none that answered is ahead, the
+candidate has everything that was acknowledged.
+
+The check says what was true when each replica answered. That the old primary takes no more facts meanwhile is
+what the operator asserts by `force`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final
+
+import msgspec
+from twisted.internet.defer import Deferred, DeferredList
+
+from synrepl.errors import ReplicationError
+from synrepl.ports.interfaces import IClock
+from synrepl.replication.addresses import Address
+from synrepl.replication.promises import PromisedReplica, StoredPromise, newest_promise
+from synrepl.replication.roles.messages import CannotPromote, IPeerClient, NewerFact, PeerStatus
+from synrepl.storage.log import Log
+from synrepl.wire.acks import Acks
+from synrepl.wire.text import printable
+
+ANSWER_SECONDS: Final = 5.0
+"""How long a promotion waits for the answers of the replicas."""
+
+
+class AheadReplica(msgspec.Struct, frozen=True):
+    """A replica that has facts which the candidate lacks: its position, and the first of these facts."""
+
+    name: str
+    address: str
+    epoch: int
+    serial: int
+    facts: Sequence[NewerFact]
+
+
+@dataclass(eq=False, repr=False)
+class PromiseCheck:
+    """Asks the replicas of the newest promise whether one of them is ahead of this daemon."""
+
+    log: Log
+    clock: IClock
+    peers: IPeerClient
+    _: KW_ONLY
+
+    async def check(self) -> None:
+        """Raises `CannotPromote` if an acknowledged fact would be, or could be, given up; `StorageError`."""
+        promise = await newest_promise(self.log)
+        if promise is None:
+            return
+        others = [one for one in promise.replicas if one.uuid != self.log.uuid]
+        answers = await self._ask(others)
+        ahead = [found for one, status in answers if (found := self._ahead(one, status)) is not None]
+        if ahead:
+            names = ", ".join(f"{printable(one.name)} (serial {one.serial})" for one in ahead)
+            mine = self.log.position
+            why = (
+                f"replicas have facts that this daemon (serial {mine.serial}) lacks, and some may have been"
+                f" acknowledged: {names}"
+            )
+            raise CannotPromote("others_ahead", why, more={"ahead": msgspec.to_builtins(ahead)})
+        answered = {one.uuid for one, _ in answers} | {self.log.uuid}
+        if not all(_is_enough(promise, acks, answered) for acks in promise.acks):
+            silent = [one for one in others if one.uuid not in answered]
+            names = ", ".join(printable(one.name) for one in silent)
+            why = (
+                f"{names} did not answer, and could have facts that were acknowledged and that this daemon"
+                f" lacks ({_needs(promise)})"
+            )
+            more = {"silent": [{"name": one.name, "address": one.address} for one in silent]}
+            raise CannotPromote("replicas_silent", why, more=more)
+
+    async def _ask(self, replicas: Sequence[PromisedReplica]) -> list[tuple[PromisedReplica, PeerStatus]]:
+        asked: Any = [Deferred.fromCoroutine(self._describe(one)) for one in replicas]
+        results = await DeferredList(asked, consumeErrors=True)
+        return [
+            (one, status)
+            for one, (is_answer, status) in zip(replicas, results, strict=True)
+            if is_answer and status is not None
+        ]
+
+    async def _describe(self, replica: PromisedReplica) -> PeerStatus | None:
+        """Return what a replica says; None if it does not answer, or another daemon does."""
+        address = Address.parse(replica.address)
+        after = self.log.head.serial
+        work: Deferred[PeerStatus] = Deferred.fromCoroutine(
+            self.peers.describe(address, must_administer=True, after=after)
+        )
+        try:
+            status = await work.addTimeout(ANSWER_SECONDS, self.clock)  # type: ignore[arg-type]
+        except (ReplicationError, TimeoutError):
+            return None
+        return status if status.uuid == replica.uuid else None
+
+    def _ahead(self, replica: PromisedReplica, status: PeerStatus) -> AheadReplica | None:
+        mine = self.log.position
+        # One that is still joining, or has joined another log, has no fact of this one. The position of a
+        # copy of some streams is that of the log: what it can have alone is its facts.
+        if status.history != self.log.history or not (status.newer or status.position.epoch > mine.epoch):
+            return None
+        at = status.position
+        return AheadReplica(replica.name, replica.address, at.epoch, at.serial, status.newer)
+
+
+def _is_enough(promise: StoredPromise, acks: Acks, answered: set[str]) -> bool:
+    have = [one.name for one in promise.replicas if one.uuid in answered]
+    if acks.names:
+        return any(name in acks.names for name in have)
+    return len(have) >= len(promise.replicas) - acks.number + 1
+
+
+def _needs(promise: StoredPromise) -> str:
+    total = len(promise.replicas)
+    needs = [
+        f"one of {', '.join(map(printable, acks.names))} must answer"
+        if acks.names
+        else f"{max(0, total - acks.number + 1)} of {total} replicas must answer"
+        for acks in promise.acks
+    ]
+    return "; ".join(needs)
