@@ -1,11 +1,13 @@
 """The programs of the manual do what their pages say: as printed, from an empty folder."""
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from scripts.lib.printed_commands import (
 )
 from scripts.printed_commands import NO_NAMESPACES
 from synrepl.wire.error_codes import REFUSALS
+from tests.service.processes import Daemon, Process
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {
@@ -68,6 +71,25 @@ def test_a_writer_that_is_not_listed_ends_with_an_error(writer: Path) -> None:
 
     assert ended.returncode == 1
     assert "w3 is not among the writers of" in ended.stderr
+
+
+def test_commands_of_workers_are_read_as_the_page_shows(tmp_path: Path) -> None:
+    """By the printed program; who has acknowledged them is not offered them again."""
+    (tmp_path / "commands.py").write_text(blocks("docs/howto/follower-commands.md", "python")[0], "utf-8")
+    with Daemon(tmp_path) as daemon:
+        host, port = daemon.follow.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as worker:
+            worker.sendall(
+                b"NAME old-worker\nREPLICATE push_rules NOW\n"
+                b"USER_SYNC @ada:hs start 1\nREMOVE_PUSHER app.id push_key @ada:hs\n"
+            )
+            program = Process(str(tmp_path / "commands.py"), daemon.url, cwd=tmp_path)
+            try:
+                program.wait_for("REMOVE_PUSHER app.id push_key @ada:hs")
+                with urllib.request.urlopen(f"{daemon.url}/v1/syncing", timeout=10) as answer:
+                    assert ["@ada:hs"] == [one["user_id"] for one in json.loads(answer.read())["users"]]
+            finally:
+                program.kill()
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ GROUPS: Final = {
 
 SHOWN: Final = {
     "Metrics": {"watch_caches"},
-    "Publisher": {"append", "positions", "linear_position", "stop"},
+    "Publisher": {"append", "on_command", "syncing_users", "positions", "linear_position", "stop"},
     "Settings": {"build"},
 }
 """The methods on the page, for classes whose other methods are for transports and the daemon."""

@@ -189,7 +189,7 @@ class FollowerCommands:
         """
         forwarders = [forwarder for forwarder in self.forwarders if forwarder.is_active]
         reaches_processes = self.process_subscribers and isinstance(command, commands.FOR_ALL_PROCESSES)
-        if not forwarders and not reaches_processes:
+        if not (forwarders or reaches_processes or self.subscribers.get(type(command))):
             self.buffer.add(command)
         accepted = [forwarder.forward(command) for forwarder in forwarders]
         if forwarders and not any(accepted):

@@ -3,7 +3,7 @@
 import bisect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -43,6 +43,8 @@ from synrepl.wire.text import MAX_NAME
 
 if TYPE_CHECKING:
     from synrepl.storage.log import Log
+
+C = TypeVar("C", bound=Command)
 
 MAX_NAMED: Final = 200
 """The most stream names remembered of a follower. A REPLICATE that would exceed this adds none."""
@@ -477,6 +479,28 @@ class Publisher:
         """
         canonical = self.table[stream].canonical_fact
         return self.log.append(stream, writer or self.instance, [canonical(rows) for rows in facts])
+
+    # -- what followers say --------------------------------------------------------------------------------
+
+    def on_command(self, command: type[C]) -> Callable[[Callable[[C], None]], Callable[[C], None]]:
+        """Decorator: call this function with each command of this type that a follower sends.
+
+        Such as `RemovePusher` of `synrepl.wire.commands`. It is called in the reactor's thread, in the order
+        of each follower; what it raises is logged. A command with such a function is not kept for
+        ``GET /v1/commands``.
+        """
+
+        def subscribe(subscriber: Callable[[C], None]) -> Callable[[C], None]:
+            self.follower_commands.subscribers[command].append(subscriber)
+            return subscriber
+
+        return subscribe
+
+    def syncing_users(self) -> set[str]:
+        """The users that sync at followers of this publisher, and of replicas of its log."""
+        return self.follower_commands.syncing.users()
+
+    # -- positions -----------------------------------------------------------------------------------------
 
     def positions(self, stream: str) -> dict[str, int]:
         """The published position of each writer of this stream that is held here.

@@ -40,6 +40,22 @@ class CommandBufferTests(SiteCase):
         self.assertEqual([first], self.read("since=0&limit=1"))
         self.assertEqual([], self.read("since=2"))
 
+    def test_a_process_that_embeds_the_publisher_is_called(self) -> None:
+        """Then nobody need read the command over HTTP. What a function raises is its own matter."""
+        heard: list[RemovePusher] = []
+
+        @self.publisher.on_command(RemovePusher)
+        def fail(command: RemovePusher) -> None:
+            raise ValueError(command)
+
+        self.publisher.on_command(RemovePusher)(heard.append)
+        self.say(PUSHER, UserSync(instance_id="w1", user_id="@ada:hs", is_syncing=True, last_sync_ms=1))
+
+        self.assertEqual([PUSHER], heard)
+        self.assertEqual({"@ada:hs"}, self.publisher.syncing_users())
+        self.assertEqual(["USER_SYNC"], [line["command"] for line in self.read("since=0")])
+        self.assertEqual(1, len(self.flushLoggedErrors(ValueError)))
+
     def test_what_was_acknowledged_is_not_offered_again(self) -> None:
         """Nor is it told as lost."""
         self.say(PUSHER, PUSHER, PUSHER)
