@@ -233,6 +233,7 @@ class ReplicationServices:
             on_change=self._replica_changed,
             commands=self.commands,
             on_command=self._publisher.broadcast,
+            is_own_replica=self.relays.is_followed_by,
         )
 
     def _replica_changed(self) -> None:

@@ -56,6 +56,9 @@ COMMANDS: Final = "commands"
 OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS)
 """Capabilities of this daemon. They are always announced, as the default (`CAPABILITIES`) cannot change."""
 
+MAX_PATH: Final = 16
+"""How many daemons above it a daemon names."""
+
 SINCE: Final = "999.0"
 
 
@@ -113,6 +116,8 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
 
     The proof covers the lines HELLO, CHALLENGE and WELCOME, this one as if it had an empty proof.
     `address` is the upstream's own address, `primary` that of the primary, as far as the upstream knows it.
+    `path` has the uuids of the daemons that the upstream follows, the nearest first; empty from a primary,
+    and from older daemons.
     """
 
     proof: str
@@ -128,6 +133,7 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
     primary: str = ""
     version: Int64 = VERSION
     capabilities: tuple[str, ...] = CAPABILITIES
+    path: tuple[str, ...] = ()
 
     EXAMPLES = {
         NATIVE: (
@@ -138,7 +144,7 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
 
     def check(self) -> None:
         """Raises `RemoteProtocolError` unless all texts pass `is_address`: status and log show them."""
-        check_printable(*(text for text in astuple(self) if isinstance(text, str)))
+        check_printable(*(text for text in astuple(self) if isinstance(text, str)), *self.path[:MAX_PATH])
 
 
 @json_command("JOIN", sent_by=CLIENT, right="replicate", stream=NAMED_STREAMS, since=SINCE)
@@ -354,12 +360,20 @@ class Refused(Command, frozen=True, kw_only=True, omit_defaults=True):
     EXAMPLES = {NATIVE: 'REFUSED {"code":"trimmed","message":"...","retryable":false}'}
 
 
-def refusal(code: str, message: str, *, moved_to: str = "", epoch: int = 0, serial: int = 0) -> Refused:
-    """Make a refusal of this kind, with this message."""
+def refusal(
+    code: str,
+    message: str,
+    *,
+    moved_to: str = "",
+    epoch: int = 0,
+    serial: int = 0,
+    retryable: bool | None = None,
+) -> Refused:
+    """Make a refusal of this kind, with this message. Unless `retryable` is given, the code decides it."""
     return Refused(
         code=code,
         message=message,
-        retryable=bool(REFUSALS[code].retryable),
+        retryable=bool(REFUSALS[code].retryable) if retryable is None else retryable,
         moved_to=moved_to,
         epoch=epoch,
         serial=serial,

@@ -258,6 +258,7 @@ class FakeNode:
             on_change=self._replica_changed,
             commands=self.commands,
             on_command=self.publisher.broadcast,
+            is_own_replica=lambda uuid: self.relays.is_followed_by(uuid),  # noqa: PLW0108  # made later
         )
 
     def _replica_changed(self) -> None:

@@ -325,7 +325,7 @@ class RelayTests(FeedContract, SiteCase):
 
     def setUp(self) -> None:
         super().setUp()
-        roles: Any = SimpleNamespace(role="primary", is_whole=True, address=str, primary="")
+        roles: Any = SimpleNamespace(role="primary", is_whole=True, address=str, primary="", replica=None)
         self.registry = ReplicaRegistry(
             self.log,
             self.publisher,

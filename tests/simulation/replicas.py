@@ -713,7 +713,8 @@ class ReplicaSimulation(SeededRun):
                 code = replica.refusal.code
                 self.seen[f"refused: {code}"] += 1
                 upstream = self.nodes.get(replica.upstream.where.native)
-                if code in PARTED[:3] and upstream is not None and self._has_refused(upstream, replica.since):
+                is_over = code in PARTED[:3] and not replica.refusal.retryable
+                if is_over and upstream is not None and self._has_refused(upstream, replica.since):
                     lease = upstream.leases[node.log.uuid]
                     if (
                         lease is not None

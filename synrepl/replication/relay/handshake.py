@@ -148,4 +148,5 @@ def make_welcome(registry: ReplicaRegistry, access: Access, *, proof: str) -> We
         address=str(registry.roles.address()),
         primary=str(registry.roles.primary),
         capabilities=OWN_CAPABILITIES,
+        path=() if registry.roles.replica is None else registry.roles.replica.path,
     )

@@ -23,7 +23,7 @@ from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.promises import PromisedReplica, PromiseKeeper
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.interfaces import IRelay
-from synrepl.replication.relay.leases import Leases
+from synrepl.replication.relay.leases import MAX_LEASES, Leases
 from synrepl.replication.relay.states import RelayState
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import FENCED, PRIMARY
@@ -73,6 +73,8 @@ class ReplicaRegistry:
         self.connected: list[IRelay] = []
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
+        self._asked_beyond: dict[str, tuple[int, float]] = {}
+        """By uuid of replicas that had more than this log: their serial, and when they first said so."""
         self.leases = Leases(
             self.log,
             self.clock,
@@ -123,6 +125,10 @@ class ReplicaRegistry:
         now = self.clock.seconds()
         self._http_readers = {uuid: until for uuid, until in self._http_readers.items() if until > now}
         return {relay.uuid for relay in self.connected if relay.is_known} | self._http_readers.keys()
+
+    def is_followed_by(self, uuid: str) -> bool:
+        """Whether the replica with this uuid has subscribed here, and is still connected."""
+        return any(relay.uuid == uuid and relay.is_subscribed for relay in self.connected)
 
     def note_http_reader(self, uuid: str, seconds: float) -> None:
         """Count a reader over HTTP as connected for this many seconds from now."""
@@ -189,8 +195,28 @@ class ReplicaRegistry:
         if (refused := self._copy_refusal(replica, request.filter)) is not None:
             return refused
         if (mismatch := await position_mismatch(self.log, reader)) is not None:
+            if mismatch.code == "ahead" and self._may_catch_up_with(replica.uuid, reader.serial):
+                why = f"{mismatch.message}; this daemon is a replica, and may not have these facts yet"
+                return self._refusal(mismatch.code, why, retryable=True)
             return self._refusal(mismatch.code, mismatch.message)
         return self._limit_refusal(replica, access, relay)
+
+    def _may_catch_up_with(self, uuid: str, serial: int) -> bool:
+        """Whether the facts that this replica has, and this log lacks, may still come from the primary.
+
+        Another replica of the primary got them first, if there are such facts at all. They must come before
+        what the primary says of itself a moment after this question.
+        """
+        replica = self.roles.replica
+        if replica is None:
+            return False
+        asked = self._asked_beyond.get(uuid)
+        if asked is None or asked[0] != serial:
+            if len(self._asked_beyond) >= MAX_LEASES:
+                self._asked_beyond.clear()
+            asked = self._asked_beyond[uuid] = (serial, self.clock.seconds())
+        complete_at = replica.complete_at
+        return complete_at is None or complete_at < asked[1] + self.settings.heartbeat_seconds
 
     def join_refusal(
         self, replica: Hello, query: Filter, access: Access, *, relay: IRelay | None = None
@@ -280,11 +306,16 @@ class ReplicaRegistry:
         why = self.leases.limit_reached(uuid, registered=registered, key=key)
         return refusal("too_many", why) if why else None
 
-    def _refusal(self, code: str, message: str) -> Refused:
+    def _refusal(self, code: str, message: str, *, retryable: bool | None = None) -> Refused:
         # Only a fenced daemon redirects its replicas: those of a replica stay with it.
         moved_to = str(self.roles.primary) if self.roles.role == FENCED else ""
         return refusal(
-            code, message, moved_to=moved_to, epoch=self.log.head.epoch, serial=self.log.head.serial
+            code,
+            message,
+            moved_to=moved_to,
+            epoch=self.log.head.epoch,
+            serial=self.log.head.serial,
+            retryable=retryable,
         )
 
     def peers(self, *, excluding: str) -> list[str]:

@@ -343,7 +343,8 @@ class Relay:
             return
         if refused is not None:
             # A replica that cannot be served keeps no lease.
-            if refused.code in LEASE_ENDING and (lease := registry.leases[self.uuid]) is not None:
+            is_over = refused.code in LEASE_ENDING and not refused.retryable
+            if is_over and (lease := registry.leases[self.uuid]) is not None:
                 registry.leases.end(lease, refused.code)
             self._refuse(refused)
             return

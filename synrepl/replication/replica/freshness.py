@@ -11,7 +11,8 @@ class Freshness:
     """Compares a copy with what its upstream says of itself.
 
     `head` is the highest serial that the upstream is known to have, `progress` how far a join or the catching
-    up has come (None: neither is under way), `heartbeat` the last one.
+    up has come (None: neither is under way), `heartbeat` the last one. `fresh_at` is when the copy last had
+    everything.
     """
 
     def __init__(self, log: Log, clock: IClock) -> None:
@@ -20,7 +21,7 @@ class Freshness:
         self.heartbeat: Heartbeat | None = None
         self._log = log
         self._clock = clock
-        self._fresh_at = clock.seconds()
+        self.fresh_at = clock.seconds()
         self._contact_at: float | None = None
 
     def contacted(self) -> None:
@@ -51,7 +52,7 @@ class Freshness:
             self.progress.done, self.progress.total = position.serial, self.head
         if position.serial < self.head:
             return False
-        self._fresh_at = self._clock.seconds()
+        self.fresh_at = self._clock.seconds()
         return True
 
     def lag_rows(self) -> int:
@@ -60,11 +61,11 @@ class Freshness:
 
     def lag_seconds(self) -> float:
         """Seconds since this copy was last known to be up to date, or since the start."""
-        return max(0.0, self._clock.seconds() - self._fresh_at)
+        return max(0.0, self._clock.seconds() - self.fresh_at)
 
     def silence(self) -> float:
         """Seconds since the last message of the upstream, or since the start if there was none."""
-        return self._clock.seconds() - (self._fresh_at if self._contact_at is None else self._contact_at)
+        return self._clock.seconds() - (self.fresh_at if self._contact_at is None else self._contact_at)
 
     @property
     def heard_seconds_ago(self) -> float | None:

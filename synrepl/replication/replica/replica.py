@@ -9,6 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError, ReplicationError
+from synrepl.html.humanize import counted
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.notes import YES
 from synrepl.ports.settings import UNNAMED
@@ -86,7 +87,7 @@ class Replica:
     history, the replica stops until `resync` is called, unless the setting `resync_on_fork` lets it join.
     Facts that only this copy has are first given to `keep_leftovers`, if that is set. `ephemeral` names the
     ephemeral streams. `on_primary_moved` is called with the primary's address in a refusal, `on_command` with
-    each command for all processes.
+    each command for all processes. `is_own_replica` tells whether the daemon with a uuid follows this one.
     """
 
     _logger = Logger()
@@ -102,6 +103,7 @@ class Replica:
     on_change: Callable[[], None] = lambda: None
     commands: CommandForwarder | None = None
     on_command: Callable[[Command], None] = lambda command: None
+    is_own_replica: Callable[[str], bool] = lambda uuid: False
 
     def __post_init__(self) -> None:
         self.name = self.settings.name_of(self.log.uuid)
@@ -118,6 +120,8 @@ class Replica:
         self._is_resync_requested = False
         self._machine = Machine("replica", TRANSITIONS, ReplicaState.OFF)
         self._upstreams = Upstreams(self.upstreams, self.jitter)
+        self._strangers: set[str] = set()
+        """The upstreams that have another log, since this replica followed one."""
         self._conversation: IConversation | None = None
 
     @property
@@ -192,6 +196,7 @@ class Replica:
     async def _run_conversation(self, conversation: IConversation) -> None:
         welcome = conversation.welcome
         await self._check_server_name(welcome.server_name)
+        self._check_path(welcome)
         self.welcome = welcome
         self.freshness.contacted()
         self.freshness.head = welcome.position.serial
@@ -297,6 +302,7 @@ class Replica:
                         self.on_command(command_of(line.encode()))
                     case native.Subscribed(at):
                         self._upstreams.succeeded()
+                        self._strangers.clear()
                         self._is_resync_requested = False
                         self.refusal = None
                         # A former primary need not join: its log is a copy already, even an empty one.
@@ -333,7 +339,9 @@ class Replica:
             self.on_primary_moved(refusal.moved_to)
         if refusal.code == "trimmed":
             self._must_join = refusal.code
-        elif refusal.code in DIVERGED:
+        elif refusal.code in DIVERGED and not refusal.retryable:
+            if self._may_have_another_upstream(refusal.code):
+                return
             self._must_join = refusal.code
             if not self.settings.resync_on_fork and not self._is_resync_requested:
                 why = f"{self.why}; {WAYS_OUT[refusal.code]}"
@@ -345,7 +353,43 @@ class Replica:
             # An operator may fix the cause at the upstream: retry, but seldom.
             self._upstreams.retry_seldom()
 
+    def _may_have_another_upstream(self, code: str) -> bool:
+        """Whether another upstream in the list may have the log that this one does not have."""
+        if code != "other_history":
+            return False
+        self._strangers.add(str(self.upstream.where))
+        return len(self._strangers) < self._upstreams.count
+
+    def _check_path(self, welcome: native.Welcome) -> None:
+        """Refuse an upstream that follows this daemon, also through others: neither would get any fact."""
+        where, uuid = self.upstream.where.words, self.log.uuid
+        if welcome.uuid == uuid:
+            why = f"{where} is this daemon itself"
+        elif uuid in welcome.path:
+            between = welcome.path.index(uuid)
+            through = f", through {counted(between, 'other daemon')}" if between else ""
+            why = f"{where} follows this daemon{through}"
+        elif self.is_own_replica(welcome.uuid):
+            why = f"{where} is a replica of this daemon"
+        else:
+            return
+        message = f"{why}: take it out of --upstream, or promote one of the daemons"
+        raise RefusedByUpstream(native.Refused(code="loop", message=message, retryable=True))
+
     # -- status --------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The uuids of the daemons that this one follows, the nearest first; empty while there is none."""
+        if self._conversation is None or self.welcome is None:
+            return ()
+        return (self.welcome.uuid, *self.welcome.path)[: native.MAX_PATH]
+
+    @property
+    def complete_at(self) -> float | None:
+        """When this copy last had everything that the primary had; None unless it follows the primary now."""
+        follows_primary = self.welcome is not None and self.welcome.role == "primary"
+        return self.freshness.fresh_at if self.state is ReplicaState.LIVE and follows_primary else None
 
     def lag_seconds(self) -> float:
         """Seconds since this copy was last known to be up to date, or since the start; 0.0 while it is."""

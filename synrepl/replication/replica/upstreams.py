@@ -22,6 +22,11 @@ class Upstreams:
         self.current = upstreams[0]
 
     @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._by_address)
+
+    @property
     def is_first_failure(self) -> bool:
         """Whether not all of them have failed since the last success: repeated failures are not logged."""
         return self._addresses.failed_rounds == 0
