@@ -13,6 +13,7 @@ from synrepl.replication import acknowledgements
 from synrepl.replication.roles.messages import CannotPromote
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
+from synrepl.wire.native import Subscribe
 from tests.memory_engine import FaultyEngine
 from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
@@ -132,6 +133,29 @@ def test_a_copy_without_the_stream_does_not_count() -> None:
     assert [] == refused.value.more["acknowledged"]
 
     setup.done(setup.append("1", writer="other"))
+
+
+def test_what_is_acknowledged_before_the_admission_does_not_count() -> None:
+    """Whether it has anything of this log is looked up first, and what it copies is not known either."""
+    setup = Setup("b", "f", f={"upstream_streams": ("receipts",)})
+    first = setup.prime("1")
+    setup.replicas["b"].kill()
+    setup.cluster.pass_(1)
+    waiting = setup.append("1", timeout=3)
+    for link in setup.replicas["f"].links():
+        link.cut()
+    setup.a.relays.admission = lambda *_, **__: Deferred()  # type: ignore[assignment]
+    raw = setup.cluster.raw("a", name="f")
+    welcome = raw.greet(setup.cluster, uuid=setup.replicas["f"].log.uuid, name="f")
+    assert welcome is not None
+    raw.tell("SUBSCRIBE", Subscribe(history=welcome.history, position=welcome.position))
+    raw.say(f"ACK 1 {welcome.position.serial} 0")
+    setup.cluster.pass_(0.5)
+
+    assert welcome.position.serial == first + 1
+    assert not waiting.called
+    with pytest.raises(NotForwarded):
+        setup.done(waiting)
 
 
 def test_at_the_time_out_it_is_said_who_has_it_and_a_retry_waits_again() -> None:
@@ -344,12 +368,14 @@ class TestPromotion:
         assert "replicas_silent" == refused.code
         assert list(silent) == [one["name"] for one in refused.more["silent"]]
 
-    def test_without_acks_nobody_is_asked(self) -> None:
-        """A promotion by force is what it was."""
+    def test_without_acks_nobody_is_in_the_way(self) -> None:
+        """A promotion by force is what it was, also of one that lacks what others have."""
         setup = Setup("b", "c")
+        setup.replicas["b"].kill()
         setup.cluster.wrote(setup.a)
+        setup.cluster.pass_(1)
         setup.a.kill()
-        setup.replicas["c"].kill()
+        setup.cluster.start(setup.replicas["b"])
 
         setup.cluster.promote(setup.replicas["b"], force=True, seconds=1)
 
@@ -383,6 +409,25 @@ class TestPromotion:
         assert [2, 2] == [one["epoch"] for one in refused.value.more["ahead"]]
         setup.cluster.promote(setup.a, force=True, lose_acknowledged=True)
         assert "primary" == setup.a.roles.role
+
+    def test_one_that_knows_of_no_promise_asks_whom_it_knows(self) -> None:
+        """It was away since before the first append with acks."""
+        setup = Setup("b", "c")
+        c = setup.replicas["c"]
+        c.kill()
+        setup.a.relays.leases.drop("c")
+        setup.prime("1")
+        setup.a.kill()
+        setup.cluster.start(c)
+        setup.cluster.pass_(1)
+        refused = self.refusal(setup, "c")
+
+        assert ("others_ahead", ["b"]) == (
+            refused.code,
+            [one["address"].split()[0] for one in refused.more["ahead"]],
+        )
+        setup.replicas["b"].kill()
+        setup.cluster.promote(c, force=True, seconds=20)
 
     def test_another_daemon_at_the_address_has_not_answered(self) -> None:
         """Whatever it has."""

@@ -45,7 +45,7 @@ class AcksSimulation(SeededRun):
         for name in ("a", *REPLICAS):
             if name == "f" and chance.random() < 0.4:
                 continue
-            FakeNode(
+            node = FakeNode(
                 self.network,
                 self.nodes,
                 name=name,
@@ -56,6 +56,7 @@ class AcksSimulation(SeededRun):
                 jitter=lambda: chance.uniform(0.7, 1.3),
                 request_delay=lambda: chance.uniform(0.001, 0.05),
             )
+            node.engine.write_notes(uuid=f"{chance.getrandbits(64):x}", history=f"history-of-{name}")
         self._removed: list[FakeNode] = []
         self._starting: set[str] = set()
         self._late = chance.choice([(), ("d",), ("c", "d")])
@@ -137,15 +138,17 @@ class AcksSimulation(SeededRun):
         if links and chance.random() < 0.01:
             chance.choice(links).cut()
         if primary is not None and chance.random() < 0.002:
-            leases = [one for one in primary.relays.leases.all() if one.ended_ms is None]
+            names = self.nodes.keys() - self._starting - {primary.name}
+            leases = [
+                one for one in primary.relays.leases.all() if one.ended_ms is None and one.name in names
+            ]
             if leases:
                 dropped = chance.choice(leases)
                 self.seen["dropped"] += 1
                 self._note(f"the lease of {dropped.name} is dropped")
                 primary.relays.leases.drop(dropped.uuid)
                 # Who drops a lease lets that replica go: it is not to be promoted.
-                if dropped.name in self.nodes and dropped.name not in self._starting:
-                    self._remove(dropped.name)
+                self._remove(dropped.name)
 
     def _append(self, primary: FakeNode) -> None:
         self._count += 1
@@ -182,6 +185,7 @@ class AcksSimulation(SeededRun):
             self._pass(2.0)
             primary = self._primary()
             assert primary is not None
+        epoch = primary.log.head.epoch
         self._note(f"{primary.name} is lost with its disk")
         self._remove(primary.name)
         self._pass(5.0)
@@ -190,7 +194,9 @@ class AcksSimulation(SeededRun):
             candidates = [name for name in sorted(self.nodes) if name != "f"]
             self.chance.shuffle(candidates)
             for name in candidates:
-                if self.nodes[name].is_running and self._promote(name):
+                node = self.nodes[name]
+                # One that never followed the lost primary may know of no promise: the manual says so.
+                if node.is_running and node.log.head.epoch >= epoch and self._promote(name):
                     self._check_promoted(self.nodes[name])
                     self._pass(5.0)
                     return True
@@ -200,7 +206,10 @@ class AcksSimulation(SeededRun):
                     self._start(name)
                 self._pass(3.0)
         self.seen["nobody promoted"] += 1
-        is_whole = any(node.replica is not None and node.replica.is_whole for node in self.nodes.values())
+        is_whole = any(
+            node.replica is not None and node.replica.is_whole and node.log.head.epoch >= epoch
+            for node in self.nodes.values()
+        )
         if is_whole and len(self.nodes) == 3 and not self.seen["dropped"] and "f" not in self.nodes:
             self._fail("all replicas run, and none can be promoted")
         return False

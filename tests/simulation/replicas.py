@@ -42,7 +42,7 @@ __all__ = ["AIMS", "ReplicaSimulation"]
 
 AIMS: Final = (
     *(("relay", state) for state in ("authenticating", "ready", "snapshot", "meanwhile", "joined")),
-    *(("relay", state) for state in ("catching up", "live", "refused")),
+    *(("relay", state) for state in ("admitting", "catching up", "live", "refused")),
     *(("replica", state) for state in ("connecting", "ready", "snapshot", "meanwhile", "adopting")),
     *(("replica", state) for state in ("catching up", "live", "disconnected", "refused", "stopped")),
 )

@@ -336,7 +336,7 @@ class Relay:
 
     async def _subscribe(self, request: native.Subscribe) -> None:
         registry, replica, access = self._registry, self._authenticator.greeting, self._authenticator.access
-        self._machine.move(native.Subscribe, RelayState.CATCHING_UP)
+        self._machine.move(native.Subscribe, RelayState.ADMITTING)
         self._log_sender, self._at = None, request.position
         refused = await registry.admission(replica, request, access, relay=self)
         if self.state is RelayState.GONE:
@@ -349,8 +349,9 @@ class Relay:
             self._refuse(refused)
             return
         await registry.retain(replica, request.position.serial, access)
-        if not self.is_subscribed:
+        if not self._machine.accepts(RelayEvent.ADMIT):
             return
+        self._machine.move(RelayEvent.ADMIT, RelayState.CATCHING_UP)
         self._filter = request.filter
         self.acknowledged = request.position.serial
         self.connection.send(native.Subscribed(position=self._log.position))

@@ -28,6 +28,7 @@ class RelayState(NamedState):
     SNAPSHOT = "snapshot", "joining: it is sent the snapshot"
     MEANWHILE = "meanwhile", "joining: it is sent the facts committed since the snapshot"
     JOINED = "joined", "it was sent the whole copy, and has not subscribed yet"
+    ADMITTING = "admitting", "asked to subscribe: whether its position lies in this log is looked up"
     CATCHING_UP = "catching up", "subscribed: it is sent missing facts from the log"
     LIVE = "live", "subscribed: it is sent new facts as they are committed"
     REFUSED = "refused", "it was refused with a reason"
@@ -38,6 +39,7 @@ class RelayEvent(enum.Enum):
     """What happens on the upstream's side."""
 
     SNAPSHOT_SENT = "everything of the snapshot was sent"
+    ADMIT = "the replica's position lies in this log, and it may subscribe"
     AT_HEAD = "everything in the log was sent"
     REFUSE = "the replica cannot be served"
     LOST = "the connection has ended"
@@ -50,7 +52,7 @@ _REFUSE: Final[_Events] = {RelayEvent.REFUSE: frozenset({RelayState.REFUSED})}
 
 _IDLE: Final[_Events] = {
     Join: frozenset({RelayState.SNAPSHOT}),
-    Subscribe: frozenset({RelayState.CATCHING_UP}),
+    Subscribe: frozenset({RelayState.ADMITTING}),
     **_REFUSE,
     **_LOST,
 }
@@ -80,6 +82,13 @@ TRANSITIONS: Final[Transitions[RelayState]] = {
         Up: frozenset({RelayState.JOINED}),
         Digests: frozenset({RelayState.JOINED}),
         **_IDLE,
+    },
+    # What it acknowledges now may be facts of another history.
+    RelayState.ADMITTING: {
+        Up: frozenset({RelayState.ADMITTING}),
+        RelayEvent.ADMIT: frozenset({RelayState.CATCHING_UP}),
+        **_REFUSE,
+        **_LOST,
     },
     RelayState.CATCHING_UP: {
         Up: frozenset({RelayState.CATCHING_UP}),

@@ -81,7 +81,7 @@ class RoleManager:
         self._primary = Address()
         self._store = RoleStore(self.log, own=self.address, local=self.owner.known_daemons)
         self._verifier = ClaimVerifier(self.log, self.clock, self.peers, is_known=self.is_known)
-        self._promise_check = PromiseCheck(self.log, self.clock, self.peers)
+        self._promise_check = PromiseCheck(self.log, self.clock, self.peers, known=self.owner.known_daemons)
         self._tasks = Tasks(self._logger, "roles")
         self.rivals = Rivals(
             self,

@@ -51,7 +51,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `epoch_starts` tells where each of its epochs began, `trimmed_upto` the serial up to which its log was
     trimmed. It is `promoting` from its first request for a hand-over to the end of the promotion. `newer` are
-    the first of its facts after the serial that was asked for.
+    the first of its facts after the serial that was asked for. It `has_promise` if its log has one
+    (`replication/promises.py`).
     """
 
     history: str
@@ -64,6 +65,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     primary: str = ""
     promoting: bool = False
     newer: tuple[NewerFact, ...] = ()
+    has_promise: bool = False
 
 
 class IPeerClient(Protocol):

@@ -6,11 +6,14 @@ acknowledged fact is at N of them, so that M-N+1 answers, the candidate itself i
 among them; where certain replicas acknowledge, one of them is enough. If none that answered is ahead, the
 candidate has everything that was acknowledged.
 
+A candidate that was away since before the first promise knows of none. So whatever other daemons it knows are
+asked too: one that answers, has a promise and is ahead is as good a reason. One that does not answer is none.
+
 The check says what was true when each replica answered. That the old primary takes no more facts meanwhile is
 what the operator asserts by `force`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
@@ -25,6 +28,9 @@ from synrepl.replication.roles.messages import CannotPromote, IPeerClient, Newer
 from synrepl.storage.log import Log
 from synrepl.wire.acks import Acks
 from synrepl.wire.text import printable
+
+MAX_ASKED: Final = 50
+"""How many daemons are asked that are not in the promise."""
 
 ANSWER_SECONDS: Final = 5.0
 """How long a promotion waits for the answers of the replicas."""
@@ -42,21 +48,27 @@ class AheadReplica(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class PromiseCheck:
-    """Asks the replicas of the newest promise whether one of them is ahead of this daemon."""
+    """Asks the replicas of the newest promise whether one of them is ahead of this daemon.
+
+    `known` returns the addresses of all daemons that are known here.
+    """
 
     log: Log
     clock: IClock
     peers: IPeerClient
     _: KW_ONLY
+    known: Callable[[], Sequence[Address]] = tuple
 
     async def check(self) -> None:
         """Raises `CannotPromote` if an acknowledged fact would be, or could be, given up; `StorageError`."""
         promise = await newest_promise(self.log)
-        if promise is None:
-            return
-        others = [one for one in promise.replicas if one.uuid != self.log.uuid]
-        answers = await self._ask(others)
-        ahead = [found for one, status in answers if (found := self._ahead(one, status)) is not None]
+        promised = () if promise is None else promise.replicas
+        others = [one for one in promised if one.uuid != self.log.uuid]
+        addresses = [Address.parse(one.address) for one in promised]
+        known = [str(one) for one in self.known() if not any(map(one.is_same, addresses))][:MAX_ASKED]
+        found = await self._ask([*others, *(PromisedReplica("", one, one) for one in known)])
+        answers = [(one, status) for one, status in found if one.uuid or status.has_promise]
+        ahead = [copy for one, status in answers if (copy := self._ahead(one, status)) is not None]
         if ahead:
             names = ", ".join(f"{printable(one.name)} (serial {one.serial})" for one in ahead)
             mine = self.log.position
@@ -66,7 +78,7 @@ class PromiseCheck:
             )
             raise CannotPromote("others_ahead", why, more={"ahead": msgspec.to_builtins(ahead)})
         answered = {one.uuid for one, _ in answers} | {self.log.uuid}
-        if not all(_is_enough(promise, acks, answered) for acks in promise.acks):
+        if promise is not None and not all(_is_enough(promise, acks, answered) for acks in promise.acks):
             silent = [one for one in others if one.uuid not in answered]
             names = ", ".join(printable(one.name) for one in silent)
             why = (
@@ -96,7 +108,8 @@ class PromiseCheck:
             status = await work.addTimeout(ANSWER_SECONDS, self.clock)  # type: ignore[arg-type]
         except (ReplicationError, TimeoutError):
             return None
-        return status if status.uuid == replica.uuid else None
+        is_asked = status.uuid == replica.uuid if replica.uuid else status.uuid != self.log.uuid
+        return status if is_asked else None
 
     def _ahead(self, replica: PromisedReplica, status: PeerStatus) -> AheadReplica | None:
         mine = self.log.position

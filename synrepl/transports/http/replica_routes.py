@@ -9,6 +9,7 @@ from synrepl.ports.access import Access
 from synrepl.replication.relay.handshake import make_welcome
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.messages import NewerFact
+from synrepl.streams.catalog import PROMISES
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.wire.filter import Filter
@@ -37,6 +38,7 @@ async def describe_log(registry: ReplicaRegistry, access: Access, after: int | N
         facts, _ = await registry.log.reads.facts(
             after=after, upto=registry.log.head.serial, limit=MAX_NEWER, filter=Filter(access.streams)
         )
+        more["has_promise"] = bool(registry.log.linear_position(PROMISES.name))
         more["newer"] = [
             NewerFact(fact.serial, fact.stream, fact.writer, fact.token) for fact in facts[:MAX_NEWER]
         ]

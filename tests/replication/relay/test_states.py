@@ -7,6 +7,7 @@ import pytest
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogSnapshot
+from synrepl.ports.time import sleep
 from synrepl.replication import feed as feed_module
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.relay import Relay, attach
@@ -95,6 +96,10 @@ class Replica:
             elif state is RelayState.JOINED:
                 raw.tell("JOIN", Join())
                 cluster.pass_(0.2)
+            elif state is RelayState.ADMITTING:
+                self._patch.setattr(self.node.relays, "admission", self._admit_later)
+                raw.tell("SUBSCRIBE", Subscribe(history=welcome.history, position=BEGINNING))
+                cluster.pass_(0.1)
             elif state is RelayState.CATCHING_UP:
                 self._patch.setattr(Relay, "_start_heartbeats", lambda relay: relay.pause())
                 raw.tell("SUBSCRIBE", Subscribe(history=welcome.history, position=BEGINNING))
@@ -116,6 +121,9 @@ class Replica:
         """The relay of its connection."""
         (relay,) = self.node.connected_relays
         return relay
+
+    async def _admit_later(self, *_: object, **__: object) -> None:
+        await sleep(self.cluster.clock, 1.0)
 
     def _pause_in_the_middle(self) -> None:
         while not self.raw.blocks("facts"):
@@ -158,6 +166,6 @@ def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPa
             goes_on.bring(state)
             goes_on.relay.resume()
             goes_on.cluster.wrote(goes_on.node)
-            goes_on.cluster.pass_(0.1)
+            goes_on.cluster.pass_(1.2)
 
     assert allowed_steps(TRANSITIONS) == taken
