@@ -4,6 +4,7 @@ The rows are those of Synapse: its table, ids of its sequence. Nothing is announ
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -73,6 +74,9 @@ class HomeserverInvalidations:
         """Let the name go. Harmless when repeated."""
         holder, self._holder = self._holder, None
         if holder is not None:
+            # The end of the transaction frees the name at once, the end of the connection a moment later.
+            with suppress(StorageError), self._database.map_errors(OP):
+                holder.rollback()
             holder.close()
 
     def _look(self, cursor: Any) -> Standing:

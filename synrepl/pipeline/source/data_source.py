@@ -31,7 +31,7 @@ from synrepl.pipeline.source.offsets import Clock, Offset
 from synrepl.pipeline.source.options import SourceOptions, read_options
 from synrepl.pipeline.source.ranges import Planner, read_range
 from synrepl.pipeline.source.rows import Layout, declared_layout, spark_schema
-from synrepl.wire import address_list, error_codes
+from synrepl.wire import acks, address_list, error_codes
 from synrepl.wire import text as text_of_peers
 
 LAYOUTS: Mapping[str, Layout] = {}
@@ -242,7 +242,7 @@ def register(spark: SparkSession) -> None:
 def pickle_by_value() -> None:
     """Make PySpark pickle the source by value, so that tasks need not import it."""
     by_value: Any = pickling
-    used = (synrepl.http_client, synrepl.http_api, synrepl.errors, address_list, error_codes, text_of_peers)
-    for module in (synrepl.pipeline.source, *used):
+    ours = (synrepl.pipeline.source, synrepl.http_client, synrepl.http_api, synrepl.errors)
+    for module in (*ours, acks, address_list, error_codes, text_of_peers):
         if module.__name__ not in by_value.list_registry_pickle_by_value():
             by_value.register_pickle_by_value(module)
