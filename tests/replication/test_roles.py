@@ -189,6 +189,18 @@ def test_a_primary_whose_last_facts_do_not_come_goes_on() -> None:
     assert ["primary", "replica"] == roles(a, b)
 
 
+def test_a_handover_of_an_earlier_version_is_over() -> None:
+    """It was stored as two words, and is never read again by the daemon that stored it."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.done(Deferred.fromCoroutine(a.log.note(handover="1764220000.000 some-uuid")))
+    a.kill()
+    cluster.start(a)
+
+    assert not a.roles.handover.is_active
+    cluster.wrote(a)
+
+
 def test_a_handover_that_nobody_takes_ends() -> None:
     """In a bounded time, without anybody's help."""
     cluster = FakeCluster()

@@ -87,7 +87,10 @@ class HandOverPrimary:
         text = self.log.notes.get("handover")
         if text is None:
             return
-        record = msgspec.json.decode(text, type=HandOverRecord)
+        try:
+            record = msgspec.json.decode(text, type=HandOverRecord)
+        except msgspec.DecodeError:
+            return  # of an earlier version, and so over: it lasts for seconds
         left = record.until - self.clock.seconds()
         if self.role() == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
             self._begin(left, record.uuid)
