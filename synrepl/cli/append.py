@@ -168,7 +168,7 @@ class _AppendRun:
         self._stream = stream
         self._writer = writer
         self._daemon = daemon
-        self._client = daemon.connect(POST_SECONDS)
+        self._client = daemon.connect(POST_SECONDS + timeout)
         self._lines = JsonLines()
         self._stored = 0
 

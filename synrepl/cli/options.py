@@ -273,7 +273,7 @@ def confirm(*, yes: bool) -> None:
 
 
 class ParsedType(click.ParamType[T]):
-    """A type of options that `parse` reads from text. Its `ValueError` is shown as wrong usage."""
+    """A type of options that `parse` reads from text. Its errors are shown as wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[Any], T]) -> None:
         self.name = name

@@ -43,13 +43,6 @@ class IAcknowledger(IPromised, Protocol):
         """Whether it copies this writer's facts of this stream."""
 
 
-class _Awaited:
-    """The appends of one stream and writer that wait for the same: serial, number of arrival, Deferred."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[int, int, Deferred[None]]] = []
-
-
 @dataclass(eq=False, repr=False)
 class Acknowledgements:
     """Everything that waits for replicas.
@@ -66,7 +59,8 @@ class Acknowledgements:
     is_primary: Callable[[], bool]
 
     def __post_init__(self) -> None:
-        self._awaited: dict[tuple[Acks, Source], _Awaited] = {}
+        self._waiting: dict[tuple[Acks, Source], list[tuple[int, int, Deferred[None]]]] = {}
+        """Serial, number in the order of arrival, and Deferred of each append; sorted."""
         self._arrived = 0
         self._count = 0
 
@@ -82,45 +76,39 @@ class Acknowledgements:
         if self._count >= MAX_WAITERS:
             raise NotForwarded("busy", f"{MAX_WAITERS} appends already wait for replicas: retry later")
 
-    async def promise(self, acks: Acks) -> None:
-        """Prepare for an append that waits for these: call it before the append.
-
-        Raises `NotForwarded` and `StorageError`, before anything else is stored.
-        """
-        await self.promises.promise(acks)
-
     async def wait(self, acks: Acks, source: Source, serial: int, timeout: float) -> None:
         """Return once the replicas have everything up to this serial on disk.
 
-        Raises `NotForwarded` after `timeout` seconds, with the number of replicas that have it.
+        They were promised (`PromiseKeeper.promise`) before the append with this serial. Raises `NotForwarded`
+        after `timeout` seconds, with the number of replicas that have it.
         """
         if self._reached(acks, source) >= serial:
             return
-        awaited = self._awaited.setdefault((acks, source), _Awaited())
+        waiting = self._waiting.setdefault((acks, source), [])
         done: Deferred[None] = Deferred()
         self._arrived += 1
         self._count += 1
         entry = (serial, self._arrived, done)
-        insort(awaited.waiting, entry)
+        insort(waiting, entry)
         try:
             await done.addTimeout(timeout, self.clock, lambda *_: None)  # type: ignore[arg-type]
         finally:
             self._count -= 1
-            if entry in awaited.waiting:
-                awaited.waiting.remove(entry)
-            if not awaited.waiting:
-                self._awaited.pop((acks, source), None)
+            if entry in waiting:
+                waiting.remove(entry)
+            if not waiting and self._waiting.get((acks, source)) is waiting:
+                del self._waiting[acks, source]
         if self._reached(acks, source) < serial:
             raise self._timed_out(acks, source, serial)
 
     def advanced(self) -> None:
         """A replica has acknowledged more: answer what waited for that."""
-        if self.promises.advanced(self.replicas()):
+        if not self.promises.is_settled and self.promises.advanced(self.replicas()):
             self.tasks.start(self.promises.save(), "saving which promise counts")
-        for (acks, source), awaited in list(self._awaited.items()):
+        for (acks, source), waiting in list(self._waiting.items()):
             reached = self._reached(acks, source)
-            while awaited.waiting and awaited.waiting[0][0] <= reached:
-                awaited.waiting.pop(0)[2].callback(None)
+            while waiting and waiting[0][0] <= reached:
+                waiting.pop(0)[2].callback(None)
 
     def _reached(self, acks: Acks, source: Source) -> int:
         """The serial up to which enough replicas have everything; 0 if there are not enough of them."""

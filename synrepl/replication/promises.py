@@ -175,20 +175,22 @@ class PromiseKeeper:
         digest = await self.log.reads.digest(serial) or ""
         self.newest = StoredPromise(serial, appended.epoch, digest, tuple(promised), replicas)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the newest promise counts, or there is none."""
+        return self.newest is self.settled
+
     def advanced(self, replicas: Iterable[IPromised]) -> bool:
         """Note what these replicas have on disk; return whether the newest promise has begun to count."""
-        newest = self.newest
-        if newest is None or newest is self.settled:
+        if self.is_settled or self.late(replicas):
             return False
-        if self.late(replicas):
-            return False
-        self.settled = newest
+        self.settled = self.newest
         return True
 
     def late(self, replicas: Iterable[IPromised]) -> list[str]:
         """The names of the replicas that do not have the newest promise on disk, as far as is known."""
         newest = self.newest
-        if newest is None or newest is self.settled:
+        if newest is None or self.is_settled:
             return []
         on_disk = {one.uuid for one in replicas if one.acknowledged >= newest.serial}
         return [one.name for one in newest.replicas if one.uuid not in on_disk]

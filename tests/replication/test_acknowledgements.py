@@ -52,7 +52,7 @@ class Setup:
         async def work() -> Appended:
             wanted, waiting = Acks.parse(acks), self.a.relays.acknowledgements
             waiting.check(wanted)
-            await waiting.promise(wanted)
+            await self.a.relays.promises.promise(wanted)
             rows = [[f'["@{key or acks}"]'.encode()]]
             facts: Sequence[bytes] = [b"[%b]" % row for (row,) in rows]
             appended = await self.a.log.append("push_rules", writer, facts, key=key)
@@ -285,7 +285,7 @@ def test_many_that_wait_are_answered_in_order() -> None:
     assert [10, 10] == [len(serials) for serials in answered.values()]
     assert all(sorted(serials) == serials for serials in answered.values())
     assert first + 20 == setup.a.log.head.serial
-    assert {} == setup.a.relays.acknowledgements._awaited
+    assert {} == setup.a.relays.acknowledgements._waiting
 
 
 class TestPromotion:

@@ -158,7 +158,7 @@ class AcksSimulation(SeededRun):
         async def work() -> None:
             wanted, waiting = Acks.parse(acks), primary.relays.acknowledgements
             waiting.check(wanted)
-            await waiting.promise(wanted)
+            await primary.relays.promises.promise(wanted)
             appended = await primary.append(stream, [[[row]]], key=row)
             assert appended.first_serial is not None
             await waiting.wait(wanted, (stream, "master"), appended.first_serial, 2.0)

@@ -200,7 +200,7 @@ def _checked_acks(call: Call, stream: str) -> Acks:
 
 async def _promise(call: Call, acks: Acks) -> None:
     if acks.number and call.services.relays is not None:
-        await call.services.relays.acknowledgements.promise(acks)
+        await call.services.relays.promises.promise(acks)
 
 
 async def _wait_for_acks(

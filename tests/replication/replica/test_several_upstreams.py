@@ -29,6 +29,21 @@ def siblings(cluster: FakeCluster, **options: Any) -> tuple[FakeNode, FakeNode, 
     return a, b1, b2, c
 
 
+def pair(cluster: FakeCluster) -> tuple[FakeNode, FakeNode]:
+    """a with some facts, and its replica c, which has them."""
+    a, c = cluster.node("a"), cluster.node("c", "a")
+    cluster.wrote(a, 5)
+    cluster.pass_(3)
+    return a, c
+
+
+def restarted(cluster: FakeCluster, node: FakeNode, *upstreams: str) -> None:
+    """Kill it, and start it with these upstreams."""
+    node.kill()
+    node.upstream = upstreams
+    cluster.start(node)
+
+
 def state(node: FakeNode) -> str:
     """What it does as a replica."""
     assert node.replica is not None
@@ -103,13 +118,8 @@ def test_one_with_another_log_is_passed_over() -> None:
     """The list is there to find the log."""
     cluster = FakeCluster()
     cluster.wrote(cluster.node("other"))
-    a = cluster.node("a")
-    c = cluster.node("c", "a")
-    cluster.wrote(a, 5)
-    cluster.pass_(3)
-    c.kill()
-    c.upstream = ["other", "a"]
-    cluster.start(c)
+    a, c = pair(cluster)
+    restarted(cluster, c, "other", "a")
     cluster.wrote(a)
     cluster.pass_(5)
 
@@ -121,13 +131,8 @@ def test_a_list_of_other_logs_stops_it() -> None:
     cluster = FakeCluster()
     for name in ("other1", "other2"):
         cluster.wrote(cluster.node(name))
-    a = cluster.node("a")
-    c = cluster.node("c", "a")
-    cluster.wrote(a, 5)
-    cluster.pass_(3)
-    c.kill()
-    c.upstream = ["other1", "other2"]
-    cluster.start(c)
+    _, c = pair(cluster)
+    restarted(cluster, c, "other1", "other2")
     cluster.pass_(5)
 
     assert "stopped" == state(c)
@@ -150,9 +155,7 @@ def test_a_circle_is_refused_by_name(upstream: str, whys: list[str]) -> None:
     cluster.node("d", "c")
     cluster.wrote(a, 5)
     cluster.pass_(3)
-    b.kill()
-    b.upstream = upstream
-    cluster.start(b)
+    restarted(cluster, b, upstream)
     cluster.pass_(3)
 
     # Whoever closes the circle is refused: b itself, or one that comes back after b has found it.
