@@ -228,6 +228,8 @@ def _about(command: type[Command]) -> Iterator[str]:
 
 
 def _member_default(member: msgspec.structs.FieldInfo) -> Any:
+    if member.default is msgspec.UNSET:
+        return ""
     return member.default if member.default_factory is msgspec.NODEFAULT else member.default_factory()
 
 

@@ -35,7 +35,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "Log and files": "database acks retain_seconds lease_seconds lease_bytes snapshot files fetch_files"
     " max_file_bytes",
     "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
-    " stale_seconds refuse_stale_reads",
+    " stale_seconds refuse_stale_reads trust_stale_keys",
     "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams"
     " no_federation",
     "Watch": "homeserver homeserver_workers",
@@ -113,6 +113,12 @@ class Settings(
         "60s",
         "A replica that was last up to date longer ago than this is stale, hence not ready (/readyz).",
         parse=duration,
+    )
+    trust_stale_keys: bool = setting(
+        False,
+        "Let issued keys write and administer at a replica that has not heard from its upstream for"
+        " stale_seconds, and does not know whether they were revoked.",
+        parse=switch,
     )
     secret_file: Path | None = setting(
         None,

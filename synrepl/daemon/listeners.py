@@ -130,6 +130,10 @@ class Listeners:
                 tls.reload()
             except ConfigError as error:
                 self._logger.error("cannot reload certificates, the old ones stay: {why}", why=str(error))
+        self.recheck()
+
+    def recheck(self) -> None:
+        """Disconnect peers whose key or certificate was revoked."""
         for factory in self._factories:
             factory.recheck()
         if self._site is not None:

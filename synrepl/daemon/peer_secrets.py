@@ -8,6 +8,7 @@ from synrepl.ports.access import Key, Keyring, Right
 from synrepl.ports.history import Lease
 from synrepl.replication.addresses import Address
 from synrepl.transports.credentials import Credentials
+from synrepl.transports.http.signatures import Signer
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -23,19 +24,24 @@ class PeerSecrets:
     credentials: Credentials
     leases: Callable[[], Sequence[Lease]]
 
-    def find(self, address: Address, *, must_administer: bool) -> list[str]:
-        """Return the secrets to try, in order; none if requests to this address are not signed.
+    def find(self, address: Address, *, must_administer: bool) -> list[Signer]:
+        """Return what to sign with, to try in order; empty if requests to this address are not signed.
 
-        With `must_administer`, they are those with this right. Raises `NotConnected` if there is none, and
-        this daemon has a secret or keys.
+        With `must_administer`, it has this right. Raises `NotConnected` if there is none, and this daemon has
+        a secret or keys.
         """
         own = self.credentials.secret
         if self.credentials.is_configured(address.http) and own is not None:
-            return [own]
+            return [Signer.of(own)]
         key = self._lease_key(address)
         if key is not None and must_administer and Right.ADMINISTER not in key.rights:
             key = None
-        found = [secret for secret in (None if key is None else key.secret, own) if secret is not None]
+        found = [] if own is None else [Signer.of(own)]
+        if key is not None and key.secret is not None:
+            found = [Signer.of(key.secret), *found]
+        elif key is not None and key.record is not None:
+            # Its holder may know our own secret too, and grants that more than the record proves.
+            found.append(Signer(key=key.name, record=key.record))
         if must_administer and self.keys.is_required and key is None and own is None:
             why = "no key with the right administer is known for it"
             raise NotConnected(f"{address.http} cannot prove that it may be primary: {why}")

@@ -3,7 +3,7 @@
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -119,6 +119,7 @@ class ReplicationServices:
         self.relays = ReplicaRegistry(
             log, publisher, reactor, settings, self.roles, keys=keyring, expiry=expiry
         )
+        keyring.doubt = self._doubt_of_keys
         self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, credentials)
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
@@ -216,6 +217,14 @@ class ReplicationServices:
         """The files of facts up to this serial that this daemon lacks."""
         return await self.files.missing_upto(upto)
 
+    def keys_digest(self) -> str:
+        """The digest of the issued keys that the upstream has sent."""
+        return self.relays.issued.upstream_digest
+
+    async def take_revoked(self, salts: Collection[str]) -> list[str]:
+        """Revoke the issued keys that others know to be revoked, by their salts; return the names."""
+        return await self.relays.issued.take_revoked(salts)
+
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""
         # Imported on use: a primary does not load it, nor the upstreams below.
@@ -234,6 +243,7 @@ class ReplicationServices:
             commands=self.commands,
             on_command=self._publisher.broadcast,
             is_own_replica=self.relays.is_followed_by,
+            take_keys=self.relays.issued.take,
         )
 
     def _replica_changed(self) -> None:
@@ -283,6 +293,7 @@ class ReplicationServices:
             where=where,
             secret=self._credentials,
             address=lambda: str(self.own_address()),
+            keys=lambda: self.relays.issued.digest,
         )
         if where.http and (over_http or not _is_endpoint(where.native)):
             from synrepl.transports.http.native_endpoint import PROXY_SUSPICION, NativeHttpEndpoint
@@ -327,6 +338,17 @@ class ReplicationServices:
             return "stale", why, self._reactor.seconds() - lag
         return None
 
+    def _doubt_of_keys(self) -> str:
+        """Why an issued key may have been revoked without this daemon's knowledge; empty if it would know."""
+        replica, seconds = self.replica, self._settings.stale_seconds
+        if replica is None or self._settings.trust_stale_keys:
+            return ""
+        heard = replica.freshness.heard_seconds_ago
+        if heard is not None and heard <= seconds:
+            return ""
+        since = "since its start" if heard is None else f"for {heard:.0f} seconds"
+        return f"this replica has not heard from its upstream {since}"
+
     def _state(self) -> str:
         unreadiness = self._unreadiness()
         if self.roles.role != "fenced" and self.roles.handover.is_active:
@@ -368,6 +390,17 @@ class ReplicationServices:
         return [Problem(f"{state}: {why}", since, not_ready=True), *self._other_problems()]
 
     def _other_problems(self) -> list[Problem]:
+        return [*self._role_problems(), *self._lost_revocations()]
+
+    def _lost_revocations(self) -> list[Problem]:
+        issued = self.relays.issued
+        if not issued.lost:
+            return []
+        names = ", ".join(issued.lost)
+        what = f"keys were revoked here, and are valid at the upstream, which lost that: {names}"
+        return [Problem(f"{what}; run synrepl keys revoke at the primary", issued.lost_since)]
+
+    def _role_problems(self) -> list[Problem]:
         replica = self.replica
         if replica is None or replica.state is ReplicaState.STOPPED:
             return self.roles.rivals.problems

@@ -218,6 +218,7 @@ class Daemon(Service):
             watch=watch,
             invalidator=invalidator,
         )
+        replication.relays.issued.subscribers.append(listeners.recheck)
         await listeners.open(services, replication.relays, self.keyring)
         return log
 

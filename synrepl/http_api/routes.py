@@ -572,6 +572,39 @@ INVALIDATE: Final = Route(
         "processes": [{"name": str, "release": str, "received": (bool, None), "why": str}],
     },
 )
+KEYS: Final = Route(
+    "key.list_all",
+    "GET",
+    "/v1/keys",
+    "List the issued keys, revoked ones too; their secrets are kept nowhere.",
+    right="administer",
+    examples=(Example("/v1/keys", {"keys": [], "lost": []}),),
+    answer={"keys": [shapes.KEY], "lost": [str]},
+)
+ADD_KEY: Final = Route(
+    "key.add",
+    "POST",
+    "/v1/keys",
+    "Make a key, which all replicas accept too. Its secret is in the answer, and is shown this once.",
+    right="administer",
+    errors=("key_refused", "storage_error", "fenced", "starting", "handing_over", "stopped"),
+    max_body=64 * KIB,
+    examples=(
+        _refused("/v1/keys", "key_refused", {"name": "laptop", "rights": ["read"]}),
+        _refused("/v1/keys", "bad_request", {"name": "laptop", "rights": []}),
+    ),
+    answer={"key": shapes.KEY, "secret": str},
+)
+REVOKE_KEY: Final = Route(
+    "key.revoke",
+    "DELETE",
+    "/v1/keys/{name}",
+    "Revoke an issued key, here and at all replicas; peers that use it are disconnected.",
+    right="administer",
+    errors=("unknown_key", "storage_error", "fenced", "starting", "handing_over", "stopped"),
+    examples=(_refused("/v1/keys/laptop", "unknown_key"),),
+    answer=shapes.KEY,
+)
 DECLARED: Final = Route(
     "stream.list_all",
     "GET",

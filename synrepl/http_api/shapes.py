@@ -99,6 +99,14 @@ LEASE: Final = {
     "reason": str,
 }
 
+KEY: Final = {
+    "name": str,
+    "rights": [str],
+    "streams": ([str], None),
+    "made": float,
+    "revoked": (float, None),
+}
+
 EXTENT: Final = {
     "since": int,
     "serial": int,

@@ -1,4 +1,4 @@
-"""Access control: keys, their rights, and the proof of a key."""
+"""Access control: keys and their rights."""
 
 import hmac
 from collections.abc import Callable, Iterable
@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
+
+from synrepl.ports.proofs import IProofs, KeyRecord, RecordProofs, SharedSecret, split_issued
 
 
 class Right(StrEnum):
@@ -25,31 +27,66 @@ class Right(StrEnum):
 ALL_RIGHTS: Final = frozenset(Right)
 
 
-class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the keys file. `streams` are those it may read and write (None: all).
+UNSURE_RIGHTS: Final = frozenset({Right.READ, Right.REPLICATE})
+"""What an issued key may do at a replica that cannot know whether it was revoked."""
 
-    If `secret` is None, the peer proves itself by a TLS certificate with `name` as its common name.
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """A key of the keys file, or an issued one. `streams` are those it may read and write (None: all).
+
+    Of an issued key the secret is not known here, but its `record`. If there is neither, the peer proves
+    itself by a TLS certificate with `name` as its common name.
     """
 
     name: str
-    secret: str | None
+    secret: str | None = None
     rights: frozenset[Right] = ALL_RIGHTS
     streams: frozenset[str] | None = None
+    record: KeyRecord | None = None
 
     def __repr__(self) -> str:
         return f"<Key {self.name}>"
+
+    def proofs(self) -> IProofs | None:
+        """What proves this key on our side, and checks the holder's proof; None for a certificate."""
+        if self.record is not None:
+            return RecordProofs(self.record)
+        return None if self.secret is None else SharedSecret(self.secret)
+
+
+class IssuedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A key that a primary has made, as every daemon keeps it (`replication/issued_keys.py`).
+
+    `made_ms` and `revoked_ms` (None: it is valid) are Unix times in milliseconds.
+    """
+
+    name: str
+    rights: tuple[Right, ...]
+    streams: tuple[str, ...] | None = None
+    record: KeyRecord
+    made_ms: int
+    revoked_ms: int | None = None
+
+    def key(self) -> Key:
+        """Return it as a key to check peers with."""
+        streams = None if self.streams is None else frozenset(self.streams)
+        return Key(name=self.name, rights=frozenset(self.rights), streams=streams, record=self.record)
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     """The rights of one peer.
 
-    `is_proven` tells whether a secret or a TLS certificate has proved who the peer is.
+    `is_proven` tells whether a secret or a TLS certificate has proved who the peer is. `withheld` is why the
+    peer may only read now, although its key has more rights; empty unless that is so. `is_issued`: its key
+    was made by a daemon, and is in no file.
     """
 
     name: str = ""
     rights: frozenset[Right] = ALL_RIGHTS
     streams: frozenset[str] | None = None
     is_proven: bool = False
+    is_issued: bool = False
+    withheld: str = ""
 
     @property
     def key(self) -> str | None:
@@ -69,47 +106,90 @@ REMOTE: Final = Access(rights=frozenset({Right.READ, Right.WRITE}))
 
 
 class Keyring:
-    """The accepted secrets: a shared one with all rights, and keys of single peers.
+    """The accepted secrets: a shared one with all rights, keys of single peers, and issued keys.
 
-    In the native handshake, a replica whose name has a key must prove that key, not the shared secret, unless
-    its TLS certificate gives it access.
+    In the native handshake, a replica whose name has a key in the keys file must prove that key, not the
+    shared secret, unless its TLS certificate gives it access, or it names an issued key. A key of the file
+    goes before an issued one of the same name. `doubt` returns why the issued keys may be out of date here;
+    empty if they are not.
     """
 
     def __init__(self, shared: str | None = None, keys: Iterable[Key] = ()) -> None:
+        self.doubt: Callable[[], str] = str
         self._shared = None if shared is None else Key(name="", secret=shared)
         self._by_name = {key.name: key for key in keys}
+        self._issued: dict[str, Key] = {}
+        self._has_issued = False
 
     def __repr__(self) -> str:
-        return f"<Keyring of {len(self._by_name)} keys>"
+        return f"<Keyring of {len(self._by_name)} keys, and {len(self._issued)} issued ones>"
 
     @property
     def is_required(self) -> bool:
-        """Whether there is a secret or a key: then HTTP clients and replicas must prove one."""
+        """Whether there is a secret or a key: then HTTP clients and replicas must prove one.
+
+        Revoked keys count: a daemon whose last key is revoked is not open to everybody.
+        """
+        return self.is_configured or self._has_issued
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether the settings name a secret or a key."""
         return self._shared is not None or bool(self._by_name)
 
-    def for_name(self, name: str) -> Key | None:
-        """The key that a peer of this name must prove: its own, else the shared one; None without either."""
-        return self._by_name.get(name, self._shared)
+    def for_peer(self, name: str, issued: str = "") -> Key | None:
+        """The key that a peer of this name must prove, which names an issued key: that one, if it is valid.
+
+        Else the key of its name, or the shared secret; None without either.
+        """
+        key = self._find_issued(issued)
+        return key if key is not None else self._by_name.get(name, self._shared)
 
     def find(self, secret: bytes) -> Key | None:
-        """Find the key with this secret; None without one. The time does not tell which key matches."""
-        return self.find_proven(lambda expected: hmac.compare_digest(secret, expected.encode()))
+        """Find the key with this secret; None without one. The time does not tell which key matches.
 
-    def find_proven(self, is_proven: Callable[[str], bool]) -> Key | None:
-        """Find the key whose secret `is_proven` accepts; None without one. Every secret is tried."""
+        A daemon whose own secret is an issued key takes it as the shared secret: it is its operator's.
+        """
         found = None
-        for key in [*([] if self._shared is None else [self._shared]), *self._by_name.values()]:
-            if is_proven(key.secret or "") and key.secret and found is None:
+        for key in self._secret_keys():
+            if hmac.compare_digest(secret, (key.secret or "").encode()) and found is None:
                 found = key
+        if found is not None:
+            return found
+        name, own = split_issued(secret.decode("utf-8", "replace"))
+        issued = self._find_issued(name)
+        is_of_issued = issued is not None and issued.record is not None and issued.record.is_of(own)
+        return issued if is_of_issued else None
+
+    def find_proven(self, issued: str, is_proven: Callable[[IProofs], bool]) -> tuple[Key, IProofs] | None:
+        """Find the key whose proofs `is_proven` accepts, with these; None without one.
+
+        It is the issued key of this name, or if that is empty another one: then every secret is tried.
+        """
+        keys = [self._find_issued(issued)] if issued else self._secret_keys()
+        found = None
+        for key in keys:
+            proofs = None if key is None else key.proofs()
+            if key is not None and proofs is not None and is_proven(proofs) and found is None:
+                found = key, proofs
         return found
+
+    def salt(self, issued: str) -> str:
+        """The salt of this issued key; empty without one. It is no secret."""
+        key = self._find_issued(issued)
+        return "" if key is None or key.record is None else key.record.salt
 
     def has_own_key(self, name: str) -> bool:
         """Whether a peer of this name has a key of its own."""
-        return name in self._by_name
+        return name in self._by_name or name in self._issued
 
     def named(self, name: str) -> Key | None:
         """The key of this name (empty: the shared secret); None without it."""
-        return self._by_name.get(name) if name else self._shared
+        return self._by_name.get(name, self._issued.get(name)) if name else self._shared
+
+    def access(self, key: Key) -> Access:
+        """The rights of a peer that has proved this key, as far as its revocation would be known here."""
+        return access_of(key, self.doubt() if key.record is not None else "")
 
     def access_by_certificate(self, name: str) -> "Access | None":
         """The rights of a peer by the common name of its TLS certificate; None if that is no proof.
@@ -119,21 +199,39 @@ class Keyring:
         if not self.is_required:
             return Access(name=name, is_proven=True)
         key = self._by_name.get(name)
-        return None if key is None or key.secret is not None else access_of(key)
+        return None if key is None or key.secret is not None else self.access(key)
 
     def replace(self, other: "Keyring") -> None:
-        """Take the keys of `other`; keys that are missing there are revoked."""
+        """Take the configured keys of `other`; those that are missing there are revoked."""
         self._shared, self._by_name = other._shared, other._by_name
 
+    def replace_issued(self, keys: Iterable[IssuedKey]) -> None:
+        """Take these issued keys, in place of the former ones; revoked ones are not accepted."""
+        found = list(keys)
+        self._issued = {one.name: one.key() for one in found if one.revoked_ms is None}
+        self._has_issued = bool(found)
 
-def access_of(key: Key) -> Access:
-    """The rights of a peer that has proved this key."""
-    return Access(name=key.name, rights=key.rights, streams=key.streams, is_proven=True)
+    def _find_issued(self, name: str) -> Key | None:
+        return None if name in self._by_name else self._issued.get(name)
+
+    def _secret_keys(self) -> list[Key]:
+        configured = [*([] if self._shared is None else [self._shared]), *self._by_name.values()]
+        return [key for key in configured if key.secret is not None]
 
 
-def prove(secret: str, label: str, *texts: bytes) -> bytes:
-    """Return a proof that its maker knows the secret: an HMAC-SHA256 over the texts, which have no line ends.
-
-    `label` tells what the proof is for, so that it proves nothing else.
-    """
-    return hmac.digest(secret.encode(), b"\n".join((label.encode(), *texts)), "sha256")
+def access_of(key: Key, doubt: str = "") -> Access:
+    """The rights of a peer that has proved this key; of an issued one less, if there is a `doubt`."""
+    rights, withheld = key.rights, ""
+    if doubt and not rights <= UNSURE_RIGHTS:
+        withheld = (
+            f"{doubt}, and the key {key.name} may have been revoked meanwhile: for now it may only read"
+        )
+        rights = rights & UNSURE_RIGHTS
+    return Access(
+        name=key.name,
+        rights=rights,
+        streams=key.streams,
+        is_proven=True,
+        is_issued=key.record is not None,
+        withheld=withheld,
+    )

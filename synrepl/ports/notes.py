@@ -40,6 +40,8 @@ class Notes(TypedDict, total=False):
     """The address of the upstream, as ``NATIVE HTTP``."""
     primary_at: str
     """The address of the primary, as ``NATIVE HTTP``."""
+    keys: str
+    """The issued keys, as JSON (`replication/issued_keys.py`)."""
     peers: str
     """The addresses of the upstream's other replicas, as a JSON list."""
 
@@ -59,6 +61,7 @@ class NoteChanges(TypedDict, total=False):
     promised: str | None
     upstream_at: str | None
     primary_at: str | None
+    keys: str | None
     peers: str | None
 
 

@@ -106,9 +106,11 @@ def _fixed_streams(word: str) -> Iterable[str] | None:
 def _lacks(access: Access, right: Right) -> str:
     if right in access.rights:
         return ""
+    if access.withheld:
+        return access.withheld
     if access.is_proven:
         whose = f"the key {access.name}" if access.name else "this key"
-        return f"{whose} lacks the right {right}: add it in keys_file"
+        return f"{whose} lacks the right {right}: {_way_out(access, 'add it in keys_file')}"
     return (
         f"this takes the right {right}, which a peer on another machine has only with a secret:"
         " configure secret_file or keys_file"
@@ -122,4 +124,9 @@ def _hides(access: Access, streams: Iterable[str] | None) -> str:
     if hidden == []:
         return ""
     which = "all streams" if hidden is None else f"the stream {hidden[0]}"
-    return f"the key {access.name} may not see {which}: change its streams in keys_file"
+    way_out = _way_out(access, "change its streams in keys_file")
+    return f"the key {access.name} may not see {which}: {way_out}"
+
+
+def _way_out(access: Access, of_file: str) -> str:
+    return "make another with synrepl keys add" if access.is_issued else of_file

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Final
 
+from msgspec import UNSET
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -15,8 +16,10 @@ from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.proofs import IProofs, own_proofs, split_issued
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
+from synrepl.replication.issued_keys import read_keys_block
 from synrepl.replication.relay.handshake import (
     HANDSHAKE_REFUSALS,
     PRIMARY_SIDE,
@@ -37,6 +40,7 @@ from synrepl.replication.replica.conversation import (
     RefusedByUpstream,
     SnapshotFacts,
     SnapshotMeta,
+    UpstreamKeys,
 )
 from synrepl.streams.facts import decode_facts
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
@@ -79,7 +83,9 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self._connection = connection
         self._metrics = metrics
         self._snapshot = SnapshotDecoder()
-        self._secret: str | None = None
+        self._must_prove = False
+        """Whether the upstream must prove that it knows our secret."""
+        self._proofs: IProofs | None = None
         self._greetings: Greetings | None = None
         """HELLO and CHALLENGE, once AUTH is sent."""
         self._is_welcome = False
@@ -152,6 +158,8 @@ class NativeConversation(ConnectionOwner, EventQueue):
                 return Ephemeral(decode_facts(payload.data), is_all=True)
             case "meta":
                 return SnapshotMeta(*read_meta(payload.data))
+            case "keys":
+                return UpstreamKeys(read_keys_block(payload.data))
         raise RemoteProtocolError(f"the upstream sent a block of unknown kind {printable(payload.kind)}")
 
     def _end(self, error: Exception) -> None:
@@ -160,9 +168,19 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self.end(error)
 
     async def greet(
-        self, uuid: str, name: str, secret: str | None, address: str, *, registered: bool
+        self,
+        uuid: str,
+        name: str,
+        secret: str | None,
+        address: str,
+        *,
+        registered: bool,
+        keys: str = "",
     ) -> None:
-        """Perform the handshake. Raises `NotConnected`, also if the upstream cannot prove the `secret`."""
+        """Perform the handshake. Raises `NotConnected`, also if the upstream cannot prove the `secret`.
+
+        `keys` is the digest of the issued keys that are known here.
+        """
         greeting = native.Hello(
             uuid=uuid,
             name=name,
@@ -170,8 +188,10 @@ class NativeConversation(ConnectionOwner, EventQueue):
             registered=registered,
             address=address,
             capabilities=native.OWN_CAPABILITIES,
+            key="" if secret is None else split_issued(secret)[0],
+            keys=keys,
         )
-        self._secret = secret
+        self._must_prove = secret is not None
         self.send(greeting)
         challenge: native.Challenge = await self._expect(native.Challenge)
         if challenge.proof and secret is None:
@@ -181,23 +201,24 @@ class NativeConversation(ConnectionOwner, EventQueue):
             hello=line_of_replica(greeting), challenge=connection.received_line(native.Challenge)
         )
         self._greetings = greetings
-        self.send(native.Auth("" if secret is None else proof(secret, REPLICA_SIDE, greetings)))
-        if secret is not None and not connection.is_encrypted:
-            connection.write_records(record_key(secret, REPLICA_SIDE, greetings))
+        proofs = self._proofs = None if secret is None else _proofs_of(secret, challenge)
+        self.send(native.Auth("" if proofs is None else proof(proofs, REPLICA_SIDE, greetings)))
+        if proofs is not None and not connection.is_encrypted:
+            connection.write_records(record_key(proofs, REPLICA_SIDE, greetings))
         self.welcome = await self._expect(native.Welcome)
 
     def _is_proven(self, welcome: native.Welcome) -> bool:
         """Whether WELCOME proves the secret, if there is one. From then on, records are read."""
-        secret, greetings, connection = self._secret, self._greetings, self._connection
-        if secret is None:
+        proofs, greetings, connection = self._proofs, self._greetings, self._connection
+        if not self._must_prove:
             return True
-        if greetings is None:
+        if proofs is None or greetings is None:
             return False
         line = without_proof(connection.received_line(native.Welcome), welcome.proof)
-        if not proves(welcome.proof, secret, PRIMARY_SIDE, greetings, line):
+        if not proves(welcome.proof, proofs, PRIMARY_SIDE, greetings, line):
             return False
         if not connection.is_encrypted:
-            connection.read_records(record_key(secret, PRIMARY_SIDE, greetings))
+            connection.read_records(record_key(proofs, PRIMARY_SIDE, greetings))
         return True
 
     async def _expect(self, expected: Any) -> Any:
@@ -256,6 +277,16 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self._connection.abort()
 
 
+def _proofs_of(secret: str, challenge: native.Challenge) -> IProofs:
+    salt = "" if challenge.salt is UNSET else challenge.salt
+    try:
+        return own_proofs(secret, salt)
+    except ValueError as error:
+        raise RemoteProtocolError(
+            f"the upstream sent a salt that cannot be used: {printable(str(error))}"
+        ) from error
+
+
 @dataclass(eq=False, repr=False)
 class NativeUpstream:
     """An upstream that speaks the native protocol (`replica.IUpstream`)."""
@@ -268,6 +299,8 @@ class NativeUpstream:
     where: Address
     secret: str | Credentials | None = None
     address: Callable[[], str] = lambda: ""
+    keys: Callable[[], str] = lambda: ""
+    """The digest of the issued keys that are known here."""
     suspicion: str = "is a synrepl daemon there?"
     """What an operator should ask if the peer accepts a connection and does not answer."""
     _logger: ClassVar = Logger()
@@ -298,6 +331,7 @@ class NativeUpstream:
                 Credentials.of(self.secret).secret,
                 self.address(),
                 registered=not self.settings.anonymous,
+                keys=self.keys(),
             )
         )
         greeting.addTimeout(CONNECT_SECONDS, self.clock)  # type: ignore[arg-type]

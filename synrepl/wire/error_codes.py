@@ -290,11 +290,17 @@ _ROLES: Final = {
         409, "the replica has no lease, and an unknown log position", retryable=False
     ),
     "known": ErrorCode(409, "the replica has a lease already"),
+    "key_refused": ErrorCode(
+        409,
+        "no key can be made: the name is bad or taken, there are too many, or the daemon has no secret",
+        "the message says which; a daemon without `secret_file` and `keys_file` makes no keys",
+    ),
+    "unknown_key": ErrorCode(404, "there is no valid issued key of this name", "see `GET /v1/keys`"),
     "unknown_lease": ErrorCode(
         404, "no lease, or more than one, has this name", "give a uuid of `GET /v1/leases`"
     ),
 }
-"""Why a role or a lease is not changed."""
+"""Why a role, a lease or a key is not changed."""
 
 _SYNAPSE: Final = {
     "M_UNKNOWN": ErrorCode(400, "under `/_synapse`: every other fault"),

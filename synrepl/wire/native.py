@@ -44,7 +44,10 @@ from synrepl.wire.scope import NAMED_STREAMS
 from synrepl.wire.text import check_printable
 
 VERSION: Final = 1
-"""Version of the native commands; there is no other yet."""
+"""Version of the native commands."""
+
+SALTED: Final = 2
+"""Version of a CHALLENGE that has the salt of an issued key: its proofs are others (`ports.proofs`)."""
 
 CAPABILITIES: Final = ("digests", "ephemeral", "peers", "receipts")
 """Capabilities of version 1, assumed for a peer that announces none. Messages of other capabilities are only
@@ -53,7 +56,10 @@ sent to peers that announce them."""
 COMMANDS: Final = "commands"
 """The capability to forward commands of followers (UP, TAKEN, DOWN)."""
 
-OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS)
+KEYS: Final = "keys"
+"""The capability to take issued keys (the block ``keys``)."""
+
+OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS, KEYS)
 """Capabilities of this daemon. They are always announced, as the default (`CAPABILITIES`) cannot change."""
 
 MAX_PATH: Final = 16
@@ -64,7 +70,11 @@ SINCE: Final = "999.0"
 
 @json_command("HELLO", sent_by=CLIENT, right=None, since=SINCE)
 class Hello(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """The replica's identity. `address` is its own address, `nonce` is random."""
+    """The replica's identity. `address` is its own address, `nonce` is random.
+
+    `key` is the name of its issued key, if it has one. `keys` is the digest of the issued keys that it knows;
+    empty if it knows none.
+    """
 
     uuid: str
     name: str
@@ -73,6 +83,8 @@ class Hello(Command, frozen=True, kw_only=True, omit_defaults=True):
     registered: bool = True
     address: str = ""
     capabilities: tuple[str, ...] = CAPABILITIES
+    key: str = ""
+    keys: str = ""
 
     EXAMPLES = {NATIVE: 'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'}
 
@@ -84,11 +96,16 @@ class Hello(Command, frozen=True, kw_only=True, omit_defaults=True):
 
 @json_command("CHALLENGE", sent_by=SERVER, since=SINCE)
 class Challenge(Command, frozen=True, kw_only=True):
-    """The upstream's nonce, and whether the replica must prove a secret."""
+    """The upstream's nonce, and whether the replica must prove a secret.
+
+    `salt` is that of the issued key which the replica has named, if the upstream knows it; the `version` is
+    then 2.
+    """
 
     nonce: str
     proof: bool
     version: Int64 = VERSION
+    salt: str | msgspec.UnsetType = msgspec.UNSET
 
     EXAMPLES = {NATIVE: 'CHALLENGE {"nonce":"n","proof":true,"version":1}'}
 
@@ -97,7 +114,8 @@ class Challenge(Command, frozen=True, kw_only=True):
 class Auth(Command, frozen=True):
     """The replica's proof that it knows the secret; empty without one.
 
-    It is an HMAC-SHA256 over the lines HELLO and CHALLENGE (`handshake.proof`).
+    It is over the lines HELLO and CHALLENGE: an HMAC-SHA256, or after a CHALLENGE with a salt the ClientProof
+    of RFC 5802 (`handshake.proof`).
 
     The secret itself is not sent.
     """
@@ -231,8 +249,8 @@ class Block(Command, frozen=True):
     """`size` bytes follow: lines of JSON with this SHA-256 checksum.
 
     `kind` is ``facts`` (a fact a line, as in the changelog), ``meta`` (epoch starts, receipts), ``snapshot``
-    (the metadata of a snapshot), ``ephemeral`` (new facts of ephemeral streams) or ``held`` (all retained
-    facts of ephemeral streams, and the positions of their writers).
+    (the metadata of a snapshot), ``ephemeral`` (new facts of ephemeral streams), ``held`` (all retained
+    facts of ephemeral streams, and the positions of their writers) or ``keys`` (all issued keys, one a line).
     """
 
     kind: str = field(Word())

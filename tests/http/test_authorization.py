@@ -213,11 +213,11 @@ def test_a_keyring_tells_nothing_of_its_secrets() -> None:
 @pytest.mark.parametrize(("name", "secret"), [("paris", "of paris"), ("rome", SHARED), ("", SHARED)])
 def test_a_peer_with_a_key_of_its_own_must_show_that(name: str, secret: str) -> None:
     """So that removing it shuts out this one alone."""
-    found = Keyring(SHARED, [PARIS]).for_name(name)
+    found = Keyring(SHARED, [PARIS]).for_peer(name)
 
     assert found is not None
     assert secret == found.secret
-    assert Keyring(None, [PARIS]).for_name("rome") is None
+    assert Keyring(None, [PARIS]).for_peer("rome") is None
     assert not Keyring().is_required
 
 

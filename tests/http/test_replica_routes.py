@@ -1,7 +1,7 @@
 """What operators and replicas ask over HTTP: copies, leases, who is primary."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -126,6 +126,12 @@ class CopiesCase(SiteCase):
 
     def is_leased(self, uuid: str) -> bool:
         return self.relays.leases[uuid] is not None
+
+    def keys_digest(self) -> str:
+        return self.relays.issued.upstream_digest
+
+    async def take_revoked(self, salts: Collection[str]) -> list[str]:
+        return await self.relays.issued.take_revoked(salts)
 
     async def missing_files(self, upto: int) -> Sequence[Any]:
         return ()

@@ -1,7 +1,7 @@
 """Signed requests between daemons: valid once, for one daemon, and answered with a proof."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -11,11 +11,12 @@ from twisted.internet.task import Clock
 
 from synrepl.daemon.peer_secrets import PeerSecrets
 from synrepl.errors import NotConnected, ReplicationError
-from synrepl.ports.access import ALL_RIGHTS, LOCAL, Key, Keyring, Right
+from synrepl.ports.access import ALL_RIGHTS, LOCAL, IssuedKey, Key, Keyring, Right
 from synrepl.ports.history import Lease
+from synrepl.ports.proofs import KeyRecord, SharedSecret, make_record
 from synrepl.ports.response_errors import ApiResponseError, NeverSent
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.messages import PeerStatus
+from synrepl.replication.roles.messages import Claim, PeerStatus
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.headers import CONTENT_DIGEST, content_digest
@@ -27,8 +28,9 @@ from synrepl.transports.http.signatures import (
     PROOF_HEADER,
     Nonces,
     Signature,
+    SignatureChallenge,
     SignedContent,
-    find_nonce,
+    Signer,
 )
 from tests.http.builders import Answer, append_body, post_facts
 from tests.http.test_replica_routes import HERE, CopiesCase
@@ -97,9 +99,9 @@ class SignedSite(CopiesCase):
         """A fresh nonce."""
         answer = self.get("/v1/replication", "Authorization: Synrepl")
         self.assertEqual(401, answer.status)
-        found = find_nonce([answer.headers["www-authenticate"]])
+        found = SignatureChallenge.find([answer.headers["www-authenticate"]])
         assert found is not None
-        return found
+        return found.nonce
 
     def sign(
         self,
@@ -113,7 +115,8 @@ class SignedSite(CopiesCase):
     ) -> Signature:
         """A signature of this request."""
         content = SignedContent(method, path, content_digest(body) if body else "")
-        return Signature.sign(secret, content, nonce_=nonce or self.nonce(), asker="asker", address=address)
+        nonce = nonce or self.nonce()
+        return Signature.sign(SharedSecret(secret), content, nonce_=nonce, asker="asker", address=address)
 
     def send(
         self, signature: Signature, method: str = "GET", path: str = "/v1/replication", body: bytes = b""
@@ -135,7 +138,9 @@ class SignedSite(CopiesCase):
             answer = self.send(signature)
 
             self.assertEqual(200, answer.status)
-            self.assertEqual(signature.answer_proof(secret, 200, answer.body), answer.headers[PROOF_HEADER])
+            self.assertEqual(
+                signature.answer_proof(SharedSecret(secret), 200, answer.body), answer.headers[PROOF_HEADER]
+            )
             self.assertNotIn(secret, str(answer.headers))
 
     def test_a_signed_request_has_the_rights_of_its_key(self) -> None:
@@ -144,7 +149,9 @@ class SignedSite(CopiesCase):
         answer = self.send(signature, "POST", "/v1/promote", b"{}")
 
         self.assertEqual((403, "no_rights"), (answer.status, answer.json()["error"]))
-        self.assertEqual(signature.answer_proof("of paris", 403, answer.body), answer.headers[PROOF_HEADER])
+        self.assertEqual(
+            signature.answer_proof(SharedSecret("of paris"), 403, answer.body), answer.headers[PROOF_HEADER]
+        )
 
     def test_a_signature_is_valid_once(self) -> None:
         signature = self.sign(SHARED)
@@ -264,15 +271,76 @@ class SignedSite(CopiesCase):
         self.assertEqual(self.log.uuid, self.successResultOf(described).uuid)
         self.failureResultOf(self.describe(self.peer(SHARED), proxy), ApiResponseError)
 
+    # -- issued keys ---------------------------------------------------------------------------------------
+
+    def issue(self, name: str = "oslo 2/ü", rights: Iterable[Right] = ALL_RIGHTS) -> tuple[str, KeyRecord]:
+        """Accept an issued key; return it as it is shown, and its record."""
+        secret = "s" * 43
+        record = make_record(secret)
+        keys = Keyring(SHARED, [PARIS])
+        keys.replace_issued([IssuedKey(name=name, rights=tuple(rights), record=record, made_ms=0)])
+        self.site = self.make_guarded(keys)
+        return f"{name}.{secret}", record
+
+    def test_the_holder_of_an_issued_key_signs_with_it(self) -> None:
+        """And believes a daemon that has its record."""
+        secret, _ = self.issue()
+
+        self.assertEqual(self.log.uuid, self.successResultOf(self.describe(self.peer(secret))).uuid)
+
+    def test_an_issued_key_that_looks_like_one_and_is_unknown_is_a_secret(self) -> None:
+        """As every other one."""
+        secret = f"shared.{'s' * 43}"
+        self.site = self.make_guarded(Keyring(secret))
+
+        self.assertEqual(self.log.uuid, self.successResultOf(self.describe(self.peer(secret))).uuid)
+
+    def test_another_issued_key_is_not_believed(self) -> None:
+        """Nor a revoked one."""
+        secret, _ = self.issue()
+        other = secret[:-1] + "x"
+        self.failureResultOf(self.describe(self.peer(other)), ApiResponseError)
+        self.site = self.make_guarded(Keyring(SHARED))
+
+        self.failureResultOf(self.describe(self.peer(secret)), ApiResponseError)
+
+    def test_a_daemon_with_the_record_alone_asks_the_holder_what_it_is(self) -> None:
+        """It gets no more than that."""
+        secret, record = self.issue()
+        self.site = self.make_guarded(Keyring(secret))
+        peer = self.peer(SHARED)
+        peer.secrets.signers = [Signer(key="oslo 2/ü", record=record)]  # type: ignore[attr-defined]
+        self.assertEqual(self.log.uuid, self.successResultOf(self.describe(peer)).uuid)
+
+        claiming = Deferred.fromCoroutine(
+            peer.claim(HERE, Claim(epoch=9, uuid="u", address="a", history=self.log.history))
+        )
+        self.stub.flush()
+        self.stub.flush()
+        error = self.failureResultOf(claiming, ApiResponseError).value
+        self.assertEqual((403, "no_rights"), (error.status, error.code))
+
+    def test_a_record_proves_nothing_to_others(self) -> None:
+        """Another holder, a daemon with a shared secret, and one that has the record too."""
+        _, record = self.issue()
+        for keys in (Keyring(f"oslo 2/ü.{'t' * 43}"), Keyring(SHARED), None):
+            if keys is not None:
+                self.site = self.make_guarded(keys)
+            else:
+                self.issue()
+            peer = self.peer(SHARED)
+            peer.secrets.signers = [Signer(key="oslo 2/ü", record=record)]  # type: ignore[attr-defined]
+            self.failureResultOf(self.describe(peer), ApiResponseError)
+
 
 class Found:
     """These secrets, for each address."""
 
     def __init__(self, *secrets: str) -> None:
-        self.secrets = list(secrets)
+        self.signers = list(map(Signer.of, secrets))
 
-    def find(self, address: Address, *, must_administer: bool) -> list[str]:
-        return self.secrets
+    def find(self, address: Address, *, must_administer: bool) -> list[Signer]:
+        return self.signers
 
 
 # -- which secret for which address ------------------------------------------------------------------------
@@ -330,12 +398,12 @@ def test_the_secret_for_an_address_is_that_of_its_lease_or_the_own_one(
     keys = Keyring(own, [PARIS, OSLO, LISBON, second])
     made = PeerSecrets(keys, Credentials(own, configured=["http://configured"]), lambda: LEASES)
 
-    assert made.find(Address(http=url), must_administer=False) == any_key
+    assert made.find(Address(http=url), must_administer=False) == list(map(Signer.of, any_key))
     if administers is None:
         with pytest.raises(NotConnected, match="no key with the right administer"):
             made.find(Address(http=url), must_administer=True)
     else:
-        assert made.find(Address(http=url), must_administer=True) == administers
+        assert made.find(Address(http=url), must_administer=True) == list(map(Signer.of, administers))
 
 
 def test_nothing_is_signed_where_no_secret_is_configured() -> None:

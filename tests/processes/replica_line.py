@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Final, Protocol
 
 from synrepl.http_api.routes import CONNECTION, NATIVE_BYTES, OCTETS, OFFSET
+from synrepl.ports.proofs import SharedSecret
 from synrepl.replication.relay.handshake import PRIMARY_SIDE, REPLICA_SIDE, Greetings, proof, record_key
 from synrepl.wire.codec import LineBuffer
 from synrepl.wire.records import HandshakeBuffer, RecordWriter
@@ -85,10 +86,10 @@ class Line:
             self.say('AUTH {"proof":""}')
             return ""
         greetings = Greetings(greeting.encode(), self.hear("CHALLENGE").encode())
-        shown = shown or proof(secret, REPLICA_SIDE, greetings)
+        shown = shown or proof(SharedSecret(secret), REPLICA_SIDE, greetings)
         self.say("AUTH " + json.dumps({"proof": shown}))
-        self._writer = RecordWriter(record_key(secret, REPLICA_SIDE, greetings))
-        self._reader.read_records(record_key(secret, PRIMARY_SIDE, greetings))
+        self._writer = RecordWriter(record_key(SharedSecret(secret), REPLICA_SIDE, greetings))
+        self._reader.read_records(record_key(SharedSecret(secret), PRIMARY_SIDE, greetings))
         return shown
 
     def hear(self, *words: str) -> str:

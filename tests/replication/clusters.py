@@ -10,6 +10,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
 from synrepl.ports.history import Appended
+from synrepl.ports.proofs import SharedSecret
 from synrepl.replication.relay.handshake import (
     PRIMARY_SIDE,
     REPLICA_SIDE,
@@ -181,15 +182,16 @@ class RawReplica(Protocol):
         name: str = "raw",
         secret: str | None = None,
         shown: str | None = None,
+        **hello: Any,
     ) -> Welcome | None:
-        """Be known; None if that did not work."""
-        greetings = self.say_hello(cluster, Hello(uuid=uuid, name=name, nonce=nonce()))
+        """Be known; None if that did not work. `hello` are further fields of HELLO."""
+        greetings = self.say_hello(cluster, Hello(uuid=uuid, name=name, nonce=nonce(), **hello))
         if shown is None:
-            shown = "" if secret is None else proof(secret, REPLICA_SIDE, greetings)
+            shown = "" if secret is None else proof(SharedSecret(secret), REPLICA_SIDE, greetings)
         self.tell("AUTH", Auth(shown))
         if secret is not None:
-            self._writer = RecordWriter(record_key(secret, REPLICA_SIDE, greetings))
-            self._reader.read_records(record_key(secret, PRIMARY_SIDE, greetings))
+            self._writer = RecordWriter(record_key(SharedSecret(secret), REPLICA_SIDE, greetings))
+            self._reader.read_records(record_key(SharedSecret(secret), PRIMARY_SIDE, greetings))
         cluster.pass_(0.05)
         said = self.lines("WELCOME")
         return msgspec.json.decode(said[-1], type=Welcome) if said else None

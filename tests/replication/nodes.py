@@ -1,6 +1,6 @@
 """In-memory daemons that are replicas of each other, built from the real parts."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -231,6 +231,7 @@ class FakeNode:
             where=Address(address),
             secret=self._secret,
             address=lambda: self.name,
+            keys=lambda: self.relays.issued.digest,
         )
 
     def own_address(self) -> Address:
@@ -241,6 +242,12 @@ class FakeNode:
 
     def later_epoch_reported(self) -> None:
         """Nobody counts them here."""
+
+    def keys_digest(self) -> str:
+        return self.relays.issued.upstream_digest
+
+    async def take_revoked(self, salts: Collection[str]) -> list[str]:
+        return await self.relays.issued.take_revoked(salts)
 
     async def missing_files(self, upto: int) -> Sequence[Any]:
         return ()
@@ -253,6 +260,7 @@ class FakeNode:
             self.settings,
             ephemeral=self.log.ephemeral.names,
             keep_leftovers=self._keep_leftovers,
+            take_keys=self.relays.issued.take,
             jitter=self._jitter,
             on_primary_moved=self.roles.on_primary_moved,
             on_change=self._replica_changed,

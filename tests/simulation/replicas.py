@@ -16,8 +16,8 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from synrepl.errors import ReplicationError, StorageError
-from synrepl.ports.access import LOCAL
+from synrepl.errors import ConfigError, ReplicationError, StorageError
+from synrepl.ports.access import LOCAL, Right
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication import feed as feed_module
 from synrepl.replication.relay import leases as leases_module
@@ -153,6 +153,12 @@ class ReplicaSimulation(SeededRun):
         self.attacks = self._malice.random() < 0.5
         self._invention = random.Random(f"declared {seed}")
         self.declares = self._invention.random() < 0.4
+        self._keyring = random.Random(f"keys {seed}")
+        self.issues_keys = self._keyring.random() < 0.4
+        self._revoked: dict[str, str] = {}
+        """By the salts of revoked keys, the primary that has answered that."""
+        self._known_revoked: dict[str, set[str]] = {}
+        """By nodes, the salts of the keys that each has known to be revoked."""
         own = [stream_of(body.declaration()) for body in _DECLARED.values()]
         self.streams = StreamTable([*StreamTable.default(), *own])
         self.struck: Counter[tuple[str, str]] = Counter()
@@ -198,6 +204,7 @@ class ReplicaSimulation(SeededRun):
                 self.nodes,
                 name=name,
                 upstream=upstream,
+                secret="secret" if self.issues_keys else None,
                 upstream_streams=tuple(wants) if name == "d" else None,
                 resync_on_fork=chance.random() < 0.2,
                 lease_seconds=lease_seconds,
@@ -340,6 +347,8 @@ class ReplicaSimulation(SeededRun):
             self._note(f"{stream} beyond {upto} is lost")
             self.seen["lost"] += 1
             self._do(primary.log.next_epoch("lost", stream=stream, token=upto))
+        if self.issues_keys and self._keyring.random() < 0.02:
+            self._change_keys()
         if self.trims and self.chance.random() < 0.03:
             node = self._somebody()
             if node is not None and node.roles.role != "fenced":
@@ -355,6 +364,41 @@ class ReplicaSimulation(SeededRun):
         self._note(f"{node.name} is to declare {body}")
         self.seen["declared"] += 1
         self._do(node.declared.declare(body.declaration()))
+
+    def _change_keys(self) -> None:
+        """Somebody makes a key, or revokes one; names come again."""
+        primaries = [node for node in self.nodes.values() if node.is_running and node.roles.role == "primary"]
+        if not primaries:
+            return
+        node, name = self._keyring.choice(primaries), self._keyring.choice(["ada", "bob", "eve"])
+        if self._keyring.random() < 0.5:
+            self._do(self._issue(node, name))
+        else:
+            self._do(self._revoke(node, name))
+
+    async def _issue(self, node: FakeNode, name: str) -> None:
+        try:
+            await node.relays.issued.add(name, [Right.READ])
+        except ConfigError:
+            return  # there is one
+        self._note(f"{node.name} has made the key {name}")
+        self.seen["key made"] += 1
+
+    async def _revoke(self, node: FakeNode, name: str) -> None:
+        revoked = await node.relays.issued.revoke(name)
+        if revoked is not None:
+            self._note(f"{node.name} has revoked the key {name}")
+            self.seen["key revoked"] += 1
+            self._revoked[revoked.record.salt] = node.name
+
+    def _check_keys(self, node: FakeNode) -> None:
+        """A key that a daemon has known to be revoked is never valid there again."""
+        known = self._known_revoked.setdefault(node.name, set())
+        for one in node.relays.issued.all:
+            if one.revoked_ms is not None:
+                known.add(one.record.salt)
+            elif one.record.salt in known:
+                self._fail(f"{node.name} accepts the key {one.name} again, which it knew to be revoked")
 
     async def _trim(self, node: FakeNode) -> None:
         log, lowest = node.log, node.leases.lowest()
@@ -483,6 +527,7 @@ class ReplicaSimulation(SeededRun):
             self._note(f"{node.name} has a new disk, and is to follow {primary.name}")
             node.upstream = primary.name
             self.seen["new disk"] += 1
+            self._known_revoked.pop(node.name, None)
             self._fresh_disk(node)
             self._whole.discard(node.name)
 
@@ -501,6 +546,7 @@ class ReplicaSimulation(SeededRun):
         self.lost_by_restore |= had - set(map(content, engine.facts))
         self._note(f"{node.name} is restored from its copy")
         self.seen["restored"] += 1
+        self._known_revoked.pop(node.name, None)
         node.engine = engine
 
     def _promote(self) -> None:
@@ -524,6 +570,9 @@ class ReplicaSimulation(SeededRun):
         lost = {one for one, where in answers if where == before} - held
         if lost:
             self.failed(f"promoted in order, {node.name} lacks {sorted(lost)[:3]}")
+        salts = {one.record.salt for one in node.relays.issued.all if one.revoked_ms is None}
+        if forgotten := {salt for salt, where in self._revoked.items() if where == before} & salts:
+            self.failed(f"promoted in order, {node.name} accepts revoked keys: {sorted(forgotten)[:3]}")
 
     def _force(self) -> None:
         node = self._candidate()
@@ -694,6 +743,7 @@ class ReplicaSimulation(SeededRun):
             if not node.is_running:
                 continue
             self._check_role(node)
+            self._check_keys(node)
             for relay in node.connected_relays:
                 other = engines.get(relay.uuid)
                 if other is not None and relay.state in ("catching up", "live"):
@@ -782,6 +832,11 @@ class ReplicaSimulation(SeededRun):
                 # A fenced daemon whose primary is gone for good begins again as one.
                 self._fail("nobody can be promoted")
         self._tell_to_resync()
+        primary = self._primary()
+        lost = [name for node in nodes for name in node.relays.issued.lost]
+        if primary is not None and lost:
+            self.seen["revocation lost"] += 1
+            self._do(self._revoke(primary, lost[0]))
 
     def _has_one_primary(self) -> bool:
         return [node.is_running and node.roles.role for node in self.nodes.values()].count(Role.PRIMARY) == 1
@@ -800,6 +855,8 @@ class ReplicaSimulation(SeededRun):
                 node.replica is not None
                 and node.replica.state == "live"
                 and node.log.position == position
+                and _valid(node) == _valid(primaries[0])
+                and not node.relays.issued.lost
                 and _positions(node, "typing") == _expected(node, primaries[0])
             )
             for node in nodes
@@ -824,6 +881,8 @@ class ReplicaSimulation(SeededRun):
             self._fail(
                 f"{node.name} lags {replica.freshness.lag_rows()} rows, {replica.lag_seconds()} s at rest"
             )
+        if _valid(node) != _valid(primary) or node.relays.issued.lost:
+            self._fail(f"{node.name} accepts the keys {_valid(node)}, the primary {_valid(primary)}")
         wanted = node.publisher.holdings.filter.streams
         declared = primary.declared.declared if wanted is None or "declarations" in wanted else {}
         if node.declared.declared != declared:
@@ -852,6 +911,11 @@ class ReplicaSimulation(SeededRun):
             for one, where in writer.acknowledged.items():
                 if one not in known:
                     self._fail(f"{where} acknowledged {one}, which is nowhere")
+
+
+def _valid(node: FakeNode) -> dict[str, str]:
+    """The names of the keys that it accepts, by their salts."""
+    return {one.record.salt: one.name for one in node.relays.issued.all if one.revoked_ms is None}
 
 
 def _expected(node: FakeNode, primary: FakeNode) -> dict[str, int]:

@@ -1,18 +1,19 @@
 """Parts of the handshake with a replica, and the start of a snapshot.
 
-On a native connection both ends prove the secret by HMAC, without sending it or comparing clocks. The proofs
-cover the lines of the handshake as they were sent, so that nobody in between can alter them. Without TLS the
-bytes after the handshake travel in records (`wire.records`), whose keys come from the same lines.
+On a native connection both ends prove the secret (`ports.proofs`), without sending it or comparing clocks.
+The proofs cover the lines of the handshake as they were sent, so that nobody in between can alter them.
+Without TLS the bytes after the handshake travel in records (`wire.records`), whose keys come from the same
+lines.
 """
 
-import hmac
 import secrets
 from typing import Final
 
 import msgspec
 
-from synrepl.ports.access import Access, prove
+from synrepl.ports.access import Access
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
+from synrepl.ports.proofs import IProofs
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.storage.log import Log
 from synrepl.wire.codec import codec_of
@@ -51,32 +52,31 @@ def line_of_upstream(command: Command) -> bytes:
     return codec_of(NATIVE, ours=SERVER, theirs=CLIENT).format(command)
 
 
-def proof(secret: str, side: str, greetings: Greetings, welcome: bytes = b"") -> str:
-    """Return the proof of one side (`REPLICA_SIDE` or `PRIMARY_SIDE`): an HMAC-SHA256 in hexadecimal.
+def proof(proofs: IProofs, side: str, greetings: Greetings, welcome: bytes = b"") -> str:
+    """Return the proof of our side (`REPLICA_SIDE` or `PRIMARY_SIDE`) in hexadecimal.
 
     The proof of a primary also covers its line WELCOME, which is passed `without_proof`.
     """
-    return _digest(secret, f"{side} proof", greetings, welcome).hex()
+    return proofs.prove(f"{side} proof", greetings.hello, greetings.challenge, welcome).hex()
 
 
-def proves(received: str, secret: str | None, side: str, greetings: Greetings, welcome: bytes = b"") -> bool:
-    """Whether `received` is the `proof` with this secret, False if that is None. Runs in constant time."""
-    expected = proof(secret if secret is not None else nonce(), side, greetings, welcome)
-    return hmac.compare_digest(received.encode(), expected.encode()) and secret is not None
+def proves(received: str, proofs: IProofs, side: str, greetings: Greetings, welcome: bytes = b"") -> bool:
+    """Whether `received` is the `proof` of the other side. Runs in constant time."""
+    try:
+        found = bytes.fromhex(received)
+    except ValueError:
+        return False
+    return proofs.is_proof(found, f"{side} proof", greetings.hello, greetings.challenge, welcome)
 
 
-def record_key(secret: str, side: str, greetings: Greetings) -> bytes:
+def record_key(proofs: IProofs, side: str, greetings: Greetings) -> bytes:
     """Return the key of the records that this side sends on this connection."""
-    return _digest(secret, f"{side} records", greetings)
+    return proofs.session_key(f"{side} records", greetings.hello, greetings.challenge, b"")
 
 
 def without_proof(welcome: bytes, proof: str) -> bytes:
     """Return a line WELCOME as it was before its `proof` was set."""
     return welcome.replace(b'"proof":"%b"' % proof.encode(), b'"proof":""', 1)
-
-
-def _digest(secret: str, label: str, greetings: Greetings, welcome: bytes = b"") -> bytes:
-    return prove(secret, label, greetings.hello, greetings.challenge, welcome)
 
 
 class SnapshotStart(msgspec.Struct, frozen=True):

@@ -82,5 +82,8 @@ class IRelay(Protocol):
     def send_peers(self) -> None:
         """Send a subscribed replica the addresses of others, if they changed and it supports `peers`."""
 
+    def send_keys(self, block: bytes) -> None:
+        """Send a subscribed replica this block with all issued keys."""
+
     def send_down(self, command: type[Command], line: bytes) -> bool:
         """Send a command for all processes, if the replica has subscribed. False if there is no room."""

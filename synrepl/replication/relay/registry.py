@@ -8,7 +8,7 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.errors import LocalProtocolError
+from synrepl.errors import LocalProtocolError, StorageError
 from synrepl.ports import rights
 from synrepl.ports.access import Access, Keyring, Right
 from synrepl.ports.history import Lease
@@ -20,6 +20,7 @@ from synrepl.replication.acknowledgements import Acknowledgements
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
+from synrepl.replication.issued_keys import IssuedKeys, keys_block
 from synrepl.replication.promises import PromisedReplica, PromiseKeeper
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.interfaces import IRelay
@@ -92,6 +93,8 @@ class ReplicaRegistry:
             replicas=lambda: [one for one in self.connected if one.is_subscribed],
             is_primary=lambda: self.roles.role == PRIMARY,
         )
+        self.issued = IssuedKeys(self.log, self.keys, self.clock, refusal=self._write_refusal)
+        self.issued.subscribers.append(self._on_keys)
         self.publisher.broadcast_subscribers.append(self._on_relayed)
         self.log.on_replaced(self.leases.reload)
 
@@ -160,6 +163,16 @@ class ReplicaRegistry:
         """Stop all tasks and timers, without saving leases."""
         self.tasks.cancel_all()
         self.leases.stop()
+
+    def _write_refusal(self) -> StorageError | None:
+        barrier = self.log.write_barrier
+        return None if barrier is None else barrier("keys")
+
+    def _on_keys(self) -> None:
+        self.recheck()
+        block = keys_block(self.issued.all)
+        for relay in list(self.connected):
+            relay.send_keys(block)
 
     def _on_relayed(self, command: Command, source: object) -> Iterator[None]:
         """Pass a command for all processes on to native replicas, except the one that sent it."""

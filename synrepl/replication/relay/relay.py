@@ -11,6 +11,7 @@ from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.rights import is_told
 from synrepl.ports.time import Timer
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
+from synrepl.replication.issued_keys import keys_block
 from synrepl.replication.log_waiters import Interest
 from synrepl.replication.machine import Machine, states_of
 from synrepl.replication.relay.authenticator import Authenticator
@@ -359,6 +360,8 @@ class Relay:
         self._send_heartbeat()
         for relay in registry.connected:
             relay.send_peers()
+        if registry.issued.digest != replica.keys:
+            self.send_keys(keys_block(registry.issued.all))
         held = EphemeralMode.HELD if self._supports("ephemeral") else EphemeralMode.NONE
         await self._send_log(held, on_head=self._reach_head)
 
@@ -457,6 +460,11 @@ class Relay:
             if peers != self._sent_peers:
                 self._sent_peers = peers
                 self.connection.send(native.Peers(addresses=peers))
+
+    def send_keys(self, block: bytes) -> None:
+        """Send a subscribed replica this block with all issued keys, if it supports that."""
+        if self.is_subscribed and self._supports(native.KEYS):
+            self.connection.write(block)
 
     def send_down(self, command: type[Command], line: bytes) -> bool:
         """Send a command for all processes, if the replica has subscribed and supports that.

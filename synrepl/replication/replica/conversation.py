@@ -6,6 +6,7 @@ from typing import Final, Protocol
 import msgspec
 
 from synrepl.errors import ReplicationError
+from synrepl.ports.access import IssuedKey
 from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
@@ -59,7 +60,13 @@ class Ephemeral(msgspec.Struct, frozen=True):
     is_all: bool = False
 
 
-Event = Command | Facts | SnapshotFacts | SnapshotMeta | Ephemeral
+class UpstreamKeys(msgspec.Struct, frozen=True):
+    """All issued keys of the upstream."""
+
+    keys: Sequence[IssuedKey]
+
+
+Event = Command | UpstreamKeys | Facts | SnapshotFacts | SnapshotMeta | Ephemeral
 """What an upstream sends: native commands and the contents of blocks."""
 
 
@@ -78,7 +85,8 @@ class IConversation(Protocol):
     def subscribe(self, request: Subscribe) -> None:
         """Request the facts after a position.
 
-        `Subscribed` follows, then `Facts`, `SnapshotMeta`, `Heartbeat`, `Ephemeral`, `Peers` and `Down`.
+        `Subscribed` follows, then `Facts`, `SnapshotMeta`, `Heartbeat`, `Ephemeral`, `Peers`, `Down` and
+        `UpstreamKeys`.
         """
 
     async def next(self) -> Event:

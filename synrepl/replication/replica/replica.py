@@ -1,6 +1,6 @@
 """Replica: connects to the upstream, joins if needed, follows, and reconnects with backoff."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.html.humanize import counted
+from synrepl.ports.access import IssuedKey
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.notes import YES
 from synrepl.ports.settings import UNNAMED
@@ -27,6 +28,7 @@ from synrepl.replication.replica.conversation import (
     IUpstream,
     RefusedByUpstream,
     SnapshotMeta,
+    UpstreamKeys,
 )
 from synrepl.replication.replica.ephemeral_facts import add_ephemeral
 from synrepl.replication.replica.freshness import Freshness
@@ -88,6 +90,7 @@ class Replica:
     Facts that only this copy has are first given to `keep_leftovers`, if that is set. `ephemeral` names the
     ephemeral streams. `on_primary_moved` is called with the primary's address in a refusal, `on_command` with
     each command for all processes. `is_own_replica` tells whether the daemon with a uuid follows this one.
+    `take_keys` is called with all issued keys of the upstream.
     """
 
     _logger = Logger()
@@ -104,6 +107,7 @@ class Replica:
     commands: CommandForwarder | None = None
     on_command: Callable[[Command], None] = lambda command: None
     is_own_replica: Callable[[str], bool] = lambda uuid: False
+    take_keys: Callable[[Sequence[IssuedKey]], Coroutine[Any, Any, None]] | None = None
 
     def __post_init__(self) -> None:
         self.name = self.settings.name_of(self.log.uuid)
@@ -295,6 +299,9 @@ class Replica:
                         add_ephemeral(log, self.ephemeral, facts, is_all=is_all)
                     case native.Peers(addresses):
                         self._tasks.start(self._save_peers(addresses), "saving peers")
+                    case UpstreamKeys(keys):
+                        if self.take_keys is not None:
+                            self._tasks.start(self.take_keys(keys), "saving issued keys")
                     case native.Taken(origin, number, since):
                         if self.commands is not None:
                             self.commands.acknowledged(origin, number, since)

@@ -202,8 +202,9 @@ class HandOverPrimary:
 class HandOverCandidate:
     """The replica's side: requests a hand-over, and catches up with the primary while it refuses facts.
 
-    `missing_files` returns the files that this daemon lacks up to a serial.
-    `is_requesting`: the promotion under way needs the hand-over to continue.
+    `missing_files` returns the files that this daemon lacks up to a serial, `keys` the digest of the
+    issued keys that the primary has sent. `is_requesting`: the promotion under way needs the hand-over to
+    continue.
     """
 
     log: Log
@@ -212,6 +213,7 @@ class HandOverCandidate:
     _: KW_ONLY
     address: Callable[[], Address]
     missing_files: Callable[[int], Awaitable[Sequence[Any]]]
+    keys: Callable[[], str]
     is_requesting: bool = False
 
     async def catch_up(self, primary: Address) -> None:
@@ -252,21 +254,26 @@ class HandOverCandidate:
         requested_at = self.clock.seconds()
         position = await self._request(primary, HANDOVER_SECONDS)
         while self.log.position != position:
-            now = self.clock.seconds()
-            if now >= until:
-                limit = f"catching up took more than {CATCH_UP_SECONDS:g} seconds"
-                serial = self.log.head.serial
-                why = f"{limit}: this copy is at serial {serial}, the primary at {position.serial}"
-                raise CannotPromote("behind", why)
-            if now - requested_at >= RENEW_SECONDS:
+            self._check_time(
+                until, f"this copy is at serial {self.log.head.serial}, the primary at {position.serial}"
+            )
+            if self.clock.seconds() - requested_at >= RENEW_SECONDS:
                 return False
             await sleep(self.clock, 0.05)
+        if (await self.peers.describe(primary, must_administer=False)).keys != self.keys():
+            # Sent before the hand-over, and on its way. The request is renewed until it is here.
+            await sleep(self.clock, 0.05)
+            return self._check_time(until, "the issued keys of the primary have not come")
         missing = await self.missing_files(self.log.head.serial)
         if missing:
             why = f"files missing from this copy: {len(missing)}; use force to leave them behind"
             raise CannotPromote("files_missing", why, missing=missing)
-        now = self.clock.seconds()
-        if now >= until:
-            raise CannotPromote("behind", f"catching up took more than {CATCH_UP_SECONDS:g} seconds")
+        self._check_time(until, "the files were looked through")
         # The hand-over may have ended meanwhile, and the primary accepted facts: compare again.
         return await self._request(primary, HANDOVER_SECONDS) == self.log.position
+
+    def _check_time(self, until: float, at: str) -> bool:
+        """Raises `CannotPromote` once it is too late; `at` says what lasts. Else False: try again."""
+        if self.clock.seconds() >= until:
+            raise CannotPromote("behind", f"catching up took more than {CATCH_UP_SECONDS:g} seconds: {at}")
+        return False

@@ -81,7 +81,13 @@ class RoleManager:
         self._primary = Address()
         self._store = RoleStore(self.log, own=self.address, local=self.owner.known_daemons)
         self._verifier = ClaimVerifier(self.log, self.clock, self.peers, is_known=self.is_known)
-        self._promise_check = PromiseCheck(self.log, self.clock, self.peers, known=self.owner.known_daemons)
+        self._promise_check = PromiseCheck(
+            self.log,
+            self.clock,
+            self.peers,
+            known=self.owner.known_daemons,
+            take_revoked=self.owner.take_revoked,
+        )
         self._tasks = Tasks(self._logger, "roles")
         self.rivals = Rivals(
             self,
@@ -111,7 +117,12 @@ class RoleManager:
             on_change=self._update_write_barrier,
         )
         self.candidate = HandOverCandidate(
-            self.log, self.clock, self.peers, address=self.address, missing_files=self.owner.missing_files
+            self.log,
+            self.clock,
+            self.peers,
+            address=self.address,
+            missing_files=self.owner.missing_files,
+            keys=self.owner.keys_digest,
         )
         self._is_stopped = False
         self._is_promoting = False

@@ -1,6 +1,6 @@
 """What the roles of a daemon need of that daemon."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from synrepl.replication.addresses import Address
@@ -26,6 +26,12 @@ class IRoleOwner(Protocol):
 
     async def missing_files(self, upto: int) -> Sequence[Any]:
         """The files of facts up to this serial that this daemon lacks."""
+
+    def keys_digest(self) -> str:
+        """The digest of the issued keys that the upstream has sent."""
+
+    async def take_revoked(self, salts: Collection[str]) -> list[str]:
+        """Revoke the issued keys that others know to be revoked, by their salts; return the names."""
 
     def role_changed(self) -> None:
         """Called after every change of the role, of what it permits, and of which daemons know it."""

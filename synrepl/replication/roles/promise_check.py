@@ -13,12 +13,13 @@ The check says what was true when each replica answered. That the old primary ta
 what the operator asserts by `force`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred, DeferredList
+from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
@@ -50,7 +51,8 @@ class AheadReplica(msgspec.Struct, frozen=True):
 class PromiseCheck:
     """Asks the replicas of the newest promise whether one of them is ahead of this daemon.
 
-    `known` returns the addresses of all daemons that are known here.
+    `known` returns the addresses of all daemons that are known here. `take_revoked` revokes the issued
+    keys that daemons which answer know to be revoked: no revocation that anybody knows is lost.
     """
 
     log: Log
@@ -58,6 +60,8 @@ class PromiseCheck:
     peers: IPeerClient
     _: KW_ONLY
     known: Callable[[], Sequence[Address]] = tuple
+    take_revoked: Callable[[Collection[str]], Awaitable[list[str]]]
+    _logger = Logger()
 
     async def check(self) -> None:
         """Raises `CannotPromote` if an acknowledged fact would be, or could be, given up; `StorageError`."""
@@ -87,6 +91,10 @@ class PromiseCheck:
             )
             more = {"silent": [{"name": one.name, "address": one.address} for one in silent]}
             raise CannotPromote("replicas_silent", why, more=more)
+        salts = {salt for _, status in found for salt in status.revoked}
+        if salts and (revoked := await self.take_revoked(salts)):
+            why = "revoked the keys that other daemons know to be revoked: {names}"
+            self._logger.warn(why, names=", ".join(revoked))
 
     async def _ask(self, replicas: Sequence[PromisedReplica]) -> list[tuple[PromisedReplica, PeerStatus]]:
         asked: Any = [Deferred.fromCoroutine(self._describe(one)) for one in replicas]

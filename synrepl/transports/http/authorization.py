@@ -13,7 +13,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from synrepl.http_api.route import JSON, Route
-from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, access_of
+from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right
+from synrepl.ports.proofs import IProofs, own_proofs, split_issued
 from synrepl.ports.rights import Operation, refusal, route_operation
 from synrepl.transports.credentials import certified_name, ip_of, is_local
 from synrepl.transports.http.api_error import ApiError
@@ -22,9 +23,10 @@ from synrepl.transports.http.signatures import (
     SCHEME,
     Nonces,
     Signature,
+    SignatureChallenge,
     SignedContent,
     SignedRequest,
-    challenge,
+    named_key,
     quoted,
 )
 from synrepl.wire.text import printable
@@ -76,7 +78,7 @@ class AccessCheck:
             if name is not None and not values:
                 why = f"the certificate of {printable(name)} is not in keys_file, or was revoked"
             raise self._unauthorized(f"{why}: send the secret in one header, Authorization: Bearer SECRET")
-        return access_of(key)
+        return self._keys.access(key)
 
     def _signed_access(self, request: Any, header: str) -> Access:
         """Verify a signature, once for each request, and return the rights of the key that made it.
@@ -84,8 +86,11 @@ class AccessCheck:
         The nonce comes last: who knows no secret spends none.
         """
         signature = Signature.parse(header)
+        key_name = named_key(header)
         if signature is None:
-            raise self._unauthorized("the request is not signed: sign it with the nonce of this answer")
+            salt = self._keys.salt(key_name)
+            why = "the request is not signed: sign it with the nonce of this answer"
+            raise self._unauthorized(why, salt=salt)
         if not self._is_own(signature.address):
             raise self._unauthorized(
                 f"the signature is for {printable(signature.address)}, and the address of this daemon is"
@@ -96,16 +101,35 @@ class AccessCheck:
             request.uri.decode("ascii", "replace"),
             ", ".join(headers(request, CONTENT_DIGEST)),
         )
-        key = self._keys.find_proven(lambda secret: signature.is_signed_with(secret, content))
-        if key is None or key.secret is None:
+        proven = self._find_signer(signature, key_name, content)
+        if proven is None:
             raise self._unauthorized(
                 "the proof is wrong: this daemon knows no such secret, or it was revoked"
             )
+        access, proofs = proven
         if getattr(request, "signed", None) is None:
             if why := self._nonces.spend(signature.nonce):
                 raise self._unauthorized(f"{why}: sign the request again")
-            request.signed = SignedRequest(signature, key.secret)
-        return access_of(key)
+            request.signed = SignedRequest(signature, proofs)
+        return access
+
+    def _find_signer(
+        self, signature: Signature, key: str, content: SignedContent
+    ) -> tuple[Access, IProofs] | None:
+        """Find who signed this request: its rights, and what proves the answer. None: nobody known here."""
+        if not signature.salt:
+            found = self._keys.find_proven(key, lambda proofs: signature.is_signed_with(proofs, content))
+            return None if found is None else (self._keys.access(found[0]), found[1])
+        own = self._keys.named("")
+        if own is None or own.secret is None or split_issued(own.secret)[0] != key:
+            return None
+        try:
+            proofs = own_proofs(own.secret, signature.salt)
+        except ValueError:
+            return None
+        # Every daemon that has our key's record could sign so: it may ask what this daemon is, no more.
+        access = Access(name=key, rights=frozenset({Right.READ}), streams=frozenset(), is_proven=True)
+        return (access, proofs) if signature.is_signed_with(proofs, content) else None
 
     def _is_own(self, address: str) -> bool:
         """Whether a signature for this address is for this daemon."""
@@ -114,8 +138,8 @@ class AccessCheck:
         parts = urlsplit(address)
         return parts.scheme == "https" and parts.netloc.lower() in self._hosts()
 
-    def _unauthorized(self, why: str) -> ApiError:
-        asked = f"Bearer, {challenge(self._nonces.make())}"
+    def _unauthorized(self, why: str, *, salt: str = "") -> ApiError:
+        asked = f"Bearer, {SignatureChallenge(self._nonces.make(), salt).header}"
         return ApiError("unauthorized", why, headers={b"www-authenticate": asked.encode()})
 
 

@@ -1,6 +1,5 @@
 """Clients of other daemons: for files, and for claims, handovers and status."""
 
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -30,7 +29,8 @@ from synrepl.transports.http.http_client import (
     verified_body,
 )
 from synrepl.transports.http.messages import DigestsAnswer
-from synrepl.transports.http.signatures import PROOF_HEADER, SCHEME, Signature, SignedContent, find_nonce
+from synrepl.transports.http.signatures import PROOF_HEADER, SignatureChallenge, SignedContent, Signer
+from synrepl.wire.text import printable
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ class SigningClient(HttpClient):
 
     async def call_signed(
         self,
-        secret: str,
+        signer: Signer,
         request: HttpRequest,
         *,
         base_url: str,
@@ -179,31 +179,38 @@ class SigningClient(HttpClient):
         Raises `ApiResponseError` if the daemon knows no such secret, `NotConnected` if it asks for none, or
         if it does not prove that it knows the secret.
         """
-        exchange = self._exchange(secret, request, base_url, body, asker, address)
+        exchange = self._exchange(signer, request, base_url, body, asker, address)
         url = public_url(request.url(base_url))
         answer: tuple[int, bytes] = await self._within(self.timeout, exchange, url)
         return answer
 
     async def _exchange(
-        self, secret: str, request: HttpRequest, base_url: str, body: bytes | None, asker: str, address: str
+        self,
+        signer: Signer,
+        request: HttpRequest,
+        base_url: str,
+        body: bytes | None,
+        asker: str,
+        address: str,
     ) -> tuple[int, bytes]:
         where = public_url(base_url)
         question = REPLICATION.request()
-        response, _ = await self._answer(question, base_url, None, SCHEME)
-        nonce = find_nonce(response.headers.getRawHeaders("www-authenticate"))
-        if response.code != UNAUTHORIZED or nonce is None:
+        response, _ = await self._answer(question, base_url, None, signer.question)
+        challenge = SignatureChallenge.find(response.headers.getRawHeaders("www-authenticate"))
+        if response.code != UNAUTHORIZED or challenge is None:
             raise NotConnected(
                 f"{where} asks for no secret, so it cannot prove that it knows that of this daemon: check"
                 " secret_file there"
             )
         digest = "" if body is None else content_digest(body)
         content = SignedContent(request.method, request.target, digest)
-        signature = Signature.sign(secret, content, nonce_=nonce, asker=asker, address=address)
-        response, answer = await self._answer(request, base_url, body, signature.header)
+        try:
+            signed = signer.sign(content, challenge, asker=asker, address=address)
+        except ValueError as error:
+            raise NotConnected(f"{where} sent a salt that cannot be used: {printable(str(error))}") from error
+        response, answer = await self._answer(request, base_url, body, signed.signature.header)
         shown = (response.headers.getRawHeaders(PROOF_HEADER) or [""])[0]
-        if hmac.compare_digest(
-            shown.encode(), signature.answer_proof(secret, response.code, answer).encode()
-        ):
+        if signed.signature.is_answer_proof(shown, signed.proofs, response.code, answer):
             return response.code, answer
         if response.code == UNAUTHORIZED:
             raise as_response_error(response.code, answer, where)
@@ -221,8 +228,8 @@ class SigningClient(HttpClient):
 class IPeerSecrets(Protocol):
     """Knows the secrets for requests to other daemons."""
 
-    def find(self, address: Address, *, must_administer: bool) -> list[str]:
-        """Return the secrets to try, in order; none if requests to this address are not signed.
+    def find(self, address: Address, *, must_administer: bool) -> list[Signer]:
+        """Return what to sign with, to try, in order; none if requests to this address are not signed.
 
         With `must_administer`, they are those with this right. Raises `NotConnected` if there is none.
         """
@@ -279,7 +286,7 @@ class PeerClient:
         """Raise a `ReplicationError` unless the daemon at this URL proves that it knows the own secret."""
         if (secret := self.credentials.secret) is not None:
             await self._client.call_signed(
-                secret, REPLICATION.request(), base_url=url, asker=self.uuid, address=url
+                Signer.of(secret), REPLICATION.request(), base_url=url, asker=self.uuid, address=url
             )
 
     async def stop(self) -> None:
@@ -299,25 +306,25 @@ class PeerClient:
         if not url:
             raise NotConnected(f"cannot ask {address}: its HTTP address is unknown")
         content = None if body is None else msgspec.json.encode(body)
-        secrets = self.secrets.find(address, must_administer=must_administer)
-        if not secrets:
+        signers = self.secrets.find(address, must_administer=must_administer)
+        if not signers:
             return await self._client.call(request, answer, base_url=url, body=content)
-        status, found = await self._call_signed(secrets, url, request, content)
+        status, found = await self._call_signed(signers, url, request, content)
         if status != OK:
             raise as_response_error(status, found, public_url(url))
         return decode_json(answer, found, public_url(url))
 
     async def _call_signed(
-        self, secrets: Sequence[str], url: str, request: HttpRequest, body: bytes | None
+        self, signers: Sequence[Signer], url: str, request: HttpRequest, body: bytes | None
     ) -> tuple[int, bytes]:
-        """Send a request, signed with the first of these secrets that the daemon knows."""
+        """Send a request, signed with the first of these that the daemon knows."""
         address = "" if self.credentials.is_configured(url) else url
-        for number, secret in enumerate(secrets, 1):
+        for number, signer in enumerate(signers, 1):
             try:
                 return await self._client.call_signed(
-                    secret, request, base_url=url, body=body, asker=self.uuid, address=address
+                    signer, request, base_url=url, body=body, asker=self.uuid, address=address
                 )
             except ApiResponseError:
-                if number == len(secrets):
+                if number == len(signers):
                     raise
-        raise AssertionError("there is a secret")
+        raise AssertionError("there is a signer")

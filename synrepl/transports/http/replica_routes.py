@@ -5,7 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.http_api.routes import MAX_NEWER
-from synrepl.ports.access import Access
+from synrepl.ports.access import Access, Right
 from synrepl.replication.relay.handshake import make_welcome
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.messages import NewerFact
@@ -34,6 +34,10 @@ async def describe_log(registry: ReplicaRegistry, access: Access, after: int | N
     welcome = msgspec.to_builtins(make_welcome(registry, access, proof=""))
     epoch_starts = [start.seen_by(access.streams) for start in registry.log.head.epoch_starts]
     more: dict[str, Any] = {"epoch_starts": epoch_starts, "promoting": registry.roles.candidate.is_requesting}
+    if issued := registry.issued.digest:
+        more["keys"] = issued
+        if Right.ADMINISTER in access.rights:
+            more["revoked"] = registry.issued.revoked()
     if after is not None:
         facts, _ = await registry.log.reads.facts(
             after=after, upto=registry.log.head.serial, limit=MAX_NEWER, filter=Filter(access.streams)

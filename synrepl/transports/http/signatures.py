@@ -10,10 +10,15 @@ daemon, for some seconds. The exchange is that of RFC 9110::
     POST /v1/claim               200  Synrepl-Proof: P2
     Authorization: Synrepl nonce="N", cnonce="C", asker="U", address="A", proof="P1"
 
-P1 is an HMAC with the secret over the request and over both daemons: the asker's uuid, and the address as
+P1 is a proof (`ports.proofs`) over the request and over both daemons: the asker's uuid, and the address as
 the asker wrote it. The daemon refuses a signature for another address than its own, so that no peer can pass
 on what it was asked. The address is empty if the asker's operator configured it; it may be that of a proxy.
-P2 is an HMAC over P1 and the answer.
+P2 is a proof over P1 and the answer.
+
+With a secret that both know, these are HMACs with it. The holder of an issued key names it in its first
+request (``Synrepl key="K"``), is answered with the salt of the key, and signs with both names, ``key`` and
+``salt`` left out. A daemon that has only the record of the asked daemon's key signs with ``key`` and
+``salt``: that proves to the holder that it asks a daemon of its own log, and no more.
 """
 
 import hmac
@@ -23,11 +28,11 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Final, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
-from synrepl.ports.access import prove
+from synrepl.ports.proofs import IProofs, KeyRecord, RecordProofs, own_proofs, split_issued
 from synrepl.replication.relay.handshake import nonce
 
 SCHEME: Final = "Synrepl"
@@ -43,7 +48,7 @@ MAX_SPENT: Final = 10_000
 
 _URL_CHARACTERS: Final = "!#$%&'()*+,/:;=?@[]~"
 _parameter: Final = re.compile(r'(\w+)="([^"]*)"', re.ASCII)
-_challenge: Final = re.compile(rf'\b{SCHEME} nonce="([^"]*)"', re.ASCII)
+_challenge: Final = re.compile(rf'\b{SCHEME} nonce="([^"]*)"(?:, salt="([0-9a-f]*)")?', re.ASCII)
 
 
 class SignedContent(msgspec.Struct, frozen=True):
@@ -55,39 +60,69 @@ class SignedContent(msgspec.Struct, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
-    """The signature of a request. `nonce` is that of the answering daemon, `cnonce` the asker's."""
+    """The signature of a request. `nonce` is that of the answering daemon, `cnonce` the asker's.
+
+    `key` is the issued key, quoted, with which it was signed; empty: with another secret. With `salt`, by a
+    daemon that has its record; else by its holder.
+    """
 
     nonce: str
     cnonce: str
     asker: str
     address: str
+    key: str = ""
+    salt: str = ""
     proof: str = ""
 
     @classmethod
-    def sign(cls, secret: str, content: SignedContent, *, nonce_: str, asker: str, address: str) -> Self:
+    def sign(
+        cls,
+        proofs: IProofs,
+        content: SignedContent,
+        *,
+        nonce_: str,
+        asker: str,
+        address: str,
+        key: str = "",
+        salt: str = "",
+    ) -> Self:
         """Sign a request to the daemon at `address` (empty: our operator configured it)."""
-        unsigned = cls(nonce=nonce_, cnonce=nonce(), asker=asker, address=quoted(address))
-        return msgspec.structs.replace(unsigned, proof=unsigned._prove(secret, content))
+        unsigned = cls(
+            nonce=nonce_,
+            cnonce=nonce(),
+            asker=asker,
+            address=quoted(address),
+            key=_quoted_name(key),
+            salt=salt,
+        )
+        shown = proofs.prove(REQUEST_PROOF, *unsigned._texts(content)).hex()
+        return msgspec.structs.replace(unsigned, proof=shown)
 
-    def is_signed_with(self, secret: str, content: SignedContent) -> bool:
-        """Whether this is the signature of this request with this secret. Runs in constant time."""
-        return hmac.compare_digest(self.proof.encode(), self._prove(secret, content).encode())
+    def is_signed_with(self, proofs: IProofs, content: SignedContent) -> bool:
+        """Whether this is the signature of this request by the other side. Runs in constant time."""
+        return _is_proof(proofs, self.proof, REQUEST_PROOF, self._texts(content))
 
-    def _prove(self, secret: str, content: SignedContent) -> str:
+    def _texts(self, content: SignedContent) -> list[bytes]:
         said = (content.method, content.target, content.digest)
-        texts = (*said, self.nonce, self.cnonce, self.asker, self.address)
-        return prove(secret, REQUEST_PROOF, *(text.encode() for text in texts)).hex()
+        return [text.encode() for text in (*said, self.nonce, self.cnonce, self.asker, self.address)]
 
-    def answer_proof(self, secret: str, status: int, body: bytes) -> str:
+    def answer_proof(self, proofs: IProofs, status: int, body: bytes) -> str:
         """Return the proof of the answering daemon, for this status and body."""
-        texts = (self.proof, str(status), sha256(body).hexdigest())
-        return prove(secret, ANSWER_PROOF, *(text.encode() for text in texts)).hex()
+        return proofs.prove(ANSWER_PROOF, *self._answer_texts(status, body)).hex()
+
+    def is_answer_proof(self, shown: str, proofs: IProofs, status: int, body: bytes) -> bool:
+        """Whether this is the proof of the answering daemon. Runs in constant time."""
+        return _is_proof(proofs, shown, ANSWER_PROOF, self._answer_texts(status, body))
+
+    def _answer_texts(self, status: int, body: bytes) -> list[bytes]:
+        return [self.proof.encode(), str(status).encode(), sha256(body).hexdigest().encode()]
 
     @property
     def header(self) -> str:
         """The value of the header Authorization."""
-        fields = msgspec.structs.asdict(self)
-        return f"{SCHEME} " + ", ".join(f'{name}="{value}"' for name, value in fields.items())
+        fields = msgspec.structs.asdict(self).items()
+        shown = (f'{name}="{value}"' for name, value in fields if value or name not in ("key", "salt"))
+        return f"{SCHEME} {', '.join(shown)}"
 
     @classmethod
     def parse(cls, header: str) -> Self | None:
@@ -100,14 +135,50 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignedRequest(msgspec.Struct, frozen=True):
-    """A request whose signature was verified, with the secret that signed it."""
+    """A request whose signature was verified, with what proves the answer."""
 
     signature: Signature
-    secret: str
+    proofs: IProofs
 
     def answer_proof(self, status: int, body: bytes) -> str:
         """Return the proof for this answer."""
-        return self.signature.answer_proof(self.secret, status, body)
+        return self.signature.answer_proof(self.proofs, status, body)
+
+
+class Signer(msgspec.Struct, frozen=True):
+    """What a daemon signs requests with: its own secret, or the record of the asked daemon's issued key."""
+
+    secret: str = ""
+    key: str = ""
+    record: KeyRecord | None = None
+
+    def __repr__(self) -> str:
+        return f"<Signer {self.key}>"
+
+    @classmethod
+    def of(cls, secret: str) -> Self:
+        """Sign with a secret, which may be an issued key."""
+        return cls(secret=secret, key=split_issued(secret)[0])
+
+    @property
+    def question(self) -> str:
+        """The value of the header Authorization that asks for a nonce."""
+        is_holder = self.key and self.record is None
+        return f'{SCHEME} key="{_quoted_name(self.key)}"' if is_holder else SCHEME
+
+    def sign(
+        self, content: SignedContent, challenge: "SignatureChallenge", *, asker: str, address: str
+    ) -> SignedRequest:
+        """Sign a request for a daemon that sent this challenge. Raises `ValueError` for a bad salt."""
+        key, salt, proofs = "", "", own_proofs(self.secret, challenge.salt)
+        if self.record is not None:
+            key, salt, proofs = self.key, self.record.salt, RecordProofs(self.record)
+        elif challenge.salt:
+            key = self.key
+        signature = Signature.sign(
+            proofs, content, nonce_=challenge.nonce, asker=asker, address=address, key=key, salt=salt
+        )
+        return SignedRequest(signature, proofs)
 
 
 def quoted(address: str) -> str:
@@ -115,15 +186,39 @@ def quoted(address: str) -> str:
     return quote(address.rstrip("/"), safe=_URL_CHARACTERS)
 
 
-def challenge(nonce: str) -> str:
-    """Return the value of WWW-Authenticate that asks for a signature."""
-    return f'{SCHEME} nonce="{nonce}"'
+class SignatureChallenge(msgspec.Struct, frozen=True):
+    """What a signature must contain: a nonce, and the salt of the asker's issued key (empty without one)."""
+
+    nonce: str
+    salt: str = ""
+
+    @property
+    def header(self) -> str:
+        """The value of WWW-Authenticate that asks for a signature."""
+        salt = f', salt="{self.salt}"' if self.salt else ""
+        return f'{SCHEME} nonce="{self.nonce}"{salt}'
+
+    @classmethod
+    def find(cls, values: list[str] | None) -> Self | None:
+        """Find the challenge in values of WWW-Authenticate; None if they ask for no signature."""
+        found = _challenge.search(", ".join(values or ()))
+        return None if found is None else cls(found[1], found[2] or "")
 
 
-def find_nonce(values: list[str] | None) -> str | None:
-    """Find the nonce in values of WWW-Authenticate; None if they ask for no signature."""
-    found = _challenge.search(", ".join(values or ()))
-    return None if found is None else found[1]
+def named_key(header: str) -> str:
+    """Return the issued key that the value of an Authorization names; empty without one."""
+    return unquote(dict(_parameter.findall(header)).get("key", ""))
+
+
+def _quoted_name(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _is_proof(proofs: IProofs, shown: str, label: str, texts: list[bytes]) -> bool:
+    try:
+        return proofs.is_proof(bytes.fromhex(shown), label, *texts)
+    except ValueError:
+        return False
 
 
 class Nonces:

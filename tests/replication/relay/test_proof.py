@@ -4,6 +4,7 @@ import pytest
 from twisted.logger import capturedLogs, formatEvent
 
 from synrepl.ports.access import Key, Keyring
+from synrepl.ports.proofs import SharedSecret
 from synrepl.replication.relay.handshake import (
     PRIMARY_SIDE,
     REPLICA_SIDE,
@@ -19,31 +20,31 @@ from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 from tests.replication.test_listener import CertifiedFactory
 
+SECRET, OTHER = SharedSecret("secret"), SharedSecret("other")
 SAID = Greetings(b'HELLO {"nonce":"ours"}', b'CHALLENGE {"nonce":"theirs"}')
 
 
 def test_a_proof_is_of_everything_that_was_said() -> None:
     """Another side, HELLO, CHALLENGE or WELCOME makes it another one."""
-    shown = proof("secret", REPLICA_SIDE, SAID)
+    shown = proof(SECRET, REPLICA_SIDE, SAID)
 
-    assert proves(shown, "secret", REPLICA_SIDE, SAID)
-    assert not proves(shown, "secret", PRIMARY_SIDE, SAID)
-    assert not proves(shown, "secret", REPLICA_SIDE, Greetings(SAID.challenge, SAID.hello))
-    assert not proves(shown, "secret", REPLICA_SIDE, Greetings(SAID.hello + b" ", SAID.challenge))
-    assert not proves(shown, "secret", REPLICA_SIDE, Greetings(SAID.hello, SAID.challenge + b" "))
-    assert not proves(shown, "secret", REPLICA_SIDE, SAID, b"WELCOME {}")
-    assert not proves(shown, "other", REPLICA_SIDE, SAID)
-    assert not proves(shown, None, REPLICA_SIDE, SAID)
-    assert not proves("ü", "secret", REPLICA_SIDE, SAID)
+    assert proves(shown, SECRET, REPLICA_SIDE, SAID)
+    assert not proves(shown, SECRET, PRIMARY_SIDE, SAID)
+    assert not proves(shown, SECRET, REPLICA_SIDE, Greetings(SAID.challenge, SAID.hello))
+    assert not proves(shown, SECRET, REPLICA_SIDE, Greetings(SAID.hello + b" ", SAID.challenge))
+    assert not proves(shown, SECRET, REPLICA_SIDE, Greetings(SAID.hello, SAID.challenge + b" "))
+    assert not proves(shown, SECRET, REPLICA_SIDE, SAID, b"WELCOME {}")
+    assert not proves(shown, OTHER, REPLICA_SIDE, SAID)
+    assert not proves("ü", SECRET, REPLICA_SIDE, SAID)
 
 
 def test_the_keys_of_records_are_of_one_direction_and_one_connection() -> None:
     """Nor is a key what is sent as a proof."""
     other = Greetings(SAID.hello, b'CHALLENGE {"nonce":"another"}')
     sides = (REPLICA_SIDE, PRIMARY_SIDE)
-    keys = [record_key("secret", side, said) for side in sides for said in (SAID, other)]
-    keys.append(record_key("other", REPLICA_SIDE, SAID))
-    proofs = [bytes.fromhex(proof("secret", side, SAID)) for side in sides]
+    keys = [record_key(SECRET, side, said) for side in sides for said in (SAID, other)]
+    keys.append(record_key(OTHER, REPLICA_SIDE, SAID))
+    proofs = [bytes.fromhex(proof(SECRET, side, SAID)) for side in sides]
 
     assert 7 == len({*keys, *proofs})
 
@@ -88,7 +89,7 @@ def test_an_overheard_proof_is_of_no_use() -> None:
     first = cluster.raw("a")
     assert first.greet(cluster, secret="right") is not None
     hello = Hello(uuid="u", name="n", nonce="overheard")
-    shown = proof("right", REPLICA_SIDE, cluster.raw("a").say_hello(cluster, hello))
+    shown = proof(SharedSecret("right"), REPLICA_SIDE, cluster.raw("a").say_hello(cluster, hello))
     third = cluster.raw("a")
     third.say_hello(cluster, hello)
     third.tell("AUTH", Auth(shown))

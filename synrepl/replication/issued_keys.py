@@ -1,0 +1,225 @@
+"""Issued keys: the primary makes and revokes them, and every daemon below it checks them.
+
+They are not facts of the log. Whoever reads the log verifies its chain of digests, and so must see every
+fact, archives included; what only daemons may see cannot be a part of it. The keys are a note beside the log.
+It travels from an upstream to its replicas alone, filtered or not, as a whole: after SUBSCRIBED unless the
+replica has the same, and at each change. So a revocation reaches a replica of a replica as fast as a fact.
+
+A revocation is never taken back: who has heard of it refuses the key, whatever the primary says. So keys are
+told apart by their salts, since a name can be given again, and revoked ones that the upstream does not know
+are kept. If a promotion lost a revocation, the daemon that knows it lists it (`lost`) until the key is
+revoked again.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+from twisted.internet.defer import DeferredLock
+from twisted.logger import Logger
+
+from synrepl.errors import ConfigError, RemoteProtocolError, StorageError
+from synrepl.ports.access import IssuedKey, Keyring, Right
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.proofs import make_record, make_secret
+from synrepl.storage.log import Log
+from synrepl.wire.blocks import encode_block
+from synrepl.wire.text import is_name
+
+MAX_KEYS: Final = 500
+"""The largest number of issued keys that are kept. Of more, the first that were revoked are forgotten."""
+
+MAX_STREAMS: Final = 100
+"""The largest number of streams that a key can name."""
+
+MAX_BYTES: Final = 8 * 1024 * 1024
+"""The most bytes of all keys that an upstream may send."""
+
+_decoder: Final = msgspec.json.Decoder(IssuedKey)
+
+
+def keys_block(keys: Iterable[IssuedKey]) -> bytes:
+    """Encode all issued keys as a block for replicas."""
+    lines = [msgspec.json.encode(one) + b"\n" for one in keys]
+    return encode_block("keys", len(lines), b"".join(lines))
+
+
+def read_keys_block(data: bytes) -> list[IssuedKey]:
+    """Decode the block of an upstream. Raises `RemoteProtocolError`."""
+    if len(data) > MAX_BYTES:
+        raise RemoteProtocolError(
+            f"the upstream sent {len(data)} bytes of keys; at most {MAX_BYTES} are valid"
+        )
+    try:
+        keys = [_decoder.decode(line) for line in data.splitlines()]
+        for one in keys:
+            for text in msgspec.structs.astuple(one.record):
+                bytes.fromhex(text)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RemoteProtocolError("the upstream sent an issued key that cannot be read") from error
+    if len(keys) > MAX_KEYS or not all(is_name(one.name) for one in keys):
+        raise RemoteProtocolError("the upstream sent too many issued keys, or one with a bad name")
+    return keys
+
+
+@dataclass(eq=False, repr=False)
+class IssuedKeys:
+    """The issued keys of a daemon, in its log's notes and in its keyring.
+
+    `refusal` returns why this daemon cannot change them now: it is no primary, or hands over. `subscribers`
+    are called after each change.
+    """
+
+    _logger = Logger()
+    log: Log
+    keyring: Keyring
+    clock: IClock
+    _: KW_ONLY
+    refusal: Callable[[], StorageError | None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.subscribers: list[Callable[[], object]] = []
+        self._lock = DeferredLock()
+        self._keys: dict[str, IssuedKey] = {}
+        """By their salts."""
+        self._taken = ""
+        self._lost: tuple[str, ...] = ()
+        self.lost_since = 0.0
+        """When the first of `lost` was noticed, in Unix seconds."""
+        text = self.log.notes.get("keys")
+        self._apply(() if text is None else msgspec.json.decode(text, type=list[IssuedKey]))
+
+    @property
+    def all(self) -> Sequence[IssuedKey]:
+        """All issued keys, revoked ones too, in the order in which they were made."""
+        return list(self._keys.values())
+
+    @property
+    def digest(self) -> str:
+        """Tells two sets of issued keys apart; empty without keys."""
+        return _digest(self.all)
+
+    @property
+    def upstream_digest(self) -> str:
+        """The digest of the set that the upstream sent last; until it sends one, that of the own set."""
+        return self._taken or self.digest
+
+    @property
+    def lost(self) -> Sequence[str]:
+        """The names of keys that are revoked here and not at the upstream, which lost that."""
+        return self._lost
+
+    def revoked(self) -> dict[str, str]:
+        """The names of the revoked keys, by their salts."""
+        return {salt: one.name for salt, one in self._keys.items() if one.revoked_ms is not None}
+
+    async def add(
+        self, name: str, rights: Iterable[Right], streams: Iterable[str] | None = None
+    ) -> tuple[IssuedKey, str]:
+        """Make a key. Returns it with its secret, as ``NAME.SECRET``, which is kept nowhere.
+
+        Raises `ConfigError` for a bad or a taken name, too many keys, or at a daemon without a secret: it
+        would refuse everybody else from now on. Raises `StorageError`.
+        """
+        async with self._lock:
+            self._check_open()
+            if not is_name(name):
+                raise ConfigError("a key needs a name: one word of up to 255 printable characters")
+            if not self.keyring.is_configured:
+                raise ConfigError(
+                    "this daemon has no secret: with an issued key it would refuse everybody else; configure"
+                    " secret_file or keys_file first"
+                )
+            if self.keyring.has_own_key(name):
+                raise ConfigError(f"there is a key {name} already: choose another name, or revoke it first")
+            if sum(one.revoked_ms is None for one in self.all) >= MAX_KEYS:
+                raise ConfigError(f"{MAX_KEYS} keys are valid already, the most that there may be")
+            secret = make_secret()
+            key = IssuedKey(
+                name=name,
+                rights=tuple(sorted(rights)),
+                streams=None if streams is None else tuple(sorted(streams)),
+                record=make_record(secret),
+                made_ms=self._now_ms(),
+            )
+            await self._store([*self.all, key])
+            return key, f"{name}.{secret}"
+
+    async def revoke(self, name: str) -> IssuedKey | None:
+        """Revoke a key for good. None if there is no valid key of this name. Raises `StorageError`."""
+        async with self._lock:
+            self._check_open()
+            known = next((one for one in self.all if one.name == name and one.revoked_ms is None), None)
+            if known is None:
+                return None
+            revoked = replace(known, revoked_ms=self._now_ms())
+            await self._store([revoked if one is known else one for one in self.all])
+            return revoked
+
+    async def take(self, theirs: Sequence[IssuedKey]) -> None:
+        """Take the keys of the upstream; what was revoked here stays revoked. Raises `StorageError`."""
+        async with self._lock:
+            revoked = {salt: one for salt, one in self._keys.items() if one.revoked_ms is not None}
+            merged = [
+                one if one.revoked_ms is not None else revoked.get(one.record.salt, one) for one in theirs
+            ]
+            salts = {one.record.salt for one in theirs}
+            kept = [*merged, *(one for salt, one in revoked.items() if salt not in salts)]
+            if kept != self.all:
+                await self._store(kept)
+            self._taken = _digest(theirs)
+            lost = tuple(one.name for one, their in zip(merged, theirs, strict=True) if one is not their)
+            if lost != self._lost:
+                self.lost_since = self.lost_since if self._lost else self.clock.seconds()
+                self._lost = lost
+                if lost:
+                    why = "keys that were revoked here are valid at the upstream, which lost that: {names}"
+                    self._logger.error(why, names=", ".join(lost))
+
+    async def take_revoked(self, salts: Collection[str]) -> list[str]:
+        """Revoke the keys with these salts, which other daemons know to be revoked. Returns their names.
+
+        Raises `StorageError`.
+        """
+        async with self._lock:
+            now_ms = self._now_ms()
+            found = [one for one in self.all if one.revoked_ms is None and one.record.salt in salts]
+            if found:
+                await self._store(
+                    [replace(one, revoked_ms=now_ms) if one in found else one for one in self.all]
+                )
+            return [one.name for one in found]
+
+    def _check_open(self) -> None:
+        if (error := self.refusal()) is not None:
+            raise error
+
+    async def _store(self, keys: Sequence[IssuedKey]) -> None:
+        kept = _without_oldest_revoked(keys)
+        await self.log.note(keys=msgspec.json.encode(kept).decode() if kept else None)
+        self._apply(kept)
+        for subscriber in self.subscribers:
+            subscriber()
+
+    def _apply(self, keys: Iterable[IssuedKey]) -> None:
+        self._keys = {one.record.salt: one for one in keys}
+        self.keyring.replace_issued(self.all)
+
+    def _now_ms(self) -> int:
+        return round(self.clock.seconds() * 1000)
+
+
+def _without_oldest_revoked(keys: Sequence[IssuedKey]) -> list[IssuedKey]:
+    excess = len(keys) - MAX_KEYS
+    if excess <= 0:
+        return list(keys)
+    revoked = sorted((one.revoked_ms, one.record.salt) for one in keys if one.revoked_ms is not None)
+    forgotten = {salt for _, salt in revoked[:excess]}
+    return [one for one in keys if one.record.salt not in forgotten]
+
+
+def _digest(keys: Sequence[IssuedKey]) -> str:
+    return sha256(msgspec.json.encode(keys)).hexdigest() if keys else ""

@@ -1,0 +1,96 @@
+"""Handlers of issued keys: what there is, and new and revoked ones."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from synrepl.errors import ConfigError
+from synrepl.ports.access import IssuedKey, Right
+from synrepl.transports.http.api_error import ApiError
+from synrepl.transports.http.call import Call
+from synrepl.wire.text import printable
+
+DEFAULT_RIGHTS = (Right.READ, Right.WRITE, Right.REPLICATE)
+"""The rights of a new key unless others are named, as in the keys file."""
+
+
+class KeyBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The name of a new key, its rights, and the streams that it may read and write (None: all)."""
+
+    name: str
+    rights: list[Right] | None = None
+    streams: list[str] | None = None
+
+
+class KeyFields(msgspec.Struct, frozen=True):
+    """An issued key. `made` and `revoked` are Unix times in seconds (None: it is valid)."""
+
+    name: str
+    rights: list[Right]
+    streams: list[str] | None
+    made: float
+    revoked: float | None
+
+
+class KeysAnswer(msgspec.Struct, frozen=True):
+    """The issued keys, revoked ones too. Those in `lost` were revoked here and are valid at the upstream."""
+
+    keys: list[KeyFields]
+    lost: list[str]
+
+
+class AddedKey(msgspec.Struct, frozen=True):
+    """The new key. Its `secret` is shown this once."""
+
+    key: KeyFields
+    secret: str
+
+
+async def list_all(call: Call) -> KeysAnswer:
+    """List the issued keys, in the order in which they were made."""
+    issued = call.registry.issued
+    return KeysAnswer(list(map(_fields, issued.all)), list(issued.lost))
+
+
+async def add(call: Call, body: KeyBody) -> AddedKey:
+    """Make a key. Raises `ApiError` if it would have more rights than the peer's own key."""
+    rights = set(DEFAULT_RIGHTS if body.rights is None else body.rights)
+    if Right.REPLICATE in rights:
+        rights.add(Right.READ)
+    if not rights:
+        raise ApiError("bad_request", "a key needs a right")
+    _check_within(call, rights, body.streams)
+    try:
+        key, secret = await call.registry.issued.add(body.name, rights, body.streams)
+    except ConfigError as error:
+        raise ApiError("key_refused", str(error)) from error
+    return AddedKey(_fields(key), secret)
+
+
+async def revoke(call: Call) -> KeyFields:
+    """Revoke a key, and disconnect the peers that have proved it."""
+    name = call.path["name"]
+    revoked = await call.registry.issued.revoke(name)
+    if revoked is None:
+        why = f"there is no valid issued key {printable(name)}; synrepl keys list shows them"
+        raise ApiError("unknown_key", why)
+    return _fields(revoked)
+
+
+def _check_within(call: Call, rights: Iterable[Right], streams: Iterable[str] | None) -> None:
+    own = call.access
+    excess = sorted(set(rights) - own.rights)
+    if excess:
+        raise ApiError("no_rights", f"a key can only be made with rights of one's own: not {excess[0]}")
+    if own.streams is not None and (streams is None or not own.streams.issuperset(streams)):
+        raise ApiError("no_rights", "a key can only be made for streams that one's own key may see")
+
+
+def _fields(one: IssuedKey) -> KeyFields:
+    return KeyFields(
+        name=one.name,
+        rights=list(one.rights),
+        streams=None if one.streams is None else list(one.streams),
+        made=one.made_ms / 1000,
+        revoked=None if one.revoked_ms is None else one.revoked_ms / 1000,
+    )

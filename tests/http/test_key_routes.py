@@ -1,0 +1,125 @@
+"""Issued keys over HTTP: who may make them, and what they then allow."""
+
+from synrepl.ports.access import Key, Keyring, Right
+from tests.http.builders import Answer
+from tests.http.test_replica_routes import CopiesCase
+
+ADMIN = Key(name="admin", secret="admin", rights=frozenset({Right.READ, Right.WRITE, Right.ADMINISTER}))
+LIMITED = Key(name="limited", secret="limited", streams=frozenset({"receipts"}))
+
+
+class KeyTests(CopiesCase):
+    """A primary with a shared secret, and two keys that may administer."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        keys = Keyring("shared", [ADMIN, LIMITED])
+        self.relays.keys = self.relays.issued.keyring = keys
+        self.site = self.make_site(roles=self.roles, relays=self.relays, keys=keys)
+
+    def as_(self, secret: str, method: str, path: str, body: bytes = b"") -> Answer:
+        """Ask with this secret."""
+        return self.ask(method, path, body, f"Authorization: Bearer {secret}")
+
+    def make(self, body: bytes, secret: str = "shared") -> Answer:
+        """Make a key."""
+        return self.as_(secret, "POST", "/v1/keys", body)
+
+    def test_a_key_is_made_used_listed_and_revoked(self) -> None:
+        made = self.make(b'{"name":"laptop","rights":["read"],"streams":["receipts"]}').json()
+        listed = self.as_("shared", "GET", "/v1/keys").json()
+        secret = made["secret"]
+        seen = self.as_(secret, "GET", "/v1/changelog?streams=receipts").status
+        hidden = self.as_(secret, "GET", "/v1/changelog?streams=events").json()["message"]
+        written = self.as_(secret, "POST", "/v1/streams/receipts/facts", b'{"facts":[]}').json()["message"]
+        revoked = self.as_("shared", "DELETE", "/v1/keys/laptop").json()
+        after = self.as_(secret, "GET", "/v1/replication")
+        again = self.as_("shared", "DELETE", "/v1/keys/laptop").json()
+
+        assert made["key"] == listed["keys"][0] | {"revoked": None}
+        assert (made["key"]["name"], made["key"]["rights"]) == ("laptop", ["read"])
+        assert secret.startswith("laptop.")
+        assert secret not in str(listed)
+        assert seen == 200
+        assert hidden == "the key laptop may not see the stream events: make another with synrepl keys add"
+        assert written == "the key laptop lacks the right write: make another with synrepl keys add"
+        assert revoked["revoked"] is not None
+        assert (after.status, after.json()["error"]) == (401, "unauthorized")
+        assert again["error"] == "unknown_key"
+
+    def test_a_key_has_no_more_rights_than_that_of_its_maker(self) -> None:
+        """Nor more streams."""
+        cases = [
+            ("admin", b'{"name":"x","rights":["replicate"]}', "rights of one's own: not replicate"),
+            ("admin", b'{"name":"x"}', "rights of one's own: not replicate"),
+            ("limited", b'{"name":"x"}', "for streams that one's own key may see"),
+            ("limited", b'{"name":"x","streams":["events"]}', "for streams that one's own key may see"),
+        ]
+        for secret, body, why in cases:
+            answer = self.make(body, secret)
+            assert (answer.status, answer.json()["error"]) == (403, "no_rights"), body
+            assert why in answer.json()["message"]
+        assert self.make(b'{"name":"x","streams":["receipts"]}', "limited").status == 200
+        assert self.make(b'{"name":"y","rights":["read"]}', "admin").status == 200
+
+    def test_a_bad_key_is_refused(self) -> None:
+        cases = [
+            (b'{"name":"admin"}', "key_refused", "there is a key admin already"),
+            (b'{"name":""}', "key_refused", "a key needs a name"),
+            (b'{"name":"x","rights":[]}', "bad_request", "a key needs a right"),
+            (b'{"name":"x","rights":["fly"]}', "bad_request", "fly"),
+            (b'{"name":"x","extra":1}', "bad_request", "extra"),
+        ]
+        for body, code, why in cases:
+            answer = self.make(body).json()
+            assert answer["error"] == code, answer
+            assert why in answer["message"]
+
+    def test_who_replicates_may_also_read(self) -> None:
+        """As in the keys file."""
+        made = self.make(b'{"name":"x","rights":["replicate"]}').json()
+
+        assert made["key"]["rights"] == ["read", "replicate"]
+
+    def test_in_doubt_a_key_may_only_read(self) -> None:
+        """The message says why."""
+        secret = self.make(b'{"name":"x"}').json()["secret"]
+        self.relays.keys.doubt = lambda: "this replica has not heard from its upstream for 75 seconds"
+        written = self.as_(secret, "POST", "/v1/streams/receipts/facts", b'{"facts":[]}')
+
+        assert written.status == 403
+        assert written.json()["message"] == (
+            "this replica has not heard from its upstream for 75 seconds, and the key x may have been revoked"
+            " meanwhile: for now it may only read"
+        )
+        assert self.as_(secret, "GET", "/v1/replication").status == 200
+
+    def test_only_administrators_are_told_of_revoked_keys(self) -> None:
+        """The digest, with which replicas compare, says nothing."""
+        self.make(b'{"name":"x"}')
+        self.as_("shared", "DELETE", "/v1/keys/x")
+        told = self.as_("shared", "GET", "/v1/replication").json()
+        reader = self.make(b'{"name":"y","rights":["read"]}').json()["secret"]
+
+        assert list(told["revoked"].values()) == ["x"]
+        assert "revoked" not in self.as_(reader, "GET", "/v1/replication").json()
+
+    def test_keys_are_in_nothing_that_readers_are_sent(self) -> None:
+        """Not in the changelog, the rows, the recent changes, the status or the metrics."""
+        secret = self.make(b'{"name":"hidden-name"}').json()["secret"]
+        (key,) = self.relays.issued.all
+        told = [
+            self.as_("shared", "GET", path).body
+            for path in (
+                "/v1/changelog?epoch_starts=true&receipts=true",
+                "/v1/changelog/extent",
+                "/v1/recent",
+                "/v1/status",
+                "/v1/replication",
+                "/metrics",
+                "/v1/streams",
+            )
+        ]
+
+        for text in (secret, key.record.stored_key, key.record.server_key, "hidden-name"):
+            assert text.encode() not in b"".join(told)
