@@ -1,7 +1,7 @@
 """Ingest: facts that come into the log from tables, Redis and other servers."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from synrepl.storage.tables.layout import TableStream
     from synrepl.storage.tables.source import TableSource
     from synrepl.storage.wakeups import Wakeups
-
-POLL_SECONDS: Final = 1.0
-"""Maximum seconds between two polls of PostgreSQL tables. A NOTIFY causes a poll at once."""
 
 
 class IngestServices:
@@ -107,12 +104,13 @@ class IngestServices:
     def _open_tables(self, log: Log) -> None:
         settings = self._settings
         followed = self._followed_tables()
+        log.table_streams = frozenset(one.stream for one in followed if not one.only)
         if not followed:
             return
         # Imported on use: a daemon without tables need not load it.
         from synrepl.storage.databases import Database
         from synrepl.storage.ids.generator import CHANNEL
-        from synrepl.storage.tables.source import TableSource
+        from synrepl.storage.tables.source import POLL_SECONDS, TableSource
         from synrepl.storage.wakeups import Wakeups
 
         for one in followed:

@@ -40,6 +40,8 @@ class Notes(TypedDict, total=False):
     """The address of the upstream, as ``NATIVE HTTP``."""
     primary_at: str
     """The address of the primary, as ``NATIVE HTTP``."""
+    tables: str
+    """At a replica: the streams that its primary reads from tables (`Log.table_streams`), as a JSON list."""
     keys: str
     """The issued keys, as JSON (`replication/issued_keys.py`)."""
     peers: str
@@ -61,6 +63,7 @@ class NoteChanges(TypedDict, total=False):
     promised: str | None
     upstream_at: str | None
     primary_at: str | None
+    tables: str | None
     keys: str | None
     peers: str | None
 

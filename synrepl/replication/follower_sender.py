@@ -61,6 +61,19 @@ class Backlog:
         return self.after_token is not None or self.last_token is not None
 
 
+@dataclass(eq=False, repr=False)
+class LinearStream:
+    """A stream in which writers may be ahead of others, for a follower that knows no writers.
+
+    It is sent in the order of tokens, those up to `sent` already, and never beyond the linear position: the
+    follower takes the last token that it has for the position of all. `announce`: then its position is sent.
+    """
+
+    name: str
+    sent: int
+    announce: bool = True
+
+
 class FollowerSender(Sender):
     """Sends a follower (or a shared channel) its streams as fast as it takes them, without a queue of facts.
 
@@ -68,7 +81,8 @@ class FollowerSender(Sender):
     ring, and a *backlog* for each request for earlier facts, which is read from the log until its streams go
     live. If the next group of the live feed has left the ring when the transport has room again, its streams
     become a backlog too. Commands go first, then live facts, then a page of each backlog in turn; positions
-    that were requested follow the facts before them.
+    that were requested follow the facts before them. A stream of the homeserver's tables is read from the log
+    by token for a follower without writer names (`LinearStream`).
 
     `streams`: those that the `encoder` sends. `scope` describes what the daemon holds, if not everything.
     `positions` returns the position of each writer of a stream to announce. The owner calls `pump` after each
@@ -105,7 +119,9 @@ class FollowerSender(Sender):
         """The backlog that a page is being read for. Only one page is read at a time, even if its backlog is
         dropped.
         """
+        self._linear_streams: dict[str, LinearStream] = {}
         self._commands: deque[Command] = deque(maxlen=MAX_COMMANDS)
+        self._is_reading_linear = False
         self._positions_requested = False
 
     def replicate(self, command: Replicate) -> None:
@@ -151,6 +167,10 @@ class FollowerSender(Sender):
             if not backlog.streams:
                 self._backlogs.remove(backlog)
         head = self._log.linear_position(name)
+        if name in self._log.table_streams:
+            self._linear_streams[name] = LinearStream(name, head if token is None else min(token, head))
+            self.pump()
+            return
         after_token: int | None = None
         last_token: int | None = None
         tokens: dict[str, int] = {}
@@ -202,16 +222,19 @@ class FollowerSender(Sender):
         """Send nothing more: the connection was lost."""
         super().stop()
         self._backlogs.clear()
+        self._linear_streams.clear()
 
     @property
     def is_behind(self) -> bool:
         """Whether the reader still catches up on a stream."""
-        return bool(self._backlogs)
+        return bool(self._backlogs) or self._next_linear() is not None
 
     @property
     def serial(self) -> int:
         """All of the reader's facts up to this serial were passed to its transport."""
         serials = [0 if backlog.reads_tokens else backlog.feed.serial for backlog in self._backlogs]
+        if self._next_linear() is not None:
+            serials.append(0)
         if self.feed is not None:
             serials.append(self.feed.serial)
         return min(serials, default=self._ring.serial)
@@ -226,6 +249,8 @@ class FollowerSender(Sender):
             if data is None:
                 return self._step_live(live)
             self._write(data)
+            return True
+        if self._step_linear():
             return True
         if self._backlogs:
             return self._step_backlog(self._backlogs[0])
@@ -260,6 +285,52 @@ class FollowerSender(Sender):
             self._go_live(backlog)
             return True
         return self._carry_out(backlog.feed, step, backlog.streams)
+
+    def _next_linear(self) -> LinearStream | None:
+        """The next stream of which something may be sent; None if there is none."""
+        position = self._log.linear_position
+        waiting = (
+            one for one in self._linear_streams.values() if one.announce or one.sent < position(one.name)
+        )
+        return next(waiting, None)
+
+    def _step_linear(self) -> bool:
+        if self._is_reading_linear or (stream := self._next_linear()) is None:
+            return False
+        self._is_reading_linear = True
+        self._start_reading(self._read_linear(stream))
+        return not self._is_reading_linear
+
+    async def _read_linear(self, stream: LinearStream) -> None:
+        """Send a page of a stream, in the order of tokens, and its position once that is reached."""
+        log, upto = self._log, self._log.linear_position(stream.name)
+        facts: Sequence[Fact] = ()
+        try:
+            if stream.sent < upto:
+                facts, more = await log.reads.tokens(
+                    stream=stream.name,
+                    writer=None,
+                    after=stream.sent,
+                    upto=upto,
+                    serial=log.head.serial,
+                    limit=PAGE_ROWS,
+                )
+                upto = facts[-1].token if more else upto
+        except Exception:
+            self._connection.fail("the log cannot be read at the moment; reconnect later")
+            raise
+        finally:
+            self._is_reading_linear = False
+        if self._is_stopped or self._linear_streams.get(stream.name) is not stream:
+            return
+        stream.sent = upto
+        self._write(self._encoder.lines(facts))
+        if stream.announce and upto >= log.linear_position(stream.name):
+            stream.announce = False
+            self._write(
+                self._position_lines([one for one in self._encoder.streams() if one.name == stream.name])
+            )
+        self.pump()
 
     def _encode_ephemeral(self, step: EphemeralStep) -> bytes:
         return b"".join(map(self._reset_lines, step.resets)) + self._encoder.lines(step.facts)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Unpack
 
+import msgspec
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
@@ -84,6 +85,8 @@ class Log:
         max_ephemeral_bytes: int = 8 * MIB,
         logger: Logger,
     ) -> None:
+        self.table_streams: frozenset[str] = frozenset()
+        """The streams that the primary reads from tables, each writer's facts as they are complete."""
         self.write_barrier: Callable[[str], StorageError] | None = None
         """If set, `append` fails with the error that it returns for the stream; so does `append_assigned`,
         except for ephemeral streams. `follow` is never refused.
@@ -159,6 +162,7 @@ class Log:
 
         head, self.notes, leases = await self._writing.run(work)
         self.leases = {lease.uuid: lease for lease in leases}
+        self.table_streams = frozenset(msgspec.json.decode(self.notes.get("tables", "[]"), type=list[str]))
         return head
 
     async def _check_server_name(self, head: Head) -> None:
@@ -256,7 +260,13 @@ class Log:
         return dict(self.head.positions.get(stream, {}) if ephemeral is None else ephemeral.positions)
 
     def linear_position(self, stream: str) -> int:
-        """The highest committed token of the stream over all writers; 0 if there is none."""
+        """The token up to which the facts of all writers are here; 0 if there is none.
+
+        Where tokens are given here, or arrive in order, it is the highest one. In a stream of `table_streams`
+        a writer may be ahead of others, and it is the lowest position.
+        """
+        if stream in self.table_streams and (positions := self.head.positions.get(stream)):
+            return min(positions.values())
         ephemeral = self.ephemeral.streams.get(stream)
         return self.head.allocated.get(stream, 0) if ephemeral is None else ephemeral.token
 

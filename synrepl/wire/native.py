@@ -135,7 +135,8 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
     The proof covers the lines HELLO, CHALLENGE and WELCOME, this one as if it had an empty proof.
     `address` is the upstream's own address, `primary` that of the primary, as far as the upstream knows it.
     `path` has the uuids of the daemons that the upstream follows, the nearest first; empty from a primary,
-    and from older daemons.
+    and from older daemons. `tables` are the streams that the primary reads from the homeserver's tables: in
+    these a writer may be ahead of others.
     """
 
     proof: str
@@ -152,6 +153,7 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
     version: Int64 = VERSION
     capabilities: tuple[str, ...] = CAPABILITIES
     path: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
 
     EXAMPLES = {
         NATIVE: (
@@ -162,7 +164,8 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
 
     def check(self) -> None:
         """Raises `RemoteProtocolError` unless all texts pass `is_address`: status and log show them."""
-        check_printable(*(text for text in astuple(self) if isinstance(text, str)), *self.path[:MAX_PATH])
+        names = (*self.path[:MAX_PATH], *self.tables)
+        check_printable(*(text for text in astuple(self) if isinstance(text, str)), *names)
 
 
 @json_command("JOIN", sent_by=CLIENT, right="replicate", stream=NAMED_STREAMS, since=SINCE)

@@ -194,9 +194,9 @@ def test_an_orderly_promotion_waits_for_the_keys() -> None:
     cluster = FakeCluster(delay=lambda: 0.5)
     a = cluster.node("a", secret="right")
     b = cluster.node("b", "a", secret="right")
-    cluster.pass_(5)
+    cluster.pass_(20)
     secret = add(cluster, a, "laptop")
-    cluster.pass_(2)
+    cluster.pass_(3)
     revoke(cluster, a, "laptop")
     assert access(b, secret) is not None
     cluster.promote(b)

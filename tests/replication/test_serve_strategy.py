@@ -593,6 +593,76 @@ class TestSlowReaders:
         assert last == {"!r0": "@u297", "!r1": "@u298", "!r2": "@u299"}
 
 
+class TestTableStreams:
+    """In a stream that is read from tables a writer may be ahead of others."""
+
+    def copied(self, one: Cluster, *facts: tuple[str, int]) -> None:
+        """What a table source appends: facts of these writers, under these ids."""
+        rows = [(writer, token, b'[["@u%d:hs"]]' % token) for writer, token in facts]
+        one._run(one.daemon.log.append_assigned("to_device", rows))
+        one.settle(0.1)
+
+    def tables(self) -> Cluster:
+        """A daemon that reads to_device from a table; A and B are at 2."""
+        one = cluster()
+        one.daemon.log.table_streams = frozenset({"to_device"})
+        self.copied(one, ("A", 1), ("B", 2))
+        one._run(one.daemon.log.append_assigned("to_device", [("A", 2, b"[]")]))
+        return one
+
+    def tokens(self, peer: RawPeer) -> list[str]:
+        """The lines of to_device, without rows."""
+        return [" ".join(line.split()[0:3:2]) for line in peer.hears() if " to_device " in line]
+
+    def test_who_knows_writers_is_sent_each_as_it_comes(self) -> None:
+        one = self.tables()
+        peer = client(one, "REPLICATE")
+        peer.hears()
+        self.copied(one, ("B", 4), ("B", 5))
+        self.copied(one, ("A", 3))
+
+        lines = [line.split()[2:4] for line in peer.hears() if line.startswith("RDATA to_device")]
+        assert lines == [["B", "4"], ["B", "5"], ["A", "3"]]
+
+    def test_who_does_not_is_sent_what_is_complete_of_all(self) -> None:
+        """In the order of tokens, live and from a backlog."""
+        one = self.tables()
+        early = client(one, "REPLICATE to_device 0", name="early")
+        assert self.tokens(early) == ["RDATA 1", "RDATA 2", "POSITION 2"]
+        self.copied(one, ("B", 4), ("B", 6))
+        late = client(one, "REPLICATE to_device 0", name="late")
+        now = client(one, "REPLICATE to_device NOW", name="now")
+        ahead = client(one, "REPLICATE to_device 6", name="ahead")
+        assert self.tokens(early) == []
+        assert self.tokens(late) == ["RDATA 1", "RDATA 2", "POSITION 2"]
+        assert self.tokens(now) == self.tokens(ahead) == ["POSITION 2"]
+
+        self.copied(one, ("A", 3), ("A", 5))
+        for peer in (early, late, now, ahead):
+            assert self.tokens(peer) == ["RDATA 3", "RDATA 4", "RDATA 5"]
+        one._run(one.daemon.log.append_assigned("to_device", [("A", 6, b"[]")]))
+        one.settle(0.1)
+        assert self.tokens(early) == ["RDATA 6"]
+
+    def test_other_streams_do_not_wait(self) -> None:
+        """Nor is somebody without these streams behind."""
+        one = self.tables()
+        peer = client(one, "REPLICATE to_device NOW", "REPLICATE push_rules NOW")
+        self.copied(one, ("B", 9))
+        append(one, "push_rules", [["@a:hs"]])
+
+        assert [line for line in peer.hears() if "push_rules 1" in line] == ['RDATA push_rules 1 ["@a:hs"]']
+
+    def test_a_long_stream_is_sent_in_pages(self) -> None:
+        one = self.tables()
+        self.copied(one, *[("B", token) for token in range(3, 3_000)])
+        self.copied(one, ("A", 3_000), ("B", 3_001))
+        peer = client(one, "REPLICATE to_device 1")
+        one.settle(5)
+
+        assert self.tokens(peer) == [*(f"RDATA {n}" for n in range(2, 3_001)), "POSITION 3000"]
+
+
 def test_a_connection_that_was_closed_leaves_no_timer() -> None:
     """One that did not end by itself would be aborted later; this one has ended."""
     one = cluster()

@@ -148,5 +148,6 @@ def make_welcome(registry: ReplicaRegistry, access: Access, *, proof: str) -> We
         address=str(registry.roles.address()),
         primary=str(registry.roles.primary),
         capabilities=OWN_CAPABILITIES,
+        tables=tuple(sorted(name for name in log.table_streams if access.sees(name))),
         path=() if registry.roles.replica is None else registry.roles.replica.path,
     )

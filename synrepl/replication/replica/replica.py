@@ -201,6 +201,7 @@ class Replica:
         welcome = conversation.welcome
         await self._check_server_name(welcome.server_name)
         self._check_path(welcome)
+        await self._note_tables(welcome.tables)
         self.welcome = welcome
         self.freshness.contacted()
         self.freshness.head = welcome.position.serial
@@ -238,6 +239,13 @@ class Replica:
             raise RefusedByUpstream(native.Refused(code="wrong_server", message=message, retryable=False))
         if found != UNNAMED and "server_name" not in self.log.notes:
             await self.log.note(server_name=found)
+
+    async def _note_tables(self, tables: Sequence[str]) -> None:
+        """Note which streams the primary reads from tables; after a restart it may be away."""
+        self.log.table_streams = frozenset(tables)
+        noted = msgspec.json.encode(sorted(tables)).decode() if tables else None
+        if noted != self.log.notes.get("tables"):
+            await self.log.note(tables=noted)
 
     def _why_join(self, welcome: native.Welcome) -> str:
         """Return why to join before SUBSCRIBE; empty if the upstream shall check this log."""

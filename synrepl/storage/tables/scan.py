@@ -1,6 +1,6 @@
 """Table scans: read whole facts from tables, in order of their ids, up to the last complete one."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,13 +17,14 @@ class TablePage(msgspec.Struct, frozen=True, kw_only=True):
     """A page of facts, ``(writer, token, rows)``, in order of their ids: all requested ones up to id `upto`.
 
     If `limit` is above `upto`, more pages follow, up to id `limit`. All numbers ascend, even if ids descend.
-    `writers` are the known writers among those that were requested.
+    `complete` has the known writers among those that were requested: up to this id all facts of the writer
+    itself are complete, whatever others still have to finish.
     """
 
     facts: list[tuple[str, int, list[bytes | list[object]]]]
     upto: int
     limit: int
-    writers: Sequence[str]
+    complete: Mapping[str, int]
 
 
 class TableScan:
@@ -62,12 +63,15 @@ class TableScan:
         found: dict[int, tuple[str, list[bytes | list[object]]]] = {}
         for token, writer, row in self._rows(cursor, after, upto, only):
             found.setdefault(token, (writer, []))[1].append(row)
-        writers = dict.fromkeys(only or [*start.positions, *(writer for writer, _ in found.values())])
+        writers = only or [*start.positions, *(writer for writer, _ in found.values())]
         return TablePage(
             facts=[(writer, token, rows) for token, (writer, rows) in sorted(found.items())],
             upto=upto,
             limit=limit,
-            writers=list(writers) or [self.stream.default_writer],
+            complete={
+                writer: max(start.positions.get(writer, limit), limit)
+                for writer in writers or [self.stream.default_writer]
+            },
         )
 
     def missed(self, cursor: ICursor, *, writer: str, after: int, upto: int, rows: int) -> TablePage:
@@ -80,7 +84,7 @@ class TableScan:
         for token, _, row in self._rows(cursor, after, end, (writer,)):
             found.setdefault(token, []).append(row)
         facts = [(writer, token, rows) for token, rows in sorted(found.items())]
-        return TablePage(facts=facts, upto=end, limit=upto, writers=[writer])
+        return TablePage(facts=facts, upto=end, limit=upto, complete={writer: upto})
 
     def _end(self, cursor: ICursor, after: int, limit: int, rows: int) -> int:
         """Return the last id of the page: at most `rows` rows of each table, but at least one fact."""

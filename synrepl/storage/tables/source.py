@@ -1,6 +1,18 @@
-"""Table sources: copy committed facts from tables into the log, in order, never past an unfinished id."""
+"""Table sources: copy committed facts from tables into the log, each writer's in order, none too early.
 
-from collections.abc import Awaitable, Callable, Sequence
+Several processes write one stream. Each reserves ids, and commits rows under them when it is done, so that an
+id may be committed while a lower one of another process is not. In the database each writer has a position:
+up to it all its own facts are there. The lowest of them is the linear position: up to it all facts of all
+writers are there.
+
+The source first copies everything up to the linear position, in the order of ids. Then it looks ahead: of
+each writer that is further, it copies the facts up to that writer's own position. So a writer that is stuck
+holds back its own facts alone. When the linear position arrives there, what was copied ahead is passed over.
+In the log the tokens of one writer ascend; those of two writers may come in any order. Who reads a stream as
+one sequence, as releases before 1.13 do, is sent it up to the linear position only (`FollowerSender`).
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -26,7 +38,7 @@ from synrepl.streams.table import StreamTable
 T = TypeVar("T")
 
 PAGE_ROWS: Final = 1_000
-POLL_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 0.5
 CERTIFY_SECONDS: Final = 1.0
 """The interval, in seconds, between proofs in the log that idle writers wrote nothing: facts without rows."""
 
@@ -34,12 +46,15 @@ CERTIFY_SECONDS: Final = 1.0
 class TableState(msgspec.Struct, kw_only=True):
     """The state of a table-backed stream: facts are complete up to id `limit`, and logged up to id `upto`.
 
-    `trouble` is the current problem, or empty. `right_at` is when there last was none, in Unix seconds, or 0.
+    These are of all writers together. `held_by` are the writers at `limit` if others are ahead of it: theirs
+    is the first id that is not finished. `trouble` is the current problem, or empty. `right_at` is when there
+    last was none, in Unix seconds, or 0.
     """
 
     stream: str
     upto: int = 0
     limit: int = 0
+    held_by: list[str] = []
     trouble: str = ""
     right_at: float = 0.0
 
@@ -166,6 +181,7 @@ class TableSource:
                 )
                 await self._append_page(followed, page)
                 if page.upto >= page.limit:
+                    await self._look_ahead(followed, page.complete)
                     break
             followed.state.trouble = ""
             followed.state.right_at = self._clock.seconds()
@@ -189,13 +205,16 @@ class TableSource:
         name = followed.stream.stream
         known = self._log_positions(followed)
         if known:
-            # Facts were copied in order of ids over all writers, so everything up to the highest is there.
-            followed.state.upto = max(known.values())
-            await self._check_history(followed)
-        elif not followed.stream.from_first:
             page: TablePage = await self._run(partial(followed.scan.page, after=0, rows=1))
+            # Beyond the lowest position something of that writer may be missing. Writers that are gone do
+            # not count: nobody moves their positions.
+            writing = [known[writer] for writer in page.complete if writer in known]
+            followed.state.upto = min(writing, default=max(known.values()))
+            await self._check_history(followed, seen=max(known.values()))
+        elif not followed.stream.from_first:
+            page = await self._run(partial(followed.scan.page, after=0, rows=1))
             followed.state.upto = page.limit
-            await self._log.append_assigned(name, [(writer, page.limit, NO_ROWS) for writer in page.writers])
+            await self._log.append_assigned(name, [(writer, page.limit, NO_ROWS) for writer in page.complete])
         followed.is_started = True
 
     def _log_positions(self, followed: _Followed) -> dict[str, int]:
@@ -203,13 +222,13 @@ class TableSource:
         positions = self._log.positions(followed.stream.stream)
         return {writer: at for writer, at in positions.items() if not only or writer in only}
 
-    async def _check_history(self, followed: _Followed) -> None:
-        """Begin a new epoch if the database has lost facts that the log has."""
-        examined: IdProblems = await self._run(partial(followed.scan.examine, seen=followed.state.upto))
+    async def _check_history(self, followed: _Followed, *, seen: int) -> None:
+        """Begin a new epoch if the database has lost facts that the log has; it has ids up to `seen`."""
+        examined: IdProblems = await self._run(partial(followed.scan.examine, seen=seen))
         for problem in examined.found:
             if problem.is_loss:
                 await self._log.next_epoch("lost", stream=followed.stream.stream, token=problem.before)
-                followed.state.upto = problem.before
+                followed.state.upto = min(followed.state.upto, problem.before)
                 self._logger.error(
                     "{stream}: {text}; began epoch {epoch}, in which followers read the stream again",
                     stream=problem.stream,
@@ -220,15 +239,7 @@ class TableSource:
 
     async def _append_page(self, followed: _Followed, page: TablePage) -> None:
         """Append the facts of a page to the log; at the end of the tables also positions of idle writers."""
-        stream = self._table[followed.stream.stream]
-        facts: list[tuple[str, int, bytes]] = []
-        for writer, token, rows in page.facts:
-            try:
-                facts.append((writer, token, stream.canonical_fact(rows)))
-            except RowError as error:
-                raise RowError(
-                    stream=stream.name, why=f"id {token}: {error.why}", index=error.index
-                ) from error
+        facts = self._new_facts(followed, page)
         # Position 1 means "nothing yet": there is nothing to certify.
         at_end = page.upto >= page.limit > 1
         is_due = self._clock.seconds() - followed.certified_at >= CERTIFY_SECONDS
@@ -237,12 +248,53 @@ class TableSource:
             positions = self._log_positions(followed) | {writer: token for writer, token, _ in facts}
             facts += [
                 (writer, page.upto, NO_ROWS)
-                for writer in dict.fromkeys([*page.writers, *positions])
+                for writer in dict.fromkeys([*page.complete, *positions])
                 if positions.get(writer, 0) < page.upto
             ]
         if facts:
-            await self._log.append_assigned(stream.name, facts)
+            await self._log.append_assigned(followed.stream.stream, facts)
         followed.state.upto, followed.state.limit = page.upto, page.limit
+
+    async def _look_ahead(self, followed: _Followed, complete: Mapping[str, int]) -> None:
+        """Append the facts that each writer has completed beyond the linear position."""
+        name, limit = followed.stream.stream, followed.state.limit
+        ahead = any(upto > limit for upto in complete.values())
+        followed.state.held_by = sorted(one for one, upto in complete.items() if ahead and upto == limit)
+        if not ahead:
+            return
+        # Whoever takes the lowest position in the log for the linear one must know all writers.
+        known = self._log.positions(name)
+        start = limit if limit > 1 else 0
+        if new := [(writer, start, NO_ROWS) for writer in complete if writer not in known]:
+            await self._log.append_assigned(name, new)
+        for writer, upto in complete.items():
+            while not self._is_stopped:
+                after = max(limit, self._log.positions(name).get(writer, 0))
+                if after >= upto:
+                    break
+                work = partial(followed.scan.missed, writer=writer, after=after, upto=upto, rows=PAGE_ROWS)
+                page: TablePage = await self._run(work)
+                facts = self._new_facts(followed, page)
+                if not facts or facts[-1][1] < page.upto:
+                    # Nothing more of this writer up to there: it need not be read again.
+                    facts.append((writer, page.upto, NO_ROWS))
+                await self._log.append_assigned(name, facts)
+
+    def _new_facts(self, followed: _Followed, page: TablePage) -> list[tuple[str, int, bytes]]:
+        """The facts of a page that the log does not have yet, as it takes them. Raises `RowError`."""
+        stream = self._table[followed.stream.stream]
+        positions = self._log.positions(stream.name)
+        facts: list[tuple[str, int, bytes]] = []
+        for writer, token, rows in page.facts:
+            if token <= positions.get(writer, 0):
+                continue  # copied ahead
+            try:
+                facts.append((writer, token, stream.canonical_fact(rows)))
+            except RowError as error:
+                raise RowError(
+                    stream=stream.name, why=f"id {token}: {error.why}", index=error.index
+                ) from error
+        return facts
 
     async def _read_writer_status(self) -> None:
         try:

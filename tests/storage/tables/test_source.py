@@ -126,8 +126,8 @@ class Sources(IdCase):
             [(fact.writer, fact.prev_token, fact.token, fact.rows) for fact in self.facts()],
         )  # fmt: skip
 
-    def test_facts_above_an_unfinished_id_wait(self) -> None:
-        """B's facts are committed, but A has an id below them that it has not finished."""
+    def test_a_stuck_writer_holds_back_its_own_facts_alone(self) -> None:
+        """B's facts are committed; A has an id below them that it has not finished."""
         source = self.source(start="earliest")
         self.write("A", 2)
         self.set_position("B", 2)
@@ -137,13 +137,93 @@ class Sources(IdCase):
 
         self.write("B", 4, 5)
         self.wake(source)
-        self.assertEqual([("A", 2)], self.places())
+        self.assertEqual([("A", 2), ("B", 4), ("B", 5)], self.places())
+        self.assertEqual({"A": 2, "B": 5}, self.log.positions("receipts"))
+        self.assertEqual((2, ["A"]), (source.states()[0].limit, source.states()[0].held_by))
         self.assertEqual(3, token)
 
         self.write("A", 3, position=2)
         self.wait(context.__aexit__(None, None, None))
         self.wake(source)
-        self.assertEqual([("A", 2), ("A", 3), ("B", 4), ("B", 5)], self.places())
+        self.assertEqual([("A", 2), ("B", 4), ("B", 5), ("A", 3)], self.places())
+        self.assertEqual([], source.states()[0].held_by)
+
+    def test_nothing_of_a_writer_passes_its_own_unfinished_id(self) -> None:
+        """A row above it is committed; a position says how far the writer is complete."""
+        source = self.source(start="earliest")
+        self.write("A", 2)
+        self.write("B", 4, 6, position=4)
+        self.wake(source)
+
+        self.assertEqual([("A", 2), ("B", 4)], self.places())
+
+    def test_what_was_copied_ahead_is_not_copied_again(self) -> None:
+        """Nor read again, once it is certain that there is no more."""
+        source = self.source(start="earliest")
+        self.write("A", 2)
+        self.write("B", 5, 9, position=12)
+        self.wake(source)
+        asked: list[Any] = []
+        missed = source._followed[0].scan.missed
+
+        def noted(cursor: Any, **asked_for: Any) -> Any:
+            asked.append(asked_for)
+            return missed(cursor, **asked_for)
+
+        source._followed[0].scan.missed = noted  # type: ignore[method-assign]
+        self.wake(source)
+        self.assertEqual([], asked)
+        self.assertEqual({"A": 2, "B": 12}, self.log.positions("receipts"))
+
+        self.write("A", 7, position=12)
+        self.wake(source)
+        self.assertEqual([("A", 2), ("B", 5), ("B", 9), ("A", 7)], self.places())
+
+    def test_a_restart_goes_on_at_the_place_of_each_writer(self) -> None:
+        """B is ahead in the log; what A completes meanwhile lies below."""
+        self.write("A", 2)
+        self.set_position("B", 2)
+        source = self.source(start="earliest")
+        self.write("B", 4, 5)
+        self.wake(source)
+        self.wait(source.stop())
+        self.wait(self.log.stop())
+        self.write("A", 3)
+        self.write("B", 6)
+        self.set_position("A", 6)
+
+        self.log = self.new_log()
+        self.source(start="earliest")
+
+        self.assertEqual([("A", 2), ("B", 4), ("B", 5), ("A", 3), ("B", 6)], self.places())
+
+    def test_all_writers_are_known_before_one_is_ahead(self) -> None:
+        """The lowest position in the log is that of all writers, also of one that never wrote."""
+        source = self.source(start="earliest", writers=["A", "B", "C"])
+        for writer, position in (("A", 1), ("B", 1), ("C", 1)):
+            self.set_position(writer, position)
+        self.write("B", 4)
+        self.wake(source)
+
+        self.assertEqual({"A": 0, "B": 4, "C": 0}, self.log.positions("receipts"))
+
+    def test_a_database_older_than_what_was_copied_ahead_begins_an_epoch(self) -> None:
+        """The highest position counts, not the linear one."""
+        lost: list[str] = []
+        source = self.source(start="earliest")
+        self.write("A", 2)
+        self.write("B", 9)
+        self.wake(source)
+        self.wait(source.stop())
+        self.do("DELETE FROM receipts_linearized WHERE stream_id > 2")
+        self.do("DELETE FROM stream_positions")
+        self.set_position("A", 2)
+        self.set_position("B", 2)
+        self.set_sequence(2)
+        self.source(start="earliest", lost=lost.append)
+
+        self.assertEqual(["receipts"], lost)
+        self.assertEqual(2, max(self.log.positions("receipts").values()))
 
     def started_at(self, name: str) -> Any:
         generator = self.generator(name, ["A", "B"])
@@ -185,7 +265,7 @@ class Sources(IdCase):
         page = self.interact(partial(self.scan(only=("A",)).page, after=0, rows=99))
 
         self.assertEqual([("A", 2), ("A", 4)], [(writer, token) for writer, token, _ in page.facts])
-        self.assertEqual((4, ["A"]), (page.limit, page.writers))
+        self.assertEqual((4, {"A": 4}), (page.limit, page.complete))
 
     def test_it_begins_at_the_end_unless_told_otherwise(self) -> None:
         """A homeserver's history may be long; what comes from now on is what followers lack."""
