@@ -178,6 +178,27 @@ class ReplicaTests(CopiesCase):
             tuple(told[key] for key in ("history", "position", "role", "trimmed_upto", "address")),
         )
 
+    def test_whether_the_log_has_a_promise_is_told_to_who_asks_for_newer_facts(self) -> None:
+        """A promotion asks so (`roles/promise_check.py`)."""
+        self.assertNotIn("has_promise", self.get("/v1/replication").json())
+        self.assertFalse(self.get("/v1/replication?after=0").json()["has_promise"])
+        promising = Deferred.fromCoroutine(self.relays.promises.promise(Acks.parse("1")))
+        self.clock.advance(1)
+        self.successResultOf(promising)
+
+        told = self.get("/v1/replication?after=0").json()
+
+        self.assertTrue(told["has_promise"])
+        self.assertEqual(["promises"], [fact["stream"] for fact in told["newer"]])
+
+    def test_a_replica_that_has_not_asked_for_anything_is_sent_no_heartbeat(self) -> None:
+        self.receipts(2)
+        door = Door(self)
+        self.addCleanup(door.talk.leave)
+        self.assertIsNotNone(door.replica.greet(door, uuid="u1", name="paris"))
+        door.pass_(30)
+        self.assertEqual([], door.replica.lines("HEARTBEAT"))
+
     def test_a_replica_is_on_the_list_from_when_it_is_served(self) -> None:
         """And its lease moves with what it acknowledges."""
         self.receipts(2)
