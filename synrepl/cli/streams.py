@@ -101,7 +101,7 @@ def _from_status(status: dict[str, Any]) -> StuckStream:
 @click.option(
     "--columns",
     metavar="NAME:TYPE,...",
-    help="create: the items of a row: str, int, float, bool or json, with ? if the value may be null.",
+    help="create: the items of a row: str, int, float, bool, json or file, with ? if the value may be null.",
 )
 @click.option("--untyped", is_flag=True, help="create: a row has one item, any JSON, in place of --columns.")
 @click.option("--writers", metavar="NAMES", help="create: comma-separated writers [default: any]")

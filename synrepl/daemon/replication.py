@@ -104,6 +104,7 @@ class ReplicationServices:
             rule=settings.fetch_files,
             max_bytes=settings.max_file_bytes,
             refusal=lambda: self.roles.file_refusal(),  # noqa: PLW0108  # roles are created later
+            find_stream=table.get,
             logger=Logger(namespace="synrepl.files"),
         )
         log.write_barrier = _starting

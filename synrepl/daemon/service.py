@@ -185,6 +185,9 @@ class Daemon(Service):
             changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest"),
         )
         self._stops += reversed(replication.stops)
+        for stream in self.table:
+            replication.files.stream_added(stream)
+        declared.subscribers.append(replication.files.stream_added)
         log.on_replaced(publisher.log_replaced)
         log.on_replaced(
             lambda: listeners.close_followers("this replica has joined again: read its streams again")

@@ -20,6 +20,7 @@ from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.problems import Problem
 from synrepl.ports.time import Timer, sleep
 from synrepl.storage.log import Log
+from synrepl.streams.stream import Stream
 
 MAX_BYTES: Final = 16 * 1024**3
 MAX_FAILING_SHOWN: Final = 20
@@ -35,7 +36,8 @@ class Files:
     `rule` is ``eager`` (a replica fetches every file) or ``lazy`` (only requested files). `thread` belongs to
     this object, and is stopped with it. Files without a name are deleted after `grace_seconds`. `refusal`
     returns the error with which uploads are refused now, or None. A file of more than `max_bytes` is not
-    fetched. Timeouts are in seconds.
+    fetched. `find_stream` returns a declared stream, whose rows may refer to files (`stream_added`). Timeouts
+    are in seconds.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Files:
         max_bytes: int = MAX_BYTES,
         grace_seconds: float = 86_400.0,
         refusal: Callable[[], ReplicationError | None] = lambda: None,
+        find_stream: Callable[[str], Stream[Any] | None] = lambda name: None,
         logger: Logger,
     ) -> None:
         self._refusal = refusal
@@ -62,7 +65,7 @@ class Files:
         self._summary_wakeup = Wakeup(clock)
         self._log = log
         self._context = FilesContext(store, queue, thread, clock, self._rule_now(), logger)
-        self._names = NameIndex(log, self._context, self._on_new_names)
+        self._names = NameIndex(log, self._context, self._on_new_names, find_stream)
         self._verified_reads = _VerifiedReads(self._context, self._on_loss)
         self._fetcher = FileFetcher(
             self._context,
@@ -122,6 +125,10 @@ class Files:
         """Read all names again: the log was replaced. Stored files stay."""
         self._names.rebuild()
         self._maintenance.recount()
+
+    def stream_added(self, stream: Stream[Any]) -> None:
+        """Keep the files to which rows of a declared stream refer."""
+        self._names.stream_added(stream)
 
     @property
     def is_replica(self) -> bool:

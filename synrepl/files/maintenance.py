@@ -106,7 +106,7 @@ class FileMaintenance:
 
     def _compare_page(self, after: str) -> tuple[str | None, list[str]]:
         context = self._context
-        names = context.queue.names_after(after, PAGE)
+        names = context.queue.references_after(after, PAGE)
         lost = []
         for row in names:
             assert row.sha256 is not None

@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -10,6 +10,7 @@ import msgspec
 
 from synrepl.files.queue_database import QueueDatabase
 from synrepl.ports.history import EMPTY
+from synrepl.wire import jsontext
 
 FIRST_DELAY_MS: Final = 1_000
 LONGEST_DELAY_MS: Final = 600_000
@@ -21,6 +22,21 @@ _INSERT_WANTED: Final = (
 )
 _SELECT_IS_NAMED: Final = "SELECT 1 FROM names WHERE sha256 = ?"
 _SELECT_NAMED: Final = "SELECT name, sha256, size, serial FROM names"
+
+
+_REFERENCE: Final = "\x00\x01"
+"""How the names begin that rows of declared streams give; those of the stream ``files`` do not."""
+_AFTER_REFERENCES: Final = "\x00\x02"
+
+
+def reference(stream: str, key: Iterable[object], column: str) -> str:
+    """Return the name of a file that a column of a row refers to; the key is that of the row."""
+    return f"{_REFERENCE}{stream} {jsontext.dumps(list(key)).decode()} {column}"
+
+
+def shown(name: str) -> str:
+    """Return a name as it is shown: of a reference, the stream, the key and the column."""
+    return name.removeprefix(_REFERENCE)
 
 
 class NamedFile(msgspec.Struct, frozen=True):
@@ -185,7 +201,7 @@ class FileQueue:
         for sha256, size, name, serial, is_demanded, tries in rows:
             if len(batch) < limit and sha256 not in self._in_flight:
                 self._in_flight.add(sha256)
-                batch.append(WantedFile(sha256, size, name, serial, bool(is_demanded), tries))
+                batch.append(WantedFile(sha256, size, shown(name), serial, bool(is_demanded), tries))
         return batch
 
     def next_at(self) -> int | None:
@@ -261,7 +277,7 @@ class FileQueue:
             return None
         name, serial, size = found
         database.execute(_INSERT_WANTED, (sha256, size, name, serial, is_queued, now_ms))
-        return str(name)
+        return shown(name)
 
     def is_named(self, sha256: str) -> bool:
         """Whether the file has a name."""
@@ -272,10 +288,21 @@ class FileQueue:
         return bool(self._database.read("look up a file", "SELECT 1 FROM wanted WHERE sha256 = ?", sha256))
 
     def names_after(self, name: str, limit: int, *, prefix: str = "") -> list[NamedFile]:
-        """Up to `limit` names after this one that begin with `prefix`, in the order of their UTF-8 bytes."""
-        query = f"{_SELECT_NAMED} WHERE name > ? AND name >= ? ORDER BY name LIMIT ?"
-        rows = self._database.read("list names", query, name, prefix, limit)
+        """Up to `limit` names after this one that begin with `prefix`, in the order of their UTF-8 bytes.
+
+        Those of rows of declared streams are not among them.
+        """
+        query = f"{_SELECT_NAMED} WHERE name > ? AND name >= ? AND NOT (name >= ? AND name < ?)"
+        order = " ORDER BY name LIMIT ?"
+        rows = self._database.read(
+            "list names", query + order, name, prefix, _REFERENCE, _AFTER_REFERENCES, limit
+        )
         return [NamedFile(*row) for row in rows if row[0].startswith(prefix)]
+
+    def references_after(self, name: str, limit: int) -> list[NamedFile]:
+        """Up to `limit` names after this one, those of rows of declared streams too."""
+        query = f"{_SELECT_NAMED} WHERE name > ? ORDER BY name LIMIT ?"
+        return [NamedFile(*row) for row in self._database.read("list names", query, name, limit)]
 
     def find(self, name: str) -> NamedFile | None:
         """The file to which this name refers; None if the name is not used."""
@@ -284,13 +311,14 @@ class FileQueue:
 
     def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[tuple[str, str]]:
         """Names up to the serial `upto` (None: all) whose files are missing, with checksums, oldest first."""
-        return self._database.read(
+        rows = self._database.read(
             "list files",
             "SELECT names.name, sha256 FROM names JOIN wanted USING (sha256)"
             " WHERE names.serial <= ? ORDER BY names.serial, names.name LIMIT ?",
             2**63 - 1 if upto is None else upto,
             limit,
         )
+        return [(shown(name), sha256) for name, sha256 in rows]
 
     def mark_stored(self, stored: Sequence[str], now_ms: int) -> None:
         """Record that these files are stored; those without a name may become garbage."""
@@ -341,8 +369,8 @@ class FileQueue:
             wanted=wanted,
             failing_count=failed,
             oldest_since_ms=oldest,
-            failing=[FailingFile(*row) for row in rows],
-            first_missing=first or "",
+            failing=[FailingFile(shown(name), *rest) for name, *rest in rows],
+            first_missing=shown(first or ""),
         )
 
 

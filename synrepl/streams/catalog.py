@@ -3,10 +3,8 @@
 from collections.abc import Hashable
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta
-
 from synrepl.streams.declaration import Declaration as Declaration  # noqa: PLC0414  # exported
-from synrepl.streams.stream import Bool, BoolSpelling, Gone, Since, Stream, row
+from synrepl.streams.stream import Bool, BoolSpelling, Checksum, Gone, Since, Size, Stream, row
 from synrepl.wire import jsontext
 
 RECENT: Final = "1.67"
@@ -406,9 +404,6 @@ QUARANTINED_MEDIA = Stream(
 
 MAX_FILE_NAME: Final = 1_024
 """The maximum length of a file's name, in characters."""
-
-Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
-Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 @row

@@ -4,11 +4,18 @@ import re
 from collections.abc import Hashable, Mapping
 from typing import Any, Final, Literal
 
-from synrepl.streams.stream import Stream, row
+from synrepl.streams.stream import FileReference, Stream, row
 from synrepl.wire import jsontext
 from synrepl.wire.text import MAX_NAME, is_name, printable
 
-TYPES: Final[Mapping[str, Any]] = {"str": str, "int": int, "float": float, "bool": bool, "json": Any}
+TYPES: Final[Mapping[str, Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "json": Any,
+    "file": FileReference,
+}
 MAX_LISTED: Final = 100
 """Maximum number of columns, and of writers, of a stream."""
 
@@ -20,10 +27,12 @@ _column: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 class Declaration:
     """An operator declared a stream. A declaration cannot be changed later.
 
-    `columns` maps names to types, in order (``str``, ``int``, ``float``, ``bool`` or ``json``, with ``?`` if
-    the value may be null). If it is null, a row has one item, any JSON. `key` names columns, or members of
-    that item; with an empty key no row replaces another. Only `writers` may write the stream; an empty list
-    means any writer. Facts of `kind` ``ephemeral`` are kept in memory, not in the log.
+    `columns` maps names to types, in order (``str``, ``int``, ``float``, ``bool``, ``json`` or ``file``, with
+    ``?`` if the value may be null). A ``file`` is an object with the ``sha256`` and the ``size`` of a stored
+    file, which is kept as long as a row refers to it. Without `columns` a row has one item, any JSON. `key`
+    names columns, or members of that item; with an empty key no row replaces another. Only `writers` may
+    write the stream; an empty list means any writer. Facts of `kind` ``ephemeral`` are kept in memory, not in
+    the log.
     """
 
     name: str
@@ -56,8 +65,11 @@ def _mistake(one: Declaration) -> str:
     for name in one.key:
         if not _column.fullmatch(name) or (columns is not None and name not in columns):
             return f"the key names {printable(name)}, which is not a column"
-        if columns is not None and columns[name].startswith("json"):
-            return f"the key names {name}, but a column of type json can hold lists, which no key can"
+        if columns is not None and (kind := columns[name].removesuffix("?")) in ("json", "file"):
+            what = "lists" if kind == "json" else "objects"
+            return f"the key names {name}, but a column of type {kind} can hold {what}, which no key can"
+    if one.kind == "ephemeral" and (files := file_columns(one)):
+        return f"column {files[0]} is a file, which facts in memory cannot keep: declare a kept stream"
     if len(one.writers) > MAX_LISTED or not all(map(is_name, one.writers)):
         return f"`writers` must be at most {MAX_LISTED} words of at most {MAX_NAME} printable characters"
     return ""
@@ -94,8 +106,20 @@ def stream_of(declared: Declaration) -> Stream[Any]:
         body = {"__annotations__": {"value": Any}, "__post_init__": check}
         key = members if names else None
     rows: type[Any] = row(type("Row", (), body))
-    is_ephemeral = declared.kind == "ephemeral"
-    return Stream(declared.name, rows, key=key, ephemeral=is_ephemeral, on_request=True)
+    return Stream(
+        declared.name,
+        rows,
+        key=key,
+        ephemeral=declared.kind == "ephemeral",
+        on_request=True,
+        files=file_columns(declared),
+    )
+
+
+def file_columns(declared: Declaration) -> tuple[str, ...]:
+    """Return the names of the columns that refer to files."""
+    columns = declared.columns or {}
+    return tuple(name for name, kind in columns.items() if kind.removesuffix("?") == "file")
 
 
 def _type(kind: str) -> Any:

@@ -79,6 +79,9 @@ def may_hold_float(annotation: Any) -> bool:
         return False
     if origin is dict and arguments[0] is not str:
         raise ConfigError(f"{annotation} cannot be in a row: the keys of JSON objects must be strings")
+    if typing.is_typeddict(annotation):
+        answers = [may_hold_float(member) for member in typing.get_type_hints(annotation).values()]
+        return any(answers)
     if origin in (list, dict, typing.Union, types.UnionType, typing.Annotated):
         inner = arguments[:1] if origin is typing.Annotated else arguments
         answers = [may_hold_float(argument) for argument in inner]  # Check all: each may raise.

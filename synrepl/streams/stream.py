@@ -46,6 +46,20 @@ Row = bytes | list[object] | msgspec.Struct
 Bool = Annotated[bool, BoolSpelling(accepts=bool | Literal[0, 1], read=bool)]
 
 
+Checksum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
+"""A SHA-256 in lowercase hexadecimal digits."""
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number of bytes."""
+
+
+class FileReference(typing.TypedDict):
+    """What a row says of a stored file: its checksum and its size."""
+
+    sha256: Checksum
+    size: Size
+
+
 class Since(msgspec.Struct, frozen=True):
     """Marks a field that a release added; rows of earlier releases get the `default`.
 
@@ -178,6 +192,7 @@ class Stream(Generic[R]):
     * `any_writer`: any writer may send facts of the others under its own name. Current Synapse does not
       filter the rows of such a stream by writer (docs/reference/peers.md#redis-repeated).
     * `on_request`: over TCP only followers that name the stream receive it; it never goes onto Redis.
+    * `files`: the fields that refer to a stored file (`FileReference`, or None).
     * `tombstone`: a function that tells whether a row deletes its key. None: no row does.
     * `since`, `until`: the releases that have the stream, as ``"1.67"``; the attribute is `span`.
     * `gone`: fields that newer releases dropped.
@@ -208,6 +223,7 @@ class Stream(Generic[R]):
         descends: bool = False,
         any_writer: bool = False,
         on_request: bool = False,
+        files: tuple[str, ...] = (),
         tombstone: Callable[[R], bool] | None = None,
         since: str = "",
         until: str = "",
@@ -223,6 +239,7 @@ class Stream(Generic[R]):
         self.descends = descends
         self.any_writer = any_writer
         self.on_request = on_request
+        self.files = files
         self.tombstone = tombstone
         self.span = span(since=since, until=until)
         classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)

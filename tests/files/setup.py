@@ -52,6 +52,10 @@ class FakeLog:
         found = [fact for fact in found if filter.passes(fact.stream, fact.writer)]
         return (found[:limit], found[limit - 1].serial) if len(found) >= limit else (found, upto)
 
+    def positions(self, stream: str) -> dict[str, int]:
+        """The last token of each writer."""
+        return {fact.writer: fact.token for fact in self.committed if fact.stream == stream}
+
     async def digest(self, serial: int) -> str | None:
         return next((fact.digest for fact in self.committed if fact.serial == serial), None)
 
@@ -115,8 +119,8 @@ class FilesCase(DiskCase):
         self.upstream = FakeUpstream()
         self.told: list[LogEvent] = []
 
-    def started(self, *, replica: bool = True, **options: Any) -> Files:
-        """The files of a daemon that has just started, over what is there."""
+    def started(self, *, replica: bool = True, streams: Sequence[Any] = (), **options: Any) -> Files:
+        """The files of a daemon that has just started, over what is there; it knew these `streams` before."""
         self.store = self.make_store()
         files = Files(
             self.log,  # type: ignore[arg-type]
@@ -128,6 +132,8 @@ class FilesCase(DiskCase):
             logger=Logger(observer=self.told.append),  # type: ignore[arg-type]
             **options,
         )
+        for stream in streams:
+            files.stream_added(stream)
         self.wait(files.start())
         self.addCleanup(lambda: self.wait(files.stop()))
         return files

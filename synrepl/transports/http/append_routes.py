@@ -17,10 +17,13 @@ from synrepl.ports.response_errors import NotForwarded
 from synrepl.ports.rights import NAME_OWNERS, refusal
 from synrepl.replication.acknowledgements import Source
 from synrepl.replication.write_forwarder import PostedFacts
+from synrepl.streams.stream import Stream
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.large_body import LARGE_BYTES, MAX_FACTS, too_many_facts
+from synrepl.wire import jsontext
 from synrepl.wire.acks import NO_ACKS, Acks
+from synrepl.wire.dialect import NEWEST
 from synrepl.wire.text import is_name
 
 FILES: Final = "files"
@@ -80,7 +83,7 @@ _batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 async def append(call: Call, body: AppendBody) -> Appended:
     """Append facts of one stream; a replica forwards them to the primary, and waits until it has them."""
     services, name = call.services, call.path["stream"]
-    _ = services.table[name]  # an unknown stream is refused first
+    stream = services.table[name]  # an unknown stream is refused first
     forwarder = services.write_forwarder
     if forwarder is not None and not forwarder.is_active():
         forwarder = None
@@ -105,7 +108,7 @@ async def append(call: Call, body: AppendBody) -> Appended:
             writer=writer,
             key=key,
             owner=_owner(call) if call.access.is_proven else None,
-            files=_files_of(name, facts) if call.query["files"] else (),
+            files=_files_of(stream, facts) if call.query["files"] else (),
             hops=via.split(",") if via else (),
             query=_passed_on(call.request.uri),
             timeout=call.query["timeout"],
@@ -311,9 +314,12 @@ def _passed_on(uri: bytes) -> Sequence[tuple[bytes, bytes]]:
     ]
 
 
-def _files_of(stream: str, facts: Collection[bytes]) -> frozenset[str]:
-    """Return the checksums that rows of ``files`` name, except those that delete."""
-    if stream != FILES:
+def _files_of(stream: Stream[Any], facts: Collection[bytes]) -> frozenset[str]:
+    """Return the checksums of the files to which these rows refer; those that delete a name refer to none."""
+    if stream.name != FILES and not stream.files:
         return frozenset()
-    rows = (row for fact in facts for row in msgspec.json.decode(fact))
-    return frozenset(row[2] for row in rows if row[0] != "delete" and row[2] is not None)
+    rows: list[Any] = [row for fact in facts for row in stream.decode_many(jsontext.split(fact), NEWEST)]
+    if stream.name == FILES:
+        return frozenset(row.sha256 for row in rows if row.sha256 is not None)
+    files = (getattr(row, column) for row in rows for column in stream.files)
+    return frozenset(file["sha256"] for file in files if file is not None)
