@@ -1,5 +1,6 @@
 """The queue of missing files, with the order and the retries of their downloads."""
 
+import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,10 @@ _SELECT_IS_NAMED: Final = "SELECT 1 FROM names WHERE sha256 = ?"
 _SELECT_NAMED: Final = "SELECT name, sha256, size, serial FROM names"
 
 
+MAX_KEY_TEXT: Final = 1_000
+SHOWN_KEY_TEXT: Final = 200
+"""Of a key of more than `MAX_KEY_TEXT` characters so many are in a reference's name, and its checksum."""
+
 _REFERENCE: Final = "\x00\x01"
 """How the names begin that rows of declared streams give; those of the stream ``files`` do not."""
 _AFTER_REFERENCES: Final = "\x00\x02"
@@ -31,7 +36,10 @@ _AFTER_REFERENCES: Final = "\x00\x02"
 
 def reference(stream: str, key: Iterable[object], column: str) -> str:
     """Return the name of a file that a column of a row refers to; the key is that of the row."""
-    return f"{_REFERENCE}{stream} {jsontext.dumps(list(key)).decode()} {column}"
+    text = jsontext.dumps(list(key)).decode()
+    if len(text) > MAX_KEY_TEXT:
+        text = f"{text[:SHOWN_KEY_TEXT]}... {hashlib.sha256(text.encode()).hexdigest()}"
+    return f"{_REFERENCE}{stream} {text} {column}"
 
 
 def shown(name: str) -> str:

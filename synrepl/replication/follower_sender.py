@@ -250,7 +250,7 @@ class FollowerSender(Sender):
                 return self._step_live(live)
             self._write(data)
             return True
-        if self._step_linear():
+        if self._linear_streams and self._step_linear():
             return True
         if self._backlogs:
             return self._step_backlog(self._backlogs[0])

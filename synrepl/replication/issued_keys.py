@@ -32,11 +32,8 @@ from synrepl.wire.text import is_name
 MAX_KEYS: Final = 500
 """The largest number of issued keys that are kept. Of more, the first that were revoked are forgotten."""
 
-MAX_STREAMS: Final = 100
-"""The largest number of streams that a key can name."""
-
 MAX_BYTES: Final = 8 * 1024 * 1024
-"""The most bytes of all keys that an upstream may send."""
+"""The most bytes of all keys that an upstream may send; half of that may be made."""
 
 _decoder: Final = msgspec.json.Decoder(IssuedKey)
 
@@ -85,6 +82,8 @@ class IssuedKeys:
         self._lock = DeferredLock()
         self._keys: dict[str, IssuedKey] = {}
         """By their salts."""
+        self.digest = ""
+        """Tells two sets of issued keys apart; empty without keys."""
         self._taken = ""
         self._lost: tuple[str, ...] = ()
         self.lost_since = 0.0
@@ -96,11 +95,6 @@ class IssuedKeys:
     def all(self) -> Sequence[IssuedKey]:
         """All issued keys, revoked ones too, in the order in which they were made."""
         return list(self._keys.values())
-
-    @property
-    def digest(self) -> str:
-        """Tells two sets of issued keys apart; empty without keys."""
-        return _digest(self.all)
 
     @property
     def upstream_digest(self) -> str:
@@ -145,6 +139,8 @@ class IssuedKeys:
                 record=make_record(secret),
                 made_ms=self._now_ms(),
             )
+            if len(msgspec.json.encode([*self.all, key])) > MAX_BYTES // 2:
+                raise ConfigError("the keys name too many streams: all together they must fit 4 MiB")
             await self._store([*self.all, key])
             return key, f"{name}.{secret}"
 
@@ -206,6 +202,7 @@ class IssuedKeys:
 
     def _apply(self, keys: Iterable[IssuedKey]) -> None:
         self._keys = {one.record.salt: one for one in keys}
+        self.digest = _digest(self.all)
         self.keyring.replace_issued(self.all)
 
     def _now_ms(self) -> int:

@@ -72,6 +72,16 @@ class DeclaredFilesTests(FilesCase):
 
         self.assertEqual([A, B], [sha256 for _, sha256 in missing(files)])
 
+    def test_a_long_key_is_shortened(self) -> None:
+        """Two that begin alike stay two."""
+        files = self.opened(replica=False)
+        for end in "12":
+            self.put("x" * 5_000 + end, "1", ref(A), None)
+
+        names = [name for name, _ in missing(files)]
+        self.assertEqual(2, len(set(names)))
+        self.assertLess(max(map(len, names)), 400)
+
     def test_their_files_are_fetched(self) -> None:
         a = self.upstream_has(b"a")
         files = self.opened()

@@ -309,6 +309,15 @@ def test_there_are_not_more_than_so_many() -> None:
         add(cluster, a, "new")
 
 
+def test_keys_that_would_not_fit_a_block_are_refused() -> None:
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="right")
+    cluster.pass_(0.1)
+
+    with pytest.raises(ConfigError, match="they must fit 4 MiB"):
+        add(cluster, a, "laptop", streams=["x" * 1_000_000 + str(number) for number in range(5)])
+
+
 def test_the_block_of_keys_is_read_as_it_was_written() -> None:
     record = make_record("x")
     keys = [IssuedKey(name="a", rights=(Right.READ,), streams=("s",), record=record, made_ms=1, revoked_ms=2)]
