@@ -101,32 +101,32 @@ _ACKS: Final = Parameter(
     AcksNumber(),
     "the replicas that must have the facts on disk before the answer; default: the setting `acks`",
 )
+_FORWARDED: Final = (
+    Parameter(
+        "timeout",
+        Seconds(10.0, lowest=0.1, highest=MAX_WAIT),
+        "at a replica, and with `acks`: limits the wait",
+    ),
+    _ACKS,
+    Parameter("files", Choice("here"), "at a replica: wait for the bytes of the files that the facts name"),
+    Parameter("via", Text(), "the daemons that have forwarded this request"),
+    Parameter(
+        "owner",
+        OwnerName(),
+        "from a replica: the peer whose request it forwards, to which the idempotency key belongs",
+    ),
+)
+_FORWARDING: Final = ("busy", "not_here_yet", "outcome_unknown", "upstream_away", "upstream_unreachable")
 APPEND: Final = Route(
     "append.append",
     "POST",
     "/v1/streams/{stream}/facts",
     "Append facts to a stream; the answer comes when they are on disk (for ephemeral streams: at once).",
-    query=(
-        Parameter(
-            "timeout",
-            Seconds(10.0, lowest=0.1, highest=MAX_WAIT),
-            "at a replica, and with `acks`: limits the wait",
-        ),
-        _ACKS,
-        Parameter(
-            "files", Choice("here"), "at a replica: wait for the bytes of the files that the facts name"
-        ),
-        Parameter("via", Text(), "the daemons that have forwarded this request"),
-        Parameter(
-            "owner",
-            OwnerName(),
-            "from a replica: the peer whose request it forwards, to which the idempotency key belongs",
-        ),
-    ),
+    query=_FORWARDED,
     right="write",
     errors=(
-        *(*_WRITE, "unknown_stream", "busy", "not_here_yet", "outcome_unknown"),
-        *("upstream_away", "upstream_unreachable", "upstream_refused", "upstream_failed"),
+        *(*_WRITE, "unknown_stream", *_FORWARDING),
+        *("upstream_refused", "upstream_failed"),
     ),
     examples=(
         Example(
@@ -144,13 +144,13 @@ APPEND_BATCH: Final = Route(
     "POST",
     "/v1/facts",
     "Append facts to several streams and writers, in order; the answer comes when all of them are on disk.",
-    query=(
-        Parameter("timeout", Seconds(10.0, lowest=0.1, highest=MAX_WAIT), "with `acks`: limits the wait"),
-        _ACKS,
-    ),
+    query=_FORWARDED,
     right="write",
     stream=NAMED_STREAMS,
-    errors=(*_WRITE, "unknown_stream", "not_primary", "bad_checksum", "no_such_file", "outcome_unknown"),
+    errors=(
+        *(*_WRITE, "unknown_stream", "not_primary", "bad_checksum", "no_such_file", *_FORWARDING),
+        *("upstream_refused", "upstream_failed"),
+    ),
     examples=(
         Example(
             "/v1/facts",

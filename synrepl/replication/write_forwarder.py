@@ -7,6 +7,7 @@ unknown outcome.
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlencode
@@ -18,7 +19,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.http_api.route import HttpRequest
-from synrepl.http_api.routes import APPEND
+from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.ports.history import Appended
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import ApiResponseError, NeverSent, NotForwarded
@@ -75,20 +76,50 @@ class PostedFacts(msgspec.Struct, frozen=True, kw_only=True):
     query: Query = ()
     timeout: float = TIMEOUT_SECONDS
 
+    def part(self) -> bytes:
+        """Encode the facts as a part of a batch."""
+        return b'{"stream":%b,%b' % (msgspec.json.encode(self.stream), self._rest())
+
     def body(self, key: str) -> bytes:
         """Encode the facts with this idempotency key."""
+        return b'{"idempotency_key":%b,%b' % (msgspec.json.encode(key), self._rest())
+
+    def _rest(self) -> bytes:
         writer = b"" if self.writer is None else b'"writer":%b,' % msgspec.json.encode(self.writer)
-        return b'{%b"idempotency_key":%b,"facts":[%b]}' % (
-            writer,
-            msgspec.json.encode(key),
-            b",".join(self.facts),
-        )
+        return b'%b"facts":[%b]}' % (writer, b",".join(self.facts))
+
+
+class PostedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Valid facts of several streams, which a client posted as one append; see `PostedFacts`."""
+
+    appends: Sequence[PostedFacts]
+    key: str | None = None
+    owner: str | None = None
+    files: Collection[str] = ()
+    hops: Sequence[str] = ()
+    query: Query = ()
+    timeout: float = TIMEOUT_SECONDS
+
+    def body(self, key: str) -> bytes:
+        """Encode the facts with this idempotency key."""
+        appends = b",".join(one.part() for one in self.appends)
+        return b'{"atomic":true,"idempotency_key":%b,"appends":[%b]}' % (msgspec.json.encode(key), appends)
+
+
+class _BatchAnswer(msgspec.Struct):
+    """The primary's answer to a batch."""
+
+    epoch: int
+    appends: list[Appended]
 
 
 class _Write(msgspec.Struct, frozen=True):
-    """A write as it is forwarded, in tries with the same body and key, until a time in seconds."""
+    """A write as it is forwarded, in tries with the same body and key, until a time in seconds.
 
-    stream: str
+    `stream` is None for a batch of several.
+    """
+
+    stream: str | None
     body: bytes
     key: str
     query: Query
@@ -128,8 +159,10 @@ class WriteForwarder:
         if client is not None:
             await client[1].stop()
 
-    async def forward(self, posted: PostedFacts, waiters: LogWaiters) -> Appended:
+    async def forward(self, posted: PostedFacts | PostedBatch, waiters: LogWaiters) -> Appended:
         """Forward facts; return the primary's response once they are applied here (ephemeral ones: at once).
+
+        That of a batch has the tokens of all its parts, in order.
 
         If the client disconnects, the facts are forwarded all the same. Raises `NotForwarded`, or the
         `refusal`.
@@ -161,9 +194,10 @@ class WriteForwarder:
         if isinstance(response, NotForwarded):
             raise response
 
-    def _prepare(self, posted: PostedFacts) -> _Write:
+    def _prepare(self, posted: PostedFacts | PostedBatch) -> _Write:
         """Add this daemon to `via` of the query. Raises the `refusal`, or `NotForwarded` for a loop."""
-        if (refused := self.refusal(posted.stream)) is not None:
+        stream = posted.stream if isinstance(posted, PostedFacts) else None
+        if (refused := self.refusal(stream or "")) is not None:
             raise refused
         hops = posted.hops
         if self.log.uuid in hops or len(hops) >= MAX_HOPS:
@@ -173,7 +207,7 @@ class WriteForwarder:
         if posted.owner is not None:
             query.append((b"owner", posted.owner.encode()))
         key = str(uuid4()) if posted.key is None else posted.key
-        return _Write(posted.stream, posted.body(key), key, query, self.clock.seconds() + posted.timeout)
+        return _Write(stream, posted.body(key), key, query, self.clock.seconds() + posted.timeout)
 
     async def _forward(self, outcome: "Deferred[Appended | NotForwarded]", write: _Write) -> None:
         self.pending_bytes += len(write.body)
@@ -211,12 +245,12 @@ class WriteForwarder:
             return NotForwarded("upstream_away", why), ""
         left = max(write.until - self.clock.seconds(), LOWEST_SECONDS)
         query = [*write.query, (b"timeout", b"%.3f" % left)]
-        request = APPEND.request(write.stream)
+        request = APPEND_BATCH.request() if write.stream is None else APPEND.request(write.stream)
         request = request._replace(target=f"{request.target}?{urlencode(query)}")
         try:
-            appended = await self._client_for(url).call(
-                request, Appended, body=write.body, max_bytes=MAX_ANSWER_BYTES, timeout=left
-            )
+            client = self._client_for(url)
+            send = partial(client.call, request, body=write.body, max_bytes=MAX_ANSWER_BYTES, timeout=left)
+            appended = await send(Appended) if write.stream is not None else _as_one(await send(_BatchAnswer))
         except NeverSent as error:
             return NotForwarded("upstream_unreachable", f"nothing was stored: {error}"), ""
         except ApiResponseError as error:
@@ -269,6 +303,12 @@ class WriteForwarder:
             if not await self.has_file(sha256, until - self.clock.seconds()):
                 return False
         return True
+
+
+def _as_one(answer: _BatchAnswer) -> Appended:
+    """Return the result of a batch that was stored as one append."""
+    first = next((one.first_serial for one in answer.appends if one.first_serial is not None), None)
+    return Appended(answer.epoch, first, [token for one in answer.appends for token in one.tokens])
 
 
 def _refusal(error: ApiResponseError) -> "Appended | NotForwarded | None":

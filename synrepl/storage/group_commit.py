@@ -5,6 +5,7 @@ Building a group leaves the log's head unchanged. The head advances when the com
 
 from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
+from typing import Final
 
 import msgspec
 from twisted.internet.defer import Deferred
@@ -18,6 +19,10 @@ FACT_BYTES = 300
 """The approximate size of a fact besides its rows, in memory and on disk, in bytes."""
 
 
+ALL_OF_IT: Final = "*"
+"""The stream of a request, and of its receipt, that appends to several streams at once."""
+
+
 def checksum(stream: str, writer: str, facts: Sequence[bytes]) -> str:
     """Hash a request to 64 hex digits. Lengths are hashed too, so that boundaries between facts matter."""
     hashed = sha256(f"{stream} {writer} {len(facts)}\n".encode())
@@ -29,8 +34,9 @@ def checksum(stream: str, writer: str, facts: Sequence[bytes]) -> str:
 class AppendRequest(msgspec.Struct, eq=False):
     """One queued append, with the Deferreds to fire.
 
-    `assigned` has the writer and token of each fact, when they are assigned already. `coalesced` are retries
-    of the same request with the same key, which get the same response.
+    `assigned` has the writer and token of each fact, when they are assigned already; `sources` its stream and
+    writer, if the request is of several streams (`ALL_OF_IT`). `coalesced` are retries of the same request
+    with the same key, which get the same response.
     """
 
     stream: str
@@ -39,6 +45,7 @@ class AppendRequest(msgspec.Struct, eq=False):
     key: AppendKey | None
     checksum: str
     assigned: Sequence[tuple[str, int]] | None = None
+    sources: Sequence[tuple[str, str]] | None = None
     response: Deferred[Appended] = msgspec.field(default_factory=Deferred)
     coalesced: list[Deferred[Appended]] = []
     size: int = 0
@@ -86,7 +93,7 @@ def build_group(
         if known is not None:
             group.results.append(known.appended if known.request == request.checksum else None)
             continue
-        stream, writer, assigned = request.stream, request.writer, request.assigned
+        stream, writer, assigned, sources = request.stream, request.writer, request.assigned, request.sources
         highest = allocated.get(stream)
         if highest is None:
             highest = head.allocated.get(stream, 0)
@@ -104,6 +111,10 @@ def build_group(
         tokens: list[int] = []
         for index, submitted in enumerate(request.facts):
             rows = submitted
+            if sources is not None and sources[index] != (stream, writer):
+                allocated[stream] = highest
+                stream, writer = sources[index]
+                highest = max(allocated.get(stream, 0), head.allocated.get(stream, 0))
             if assigned is None:
                 token = highest + 1
             else:
@@ -193,3 +204,13 @@ class _AssignedFilter(msgspec.Struct):
         self.looked_at = len(self.formed)
         committed = self.rows_at_token(self.stream, token) if token <= self.highest else []
         return [*committed, *self.by_token.get(token, ())]
+
+
+def parts_of(appended: Appended, counts: Sequence[int]) -> list[Appended]:
+    """Return the results of the parts of an append to several streams."""
+    found, at = [], 0
+    for count in counts:
+        first = None if appended.first_serial is None or not count else appended.first_serial + at
+        found.append(Appended(appended.epoch, first, appended.tokens[at : at + count]))
+        at += count
+    return found

@@ -29,7 +29,7 @@ from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.committer import Committer, detached
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore, KeyOf
-from synrepl.storage.group_commit import AppendRequest, checksum
+from synrepl.storage.group_commit import ALL_OF_IT, AppendRequest, checksum, parts_of
 from synrepl.storage.log_head import LogHead
 from synrepl.storage.log_reads import LogReads
 from synrepl.storage.staged_copy import (
@@ -389,6 +389,39 @@ class Log:
         request = AppendRequest(stream, writer, facts, append_key, fingerprint)
         return self._committer.coalesce(request) or self._committer.enqueue(request)
 
+    def append_atomic(
+        self, appends: Sequence[tuple[str, str, Sequence[bytes]]], *, key: str, owner: str = ""
+    ) -> "Deferred[list[Appended]]":
+        """Append facts of several streams and writers: all of them, or none. Fires when they are durable.
+
+        `appends` are ``(stream, writer, facts)``. They are committed in one transaction, here and at every
+        replica with all streams, since they have one receipt. Fails as `append` does; an ephemeral stream is
+        refused, as its facts are not committed.
+        """
+        sources = [(stream, writer) for stream, writer, facts in appends for _ in facts]
+        for stream, writer in dict.fromkeys(sources):
+            refusal = self._check_request(stream, writer) or self._checks.check_writer(stream, writer)
+            if refusal is None and stream in self.ephemeral.streams:
+                refusal = append_error(stream, "its facts are in memory, and cannot be part of one append")
+            if refusal is None and self.write_barrier is not None:
+                refusal = self.write_barrier(stream)
+            if refusal is not None:
+                return fail(refusal)
+        if (refusal := self._checks.check_key(ALL_OF_IT, key, owner)) is not None:
+            return fail(refusal)
+        if not sources:
+            return succeed([Appended(self.head.epoch, None, []) for _ in appends])
+        request = AppendRequest(
+            ALL_OF_IT,
+            "",
+            [rows for _, _, facts in appends for rows in facts],
+            AppendKey(ALL_OF_IT, key, owner),
+            checksum(*_joined(appends)),
+            sources=sources,
+        )
+        stored = self._committer.coalesce(request) or self._committer.enqueue(request)
+        return stored.addCallback(parts_of, [len(facts) for _, _, facts in appends])
+
     def append_assigned(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> "Deferred[Appended]":
         """Append facts that already have a writer and a token. Fires when durable; if ephemeral, at once.
 
@@ -567,3 +600,11 @@ class Log:
             self._call_all(self._replacement_subscribers)
 
         await self._committer.exclusive(work)
+
+
+def _joined(appends: Sequence[tuple[str, str, Sequence[bytes]]]) -> tuple[str, str, list[bytes]]:
+    """Return what the checksum of an append to several streams is of."""
+    texts: list[bytes] = []
+    for stream, writer, facts in appends:
+        texts += [f"{stream} {writer} {len(facts)}".encode(), *facts]
+    return ALL_OF_IT, "", texts

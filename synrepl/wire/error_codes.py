@@ -167,8 +167,8 @@ _WRITES: Final = {
     "disk_full": ErrorCode(507, "the disk is full; the file was not stored"),
     "not_primary": ErrorCode(
         409,
-        "a replica does not accept `POST /v1/facts`; only a primary can hand over",
-        "ask the primary; post each stream by itself",
+        "a replica accepts `POST /v1/facts` with `atomic` only; only a primary can hand over",
+        "ask the primary; post each stream by itself, or the batch as one append",
     ),
     "replica": ErrorCode(503, "this daemon is a replica, and writes nothing itself", "", True, 1),
     "stopped": ErrorCode(

@@ -71,6 +71,50 @@ class AppendsTests(FilesSiteCase):
             self.held(),
         )
 
+    def test_an_atomic_batch_is_one_append(self) -> None:
+        """One receipt; a retry gets the same answer; a bad row anywhere stores nothing."""
+        said = {
+            "appends": [append("push_rules", ["@a:b"]), append("receipts", receipt("@a:b"), writer="w1")],
+            "atomic": True,
+            "idempotency_key": "k",
+        }
+        first, again = self.told(said), self.told(said)
+
+        self.assertEqual(
+            {
+                "epoch": 1,
+                "appends": [
+                    {"epoch": 1, "first_serial": 1, "tokens": [1]},
+                    {"epoch": 1, "first_serial": 2, "tokens": [1]},
+                ],
+            },
+            first,
+        )
+        self.assertEqual(first, again)
+        self.assertEqual([(1, "push_rules", "master", 1), (2, "receipts", "w1", 1)], self.held())
+        self.assertEqual([[1, 1]], [receipt.appended.tokens for receipt in self.engine.receipts.values()])
+        bad = said | {"appends": [append("push_rules", ["@c:d"]), append("receipts", ["?"])]}
+        self.assertEqual("bad_row", self.told(bad, 400)["error"])
+        other = said | {"appends": [append("push_rules", ["@c:d"])]}
+        self.assertEqual("idempotency_key_reused", self.told(other, 409)["error"])
+        self.assertEqual(2, len(self.held()))
+
+    def test_an_atomic_batch_is_bounded_and_of_kept_streams(self) -> None:
+        typing = {"stream": "typing", "facts": [[["!r:hs", []]]]}
+        cases = [
+            ([append("push_rules", *[["@a:b"]] * 1_001)], 413, "may have 1000 facts"),
+            ([append("push_rules", *[["@a:" + "b" * 3_000_000]] * 3)], 413, "may have 8388608 bytes"),
+            ([append("push_rules", ["@a:b"]), typing], 400, "typing is ephemeral"),
+            ([append("nonsense", ["x"])], 404, "nonsense"),
+        ]
+        for appends, status, why in cases:
+            answer = self.ask("POST", APPENDS, json.dumps({"appends": appends, "atomic": True}).encode())
+            self.assertIn(why, answer.json()["message"])
+            self.assertEqual(status, answer.status, answer.body)
+        staged = self.told({"staged": "0" * 64, "atomic": True}, 400)
+        self.assertIn("it cannot be staged", staged["message"])
+        self.assertEqual([], self.held())
+
     def test_a_staged_batch_is_appended_once(self) -> None:
         """It is brought first, perhaps by many; the word that makes facts of it can be said again."""
         body = json.dumps(

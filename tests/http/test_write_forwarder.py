@@ -47,12 +47,11 @@ class Primary:
     ) -> "Deferred[Any]":
         """As `HttpClient`."""
         path, _, query = request.target.partition("?")
-        stream = path.split("/")[3]
         self.asked.append((body, parse_qsl(query.encode(), keep_blank_values=True)))
         mood = self.mood.pop(0) if self.mood else "well"
         if mood == "down":
             return fail(NeverSent("connection refused"))
-        status, told = (0, b"") if mood == "deaf" else self.answer or self._ask(stream, body)
+        status, told = (0, b"") if mood == "deaf" else self.answer or self._ask(path, body)
         if mood == "lossy":
             return fail(NotConnected("it broke off"))
         if mood in ("mute", "deaf"):
@@ -61,13 +60,13 @@ class Primary:
             return silent.addErrback(_as_client)
         if status != 200:
             return fail(as_response_error(status, told, URL))
-        done: Deferred[Appended] = Deferred()
-        done.callback(msgspec.json.decode(told, type=Appended))
+        done: Deferred[Any] = Deferred()
+        done.callback(msgspec.json.decode(told, type=answer))
         return done
 
-    def _ask(self, stream: str, body: bytes) -> tuple[int, bytes]:
+    def _ask(self, path: str, body: bytes) -> tuple[int, bytes]:
         talk = Talk(self.site)
-        head = f"POST /v1/streams/{stream}/facts HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
         talk.say(head.encode() + body)
         if not talk.heard:
             self.site.services.clock.advance(0)  # a large body takes several turns
@@ -156,6 +155,52 @@ class RelayingTests(RelayCase):
         self.assertEqual(b"", before)
         self.assertEqual({"epoch": 1, "first_serial": 1, "tokens": [1, 2]}, talk.answer().json())
         self.assertEqual(["master", "master"], [fact.writer for fact in self.engine.facts])
+
+    def atomic(self, query: str = "", **more: Any) -> Talk:
+        """An append to two streams that may have to wait."""
+        appends = [
+            {"stream": "receipts", "facts": [[receipt()], [receipt()]]},
+            {"stream": "push_rules", "facts": [[["@a:b"]]], "writer": "w1"},
+        ]
+        body = json.dumps({"appends": appends, "atomic": True, **more}).encode()
+        talk = self.talk()
+        talk.say(self.request("POST", f"/v1/facts{query}", body))
+        return talk
+
+    def test_an_atomic_batch_is_forwarded_whole(self) -> None:
+        """And answered once all of it is here; its parts arrive in one commit."""
+        talk = self.atomic(idempotency_key="k")
+        before = talk.heard
+        self.feed()
+
+        self.assertEqual(b"", before)
+        self.assertEqual(
+            {
+                "epoch": 1,
+                "appends": [
+                    {"epoch": 1, "first_serial": 1, "tokens": [1, 2]},
+                    {"epoch": 1, "first_serial": 3, "tokens": [1]},
+                ],
+            },
+            talk.answer().json(),
+        )
+        self.assertEqual(
+            [("receipts", "master"), ("receipts", "master"), ("push_rules", "w1")],
+            [(fact.stream, fact.writer) for fact in self.engine.facts],
+        )
+        self.assertEqual(talk.answer().json(), self.atomic(idempotency_key="k").answer().json())
+        self.assertEqual(3, len(self.primary_engine.facts))
+
+    def test_an_atomic_batch_whose_answer_was_lost_is_stored_once(self) -> None:
+        """It is sent again with the same key."""
+        self.primary.mood = ["lossy"]
+        talk = self.atomic()
+        self.clock.advance(1)
+        self.feed()
+
+        self.assertEqual(200, talk.answer().status)
+        self.assertEqual(2, len(self.primary.asked))
+        self.assertEqual(3, len(self.primary_engine.facts))
 
     def test_bad_input_is_refused_here(self) -> None:
         """In the same words as by the primary, which is not bothered."""

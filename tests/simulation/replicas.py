@@ -6,6 +6,7 @@ one fake clock in one thread; chance comes from one seeded source, so a seed is 
 ``python -m tests.simulation.replicas SEED``."""
 
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +49,8 @@ AIMS: Final = (
 )
 """Where lightning strikes: every state in which there is something to break. A relay is never seen in
 ``greeting``, since it is made when HELLO has come."""
+
+_GROUP: Final = re.compile(rb"@group[0-9]+-[0-9]+")
 
 DISK_FULL: Final = StorageError(op="commit", why="the disk is full", retryable=True)
 ANSWER_SECONDS: Final = 2.0
@@ -159,6 +162,8 @@ class ReplicaSimulation(SeededRun):
         """By the salts of revoked keys, the primary that has answered that."""
         self._known_revoked: dict[str, set[str]] = {}
         """By nodes, the salts of the keys that each has known to be revoked."""
+        self._grouping = random.Random(f"groups {seed}")
+        self._groups = 0
         own = [stream_of(body.declaration()) for body in _DECLARED.values()]
         self.streams = StreamTable([*StreamTable.default(), *own])
         self.struck: Counter[tuple[str, str]] = Counter()
@@ -347,6 +352,8 @@ class ReplicaSimulation(SeededRun):
             self._note(f"{stream} beyond {upto} is lost")
             self.seen["lost"] += 1
             self._do(primary.log.next_epoch("lost", stream=stream, token=upto))
+        if not self._is_peace and self._grouping.random() < 0.02:
+            self._append_group()
         if self.issues_keys and self._keyring.random() < 0.02:
             self._change_keys()
         if self.trims and self.chance.random() < 0.03:
@@ -364,6 +371,35 @@ class ReplicaSimulation(SeededRun):
         self._note(f"{node.name} is to declare {body}")
         self.seen["declared"] += 1
         self._do(node.declared.declare(body.declaration()))
+
+    def _append_group(self) -> None:
+        """Somebody appends to two streams at once, several facts to each."""
+        primaries = [node for node in self.nodes.values() if node.is_running and node.roles.role == "primary"]
+        if not primaries:
+            return
+        self._groups += 1
+        node, size = self._grouping.choice(primaries), self._grouping.choice([1, 2, 5])
+        users = [f"@group{self._groups}-{size}-{number}:hs" for number in range(size)]
+        facts = [f'[["{user}"]]'.encode() for user in users]
+        appends = [("push_rules", "loose", facts), ("to_device", "loose", facts)]
+        self._note(f"{node.name} is to append {2 * size} facts at once")
+        self.seen["group"] += 1
+        self._do(_awaited(node.log.append_atomic(appends, key=f"group{self._groups}")))
+
+    def _check_groups(self, node: FakeNode) -> None:
+        """A copy of everything has all facts of an append, or none, whatever was cut or killed."""
+        if not node.publisher.holdings.filter.is_open:
+            return
+        trimmed = node.log.head.trimmed_upto.serial
+        serials: dict[bytes, list[int]] = {}
+        for fact in node.engine.facts:
+            if match := _GROUP.search(fact.rows):
+                serials.setdefault(match[0], []).append(fact.serial)
+        # What is trimmed has no groups any more: facts that others replaced are gone.
+        found = {group: len(at) for group, at in serials.items() if at[0] > trimmed + 1}
+        for group, count in found.items():
+            if count != 2 * int(group.rpartition(b"-")[2]):
+                self._fail(f"{node.name} has {count} facts of {group.decode()}")
 
     def _change_keys(self) -> None:
         """Somebody makes a key, or revokes one; names come again."""
@@ -744,6 +780,7 @@ class ReplicaSimulation(SeededRun):
                 continue
             self._check_role(node)
             self._check_keys(node)
+            self._check_groups(node)
             for relay in node.connected_relays:
                 other = engines.get(relay.uuid)
                 if other is not None and relay.state in ("catching up", "live"):
@@ -911,6 +948,10 @@ class ReplicaSimulation(SeededRun):
             for one, where in writer.acknowledged.items():
                 if one not in known:
                     self._fail(f"{where} acknowledged {one}, which is nowhere")
+
+
+async def _awaited(done: "Deferred[Any]") -> Any:
+    return await done
 
 
 def _valid(node: FakeNode) -> dict[str, str]:

@@ -323,6 +323,73 @@ class IdempotencyTests(LogCase):
         self.assertEqual(2, self.append(log, "events", "w1", A, key="k").first_serial)
 
 
+class AtomicTests(LogCase):
+    """Facts of several streams in one append."""
+
+    def atomic(self, log: Log, *appends: tuple[str, str, list[bytes]], key: str = "k") -> list[Appended]:
+        """Append all of this, and what it became."""
+        found: list[Appended] = self.wait(log.append_atomic(appends, key=key))
+        return found
+
+    def test_all_of_it_is_committed_together(self) -> None:
+        """Each stream has its own tokens, each part its own result; the serials are in the order of parts."""
+        engine = FaultyEngine()
+        log = self.started(engine)
+        self.append(log, "events", "w1", A)
+
+        found = self.atomic(log, ("events", "w1", [B, C]), ("pushers", "w2", [A]), ("events", "w3", [A]))
+
+        self.assertEqual(
+            [Appended(1, 2, [2, 3]), Appended(1, 4, [1]), Appended(1, 5, [4])],
+            found,
+        )
+        self.assertEqual(
+            [("events", "w1", 2), ("events", "w1", 3), ("pushers", "w2", 1), ("events", "w3", 4)],
+            [(fact.stream, fact.writer, fact.token) for fact in engine.facts[1:]],
+        )
+        self.assertEqual([0, 1, 2, 0, 0], [fact.prev_token for fact in engine.facts])
+        self.assertIsNone(verify(engine.facts, EMPTY))
+        self.assertEqual({"w1": 3, "w3": 4}, log.positions("events"))
+        self.append(log, "pushers", "w2", B)
+        self.assertEqual(2, engine.facts[-1].token)
+
+    def test_it_has_one_receipt(self) -> None:
+        """A retry stores nothing; other facts, or facts divided otherwise, are another request."""
+        engine = FaultyEngine()
+        log = self.started(engine)
+        first = self.atomic(log, ("events", "w1", [A]), ("pushers", "w1", [B]))
+
+        self.assertEqual(first, self.atomic(log, ("events", "w1", [A]), ("pushers", "w1", [B])))
+        self.assertEqual(2, log.head.serial)
+        self.assertEqual(
+            [Appended(1, 1, [1, 1])], [receipt.appended for receipt in self.wait(log.reads.receipts(0, 9))]
+        )
+        for other in ([("events", "w1", [A, B])], [("events", "w1", [A]), ("pushers", "w2", [B])]):
+            self.failureResultOf(log.append_atomic(other, key="k"), KeyReused)
+        self.append(log, "events", "w1", A, key="k")
+        self.assertEqual(3, log.head.serial)
+
+    def test_a_part_that_is_refused_refuses_all(self) -> None:
+        """Nothing is stored."""
+        log = self.started(FaultyEngine(), assigned=["receipts"])
+        for stream, why in (("receipts", "receipts"), ("typing", "in memory"), ("two words", "one word")):
+            done = log.append_atomic([("events", "w", [A]), (stream, "w", [A])], key="k")
+            self.assertIn(why, str(self.failureResultOf(done, StorageError).value))
+        log.write_barrier = lambda stream: StorageError(op="append", why=f"not {stream}")
+        done = log.append_atomic([("events", "w", [A])], key="k")
+        self.assertIn("not events", str(self.failureResultOf(done, StorageError).value))
+        self.assertEqual(0, log.head.serial)
+
+    def test_nothing_is_a_part_too(self) -> None:
+        log = self.started(FaultyEngine())
+
+        self.assertEqual(
+            [Appended(1, None, []), Appended(1, 1, [1])],
+            self.atomic(log, ("events", "w1", []), ("events", "w1", [A])),
+        )
+        self.assertEqual([Appended(1, None, [])], self.atomic(log, ("events", "w1", []), key="other"))
+
+
 class FailureTests(LogCase):
     """Commits that fail, and those of which nobody knows."""
 

@@ -16,7 +16,8 @@ from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.ports.rights import NAME_OWNERS, refusal
 from synrepl.replication.acknowledgements import Source
-from synrepl.replication.write_forwarder import PostedFacts
+from synrepl.replication.write_forwarder import PostedBatch, PostedFacts
+from synrepl.storage.group_commit import parts_of
 from synrepl.streams.stream import Stream
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
@@ -63,11 +64,15 @@ class StreamAppend(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A posted batch: `appends`, or `staged`, the checksum of an uploaded file with a body of `appends`."""
+    """A posted batch: `appends`, or `staged`, the checksum of an uploaded file with a body of `appends`.
+
+    With `atomic` all of it is stored, or nothing.
+    """
 
     appends: list[StreamAppend] | UnsetType = UNSET
     staged: str | UnsetType = UNSET
     idempotency_key: str | UnsetType = UNSET
+    atomic: bool = False
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
@@ -76,6 +81,10 @@ class BatchAnswer(msgspec.Struct, frozen=True):
     epoch: int
     appends: list[Appended]
 
+
+MAX_ATOMIC_FACTS: Final = 1_000
+MAX_ATOMIC_BYTES: Final = 8 * 1024 * 1024
+"""The most facts in an atomic batch, and bytes of their rows: readers and replicas take it as a whole."""
 
 _batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 
@@ -121,13 +130,19 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     """Append facts of several streams and writers; return their results once all are stored.
 
     Every row is validated before anything is stored. Each append is atomic. With an idempotency key, each
-    append is one part of it: a retry stores only the missing appends. A replica refuses.
+    append is one part of it: a retry stores only the missing appends. A replica refuses. With `atomic` the
+    whole batch is one append, with one key; a replica forwards it.
     """
     services, log = call.services, call.services.log
+    if body.atomic:
+        return await _append_atomic(call, body)
     if services.write_forwarder is not None and services.write_forwarder.is_active():
         if services.roles is not None and (stopped := services.roles.forwarding_refusal("")) is not None:
             raise stopped
-        why = "this daemon is a replica: post the batch to the primary, or post each stream by itself"
+        why = (
+            "this daemon is a replica: post the batch to the primary, each stream by itself, or the batch as"
+            " one append (atomic)"
+        )
         raise ApiError("not_primary", why)
     appends, batch_key = body.appends, body.idempotency_key
     if (appends is UNSET) == (body.staged is UNSET):
@@ -139,18 +154,8 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
         raise ApiError("bad_request", f"the staged file {body.staged} has no appends")
     if max(len(appends), sum(len(one.facts) for one in appends)) > MAX_FACTS:
         raise too_many_facts()
-    requests: list[tuple[str, str, list[bytes]]] = []
-    writers: dict[str, set[str]] = {}
     _, key = _checked_names(UNSET, batch_key)
-    for one in appends:
-        call.check_streams(one.stream)
-        writer, _ = _checked_names(one.writer, UNSET)
-        if (known := writers.get(one.stream)) is None:
-            known = writers[one.stream] = set(log.positions(one.stream))
-        _check_new_writer(call, one.stream, writer, known)
-        facts = await _read_facts(call, one.stream, one.facts)
-        known.add(writer or services.settings.instance_name)
-        requests.append((one.stream, writer or services.settings.instance_name, facts))
+    requests = await _read_appends(call, appends)
     all_acks = [_checked_acks(call, stream) for stream, _, _ in requests]
     key = key or (str(uuid4()) if any(acks.number for acks in all_acks) else None)
     for acks in set(all_acks):
@@ -172,6 +177,75 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
         call, [(acks, (stream, writer), one) for acks, (stream, writer, _), one in waits], key
     )
     return BatchAnswer(log.head.epoch, appended)
+
+
+async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[tuple[str, str, list[bytes]]]:
+    """Return the stream, the writer and the canonical facts of each append. Raises `ApiError`."""
+    instance, log = call.services.settings.instance_name, call.services.log
+    requests: list[tuple[str, str, list[bytes]]] = []
+    writers: dict[str, set[str]] = {}
+    for one in appends:
+        call.check_streams(one.stream)
+        writer, _ = _checked_names(one.writer, UNSET)
+        if (known := writers.get(one.stream)) is None:
+            known = writers[one.stream] = set(log.positions(one.stream))
+        _check_new_writer(call, one.stream, writer, known)
+        facts = await _read_facts(call, one.stream, one.facts)
+        known.add(writer or instance)
+        requests.append((one.stream, writer or instance, facts))
+    return requests
+
+
+async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
+    """Append facts of several streams as one; a replica forwards them, and waits until it has them."""
+    services, appends = call.services, body.appends
+    if not isinstance(appends, list) or body.staged is not UNSET:
+        raise ApiError("bad_request", "an atomic batch needs appends; it cannot be staged")
+    for one in appends:
+        if services.table[one.stream].ephemeral:
+            why = f"{one.stream} is ephemeral: its facts are in memory, and cannot be part of an atomic batch"
+            raise ApiError("bad_request", why)
+    if sum(len(one.facts) for one in appends) > MAX_ATOMIC_FACTS:
+        raise ApiError("too_large", f"an atomic batch may have {MAX_ATOMIC_FACTS} facts")
+    requests = await _read_appends(call, appends)
+    if sum(len(rows) for *_, facts in requests for rows in facts) > MAX_ATOMIC_BYTES:
+        raise ApiError("too_large", f"the rows of an atomic batch may have {MAX_ATOMIC_BYTES} bytes")
+    _, key = _checked_names(UNSET, body.idempotency_key)
+    key = key or str(uuid4())
+    forwarder = services.write_forwarder
+    if forwarder is None or not forwarder.is_active():
+        all_acks = [_checked_acks(call, stream) for stream, _, _ in requests]
+        for acks in set(all_acks):
+            await _promise(call, acks)
+        appended = await services.log.append_atomic(requests, key=key, owner=_owner(call))
+        waits = zip(all_acks, requests, appended, strict=True)
+        await _wait_for_acks(
+            call, [(acks, (stream, writer), one) for acks, (stream, writer, _), one in waits], key
+        )
+        return BatchAnswer(services.log.head.epoch, appended)
+    table = services.table
+    files = frozenset[str]().union(*(_files_of(table[stream], facts) for stream, _, facts in requests))
+    via: str | None = call.query["via"]
+    forwarded = await forwarder.forward(
+        PostedBatch(
+            appends=[
+                PostedFacts(
+                    stream=one.stream,
+                    facts=[bytes(fact) for fact in one.facts],
+                    writer=None if one.writer is UNSET else one.writer,
+                )
+                for one in appends
+            ],
+            key=key,
+            owner=_owner(call) if call.access.is_proven else None,
+            files=files if call.query["files"] else (),
+            hops=via.split(",") if via else (),
+            query=_passed_on(call.request.uri),
+            timeout=call.query["timeout"],
+        ),
+        services.publisher.waiters,
+    )
+    return BatchAnswer(forwarded.epoch, parts_of(forwarded, [len(one.facts) for one in appends]))
 
 
 def _checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str | None, str | None]:
