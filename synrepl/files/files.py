@@ -78,7 +78,7 @@ class Files:
         self._maintenance = FileMaintenance(
             self._context, self._on_loss, lambda: self._names.is_complete, grace_seconds=grace_seconds
         )
-        self._waiting: dict[str, set[Deferred[bool]]] = {}
+        self._waiting: dict[str, dict[Deferred[bool], None]] = {}
         self._is_running = False
 
     async def start(self) -> None:
@@ -144,15 +144,15 @@ class Files:
             await self._request(sha256)
             return await context.run(context.store.has, sha256)
         waiter: Deferred[bool] = Deferred()
-        waiters = self._waiting.setdefault(sha256, set())
-        waiters.add(waiter)
+        waiters = self._waiting.setdefault(sha256, {})
+        waiters[waiter] = None
         timer = Timer(self._clock, partial(_answer, waiter, is_present=False))
         timer.start(timeout)
         try:
             await self._request(sha256)
             return await waiter
         finally:
-            waiters.discard(waiter)
+            waiters.pop(waiter, None)
             if not waiters and self._waiting.get(sha256) is waiters:
                 del self._waiting[sha256]
             timer.stop()

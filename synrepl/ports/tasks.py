@@ -21,7 +21,8 @@ class Tasks:
     def __init__(self, logger: Logger, what: str = "task") -> None:
         self._logger = logger
         self._what = what
-        self._running: set[Deferred[Any]] = set()
+        # In the order of their start, in which they are cancelled: a simulation can be repeated.
+        self._running: dict[Deferred[Any], None] = {}
         self._is_stopped = False
 
     def __len__(self) -> int:
@@ -42,10 +43,10 @@ class Tasks:
             coro.close()
             return succeed(None)
         running: Deferred[Any] = Deferred.fromCoroutine(coro)
-        self._running.add(running)
+        self._running[running] = None
 
         def ended(result: Any) -> Any:
-            self._running.discard(running)
+            self._running.pop(running, None)
             if isinstance(result, Failure):
                 if not isinstance(result.value, CancelledError):
                     self._logger.failure("{what}: {name} failed", result, what=self._what, name=name)

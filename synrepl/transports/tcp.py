@@ -185,7 +185,8 @@ class PublisherFactory(Factory):
 
     def __post_init__(self) -> None:
         self._limited_logger = LimitedLogger(self._logger, self.clock)
-        self.protocols: set[ReplicationProtocol] = set()
+        # In the order of their connections, in which they are told things: a simulation can be repeated.
+        self.protocols: dict[ReplicationProtocol, None] = {}
         self._lingering: set[RejectedConnection] = set()
         self.publisher.holdings.subscribers.append(self._retire)
 
@@ -206,7 +207,7 @@ class PublisherFactory(Factory):
             self.metrics,
             logger=self._limited_logger,
             queue=self.queue,
-            on_lost=lambda lost, reason: self.protocols.discard(lost),
+            on_lost=lambda lost, reason: self.protocols.pop(lost, None),
         )
         protocol.factory = self
         return protocol
@@ -223,7 +224,7 @@ class PublisherFactory(Factory):
         self._limited_logger.stop()
 
     def _attach(self, protocol: ReplicationProtocol) -> ConnectionOwner:
-        self.protocols.add(protocol)
+        self.protocols[protocol] = None
         protocol.access = self._access(protocol)
         return _ServerSide(self, protocol)
 

@@ -49,6 +49,18 @@ class TasksTests(SynchronousTestCase):
         self.assertEqual([None] * 3, [self.successResultOf(task) for task in tasks])
         self.assertEqual(([], 0), (self.told, len(self.tasks)))
 
+    def test_they_are_cancelled_in_the_order_of_their_start(self) -> None:
+        """A simulation whose end depends on addresses in memory could not be repeated."""
+        waits: list[Deferred[int]] = []
+        ended: list[int] = []
+        for _ in range(20):
+            waits.append(Deferred(lambda waited: ended.append(waits.index(waited))))
+            self.tasks.start(self.waits_for(waits[-1]), "waiting")
+
+        self.tasks.cancel_all()
+
+        self.assertEqual(list(range(20)), ended)
+
     def test_after_the_stop_nothing_runs(self) -> None:
         """What a request begins while the daemon stops would find its threads and files closed."""
         waiting = self.tasks.start(self.waits_for(Deferred()), "waiting")

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("world", ["workers", "broker", "replicas", "upstreams"])
+@pytest.mark.parametrize("world", ["workers", "broker", "replicas", "upstreams", "acks"])
 def test_a_seed_is_a_run_that_can_be_repeated(world: str) -> None:
-    """In another process, with other hashes."""
+    """In another process, with other hashes and addresses in memory."""
     stories = {
         subprocess.run(
             [sys.executable, "-m", f"tests.simulation.{world}", "9"],
@@ -18,7 +18,7 @@ def test_a_seed_is_a_run_that_can_be_repeated(world: str) -> None:
             text=True,
             env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         ).stdout
-        for hash_seed in (1, 2)
+        for hash_seed in (1, 2, 3)
     }
 
     assert 1 == len(stories)
