@@ -58,23 +58,28 @@ class IHttpClient(Protocol):
         """Close the idle connections."""
 
 
-class PostedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Valid facts of a stream, as a client posted them: each the text of a JSON array of rows.
+class _Posted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client posted.
 
     `files` are checksums of files to wait for, `hops` the daemons that have forwarded the facts. `query` is
     sent on to the primary. `timeout` is in seconds. `owner` is the owner of the idempotency key, None if the
     client has proved no key: then this daemon's own key at the primary is the owner.
     """
 
-    stream: str
-    facts: Sequence[bytes]
-    writer: str | None = None
     key: str | None = None
     owner: str | None = None
     files: Collection[str] = ()
     hops: Sequence[str] = ()
     query: Query = ()
     timeout: float = TIMEOUT_SECONDS
+
+
+class PostedFacts(_Posted, frozen=True, kw_only=True):
+    """Valid facts of a stream, as a client posted them: each the text of a JSON array of rows."""
+
+    stream: str
+    facts: Sequence[bytes]
+    writer: str | None = None
 
     def part(self) -> bytes:
         """Encode the facts as a part of a batch."""
@@ -89,16 +94,10 @@ class PostedFacts(msgspec.Struct, frozen=True, kw_only=True):
         return b'%b"facts":[%b]}' % (writer, b",".join(self.facts))
 
 
-class PostedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Valid facts of several streams, which a client posted as one append; see `PostedFacts`."""
+class PostedBatch(_Posted, frozen=True, kw_only=True):
+    """Valid facts of several streams, which a client posted as one append."""
 
     appends: Sequence[PostedFacts]
-    key: str | None = None
-    owner: str | None = None
-    files: Collection[str] = ()
-    hops: Sequence[str] = ()
-    query: Query = ()
-    timeout: float = TIMEOUT_SECONDS
 
     def body(self, key: str) -> bytes:
         """Encode the facts with this idempotency key."""

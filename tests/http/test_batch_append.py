@@ -103,6 +103,7 @@ class AppendsTests(FilesSiteCase):
         typing = {"stream": "typing", "facts": [[["!r:hs", []]]]}
         cases = [
             ([append("push_rules", *[["@a:b"]] * 1_001)], 413, "may have 1000 facts"),
+            ([append("push_rules")] * 1_001, 413, "may have 1000 facts"),
             ([append("push_rules", *[["@a:" + "b" * 3_000_000]] * 3)], 413, "may have 8388608 bytes"),
             ([append("push_rules", ["@a:b"]), typing], 400, "typing is ephemeral"),
             ([append("nonsense", ["x"])], 404, "nonsense"),

@@ -86,6 +86,9 @@ MAX_ATOMIC_FACTS: Final = 1_000
 MAX_ATOMIC_BYTES: Final = 8 * 1024 * 1024
 """The most facts in an atomic batch, and bytes of their rows: readers and replicas take it as a whole."""
 
+_Append = tuple[str, str, list[bytes]]
+"""The stream, the writer and the canonical facts of an append."""
+
 _batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 
 
@@ -109,21 +112,15 @@ async def append(call: Call, body: AppendBody) -> Appended:
         appended = await services.log.append(name, writer, facts, key=key, owner=_owner(call))
         await _wait_for_acks(call, [(acks, (name, writer), appended)], key)
         return appended
-    via: str | None = call.query["via"]
-    return await forwarder.forward(
-        PostedFacts(
-            stream=name,
-            facts=[bytes(fact) for fact in body.facts],
-            writer=writer,
-            key=key,
-            owner=_owner(call) if call.access.is_proven else None,
-            files=_files_of(stream, facts) if call.query["files"] else (),
-            hops=via.split(",") if via else (),
-            query=_passed_on(call.request.uri),
-            timeout=call.query["timeout"],
-        ),
-        services.publisher.waiters,
+    posted = PostedFacts(
+        stream=name,
+        facts=[bytes(fact) for fact in body.facts],
+        writer=writer,
+        key=key,
+        files=_files_of(stream, facts) if call.query["files"] else (),
+        **_forwarding(call),
     )
+    return await forwarder.forward(posted, services.publisher.waiters)
 
 
 async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
@@ -156,10 +153,8 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
         raise too_many_facts()
     _, key = _checked_names(UNSET, batch_key)
     requests = await _read_appends(call, appends)
-    all_acks = [_checked_acks(call, stream) for stream, _, _ in requests]
+    all_acks = await _promised_acks(call, requests)
     key = key or (str(uuid4()) if any(acks.number for acks in all_acks) else None)
-    for acks in set(all_acks):
-        await _promise(call, acks)
     # Started together, so that they share a commit.
     results: list[Any] = await DeferredList(
         [
@@ -172,17 +167,14 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
         if not is_kept:
             result.raiseException()
     appended = [result for _, result in results]
-    waits = zip(all_acks, requests, appended, strict=True)
-    await _wait_for_acks(
-        call, [(acks, (stream, writer), one) for acks, (stream, writer, _), one in waits], key
-    )
+    await _wait_for_all_acks(call, all_acks, requests, appended, key)
     return BatchAnswer(log.head.epoch, appended)
 
 
-async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[tuple[str, str, list[bytes]]]:
+async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Append]:
     """Return the stream, the writer and the canonical facts of each append. Raises `ApiError`."""
     instance, log = call.services.settings.instance_name, call.services.log
-    requests: list[tuple[str, str, list[bytes]]] = []
+    requests: list[_Append] = []
     writers: dict[str, set[str]] = {}
     for one in appends:
         call.check_streams(one.stream)
@@ -201,51 +193,52 @@ async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
     services, appends = call.services, body.appends
     if not isinstance(appends, list) or body.staged is not UNSET:
         raise ApiError("bad_request", "an atomic batch needs appends; it cannot be staged")
-    for one in appends:
-        if services.table[one.stream].ephemeral:
-            why = f"{one.stream} is ephemeral: its facts are in memory, and cannot be part of an atomic batch"
-            raise ApiError("bad_request", why)
-    if sum(len(one.facts) for one in appends) > MAX_ATOMIC_FACTS:
+    if max(len(appends), sum(len(one.facts) for one in appends)) > MAX_ATOMIC_FACTS:
         raise ApiError("too_large", f"an atomic batch may have {MAX_ATOMIC_FACTS} facts")
     requests = await _read_appends(call, appends)
+    table = services.table
+    ephemeral = [stream for stream, _, _ in requests if table[stream].ephemeral]
+    if ephemeral:
+        why = f"{ephemeral[0]} is ephemeral: its facts are in memory, and cannot be part of an atomic batch"
+        raise ApiError("bad_request", why)
     if sum(len(rows) for *_, facts in requests for rows in facts) > MAX_ATOMIC_BYTES:
         raise ApiError("too_large", f"the rows of an atomic batch may have {MAX_ATOMIC_BYTES} bytes")
     _, key = _checked_names(UNSET, body.idempotency_key)
     key = key or str(uuid4())
     forwarder = services.write_forwarder
     if forwarder is None or not forwarder.is_active():
-        all_acks = [_checked_acks(call, stream) for stream, _, _ in requests]
-        for acks in set(all_acks):
-            await _promise(call, acks)
+        all_acks = await _promised_acks(call, requests)
         appended = await services.log.append_atomic(requests, key=key, owner=_owner(call))
-        waits = zip(all_acks, requests, appended, strict=True)
-        await _wait_for_acks(
-            call, [(acks, (stream, writer), one) for acks, (stream, writer, _), one in waits], key
-        )
+        await _wait_for_all_acks(call, all_acks, requests, appended, key)
         return BatchAnswer(services.log.head.epoch, appended)
-    table = services.table
-    files = frozenset[str]().union(*(_files_of(table[stream], facts) for stream, _, facts in requests))
-    via: str | None = call.query["via"]
-    forwarded = await forwarder.forward(
-        PostedBatch(
-            appends=[
-                PostedFacts(
-                    stream=one.stream,
-                    facts=[bytes(fact) for fact in one.facts],
-                    writer=None if one.writer is UNSET else one.writer,
-                )
-                for one in appends
-            ],
-            key=key,
-            owner=_owner(call) if call.access.is_proven else None,
-            files=files if call.query["files"] else (),
-            hops=via.split(",") if via else (),
-            query=_passed_on(call.request.uri),
-            timeout=call.query["timeout"],
-        ),
-        services.publisher.waiters,
+    waited = requests if call.query["files"] else ()
+    parts = [
+        PostedFacts(
+            stream=one.stream,
+            facts=[bytes(fact) for fact in one.facts],
+            writer=None if one.writer is UNSET else one.writer,
+        )
+        for one in appends
+    ]
+    posted = PostedBatch(
+        appends=parts,
+        key=key,
+        files=frozenset[str]().union(*(_files_of(table[stream], facts) for stream, _, facts in waited)),
+        **_forwarding(call),
     )
+    forwarded = await forwarder.forward(posted, services.publisher.waiters)
     return BatchAnswer(forwarded.epoch, parts_of(forwarded, [len(one.facts) for one in appends]))
+
+
+def _forwarding(call: Call) -> dict[str, Any]:
+    """Return what a replica needs to forward a write, whatever is in it (`PostedFacts`, `PostedBatch`)."""
+    via: str | None = call.query["via"]
+    return {
+        "owner": _owner(call) if call.access.is_proven else None,
+        "hops": via.split(",") if via else (),
+        "query": _passed_on(call.request.uri),
+        "timeout": call.query["timeout"],
+    }
 
 
 def _checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str | None, str | None]:
@@ -278,6 +271,27 @@ def _checked_acks(call: Call, stream: str) -> Acks:
 async def _promise(call: Call, acks: Acks) -> None:
     if acks.number and call.services.relays is not None:
         await call.services.relays.promises.promise(acks)
+
+
+async def _promised_acks(call: Call, requests: Sequence[_Append]) -> list[Acks]:
+    """Return whose acknowledgements each of these appends waits for, once they are promised."""
+    all_acks = [_checked_acks(call, stream) for stream, _, _ in requests]
+    for acks in set(all_acks):
+        await _promise(call, acks)
+    return all_acks
+
+
+async def _wait_for_all_acks(
+    call: Call,
+    all_acks: Sequence[Acks],
+    requests: Sequence[_Append],
+    appended: Sequence[Appended],
+    key: str | None,
+) -> None:
+    waits = zip(all_acks, requests, appended, strict=True)
+    await _wait_for_acks(
+        call, [(acks, (stream, writer), one) for acks, (stream, writer, _), one in waits], key
+    )
 
 
 async def _wait_for_acks(
