@@ -61,7 +61,7 @@ _WRITE: Final = (
 _SELECTION: Final = (
     Parameter("since", WholeNumber(0), "the facts after this serial"),
     Parameter("upto", WholeNumber(), "the last serial"),
-    Parameter("limit", WholeNumber(lowest=1), "the maximum number of facts"),
+    Parameter("limit", WholeNumber(lowest=1), "the maximum number of facts; an atomic batch is not divided"),
     Parameter("streams", Names(), "only facts of these streams"),
     Parameter("writers", Names(are_writers=True), "only facts of these writers"),
     Parameter("epoch", WholeNumber(), "the epoch of the reader's log at `since`"),

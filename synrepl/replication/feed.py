@@ -70,7 +70,8 @@ class FeedPosition(msgspec.Struct, frozen=True):
 
 
 class PageStep(msgspec.Struct, frozen=True):
-    """Read the facts with ``after < serial <= upto`` that pass the filter: about `limit` rows.
+    """Read the facts with ``after < serial <= upto`` that pass the filter: about `limit` rows, and of an
+    atomic append all.
 
     `receipts`: the receipts of these facts are requested, and there may be some.
     """
@@ -104,13 +105,13 @@ Step = RingGroup | PageStep | EpochStart | EphemeralStep | Stop
 class Feed:
     """A cursor after the serial `after` of the log. Its epoch is at least `epoch` (None: the first).
 
-    Facts that pass `filter` are selected, up to the serial `upto` and at most `limit` facts (None: no limit).
-    Without a `ring` every fact is read from the log. With `epochs` the starts of epochs are handed out, with
-    `receipts` the receipts of appends; both name only the streams `seen` (None: all). `compacted`: the reader
-    accepts a trimmed log, in which facts that were replaced are missing. Unless `whole_groups`, a group
-    larger than one write is read from the log by pages. A feed that `is_live` from the start gets only new
-    ephemeral facts. `tokens` are the last tokens of ephemeral streams that its reader has (None: the
-    ring's), for `EphemeralMode.MISSED`.
+    Facts that pass `filter` are selected, up to the serial `upto` and at most `limit` facts (None: no limit),
+    or more, up to the end of an atomic append. Without a `ring` every fact is read from the log. With
+    `epochs` the starts of epochs are handed out, with `receipts` the receipts of appends; both name only the
+    streams `seen` (None: all). `compacted`: the reader accepts a trimmed log, in which facts that were
+    replaced are missing. Unless `whole_groups`, a group larger than one write is read from the log by pages.
+    A feed that `is_live` from the start gets only new ephemeral facts. `tokens` are the last tokens of
+    ephemeral streams that its reader has (None: the ring's), for `EphemeralMode.MISSED`.
     """
 
     def __init__(
@@ -242,8 +243,6 @@ class Feed:
         return group
 
     def _page(self, upto: int) -> PageStep:
-        if not self.filter.is_open:
-            upto = min(upto, self.serial + SLICE_SERIALS)
         limit = PAGE_ROWS if self.left is None else min(PAGE_ROWS, self.left)
         return PageStep(self.serial, upto, limit, self.filter, self.needs_receipts)
 
@@ -334,7 +333,7 @@ class LogPage(msgspec.Struct, frozen=True):
 async def read_page(log: "Log", feed: Feed, step: PageStep) -> LogPage | None:
     """Read this page and advance the feed. None if the log was trimmed or replaced meanwhile."""
     facts, upto = await log.reads.facts(
-        after=step.after, upto=step.upto, limit=step.limit, filter=step.filter
+        after=step.after, upto=step.upto, limit=step.limit, filter=step.filter, scanned=SLICE_SERIALS
     )
     receipts = await log.reads.receipts(step.after, upto, feed.seen) if step.receipts else ()
     digest = facts[-1].digest if facts and facts[-1].serial == upto else None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from synrepl.errors import StorageError
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, append_error
+from synrepl.streams.catalog import ATOMIC_APPENDS
 
 MAX_NAME_BYTES = 1024
 """Limit for stream names, writer names and idempotency keys."""
@@ -34,6 +35,8 @@ class AppendChecks:
 
     def check_writer(self, stream: str, writer: str) -> StorageError | None:
         """Whether this writer may append facts without tokens to this stream now."""
+        if stream == ATOMIC_APPENDS.name:
+            return GivenElsewhere(stream=stream, why="the daemon itself writes it, with each atomic append")
         if stream in self._assigned:
             return GivenElsewhere(stream=stream, why=self._assigned[stream])
         if why := self._append_refusal(stream, writer):

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import starmap
+from functools import partial
+from itertools import starmap, takewhile
 from typing import Final, cast
 from uuid import uuid4
 
@@ -48,6 +49,8 @@ from synrepl.storage.schema import (
 )
 from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection, placeholders
 from synrepl.storage.trimming import trim_slice
+from synrepl.storage.whole_appends import WholeAppends
+from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact, take_rows, take_tokens
 from synrepl.wire.filter import ALL, Filter
@@ -116,6 +119,7 @@ class SQLEngine:
         self._dialect = database.dialect
         self._is_open = False
         self._discarded = DiscardedRanges()
+        self._appends = WholeAppends(self._dialect.unindexed_stream)
         # None while unknown: a transaction that changed the bounds is running, or has an uncertain outcome.
         self._bounds: LogBounds | None = None
 
@@ -184,6 +188,7 @@ class SQLEngine:
         self._discarded = DiscardedRanges(
             connection.execute("SELECT stream, epoch, token FROM discarded_ranges").fetchall()
         )
+        self._appends.load(connection)
 
     def _check_head(self, connection: SQLConnection) -> None:
         floor = self._current_bounds(connection).floor
@@ -318,6 +323,7 @@ class SQLEngine:
             positions: dict[tuple[str, str], int] = {}
             advance(positions, facts)
             connection.executemany(UPSERT_POSITION, [(*pair, token) for pair, token in positions.items()])
+            self._appends.add(positions)
             if receipts:
                 self._add_receipts(connection, receipts)
             if upto is not None:
@@ -402,24 +408,33 @@ class SQLEngine:
 
     # -- reading: facts with ``after < serial <= upto``, in order ------------------------------------------
 
-    def read(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> tuple[list[Fact], int]:
+    def read(
+        self, *, after: int, upto: int, limit: int, filter: Filter = ALL, scanned: int | None = None
+    ) -> tuple[list[Fact], int]:
         """Facts with ``after < serial <= upto`` that pass the filter, in order of serial, without those that
         were trimmed.
 
-        Stops after the fact that reaches `limit` rows. Rows are estimated, not parsed: one per 200 bytes of
-        JSON, at least one per fact. Returns the facts and the last serial examined.
+        Stops after the fact that reaches `limit` rows, or at the end of its atomic append. Rows are
+        estimated, not parsed: one per 200 bytes of JSON, at least one per fact. With a filter about `scanned`
+        serials are examined (None: `SCANNED_AT_ONCE`). Returns the facts and the last serial examined.
         """
         with self._reading("read") as connection:
-            upto, where, values = self._range(connection, after, upto, filter)
+            upto, where, values = self._range(connection, after, upto, filter, scanned)
             with connection.stream(
                 f"SELECT {COLUMNS} FROM facts WHERE {where} ORDER BY serial", values
             ) as found:
-                page, is_full = take_rows(starmap(Fact, found), limit)
-        return page, page[-1].serial if is_full else max(after, upto)
+                facts = starmap(Fact, found)
+                page, is_full = take_rows(facts, limit)
+                last = page[-1].serial if is_full else max(after, upto)
+                if is_full and (end := self._whole(connection, last, upto)) > last:
+                    page += takewhile(lambda fact: fact.serial <= end, facts)
+                    last = end
+        return page, last
 
     def read_text(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> tuple[bytes, int]:
-        """Read in bulk: at most `limit` facts, and at most `TEXT_SERIALS`, as one text. Returns the text and
-        the last serial examined. Stops early when the text grows long (`LARGE_TEXT`).
+        """Read in bulk: at most `limit` facts, and at most `TEXT_SERIALS`, as one text, or more, up to the
+        end of an atomic append. Returns the text and the last serial examined. Stops early when the text
+        grows long (`LARGE_TEXT`).
 
         Each fact is a line of its fields in order, separated by character 31. Names are words and rows are
         canonical, so that neither contains the separator or a line end. The last line has no line end.
@@ -429,46 +444,74 @@ class SQLEngine:
             # A filter may match few of the serials examined.
             scanned = TEXT_SERIALS if filter.is_open else SCANNED_AT_ONCE
             limit = min(limit, TEXT_SERIALS)
-            upto = min(upto, after + scanned)
+            upto = self._whole(connection, after + scanned, upto)
             while True:
                 upto, where, values = self._range(connection, after, upto, filter)
                 size = connection.execute(
                     f"SELECT sum({dialect.text_bytes}) FROM facts WHERE {where}", values
                 ).fetchone()[0]
-                if (size or 0) <= LARGE_TEXT or upto - after <= 1:
+                half = self._whole(connection, after + (upto - after) // 2, upto)
+                if (size or 0) <= LARGE_TEXT or upto - after <= 1 or half == upto:
                     break
-                upto = after + (upto - after) // 2
-            count, last, text = connection.execute(
+                upto = half
+            lines = (
                 f"SELECT count(*), max(serial), {dialect.lines} FROM"
                 f" (SELECT serial, {dialect.line} AS line FROM facts WHERE {where} ORDER BY serial LIMIT ?)"
-                " AS lines",
-                (*values, limit),
-            ).fetchone()
-        return bytes(text or b""), last if count >= limit else max(after, upto)
+                " AS lines"
+            )
+            count, last, text = connection.execute(lines, (*values, limit)).fetchone()
+            texts = [text] if count else []
+            if count < limit:
+                last = max(after, upto)
+            elif (end := self._whole(connection, last, upto)) > last:
+                rest = connection.execute(lines, (last, end, *values[2:], MAX_ATOMIC_FACTS)).fetchone()
+                texts += [rest[2]] if rest[0] else []
+                last = end
+        return b"\n".join(map(bytes, texts)), last
 
     def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> LogRange:
-        """Measure the first `limit` facts that pass the filter, in at most `SCANNED_AT_ONCE` serials."""
+        """Measure the first `limit` facts that pass the filter, in at most `SCANNED_AT_ONCE` serials.
+
+        The last atomic append is measured whole.
+        """
         with self._reading("read") as connection:
-            upto = min(upto, after + SCANNED_AT_ONCE)
+            upto = self._whole(connection, after + SCANNED_AT_ONCE, upto)
             upto, where, values = self._range(connection, after, upto, filter)
-            found = connection.execute(
+            measure = (
                 f"SELECT stream, writer, count(*), sum(size), max(token), max(serial), max(committed_at_ms)"
                 f" FROM (SELECT stream, writer, {self._dialect.text_bytes} AS size, token, serial,"
                 f" committed_at_ms FROM facts WHERE {where} ORDER BY serial LIMIT ?) AS found"
-                " GROUP BY stream, writer",
-                (*values, limit),
-            ).fetchall()
-        facts = sum(row[2] for row in found)
-        last = max((row[5] for row in found), default=after)
+                " GROUP BY stream, writer"
+            )
+            found = connection.execute(measure, (*values, limit)).fetchall()
+            last = max((row[5] for row in found), default=after)
+            if sum(row[2] for row in found) < limit:
+                last = max(after, upto)
+            elif (end := self._whole(connection, last, upto)) > last:
+                found += connection.execute(measure, (last, end, *values[2:], MAX_ATOMIC_FACTS)).fetchall()
+                last = end
+        tokens: dict[tuple[str, str], int] = {}
+        for stream, writer, _, _, token, *_ in found:
+            tokens[stream, writer] = max(token, tokens.get((stream, writer), token))
         return LogRange(
-            serial=last if facts >= limit else max(after, upto),
-            facts=facts,
+            serial=last,
+            facts=sum(row[2] for row in found),
             bytes=sum(int(row[3]) for row in found),
-            tokens={(row[0], row[1]): row[4] for row in found},
+            tokens=tokens,
             at_ms=max((row[6] for row in found), default=0),
         )
 
-    def _range(self, connection: SQLConnection, after: int, upto: int, filter: Filter) -> Range:
+    def _range(
+        self,
+        connection: SQLConnection,
+        after: int,
+        upto: int,
+        filter: Filter,
+        scanned: int | None = None,
+    ) -> Range:
+        """Return which facts to read: with a filter those of `scanned` serials (None: `SCANNED_AT_ONCE`), and
+        of the rest of an atomic append.
+        """
         last = connection.execute(
             "SELECT (SELECT max(serial) FROM facts), (SELECT max(serial) FROM log_bounds)"
         ).fetchone()
@@ -479,10 +522,14 @@ class SQLEngine:
                 if len(names) > NAMES_AT_ONCE:
                     why = f"a filter may name at most {NAMES_AT_ONCE} streams or writers, not {len(names)}"
                     raise InvalidValue(op="read", why=why)
-                upto = min(upto, after + SCANNED_AT_ONCE)
+                upto = self._whole(connection, after + (scanned or SCANNED_AT_ONCE), upto)
                 where += f" AND {column} IN ({placeholders(names)})" if names else " AND false"
                 values += names
         return upto, where, [after, upto, *values]
+
+    def _whole(self, connection: SQLConnection, serial: int, upto: int) -> int:
+        """Return `serial`, or the end of the atomic append in which it is; `upto` if that is before it."""
+        return upto if serial >= upto else min(upto, self._appends.end(connection, serial))
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
@@ -620,7 +667,8 @@ class SQLEngine:
 
     def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
         """Trim the next slice of the log: at most `limit` facts after `trimmed_upto`, none beyond `upto`, and
-        at most `limit` facts of a base that is not indexed yet. Returns the new `trimmed_upto`.
+        at most `limit` facts of a base that is not indexed yet. Returns the new `trimmed_upto`, which is
+        never inside an atomic append.
 
         The digest at the new `trimmed_upto` must be known, so in a log with gaps it may stay before `upto`.
         In any other log it reaches `upto` once enough slices are trimmed.
@@ -633,7 +681,16 @@ class SQLEngine:
             with connection.transaction():
                 known = self._current_bounds(connection)
                 upto = min(upto, end_of_log(connection, known)[0])
-                bounds = trim_slice(connection, known, upto, limit, keys=keys, discarded=self._discarded)
+                upto = self._appends.begin(connection, upto)
+                bounds = trim_slice(
+                    connection,
+                    known,
+                    upto,
+                    limit,
+                    keys=keys,
+                    discarded=self._discarded,
+                    whole=partial(self._appends.end, connection),
+                )
                 if bounds != known:
                     self._store_bounds(connection, bounds)
             self._bounds = bounds

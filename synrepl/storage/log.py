@@ -1,5 +1,6 @@
 """The log, used from the reactor's thread: group commit for kept streams, memory for ephemeral ones."""
 
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Unpack
@@ -38,6 +39,8 @@ from synrepl.storage.staged_copy import (
     commit_followed,
     position_after,
 )
+from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS, opening_rows
+from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.facts import Fact
 
 MIB = 1024 * 1024
@@ -394,9 +397,10 @@ class Log:
     ) -> "Deferred[list[Appended]]":
         """Append facts of several streams and writers: all of them, or none. Fires when they are durable.
 
-        `appends` are ``(stream, writer, facts)``. They are committed in one transaction, here and at every
-        replica with all streams, since they have one receipt. Fails as `append` does; an ephemeral stream is
-        refused, as its facts are not committed.
+        `appends` are ``(stream, writer, facts)``, together at most `MAX_ATOMIC_FACTS` facts. They are
+        committed in one transaction, here and at every replica with all streams, since they have one receipt;
+        a fact of the stream ``atomic_appends`` before them tells readers how many they are. Fails as `append`
+        does; an ephemeral stream is refused, as its facts are not committed.
         """
         sources = [(stream, writer) for stream, writer, facts in appends for _ in facts]
         for stream, writer in dict.fromkeys(sources):
@@ -409,18 +413,23 @@ class Log:
                 return fail(refusal)
         if (refusal := self._checks.check_key(ALL_OF_IT, key, owner)) is not None:
             return fail(refusal)
+        if len(sources) > MAX_ATOMIC_FACTS:
+            why = f"an atomic append may have {MAX_ATOMIC_FACTS} facts, not {len(sources)}"
+            return fail(append_error(ALL_OF_IT, why))
         if not sources:
             return succeed([Appended(self.head.epoch, None, []) for _ in appends])
         request = AppendRequest(
             ALL_OF_IT,
             "",
-            [rows for _, _, facts in appends for rows in facts],
+            [opening_rows(len(sources)), *(rows for _, _, facts in appends for rows in facts)],
             AppendKey(ALL_OF_IT, key, owner),
             checksum(*_joined(appends)),
-            sources=sources,
+            sources=[(ATOMIC_APPENDS.name, sources[0][1]), *sources],
         )
         stored = self._committer.coalesce(request) or self._committer.enqueue(request)
-        return stored.addCallback(parts_of, [len(facts) for _, _, facts in appends])
+        return stored.addCallback(parts_of, [1, *(len(facts) for _, _, facts in appends)]).addCallback(
+            operator.itemgetter(slice(1, None))
+        )
 
     def append_assigned(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> "Deferred[Appended]":
         """Append facts that already have a writer and a token. Fires when durable; if ephemeral, at once.

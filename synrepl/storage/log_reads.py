@@ -39,10 +39,11 @@ class LogReads:
         self._writing = writing
 
     def facts(
-        self, *, after: int, upto: int, limit: int, filter: Filter = ALL
+        self, *, after: int, upto: int, limit: int, filter: Filter = ALL, scanned: int | None = None
     ) -> Awaitable[tuple[list[Fact], int]]:
         """Read facts as `SQLEngine.read` does."""
-        return self._range(self._engine.read, upto, after=after, limit=limit, filter=filter)
+        read = self._engine.read
+        return self._range(read, upto, after=after, limit=limit, filter=filter, scanned=scanned)
 
     def text(
         self, *, after: int, upto: int, limit: int, filter: Filter = ALL

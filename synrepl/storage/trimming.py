@@ -11,7 +11,7 @@ gradually, a slice of the base with each slice of the log; until that is done, s
 remain.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import blake2b
 from itertools import starmap
 from typing import Final, TypeVar
@@ -49,13 +49,18 @@ def trim_slice(
     *,
     keys: KeysOf,
     discarded: DiscardedRanges,
+    whole: Callable[[int], int],
 ) -> LogBounds:
     """Trim the next slice up to the serial `upto`, in a transaction of the caller. Returns the new bounds.
 
     The slice has at most `limit` facts after `known.trimmed_upto`, and as many of a base that is not indexed.
+    It goes on to the end of an atomic append: `whole` returns the end of the one that has a serial. `upto` is
+    not inside one.
     """
     base = _slice(connection, known.indexed_upto, known.trimmed_upto.serial, limit)
     facts = _slice(connection, max(known.trimmed_upto.serial, known.indexed_upto), upto, limit)
+    if len(facts) == limit and (end := whole(facts[-1].serial)) > facts[-1].serial:
+        facts += _slice(connection, facts[-1].serial, end, end)
     bounds = _advance(known, upto, base, facts, limit)
     if bounds != known:
         _delete_replaced(connection, [*base, *facts], keys, discarded)

@@ -454,6 +454,19 @@ class Promise:
 PROMISES = Stream("promises", Promise, key="kind", since="999.0")
 
 
+# Before the facts of each atomic append; only the native dialect has this stream.
+
+
+@row
+class AtomicAppend:
+    """The next `facts` facts of the log belong together: one append, all or nothing."""
+
+    facts: int
+
+
+ATOMIC_APPENDS = Stream("atomic_appends", AtomicAppend, since="999.0")
+
+
 # In the order of declaration, which is that in which masters announce positions.
 ALL: tuple[Stream[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Stream))
 

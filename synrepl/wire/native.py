@@ -59,7 +59,10 @@ COMMANDS: Final = "commands"
 KEYS: Final = "keys"
 """The capability to take issued keys (the block ``keys``)."""
 
-OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS, KEYS)
+ATOMIC: Final = "atomic"
+"""The capability to store atomic appends as a whole, by the facts of ``atomic_appends``."""
+
+OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS, KEYS, ATOMIC)
 """Capabilities of this daemon. They are always announced, as the default (`CAPABILITIES`) cannot change."""
 
 MAX_PATH: Final = 16

@@ -84,20 +84,21 @@ class AppendsTests(FilesSiteCase):
             {
                 "epoch": 1,
                 "appends": [
-                    {"epoch": 1, "first_serial": 1, "tokens": [1]},
                     {"epoch": 1, "first_serial": 2, "tokens": [1]},
+                    {"epoch": 1, "first_serial": 3, "tokens": [1]},
                 ],
             },
             first,
         )
         self.assertEqual(first, again)
-        self.assertEqual([(1, "push_rules", "master", 1), (2, "receipts", "w1", 1)], self.held())
-        self.assertEqual([[1, 1]], [receipt.appended.tokens for receipt in self.engine.receipts.values()])
+        opening = (1, "atomic_appends", "master", 1)
+        self.assertEqual([opening, (2, "push_rules", "master", 1), (3, "receipts", "w1", 1)], self.held())
+        self.assertEqual([[1, 1, 1]], [receipt.appended.tokens for receipt in self.engine.receipts.values()])
         bad = said | {"appends": [append("push_rules", ["@c:d"]), append("receipts", ["?"])]}
         self.assertEqual("bad_row", self.told(bad, 400)["error"])
         other = said | {"appends": [append("push_rules", ["@c:d"])]}
         self.assertEqual("idempotency_key_reused", self.told(other, 409)["error"])
-        self.assertEqual(2, len(self.held()))
+        self.assertEqual(3, len(self.held()))
 
     def test_an_atomic_batch_is_bounded_and_of_kept_streams(self) -> None:
         typing = {"stream": "typing", "facts": [[["!r:hs", []]]]}

@@ -286,7 +286,20 @@ class ChangelogTests(SiteCase):
         with patch.object(self.log.reads, "facts", wraps=self.log.reads.facts) as read:
             self.assertEqual([20_701], self.serials("streams=caches"))
 
-        self.assertEqual([20_000, 20_701], [call.kwargs["upto"] for call in read.call_args_list])
+        self.assertEqual([0, 20_000], [call.kwargs["after"] for call in read.call_args_list])
+
+    def test_an_atomic_batch_is_answered_whole(self) -> None:
+        """Whatever the limit; the next request goes on after it."""
+        self.receipts(1)
+        facts = [b'[["@a:hs"]]'] * 3
+        self.wait(self.log.append_atomic([("push_rules", "w", facts)], key="k"))
+        self.receipts(1)
+
+        self.assertEqual([1], self.serials("limit=1"))
+        self.assertEqual([2, 3, 4, 5], self.serials("since=1&limit=1"))
+        self.assertEqual([1, 2, 3, 4, 5], self.serials("limit=2"))
+        self.assertEqual([3, 4, 5], self.serials("streams=push_rules&limit=1"))
+        self.assertEqual([2, 3], self.serials("since=1&upto=3"))
 
     def test_a_waiting_reader_hears_at_once(self) -> None:
         """No poll: the commit itself wakes it."""

@@ -178,18 +178,23 @@ class RelayingTests(RelayCase):
             {
                 "epoch": 1,
                 "appends": [
-                    {"epoch": 1, "first_serial": 1, "tokens": [1, 2]},
-                    {"epoch": 1, "first_serial": 3, "tokens": [1]},
+                    {"epoch": 1, "first_serial": 2, "tokens": [1, 2]},
+                    {"epoch": 1, "first_serial": 4, "tokens": [1]},
                 ],
             },
             talk.answer().json(),
         )
         self.assertEqual(
-            [("receipts", "master"), ("receipts", "master"), ("push_rules", "w1")],
+            [
+                ("atomic_appends", "master"),
+                ("receipts", "master"),
+                ("receipts", "master"),
+                ("push_rules", "w1"),
+            ],
             [(fact.stream, fact.writer) for fact in self.engine.facts],
         )
         self.assertEqual(talk.answer().json(), self.atomic(idempotency_key="k").answer().json())
-        self.assertEqual(3, len(self.primary_engine.facts))
+        self.assertEqual(4, len(self.primary_engine.facts))
 
     def test_an_atomic_batch_whose_answer_was_lost_is_stored_once(self) -> None:
         """It is sent again with the same key."""
@@ -200,7 +205,7 @@ class RelayingTests(RelayCase):
 
         self.assertEqual(200, talk.answer().status)
         self.assertEqual(2, len(self.primary.asked))
-        self.assertEqual(3, len(self.primary_engine.facts))
+        self.assertEqual(4, len(self.primary_engine.facts))
 
     def test_bad_input_is_refused_here(self) -> None:
         """In the same words as by the primary, which is not bothered."""

@@ -28,10 +28,14 @@ ROW = [["@ada:example.org"]]
 class FakeDaemon:
     """Answers as a daemon does, from a list of facts, the first of which were trimmed."""
 
-    def __init__(self, facts: Sequence[Fact], *, trimmed_upto: int = 0, page: int = 7) -> None:
+    def __init__(
+        self, facts: Sequence[Fact], *, trimmed_upto: int = 0, page: int = 7, whole: range = range(0)
+    ) -> None:
         self.facts_held = list(facts)
         self.trimmed_upto = trimmed_upto
         self.page = page
+        self.whole = whole
+        """The serials of an atomic append."""
 
     def extent(self, since: int = 0, limit: int | None = None, upto: int | None = None, **query: Any) -> Any:
         if since < self.trimmed_upto and not query.get("compacted"):
@@ -45,6 +49,8 @@ class FakeDaemon:
         ]
         serial = min(head, upto or head)
         if limit is not None and len(found) > limit:
+            if found[limit - 1].serial in self.whole:
+                limit = sum(fact.serial <= self.whole[-1] for fact in found)
             found = found[:limit]
             serial = found[-1].serial
         clock: dict[str, dict[str, int]] = {}
@@ -298,6 +304,18 @@ class TestPlans:
                 assert len(taken) == limit or end.serial == 40 or sum(taken) > most / 3
                 at, before = end, end.serial
             assert 40 == before
+
+    def test_an_atomic_append_of_more_bytes_is_one_micro_batch(self) -> None:
+        """The daemon measures it whole, whatever the limit."""
+        daemon = FakeDaemon(self.facts, whole=range(5, 31))
+        plan = planning(daemon, maxBytesPerTrigger="100")
+        at, ends = plan.start(), []
+        while (end := plan.end(at, limit=None)) != at:
+            ends.append(end.serial)
+            at = end
+
+        assert {30, 40} <= set(ends)
+        assert not set(ends) & set(range(5, 30))
 
     def test_a_moment_says_where_to_begin_and_end(self) -> None:
         """The first fact that was committed then, or later; from the future on, only what comes."""

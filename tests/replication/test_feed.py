@@ -7,7 +7,6 @@ import pytest
 
 from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
 from synrepl.replication.feed import (
-    SLICE_SERIALS,
     EphemeralMode,
     EphemeralStep,
     Feed,
@@ -268,14 +267,6 @@ def test_a_query_ends_where_it_says(options: dict[str, object], expected: list[s
     log.commit(2)
 
     assert expected == run(log.feed(**options))  # type: ignore[arg-type]
-
-
-def test_a_filtered_reader_examines_only_so_many_serials_at_once() -> None:
-    log = FakeLog()
-    log.move(SLICE_SERIALS + 5)
-    feed = log.feed(filter=Filter.of(streams=["caches"]))
-
-    assert [f"page 0-{SLICE_SERIALS}", f"page {SLICE_SERIALS}-{SLICE_SERIALS + 5}", "WAIT"] == run(feed)
 
 
 @pytest.mark.parametrize(

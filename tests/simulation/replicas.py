@@ -28,6 +28,7 @@ from synrepl.replication.retention import keys_of
 from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.replication.roles.states import Role
 from synrepl.storage.schema import end_of_log
+from synrepl.streams.atomic_appends import STREAM, end_of
 from synrepl.streams.declaration import stream_of
 from synrepl.streams.declared import StreamBody
 from synrepl.streams.facts import Fact
@@ -397,9 +398,23 @@ class ReplicaSimulation(SeededRun):
                 serials.setdefault(match[0], []).append(fact.serial)
         # What is trimmed has no groups any more: facts that others replaced are gone.
         found = {group: len(at) for group, at in serials.items() if at[0] > trimmed + 1}
+        self._check_openings(node, trimmed)
         for group, count in found.items():
             if count != 2 * int(group.rpartition(b"-")[2]):
                 self._fail(f"{node.name} has {count} facts of {group.decode()}")
+
+    def _check_openings(self, node: FakeNode, trimmed: int) -> None:
+        """Neither the log, nor what was trimmed, nor an epoch ends inside an atomic append."""
+        log = node.log
+        for fact in node.engine.facts:
+            end = end_of(fact)
+            for what, at in [
+                ("the log", log.position.serial),
+                ("what is trimmed", trimmed),
+                *((f"epoch {start.epoch - 1}", start.serial) for start in log.head.epoch_starts),
+            ]:
+                if fact.serial <= at < end:
+                    self._fail(f"{what} of {node.name} ends at {at}, inside the append from {fact.serial} on")
 
     def _change_keys(self) -> None:
         """Somebody makes a key, or revokes one; names come again."""
@@ -939,7 +954,7 @@ class ReplicaSimulation(SeededRun):
 
     def _check_facts(self, chain: Sequence[Fact]) -> None:
         counts = Counter(map(content, chain))
-        twice = [one for one, count in counts.items() if count > 1]
+        twice = [one for one, count in counts.items() if count > 1 and one[0] != STREAM]
         if twice:
             self._fail(f"kept twice: {twice[:3]}")
         left = {content(fact) for node in self.nodes.values() for fact in node.leftover_facts}

@@ -11,6 +11,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, Appended, AppendKey, AppendReceipt, LogPosition
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import migrate, migrations
+from synrepl.streams.atomic_appends import opening_rows
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import Filter
 from tests.storage.builders import LogCase
@@ -123,6 +124,22 @@ class Contract(Case):
                         place(facts[upto - 1]) if upto else BEGINNING, engine.head().trimmed_upto
                     )
                     engine.close()
+
+    def test_an_atomic_append_is_trimmed_whole(self) -> None:
+        """A reader that begins where the log does has no part of one."""
+        for upto, limit, expected in ((3, 9, 1), (5, 9, 5), (4, 1, 1), (6, 2, 6), (6, 3, 6), (5, 2, 5)):
+            with self.subTest((upto, limit)):
+                self.setUp()
+                engine = self.opened()
+                facts = made([("events", [1])])
+                facts.append(fact_after(facts[-1], "atomic_appends", 1, opening_rows(3)))
+                engine.commit([*facts, *made([("events", [2])] * 4, after=facts)], [])
+                slices = [0]
+                while (at := engine.trim(upto, keys_of, limit).serial) != slices[-1]:
+                    slices.append(at)
+                self.assertEqual(expected, at)
+                self.assertFalse({2, 3, 4} & set(slices))
+                engine.close()
 
     def test_a_slice_is_no_longer_than_asked_for(self) -> None:
         """Appends wait for it."""

@@ -16,10 +16,12 @@ from synrepl.storage import engine as sql_engine
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import VERSION
+from synrepl.streams.atomic_appends import opening_rows
 from synrepl.streams.digest import EMPTY
-from synrepl.wire.filter import Filter
+from synrepl.streams.facts import Fact
+from synrepl.wire.filter import ALL, Filter
 from tests.storage.builders import NOW, LogCase, facts_after, tokens
-from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, lose
+from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, fact_after, lose
 
 if TYPE_CHECKING:
     Case = LogCase
@@ -122,6 +124,68 @@ class Contract(Case):
             some,
         )
         self.assertEqual(LogRange(serial=4), nothing)
+
+    def test_no_page_ends_inside_an_atomic_append(self) -> None:
+        """Facts, text and extent go on to its end; only who says `upto` gets a part of it."""
+        self.patch(sql_engine, "SCANNED_AT_ONCE", 4)
+        self.patch(sql_engine, "TEXT_SERIALS", 4)
+        engine = self.again()
+        engine.open()
+        facts: list[Fact] = []
+        for stream, content in [
+            *[("events", b"[[1]]")] * 2,
+            ("atomic_appends", opening_rows(3)),
+            *[("events", b"[[1]]"), ("caches", b"[[1]]"), ("events", b"[[1]]")],
+            *[("events", b"[[1]]")] * 2,
+        ]:
+            tokens = [fact.token for fact in facts if fact.stream == stream]
+            last = facts[-1] if facts else None
+            facts.append(fact_after(last, stream, len(tokens) + 1, content))
+        engine.commit(facts, [])
+        engine.close()
+        caches = Filter.of(streams={"caches"})
+
+        for _ in range(2):
+            engine = self.again()
+            engine.open()
+            for after, upto, limit, wanted, serials, reached in (
+                (0, 99, 1, ALL, [1], 1),
+                (0, 99, 2, ALL, [1, 2], 2),
+                (0, 99, 3, ALL, [1, 2, 3, 4, 5, 6], 6),
+                (1, 99, 2, ALL, [2, 3, 4, 5, 6], 6),
+                (3, 99, 1, ALL, [4, 5, 6], 6),
+                (2, 99, 4, ALL, [3, 4, 5, 6], 6),
+                (0, 4, 3, ALL, [1, 2, 3, 4], 4),
+                (0, 99, 9, caches, [5], 6),
+                (0, 99, 1, caches, [5], 6),
+                (0, 4, 9, caches, [], 4),
+                (6, 99, 9, ALL, [7, 8], 8),
+            ):
+                found, looked = engine.read(after=after, upto=upto, limit=limit, filter=wanted)
+                text, looked_for_text = engine.read_text(after=after, upto=upto, limit=limit, filter=wanted)
+                extent = engine.extent(after=after, upto=upto, limit=limit, filter=wanted)
+                self.assertEqual((serials, reached), ([fact.serial for fact in found], looked))
+                lines = [int(line.split(b"\x1f")[0]) for line in text.split(b"\n") if line]
+                self.assertEqual((serials, reached), (lines, looked_for_text))
+                self.assertEqual((len(serials), reached), (extent.facts, extent.serial))
+                self.assertEqual(sum(len(fact.rows) for fact in found), extent.bytes)
+                tokens_found = {(fact.stream, fact.writer): fact.token for fact in found}
+                self.assertEqual(tokens_found, extent.tokens)
+            engine.close()
+
+    def test_a_large_text_is_cut_before_or_after_an_atomic_append(self) -> None:
+        self.patch(sql_engine, "LARGE_TEXT", 100)
+        engine = self.again()
+        engine.open()
+        facts = [fact_after(None, "events", 1, b"[[1]]")]
+        facts.append(fact_after(facts[-1], "atomic_appends", 1, opening_rows(20)))
+        for number in range(20):
+            facts.append(fact_after(facts[-1], "events", 2 + number, b'["0123456789"]'))
+        engine.commit(facts, [])
+
+        first, at = engine.read_text(after=0, upto=99, limit=99)
+        self.assertEqual((22, 22), (first.count(b"\n") + 1, at))
+        self.assertEqual((facts[:1], 1), engine.read(after=0, upto=1, limit=99))
 
     def test_a_filter_of_very_many_names_is_the_callers_mistake(self) -> None:
         """A statement takes so many values; a peer that names more must not look like a broken database."""

@@ -340,14 +340,21 @@ class AtomicTests(LogCase):
         found = self.atomic(log, ("events", "w1", [B, C]), ("pushers", "w2", [A]), ("events", "w3", [A]))
 
         self.assertEqual(
-            [Appended(1, 2, [2, 3]), Appended(1, 4, [1]), Appended(1, 5, [4])],
+            [Appended(1, 3, [2, 3]), Appended(1, 5, [1]), Appended(1, 6, [4])],
             found,
         )
         self.assertEqual(
-            [("events", "w1", 2), ("events", "w1", 3), ("pushers", "w2", 1), ("events", "w3", 4)],
+            [
+                ("atomic_appends", "w1", 1),
+                ("events", "w1", 2),
+                ("events", "w1", 3),
+                ("pushers", "w2", 1),
+                ("events", "w3", 4),
+            ],
             [(fact.stream, fact.writer, fact.token) for fact in engine.facts[1:]],
         )
-        self.assertEqual([0, 1, 2, 0, 0], [fact.prev_token for fact in engine.facts])
+        self.assertEqual(b"[[4]]", engine.facts[1].rows)
+        self.assertEqual([0, 0, 1, 2, 0, 0], [fact.prev_token for fact in engine.facts])
         self.assertIsNone(verify(engine.facts, EMPTY))
         self.assertEqual({"w1": 3, "w3": 4}, log.positions("events"))
         self.append(log, "pushers", "w2", B)
@@ -360,14 +367,14 @@ class AtomicTests(LogCase):
         first = self.atomic(log, ("events", "w1", [A]), ("pushers", "w1", [B]))
 
         self.assertEqual(first, self.atomic(log, ("events", "w1", [A]), ("pushers", "w1", [B])))
-        self.assertEqual(2, log.head.serial)
+        self.assertEqual(3, log.head.serial)
         self.assertEqual(
-            [Appended(1, 1, [1, 1])], [receipt.appended for receipt in self.wait(log.reads.receipts(0, 9))]
+            [Appended(1, 1, [1, 1, 1])], [receipt.appended for receipt in self.wait(log.reads.receipts(0, 9))]
         )
         for other in ([("events", "w1", [A, B])], [("events", "w1", [A]), ("pushers", "w2", [B])]):
             self.failureResultOf(log.append_atomic(other, key="k"), KeyReused)
         self.append(log, "events", "w1", A, key="k")
-        self.assertEqual(3, log.head.serial)
+        self.assertEqual(4, log.head.serial)
 
     def test_a_part_that_is_refused_refuses_all(self) -> None:
         """Nothing is stored."""
@@ -375,6 +382,10 @@ class AtomicTests(LogCase):
         for stream, why in (("receipts", "receipts"), ("typing", "in memory"), ("two words", "one word")):
             done = log.append_atomic([("events", "w", [A]), (stream, "w", [A])], key="k")
             self.assertIn(why, str(self.failureResultOf(done, StorageError).value))
+        done = log.append_atomic([("events", "w", [A] * 1_001)], key="k")
+        self.assertIn("may have 1000 facts", str(self.failureResultOf(done, StorageError).value))
+        own = log.append("atomic_appends", "w", [b"[[3]]"])
+        self.assertIn("the daemon itself writes it", str(self.failureResultOf(own, StorageError).value))
         log.write_barrier = lambda stream: StorageError(op="append", why=f"not {stream}")
         done = log.append_atomic([("events", "w", [A])], key="k")
         self.assertIn("not events", str(self.failureResultOf(done, StorageError).value))
@@ -384,7 +395,7 @@ class AtomicTests(LogCase):
         log = self.started(FaultyEngine())
 
         self.assertEqual(
-            [Appended(1, None, []), Appended(1, 1, [1])],
+            [Appended(1, None, []), Appended(1, 2, [1])],
             self.atomic(log, ("events", "w1", []), ("events", "w1", [A])),
         )
         self.assertEqual([Appended(1, None, [])], self.atomic(log, ("events", "w1", []), key="other"))

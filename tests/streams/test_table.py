@@ -39,7 +39,7 @@ def test_each_release_has_its_own_streams_in_the_order_of_masters() -> None:
     assert known(LEGACY) == OLD
     assert known(MIDDLE) == OLD.replace("groups", "groups user_signature")
     assert known(NEWEST) == NEW
-    assert known(NATIVE) == NEW + " files declarations promises"
+    assert known(NATIVE) == NEW + " files declarations promises atomic_appends"
     assert known(CURRENT) == (
         "events backfill presence presence_federation typing receipts push_rules pushers caches device_lists"
         " to_device federation tag_account_data account_data user_signature"
@@ -55,7 +55,7 @@ def test_properties_of_the_streams() -> None:
     }
     assert {"typing", "presence_federation", "federation"} == {s.name for s in table if not s.monotonic}
     assert {"backfill", "caches"} == {s.name for s in table if not s.ordered}
-    assert {"federation"} == {s.name for s in table if s.key is None}
+    assert {"federation", "atomic_appends"} == {s.name for s in table if s.key is None}
 
 
 @pytest.mark.parametrize("more", [{CATS}, [CATS], StreamTable([CATS])])

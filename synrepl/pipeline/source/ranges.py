@@ -117,19 +117,23 @@ class Planner:
         return int(self._extent(start, limit=most)["facts"])
 
     def _limited_extent(self, start: Offset, limit: int | None, upto: int | None) -> Any:
-        """Return the extent after `start`, of about `max_bytes_per_trigger`. A fact is never split."""
+        """Return the extent after `start`, of about `max_bytes_per_trigger`.
+
+        Neither a fact nor an atomic append is ever divided.
+        """
         most = self._options.max_bytes_per_trigger
         if most is None:
             return self._extent(start, limit=limit, upto=upto)
         fits: Any = None
+        shortest = -1
         is_over = False
         count = most // self._fact_bytes
         while True:
             count = max(1, count if limit is None else min(count, limit))
             found = self._extent(start, limit=count, upto=upto)
             facts, size = found["facts"], max(1, found["bytes"])
-            if size > most and facts > 1:
-                is_over = True
+            if size > most and facts > 1 and found["serial"] != shortest:
+                is_over, shortest = True, found["serial"]
                 count = max(facts * most // size, facts // 4)
                 if fits is not None and count <= fits["facts"]:
                     return fits

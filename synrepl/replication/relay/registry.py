@@ -30,9 +30,10 @@ from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import FENCED, PRIMARY
 from synrepl.replication.settings import RelaySettings
 from synrepl.storage.log import Log
+from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import Hello, Refused, Subscribe, refusal
+from synrepl.wire.native import ATOMIC, Hello, Refused, Subscribe, refusal
 from synrepl.wire.text import identity_error
 
 NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
@@ -270,6 +271,9 @@ class ReplicaRegistry:
         return refusal("no_rights", f"lease {lease.name} belongs to another key: {ways_out}")
 
     def _copy_refusal(self, replica: Hello, query: Filter) -> Refused | None:
+        if ATOMIC not in replica.capabilities and self.log.linear_position(ATOMIC_APPENDS.name):
+            why = "this log has atomic appends, which the replica's release may divide: update the replica"
+            return refusal("version", why)
         if self.roles.role == FENCED:
             return self._refusal("read_only", "this daemon is fenced: another one is primary")
         if self.leases.is_dropped(replica.uuid):

@@ -24,6 +24,7 @@ from synrepl.replication.replica.conversation import (
 from synrepl.replication.replica.states import ReplicaEvent
 from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import StagedCopy
+from synrepl.streams.atomic_appends import STREAM, end_of
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Heartbeat, Join, Joined, Joining, Peers
@@ -33,8 +34,9 @@ class FactBatcher:
     """Collects received facts, and commits them to the target at `flush` and before an epoch start.
 
     Facts that the target already has are dropped. The receipt of an append comes before its facts. Without a
-    filter both are committed together: a promoted replica must know an append wholly or not at all. With a
-    filter facts are committed only up to a position from the upstream: a heartbeat or an epoch start.
+    filter both are committed together: a promoted replica must know an append wholly or not at all. So it is
+    with an atomic append, whose receipt may be forgotten already. With a filter facts are committed only up
+    to a position from the upstream: a heartbeat or an epoch start.
     """
 
     def __init__(self, target: Log | StagedCopy, *, is_filtered: bool) -> None:
@@ -44,6 +46,8 @@ class FactBatcher:
         self._facts: list[Fact] = []
         self._receipts: list[AppendReceipt] = []
         self._upto: LogPosition | None = None
+        self._opening: Fact | None = None
+        """The fact that opens the last atomic append received."""
 
     @property
     def pending(self) -> int:
@@ -58,6 +62,8 @@ class FactBatcher:
                 if facts and facts[0].serial <= after:
                     facts = [fact for fact in facts if fact.serial > after]
                 self._facts += facts
+                if openings := [one for one in facts if one.stream == STREAM]:
+                    self._opening = openings[-1]
             case SnapshotMeta(epoch_starts, receipts):
                 self._receipts += receipts
                 for epoch_start in epoch_starts:
@@ -74,11 +80,13 @@ class FactBatcher:
                     self._upto = position
 
     async def flush(self) -> None:
-        """Commit facts: up to the first unfinished append; with a filter, up to the upstream's position."""
+        """Commit facts: up to the first incomplete append; with a filter, up to the upstream's position."""
         if not self._is_filtered:
             last_serial = self._facts[-1].serial if self._facts else self._target.position.serial
             incomplete = [receipt for receipt in self._receipts if _last(receipt) > last_serial]
             end = min(map(_first, incomplete), default=last_serial + 1)
+            if self._opening is not None and end_of(self._opening) > last_serial:
+                end = min(end, self._opening.serial)
             facts = [fact for fact in self._facts if fact.serial < end]
             receipts = [receipt for receipt in self._receipts if _last(receipt) <= last_serial]
             self._facts, self._receipts = self._facts[len(facts) :], incomplete

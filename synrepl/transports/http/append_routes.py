@@ -18,6 +18,7 @@ from synrepl.ports.rights import NAME_OWNERS, refusal
 from synrepl.replication.acknowledgements import Source
 from synrepl.replication.write_forwarder import PostedBatch, PostedFacts
 from synrepl.storage.group_commit import parts_of
+from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.stream import Stream
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
@@ -82,9 +83,8 @@ class BatchAnswer(msgspec.Struct, frozen=True):
     appends: list[Appended]
 
 
-MAX_ATOMIC_FACTS: Final = 1_000
 MAX_ATOMIC_BYTES: Final = 8 * 1024 * 1024
-"""The most facts in an atomic batch, and bytes of their rows: readers and replicas take it as a whole."""
+"""The most bytes of rows in an atomic batch: readers and replicas take it as a whole."""
 
 _Append = tuple[str, str, list[bytes]]
 """The stream, the writer and the canonical facts of an append."""

@@ -279,6 +279,28 @@ def test_version() -> None:
     check(cluster, a, raw, "version")
 
 
+@pytest.mark.parametrize(("size", "is_refused"), [(0, False), (2, True)])
+def test_an_older_replica_of_a_log_with_atomic_appends(size: int, is_refused: bool) -> None:
+    """It would store, and after a promotion serve, a part of one."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 1)
+    if size:
+        facts = [b'[["@a:hs"]]'] * size
+        a.log.append_atomic([("push_rules", "w", facts)], key="k")
+        cluster.pass_(0.2)
+    raw = cluster.raw("a")
+    raw.greet(cluster, capabilities=["digests", "ephemeral", "peers", "receipts"])
+    raw.say('JOIN {"streams":null,"writers":null}')
+    cluster.pass_(0.2)
+
+    if is_refused:
+        check(cluster, a, raw, "version")
+        assert "has atomic appends" in raw.refusal()["message"]
+    else:
+        assert raw.lines("JOINING")
+
+
 @pytest.mark.parametrize("secret", [None, "wrong"])
 def test_no_rights(secret: str | None) -> None:
     """Who cannot prove that it knows the secret hears nothing of the log."""

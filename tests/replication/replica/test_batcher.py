@@ -66,6 +66,15 @@ def test_an_append_is_kept_with_its_receipt_and_whole() -> None:
     assert [([1], []), ([2, 3, 4, 5], ["k"])] == taken(meta, facts(1, 2, 3), None, facts(4, 5), None)
 
 
+def test_an_atomic_append_is_kept_whole_without_its_receipt() -> None:
+    """The receipt of an old append is forgotten, and a replica may be promoted at any moment."""
+    opening = Facts([Fact(2, 1, "atomic_appends", "w", 0, 1, b"[[3]]", 0, "")])
+
+    assert [([1], []), ([2, 3, 4, 5, 6], []), ([7], [])] == taken(
+        facts(1), opening, None, facts(3, 4), None, facts(5, 6), None, facts(7), None
+    )
+
+
 def test_facts_that_the_copy_has_are_dropped() -> None:
     """After a cut some of it comes again."""
     assert [([1, 2], []), ([3], [])] == taken(facts(1, 2), None, facts(1, 2, 3), facts(3), None)
