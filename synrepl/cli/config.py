@@ -34,7 +34,11 @@ def check(file: Path, output: Output) -> None:
         built = Settings.build(file=file)
     except ConfigError as error:
         raise UsageMistake(str(error)) from error
-    listeners = [*(("followers", one) for one in built.listen), ("http", built.http)]
+    listeners = [
+        *(("followers", one) for one in built.listen),
+        *(("resp", one) for one in built.resp),
+        ("http", built.http),
+    ]
     rows = [
         (
             kind,
@@ -60,7 +64,7 @@ def _guards(built: "Settings", kind: str, endpoint: str) -> Iterator[str]:
         yield "client certificate"
     if built.secret or built.keys:
         by = "shared secret" if built.secret else "keys"
-        yield by if kind == "http" else f"{by} (replicas only)"
+        yield by if kind in ("http", "resp") else f"{by} (replicas only)"
 
 
 def _lines(built: "Settings", listeners: Iterator[str]) -> Iterator[str]:

@@ -234,7 +234,7 @@ def _files(found: Mapping[str, Any], now: float) -> Iterator[str]:
 
 
 def _sources(found: Mapping[str, Any]) -> Iterator[str]:
-    sources = [*filter(None, [found.get("redis")]), *found.get("following", [])]
+    sources = [*filter(None, [found.get("redis"), found.get("resp")]), *found.get("following", [])]
     if sources:
         rows = [
             (

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 GROUPS: Final[Mapping[str, str]] = {
     "Identity": "server_name instance_name",
-    "Listeners and access": "listen http insecure secret_file keys_file ca_file certificate_file"
+    "Listeners and access": "listen http resp insecure secret_file keys_file ca_file certificate_file"
     " private_key_file allowed_hosts advertise",
     "Log and files": "database acks retain_seconds lease_seconds lease_bytes snapshot files fetch_files"
     " max_file_bytes",
@@ -247,9 +247,13 @@ def validate(built: Settings) -> None:
     machines although `insecure` is not set."""
     _check_open(built)
     _check_name(built)
+    if built.redis is not None and built.resp:
+        raise ConfigError(
+            "--redis and --resp: Synapse's processes use one of the two; remove the one that they do not use"
+        )
     if not built.upstream and (built.upstream_streams or built.upstream_writers):
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
-    if any(one.for_catch_up for one in built.table_streams) and not (built.redis or built.follow):
+    if any(one.for_catch_up for one in built.table_streams) and not (built.has_channel or built.follow):
         raise ConfigError(
             "table_streams: a table with `catch_up: true` only fills gaps, and live facts have no source: set"
             " --redis or --follow, or remove catch_up"
@@ -303,6 +307,12 @@ def _check_open(built: Settings) -> None:
                 " require certificates (tls: with trustRoots=). For replicas, --secret-file with"
                 " --dialect native is enough"
             )
+    for description in built.resp:
+        if not (built.secret or built.keys or is_loopback(description) or requires_certificates(description)):
+            raise ConfigError(
+                f"--resp {description} is reachable from other machines without a secret:"
+                f" use {_fix(description)}, or set --secret-file, --keys-file or --insecure"
+            )
     if not (built.secret or built.keys or is_loopback(built.http) or requires_certificates(built.http)):
         raise ConfigError(
             f"--http {built.http} is reachable from other machines without a secret:"
@@ -314,8 +324,8 @@ def _check_name(built: Settings) -> None:
     """Refuse to publish on Redis under the name of another writer: readers would drop facts of both."""
     if not built.redis_writes:
         return
-    if built.redis is None:
-        raise ConfigError("--redis-writes needs --redis: set the Redis to publish to")
+    if not built.has_channel:
+        raise ConfigError("--redis-writes needs --redis or --resp: set the channel to publish on")
     other_writers = {"master", "main", *built.instance_map}
     for one in built.redis_writes:
         if (name := one.writer or built.instance_name) in other_writers:

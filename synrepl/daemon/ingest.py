@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from synrepl.storage.tables.layout import TableStream
     from synrepl.storage.tables.source import TableSource
     from synrepl.storage.wakeups import Wakeups
+    from synrepl.transports.resp.server import RespServer
 
 
 class IngestServices:
@@ -40,6 +41,7 @@ class IngestServices:
         metrics: Metrics,
         credentials: Credentials,
         history_lost: Callable[[str], None],
+        resp_server: "RespServer | None" = None,
     ) -> None:
         self.tables: TableSource | None = None
         self.sources: SourceManager | None = None
@@ -49,10 +51,11 @@ class IngestServices:
         self._metrics = metrics
         self._credentials = credentials
         self._history_lost = history_lost
+        self._resp_server = resp_server
         self._log: Log | None = None
         self._wakeups: Wakeups | None = None
         self._write_policy: WritePolicy | None = None
-        if settings.redis is not None or settings.follow:
+        if settings.has_channel or settings.follow:
             self._write_policy = WritePolicy(
                 settings.redis_writes,
                 instance=settings.instance_name,
@@ -89,11 +92,11 @@ class IngestServices:
     def _followed_tables(self) -> "list[TableStream]":
         """Return the tables to read live facts from, without those that only fill gaps.
 
-        With Redis, a stream that this daemon publishes there is read for the published writers only. Facts
-        of other writers come from Redis: for some streams these writers store no position in the database.
+        On a channel, a stream that this daemon publishes is read for the published writers only. Facts of
+        other writers come from the channel: for some streams these writers store no position in the database.
         """
         followed = [one for one in self._settings.table_streams if not one.for_catch_up]
-        if self._settings.redis is None:
+        if not self._settings.has_channel:
             return followed
         published: dict[str, tuple[str, ...]] = {}
         for one in self._settings.redis_writes:
@@ -154,6 +157,7 @@ class IngestServices:
             tables=[one.stream for one in self._followed_tables() if not one.only],
             credentials=self._credentials,
             lost=self._history_lost,
+            resp_server=self._resp_server,
         )
         self.sources.start()
 

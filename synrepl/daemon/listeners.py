@@ -1,4 +1,4 @@
-"""The listening ports of a daemon: for followers and replicas, and for HTTP."""
+"""The listening ports of a daemon: for followers and replicas, for HTTP, and in Redis' place."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +24,7 @@ from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 
 if TYPE_CHECKING:
+    from synrepl.transports.resp.server import RespServer
     from synrepl.transports.tls import ServerTls
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not listened at
@@ -32,12 +33,17 @@ FAREWELL_SECONDS: Final = 2.0
 
 
 class Listeners:
-    """Opens and closes the ports of a daemon: those of `listen` in their order, then that of `http`."""
+    """Opens and closes the ports of a daemon: those of `listen` in their order, then that of `http`.
+
+    `resp` serves the ports of that setting; None without any.
+    """
 
     _logger = Logger()
 
     def __init__(self, settings: Settings, reactor: Any) -> None:
         self.ports: list[IListeningPort] = []
+        self.resp: RespServer | None = None
+        self._resp_ports: list[IListeningPort] = []
         self._settings = settings
         self._reactor = reactor
         self._queue = TurnQueue(reactor)
@@ -46,14 +52,14 @@ class Listeners:
         self._holdings: Holdings | None = None
         self._registry: ReplicaRegistry | None = None
         self._tls: list[ServerTls | None] = []
-        """For each of `ports`: its certificates, if it speaks TLS."""
+        """For each of `ports`, then for those of `resp`: its certificates, if it speaks TLS."""
 
     async def open(self, services: Services, registry: ReplicaRegistry, keys: Keyring) -> None:
         """Listen at every port. Raises `ConfigError` if one cannot be opened."""
         settings = self._settings
         self._holdings = services.publisher.holdings
         self._registry = registry
-        most = connection_limit(len(settings.listen) + 1, MAX_CONNECTIONS)
+        most = connection_limit(len(settings.listen) + len(settings.resp) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
                 services.publisher,
@@ -70,7 +76,7 @@ class Listeners:
             self._factories.append(factory)
             self._logger.info(
                 "followers: listening at {address}, dialect {dialect}",
-                address=_endpoint_of(await self._listen(description, factory)),
+                address=_endpoint_of(await self._listen(description, factory, self.ports)),
                 dialect=settings.dialect.name if settings.dialect is not None else "auto",
             )
         # Its own turns: a request does not wait behind the lines of thousands of connections.
@@ -78,16 +84,31 @@ class Listeners:
         why = f"this listener has {most} connections, its limit: retry later"
         refusal = encode_response(ApiError("out_of_descriptors", why))
         limited = LimitedFactory(self._site, most, self._reactor, last_words=refusal)
-        port = await self._listen(settings.http, limited)
+        port = await self._listen(settings.http, limited, self.ports)
         self._logger.info("http: listening at {address}", address=_endpoint_of(port))
+        if self.resp is not None:
+            await self._open_resp(self.resp, most)
 
-    async def _listen(self, description: str, factory: IProtocolFactory) -> IListeningPort:
+    async def _open_resp(self, server: "RespServer", most: int) -> None:
+        # Imported on use: most daemons have no such port.
+        from synrepl.transports.resp.server import RespFactory
+        from synrepl.wire.resp import error
+
+        refusal = error(f"ERR max number of clients reached: this listener has {most} connections")
+        for description in self._settings.resp:
+            limited = LimitedFactory(RespFactory(server), most, self._reactor, last_words=refusal)
+            port = await self._listen(description, limited, self._resp_ports)
+            self._logger.info("RESP: listening at {address}", address=_endpoint_of(port))
+
+    async def _listen(
+        self, description: str, factory: IProtocolFactory, ports: list[IListeningPort]
+    ) -> IListeningPort:
         try:
             endpoint = server_endpoint(self._reactor, description)
             port: IListeningPort = await endpoint.listen(factory)
         except (CannotListenError, OSError) as error:
             raise ConfigError(f"cannot listen at {description}: {_reason(error)}") from error
-        self.ports.append(port)
+        ports.append(port)
         self._tls.append(getattr(endpoint, "tls", None))
         return port
 
@@ -97,7 +118,9 @@ class Listeners:
         A part is empty if none of its ports is a TCP port, or before `open`.
         """
         reachable = [_reachable(port, self._settings.advertise) for port in self.ports]
-        schemes = [("tcp", "http") if tls is None else ("tls", "https") for tls in self._tls]
+        schemes = [
+            ("tcp", "http") if tls is None else ("tls", "https") for tls in self._tls[: len(self.ports)]
+        ]
         natives = [
             f"{scheme}:{quoteStringArgument(target[0])}:{target[1]}"
             for target, (scheme, _) in zip(reachable[:-1], schemes, strict=False)
@@ -138,6 +161,8 @@ class Listeners:
             factory.recheck()
         if self._site is not None:
             self._site.recheck()
+        if self.resp is not None:
+            self.resp.recheck()
 
     def unsent_bytes(self) -> int:
         """Bytes in the send buffers of the connections at the ports of `listen`."""
@@ -145,11 +170,14 @@ class Listeners:
 
     async def stop(self) -> None:
         """Close the ports, then begin to close the connections of followers and replicas."""
-        ports, self.ports = self.ports, []
+        ports = [*self.ports, *self._resp_ports]
+        self.ports, self._resp_ports = [], []
         for port in ports:
             stopped = port.stopListening()
             if stopped is not None:
                 await stopped
+        if self.resp is not None:
+            self.resp.stop()
         if self._holdings is not None:
             self._holdings.stop()
         self.close_followers("server shutting down")

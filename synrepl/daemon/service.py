@@ -142,6 +142,11 @@ class Daemon(Service):
     async def _open(self) -> Log:
         """Open every part: the log, the publisher, replication, the sources of a primary, the ports."""
         settings, reactor, listeners = self.settings, self.reactor, self.listeners
+        if settings.resp:
+            # Imported on use: most daemons have no such port.
+            from synrepl.transports.resp.server import RespServer
+
+            listeners.resp = RespServer(reactor, keys=self.keyring, metrics=self.metrics)
         ingest = IngestServices(
             settings,
             reactor,
@@ -149,6 +154,7 @@ class Daemon(Service):
             metrics=self.metrics,
             credentials=self.credentials,
             history_lost=listeners.history_lost,
+            resp_server=listeners.resp,
         )
         log = await self._open_log(ingest)
         self._stops.append(log.stop)

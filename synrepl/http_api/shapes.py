@@ -190,6 +190,7 @@ STATUS: Final = {
     ],
     "streams": {...: {"kept": bool, "writers": {...: int}}},
     "redis": (None, {"address": str, "subscribed": bool, **_SOURCE}),
+    "resp": (None, {"address": str, "subscribers": int, "publishers": int, "held_back": int, **_SOURCE}),
     "following": [{"endpoint": str, "connected": bool, **_SOURCE}],
     "tables": [{"stream": str}],
     "writers": [{"stream": str, "writer": str}],

@@ -12,7 +12,7 @@ from synrepl.replication.write_policy import StreamWrite, read_writes
 from synrepl.storage.settings import LogSettings, parse_database
 from synrepl.storage.tables.layout import TableStream, table_streams
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.settings import ConnectionSettings, client_endpoints
+from synrepl.transports.settings import ConnectionSettings, client_endpoints, endpoints
 
 
 def parse_instance_map(value: Any) -> Mapping[str, str]:
@@ -72,9 +72,19 @@ class IngestSettings(ConnectionSettings, LogSettings):
         metavar="URL",
         example="redis://localhost:6379",
     )
+    resp: tuple[str, ...] = setting(
+        (),
+        "The listener that takes the place of a Redis for Synapse's processes, as a Twisted server endpoint"
+        " string. May be repeated.",
+        parse=lambda value: () if value in ((), [], None) else endpoints(value),
+        metavar="ENDPOINT",
+        kind="list",
+        example="[tcp:9096:interface=127.0.0.1]",
+    )
     redis_writes: tuple[StreamWrite, ...] = setting(
         (),
-        "The streams that this daemon publishes to Redis: comma-separated, or all. None: it only subscribes.",
+        "The streams that this daemon publishes to Redis, or at --resp: comma-separated, or all."
+        " None: it only subscribes.",
         parse=read_writes,
         metavar="STREAMS",
         example="[caches]",
@@ -113,3 +123,8 @@ class IngestSettings(ConnectionSettings, LogSettings):
         metavar="URL",
         example="postgresql://synrepl@localhost/synapse?passfile=/etc/synrepl/pgpass",
     )
+
+    @property
+    def has_channel(self) -> bool:
+        """Whether this daemon is a peer on a channel of Synapse's processes, on a Redis or at `resp`."""
+        return self.redis is not None or bool(self.resp)

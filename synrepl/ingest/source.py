@@ -50,6 +50,14 @@ class Source:
     def __post_init__(self) -> None:
         self.began = self.clock.seconds()
 
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        raise NotImplementedError
+
     def silence(self) -> Problem | None:
         """The problem if this source could not receive or publish for `PATIENCE_SECONDS`; else None."""
         raise NotImplementedError

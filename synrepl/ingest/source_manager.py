@@ -9,7 +9,7 @@ import msgspec
 
 from synrepl.errors import ConfigError, NotConnected, RowError
 from synrepl.ingest.settings import IngestSettings
-from synrepl.ingest.source import ServerSource
+from synrepl.ingest.source import ServerSource, Source
 from synrepl.ports.interfaces import IThread
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
@@ -32,6 +32,8 @@ from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
     from synrepl.ingest.redis import RedisSource
+    from synrepl.ingest.resp import RespSource
+    from synrepl.transports.resp.server import RespServer
 
 PAGE_ROWS: Final = 1_000
 """Approximate number of rows that one query reads from a table."""
@@ -39,7 +41,7 @@ PAGE_ROWS: Final = 1_000
 
 @dataclass(eq=False, repr=False)
 class SourceManager:
-    """Runs the sources other than tables: Redis, if it is configured, then the servers.
+    """Runs the sources other than tables: the channel on Redis or at the RESP port, then the servers.
 
     Ephemeral streams, whose tokens may restart, come from the first source only. Kept streams come from all
     sources: the token tells whether the log has a fact already. Declared streams come from none, nor do
@@ -58,6 +60,7 @@ class SourceManager:
     tables: Collection[str]
     credentials: Credentials
     lost: Callable[[str], None]
+    resp_server: "RespServer | None" = None
 
     def __post_init__(self) -> None:
         settings, clock = self.settings, self.clock
@@ -67,12 +70,15 @@ class SourceManager:
         self.stalled_writers = StalledWriters(self.log, self.table, clock)
         self._server_name = settings.server_name_of(self.log.notes)
         self.redis: RedisSource | None = None
+        self.resp: RespSource | None = None
         self.servers: list[ServerSource] = []
         if settings.redis is not None:
             self.redis = self._redis_source()
-        self._all: list[RedisSource | ServerSource] = [] if self.redis is None else [self.redis]
+        elif self.resp_server is not None:
+            self.resp = self._resp_source(self.resp_server)
+        self._all: list[Source] = [one for one in (self.redis, self.resp) if one is not None]
         for endpoint in settings.follow:
-            is_first = self.redis is None and not self.servers
+            is_first = not self._all and not self.servers
             server = ServerSource(
                 settings=settings,
                 clock=clock,
@@ -130,6 +136,7 @@ class SourceManager:
         """The fields of all sources in the status of the daemon."""
         return {
             "redis": None if self.redis is None else self.redis.status(),
+            "resp": None if self.resp is None else self.resp.status(),
             "following": [server.status() for server in self.servers],
             "stuck": [msgspec.to_builtins(one) for one in self.stalled_writers.stalled()],
         }
@@ -165,8 +172,24 @@ class SourceManager:
             server_name=self._server_name,
         )
 
+    def _resp_source(self, server: "RespServer") -> "RespSource":
+        # Imported on use: most daemons have no such port.
+        from synrepl.ingest.resp import RespSource
+
+        return RespSource(
+            settings=self.settings,
+            clock=self.clock,
+            follower=self._follower(is_first=True),
+            publisher=self.publisher,
+            metrics=self.metrics,
+            write_policy=self.write_policy,
+            server_name=self._server_name,
+            server=server,
+            table=self.table,
+        )
+
     def _follower(self, *, is_first: bool) -> Follower:
-        dialect = NEWEST if self.settings.redis is not None else self.settings.dialect
+        dialect = NEWEST if self.settings.has_channel else self.settings.dialect
         streams = self.table.known_to(dialect) if dialect is not None else list(self.table)
         follower = Follower(
             instance=self.settings.instance_name,
@@ -184,8 +207,8 @@ class SourceManager:
             canonical=True,
             external_position=self.ingester.durable_position,
         )
-        on_redis = is_first and self.settings.redis is not None
-        self.ingester.attach(follower, knows_history=is_first, confirms=on_redis)
+        on_channel = is_first and self.settings.has_channel
+        self.ingester.attach(follower, knows_history=is_first, confirms=on_channel)
         return follower
 
 

@@ -100,7 +100,14 @@ class FactReceiver(StatusPart, Protocol):
         """The number of facts that are known to be missing."""
 
 
-NO_INGEST: Final[dict[str, Any]] = {"tables": [], "writers": [], "redis": None, "following": [], "stuck": []}
+NO_INGEST: Final[dict[str, Any]] = {
+    "tables": [],
+    "writers": [],
+    "redis": None,
+    "resp": None,
+    "following": [],
+    "stuck": [],
+}
 NO_REPLICATION: Final[dict[str, Any]] = {
     "role": "primary",
     "state": "",

@@ -138,6 +138,7 @@ class StatusTests(SiteCase):
                 "tables": [],
                 "writers": [],
                 "redis": None,
+                "resp": None,
                 "following": [],
                 "stuck": [],
                 "uptime_seconds": 5.0,

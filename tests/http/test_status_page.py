@@ -119,6 +119,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "tables": [],
         "writers": [],
         "redis": None,
+        "resp": None,
         "following": [],
         "stuck": [],
         "version": "26.11.0",

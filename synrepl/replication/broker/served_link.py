@@ -1,0 +1,162 @@
+"""The link of this process to the channel that it serves itself: no connections, the same peer."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from twisted.logger import Logger
+
+from synrepl.errors import LocalProtocolError, RemoteProtocolError
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.time import Timer
+from synrepl.replication.broker.peer import BrokerPeer
+from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel
+from synrepl.streams.table import StreamTable
+from synrepl.wire.dialect import NEWEST
+from synrepl.wire.grammar import BROKER, Command
+from synrepl.wire.session import Close, Deliver, Session, Warn
+
+MAX_UNREAD: Final = 16 * 1024 * 1024
+"""The bytes of lines that wait until the peer takes some again. Beyond it publishers are not read."""
+
+REJOIN_SECONDS: Final = 1.0
+
+
+class ServedLink:
+    """Gives the lines of a `ServedChannel` to the peer of this process, and publishes what that sends.
+
+    `is_full` tells whether publishers should wait; `on_room` is called once they need not any more.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        clock: IClock,
+        member: BrokerPeer,
+        *,
+        server_name: str,
+        instance: str,
+        table: StreamTable,
+        metrics: Metrics,
+        on_room: Callable[[], object],
+    ) -> None:
+        self.channel = ServedChannel(
+            clock,
+            server_name,
+            is_ephemeral=lambda stream: stream in table and table[stream].ephemeral,
+            metrics=metrics,
+            ingest=self._take,
+        )
+        self.messages_refused = 0
+        self.unread_bytes = 0
+        self._clock = clock
+        self._member = member
+        self._on_room = on_room
+        self._metrics = metrics
+        self._server_name = server_name
+        self._session = Session(BROKER, NEWEST, name=instance, seconds=clock.seconds)
+        self._own = ChannelPublisher()
+        self._unread: list[bytes] = []
+        self._is_up = False
+        self._is_reading = True
+        self._is_delivering = False
+        self._limited_logger = LimitedLogger(self._logger, clock)
+        self._timer = Timer(clock, self.start)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the peer that publishers should not be read."""
+        return self.unread_bytes > MAX_UNREAD
+
+    def start(self) -> None:
+        """Join the channel."""
+        self._is_up = True
+        self._member.subscriber_up()
+        self._member.publisher_up()
+
+    def stop(self) -> None:
+        """Leave the channel."""
+        self._is_up = False
+        self._timer.stop()
+        self._limited_logger.stop()
+        self.channel.stop()
+
+    # -- the peer's connection -----------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Publish encoded lines, each ended by a newline."""
+        if self._is_up and data:
+            self.channel.publish(self._own, data[:-1].split(b"\n"))
+
+    def send(self, command: Command) -> None:
+        """Publish a command on its channel. Raises `LocalProtocolError` as `Session.encode` does."""
+        line = self._session.encode([command])
+        if command.CHANNEL:
+            self.channel.publish_beside(f"{self._server_name}/{command.CHANNEL}".encode(), line[:-1])
+        else:
+            self.write(line)
+
+    def fail(self, why: str) -> None:
+        """Leave the channel, and join it again after a moment: all positions are asked for anew."""
+        self._logger.warn("leaving the channel for a moment: {why}", why=why)
+        if self._is_up:
+            self._is_up = False
+            self._clock.callLater(0, self._leave, why)
+            self._timer.restart(REJOIN_SECONDS)
+
+    def established(self) -> None:
+        """The first POSITION was applied."""
+
+    def pause_reading(self) -> None:
+        """Keep lines for later."""
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        """Take lines again."""
+        was_full = self.is_full
+        self._is_reading = True
+        self._deliver()
+        if was_full and not self.is_full:
+            self._on_room()
+
+    def _leave(self, why: str) -> None:
+        self._member.subscriber_down(why)
+        self._member.publisher_down(why)
+
+    # -- lines of the channel ------------------------------------------------------------------------------
+
+    def _take(self, lines: Sequence[bytes]) -> None:
+        self._unread += lines
+        self.unread_bytes += sum(map(len, lines))
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Give the peer what waits. What it publishes meanwhile comes after that."""
+        if self._is_delivering:
+            return
+        self._is_delivering = True
+        try:
+            while self._unread and self._is_reading:
+                lines, self._unread, self.unread_bytes = self._unread, [], 0
+                if self._is_up:
+                    self._receive(lines)
+        finally:
+            self._is_delivering = False
+
+    def _receive(self, lines: Sequence[bytes]) -> None:
+        for action in self._session.receive(lines):
+            match action:
+                case Deliver(commands):
+                    self._metrics.count_commands(commands)
+                    try:
+                        self._member.received(commands)
+                    except RemoteProtocolError as error:
+                        self.fail(error.why)
+                    except LocalProtocolError as error:
+                        self._logger.failure("protocol error of this process on its own channel")
+                        self.fail(f"internal error: {error.why}")
+                case Warn(why) | Close(why):
+                    self.messages_refused += 1
+                    self._limited_logger.warn("ignored a bad message on the RESP port: {why}", why=why)

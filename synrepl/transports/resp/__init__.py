@@ -1,0 +1,1 @@
+"""The RESP listener: Synapse's processes use this daemon in place of a Redis."""

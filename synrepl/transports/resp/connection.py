@@ -1,0 +1,410 @@
+"""A connection of the RESP port: requests of one client, and messages of the channels it subscribed to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+from typing import Protocol as Interface
+
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Keyring, Right
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.rights import Operation, refusal
+from synrepl.ports.time import Timer
+from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
+from synrepl.transports.credentials import certified_name, is_local
+from synrepl.transports.failures import address_text
+from synrepl.transports.resp.cache import DEFAULT_MS, MAX_VALUE, ExpiringCache
+from synrepl.wire import resp
+from synrepl.wire.scope import ALL_STREAMS, NO_STREAM
+from synrepl.wire.text import printable
+
+DATABASES: Final = 16
+MAX_CHANNELS: Final = 16
+"""The most channels of one client. A homeserver has the channel of its name and a few beside it."""
+
+MAX_MS: Final = 10 * 365 * 86_400_000
+"""The longest expiry, in milliseconds."""
+
+ABORT_SECONDS: Final = 5.0
+"""Time between our close and the abort of the connection, for a client that does not read the rest."""
+
+AUTHENTICATE_SECONDS: Final = 30.0
+"""Time within which a client must authenticate, if this daemon has keys."""
+
+SUBSCRIBE: Final = Operation("SUBSCRIBE", Right.READ, ALL_STREAMS)
+PUBLISH: Final = Operation("PUBLISH", Right.WRITE, ALL_STREAMS)
+READ: Final = Operation("GET", Right.READ, NO_STREAM)
+STORE: Final = Operation("SET", Right.WRITE, NO_STREAM)
+
+BEFORE_AUTH: Final = frozenset({b"AUTH", b"HELLO", b"QUIT"})
+WHILE_SUBSCRIBED: Final = frozenset({b"SUBSCRIBE", b"UNSUBSCRIBE", b"PING", b"QUIT"})
+
+Words = Sequence[bytes]
+Handler = Callable[["RespConnection", Words], bytes]
+
+
+class IRespServer(Interface):
+    """What a connection needs of the port (`RespServer`)."""
+
+    channel: ServedChannel | None
+    cache: ExpiringCache
+    clock: IClock
+    connections: dict["RespConnection", None]
+    is_full: Callable[[], bool]
+    keys: Keyring
+    metrics: Metrics
+    why_closed: str
+
+    def complain(self, what: str) -> None:
+        """Log what a client did, not too often."""
+
+    def info(self) -> Mapping[str, Any]:
+        """What INFO answers."""
+
+
+@implementer(IPushProducer)
+class RespConnection(Protocol):
+    """Answers the requests of one client, in their order. One read of the transport is one turn of work."""
+
+    transport: Any
+
+    def __init__(self, server: IRespServer) -> None:
+        self.access: Access | None = None
+        """The rights of the client; None until it has authenticated."""
+        self.key: Key | None = None
+        self.subscriber = ChannelSubscriber(self._write)
+        self.publisher = ChannelPublisher()
+        self._server = server
+        self._parser = resp.RequestParser()
+        self._channels: dict[bytes, None] = {}
+        self._database = 0
+        self._replies: list[bytes] = []
+        self._lines: list[bytes] = []
+        """Lines of the channel itself that were published in this read."""
+        self._is_closing = False
+        self._is_full = False
+        self._is_held = False
+        self._timer = Timer(server.clock, self._on_time)
+
+    # -- the transport -------------------------------------------------------------------------------------
+
+    def connectionMade(self) -> None:
+        server = self._server
+        server.metrics.connections.inc()
+        server.connections[self] = None
+        if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
+            set_no_delay(True)
+        self.transport.registerProducer(self, True)
+        if server.keys.is_required:
+            name = certified_name(self.transport)
+            self._grant(None if name is None else server.keys.access_by_certificate(name))
+        else:
+            self._grant(LOCAL if is_local(self.transport.getPeer()) else REMOTE)
+        if self.access is None:
+            self._timer.start(AUTHENTICATE_SECONDS)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        server = self._server
+        server.metrics.connections.dec()
+        server.connections.pop(self, None)
+        self._timer.stop()
+        self._is_closing = True
+        if server.channel is not None:
+            for name in self._channels:
+                server.channel.unsubscribe(self.subscriber, name)
+            server.channel.publisher_lost(self.publisher)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._is_closing:
+            return
+        self._server.metrics.bytes_in.inc(len(data))
+        try:
+            for words in self._parser.read(data):
+                self._replies.append(self._answer(words))
+                if self._is_closing:
+                    break
+            self._publish()
+        except RemoteProtocolError as error:
+            self._server.complain(f"closing {self.peer}: {error.why}")
+            self._replies.append(resp.error(f"ERR {error.why}"))
+            self._is_closing = True
+        self._send_replies()
+        if self._is_closing:
+            self._disconnect()
+        elif self._server.is_full():
+            self.hold()
+
+    def pauseProducing(self) -> None:
+        """The client does not read: messages wait, and no more requests are read."""
+        self._is_full = True
+        self.subscriber.pause()
+        self.transport.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        """The client reads again."""
+        self._is_full = False
+        if self._server.channel is not None:
+            self._server.channel.resumed(self.subscriber)
+        self._read_on()
+
+    def stopProducing(self) -> None:
+        self.transport.loseConnection()
+
+    def hold(self) -> None:
+        """Read no more requests until `release`: the log does not keep up with what is published."""
+        self._is_held = True
+        self.transport.pauseProducing()
+
+    def release(self) -> None:
+        """Read requests again."""
+        if self._is_held:
+            self._is_held = False
+            self._read_on()
+
+    def close(self, why: str) -> None:
+        """Send an error, and close."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._write(resp.error(why))
+            self._disconnect()
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+        return address_text(self.transport.getPeer())
+
+    def _read_on(self) -> None:
+        if not (self._is_full or self._is_held or self._is_closing):
+            self.transport.resumeProducing()
+
+    def _send_replies(self) -> None:
+        replies, self._replies = self._replies, []
+        self._write(b"".join(replies))
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self._server.metrics.bytes_out.inc(len(data))
+            self.transport.write(data)
+
+    def _disconnect(self) -> None:
+        self.transport.unregisterProducer()
+        self.transport.loseConnection()
+        self._timer.restart(ABORT_SECONDS)
+
+    def _on_time(self) -> None:
+        if self._is_closing:
+            self.transport.abortConnection()
+        else:
+            self.close(f"ERR authenticate within {AUTHENTICATE_SECONDS:g} seconds")
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def _answer(self, words: Words) -> bytes:
+        name = words[0].upper()
+        handler = HANDLERS.get(name)
+        if handler is None:
+            shown = printable(words[0].decode("utf-8", "replace"), limit=64)
+            return resp.error(f"ERR unknown command '{shown}': this is synrepl, and no Redis")
+        if self.access is None and name not in BEFORE_AUTH:
+            return resp.error("NOAUTH Authentication required.")
+        if self._channels and name not in WHILE_SUBSCRIBED:
+            return resp.error(
+                f"ERR Can't execute '{name.decode().lower()}': only SUBSCRIBE / UNSUBSCRIBE / PING / QUIT are"
+                " allowed in this context"
+            )
+        if self._server.channel is None and name not in BEFORE_AUTH:
+            return resp.error(f"LOADING {self._server.why_closed}")
+        try:
+            return handler(self, words[1:])
+        except _Refused as refused:
+            return resp.error(str(refused))
+
+    def _grant(self, access: Access | None, key: Key | None = None) -> None:
+        self.access, self.key = access, key
+        if access is not None:
+            self._parser.is_trusted = True
+            self._timer.stop()
+
+    def _check(self, operation: Operation) -> None:
+        assert self.access is not None
+        if why := refusal(self.access, operation):
+            raise _Refused(f"NOPERM {why}")
+
+    def _auth(self, words: Words) -> bytes:
+        if len(words) not in (1, 2):
+            raise _wrong_number("auth")
+        keys = self._server.keys
+        if not keys.is_required:
+            raise _Refused(
+                "ERR AUTH <password> called without any password configured for the default user. Are you"
+                " sure your configuration is correct?"
+            )
+        key = keys.find(words[-1])
+        name = words[0].decode("utf-8", "replace") if len(words) == 2 else "default"
+        if key is None or name not in ("default", key.name):
+            self._server.complain(f"{self.peer} sent a wrong password")
+            raise _Refused("WRONGPASS invalid username-password pair or user is disabled.")
+        self._grant(keys.access(key), key)
+        return resp.OK
+
+    def _hello(self, words: Words) -> bytes:
+        if words and words[0] != b"2":
+            raise _Refused("NOPROTO unsupported protocol version")
+        if len(words) > 1:
+            if words[1].upper() != b"AUTH" or len(words) != 4:
+                raise _Refused("ERR Syntax error in HELLO option")
+            self._auth(words[2:])
+        if self.access is None:
+            raise _Refused("NOAUTH HELLO must be called with the client already authenticated")
+        words = [b"server", b"synrepl", b"mode", b"standalone", b"role", b"master", b"proto"]
+        return resp.array([*map(resp.bulk, words), resp.integer(2), resp.bulk(b"modules"), resp.array([])])
+
+    def _quit(self, words: Words) -> bytes:
+        self._is_closing = True
+        return resp.OK
+
+    def _ping(self, words: Words) -> bytes:
+        if len(words) > 1:
+            raise _wrong_number("ping")
+        if self._channels:
+            return resp.array([resp.bulk(b"pong"), resp.bulk(words[0] if words else b"")])
+        return resp.bulk(words[0]) if words else resp.PONG
+
+    def _select(self, words: Words) -> bytes:
+        if len(words) != 1:
+            raise _wrong_number("select")
+        number = _integer(words[0])
+        if not 0 <= number < DATABASES:
+            raise _Refused("ERR DB index is out of range")
+        self._database = number
+        return resp.OK
+
+    def _client(self, words: Words) -> bytes:
+        if words and words[0].upper() in (b"SETNAME", b"SETINFO"):
+            return resp.OK
+        raise _Refused("ERR unknown subcommand. Try CLIENT SETNAME or CLIENT SETINFO.")
+
+    def _info(self, words: Words) -> bytes:
+        text = "".join(f"{name}:{value}\r\n" for name, value in self._server.info().items())
+        return resp.bulk(f"# synrepl\r\n{text}".encode())
+
+    def _get(self, words: Words) -> bytes:
+        if len(words) != 1:
+            raise _wrong_number("get")
+        self._check(READ)
+        value = self._server.cache.get((self._database, words[0]))
+        return resp.NONE if value is None else resp.bulk(value)
+
+    def _set(self, words: Words) -> bytes:
+        if len(words) < 2:
+            raise _wrong_number("set")
+        self._check(STORE)
+        ms = DEFAULT_MS
+        if len(words) > 2:
+            factor = {b"EX": 1000, b"PX": 1}.get(words[2].upper())
+            if factor is None or len(words) != 4:
+                raise _Refused("ERR syntax error")
+            ms = _integer(words[3]) * factor
+            if not 0 < ms <= MAX_MS:
+                raise _Refused("ERR invalid expire time in 'set' command")
+        if len(words[1]) > MAX_VALUE:
+            raise _Refused(f"ERR the value has more than {MAX_VALUE} bytes")
+        self._server.cache.set((self._database, words[0]), words[1], ms)
+        return resp.OK
+
+    # -- channels ------------------------------------------------------------------------------------------
+
+    def _subscribe(self, words: Words) -> bytes:
+        if not words:
+            raise _wrong_number("subscribe")
+        self._check(SUBSCRIBE)
+        channel = self._server.channel
+        assert channel is not None
+        for name in words:
+            self._check_channel(name)
+        if len(self._channels.keys() | set(words)) > MAX_CHANNELS:
+            raise _Refused(f"ERR a client may subscribe to {MAX_CHANNELS} channels")
+        for name in words:
+            self._channels[name] = None
+            # The confirmation goes before the positions.
+            self._replies.append(_confirmation(b"subscribe", name, len(self._channels)))
+            self._send_replies()
+            channel.subscribe(self.subscriber, name)
+        return b""
+
+    def _unsubscribe(self, words: Words) -> bytes:
+        channel = self._server.channel
+        assert channel is not None
+        replies: list[bytes] = []
+        for name in words or list(self._channels):
+            if self._channels.pop(name, self) is None:
+                channel.unsubscribe(self.subscriber, name)
+            replies.append(_confirmation(b"unsubscribe", name, len(self._channels)))
+        return b"".join(replies) or _confirmation(b"unsubscribe", None, 0)
+
+    def _publish_line(self, words: Words) -> bytes:
+        if len(words) != 2:
+            raise _wrong_number("publish")
+        self._check(PUBLISH)
+        channel, (name, line) = self._server.channel, words
+        assert channel is not None
+        self._check_channel(name)
+        if name == channel.name:
+            self._lines.append(line)
+        else:
+            channel.publish_beside(name, line)
+        return resp.integer(channel.count(name))
+
+    def _publish(self) -> None:
+        """Pass what was published in this read."""
+        lines, self._lines = self._lines, []
+        if lines and self._server.channel is not None:
+            self._server.channel.publish(self.publisher, lines)
+
+    def _check_channel(self, name: bytes) -> None:
+        channel = self._server.channel
+        assert channel is not None
+        if name != channel.name and not name.startswith(channel.name + b"/"):
+            own, shown = channel.name.decode(), printable(name.decode("utf-8", "replace"), limit=100)
+            raise _Refused(f"NOPERM this port has the channels of {own}, and not {shown}")
+
+
+class _Refused(Exception):
+    """The reply is an error, with this text."""
+
+
+def _wrong_number(name: str) -> _Refused:
+    return _Refused(f"ERR wrong number of arguments for '{name}' command")
+
+
+def _integer(word: bytes) -> int:
+    if not word.isdigit() or len(word) > 15:
+        raise _Refused("ERR value is not an integer or out of range")
+    return int(word)
+
+
+def _confirmation(kind: bytes, name: bytes | None, count: int) -> bytes:
+    named = resp.NONE if name is None else resp.bulk(name)
+    return resp.array([resp.bulk(kind), named, resp.integer(count)])
+
+
+HANDLERS: Final[Mapping[bytes, Handler]] = {
+    b"AUTH": RespConnection._auth,
+    b"CLIENT": RespConnection._client,
+    b"GET": RespConnection._get,
+    b"HELLO": RespConnection._hello,
+    b"INFO": RespConnection._info,
+    b"PING": RespConnection._ping,
+    b"PUBLISH": RespConnection._publish_line,
+    b"QUIT": RespConnection._quit,
+    b"SELECT": RespConnection._select,
+    b"SET": RespConnection._set,
+    b"SUBSCRIBE": RespConnection._subscribe,
+    b"UNSUBSCRIBE": RespConnection._unsubscribe,
+}
+"""The commands of this port: those that Synapse, redis-cli and redis-py need, and no more."""

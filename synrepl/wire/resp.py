@@ -1,0 +1,162 @@
+"""RESP2, the protocol of Redis, on the server's side: requests out of bytes, and replies as bytes.
+
+A request is an array of bulk strings, such as ``*1``, ``$4`` and ``PING`` on a line each, or a line of words
+(inline). What it claims to be is checked before anything is held for it: a peer costs what it has sent.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.wire.codec import MAX_MESSAGE
+
+MAX_WORDS: Final = 64
+"""The most words of a request."""
+
+MAX_INLINE: Final = 1024
+"""The most bytes of a line: an inline request, or the head of a part."""
+
+STRANGER_WORDS: Final = 10
+STRANGER_BYTES: Final = 16_384
+"""The most words, and bytes of them, in a request of a peer that has not authenticated; as in Redis."""
+
+OVERHEAD: Final = 16_384
+"""The bytes that a request may have besides one message of the largest size."""
+
+_END: Final = b"\r\n"
+
+
+class RequestParser:
+    """Parses requests out of received bytes.
+
+    Until `is_trusted` is set, only short requests are read.
+    """
+
+    def __init__(self) -> None:
+        self.is_trusted = False
+        self._data = bytearray()
+        self._at = 0
+        self._words: list[bytes] = []
+        self._missing = 0
+        """How many words of the current request are still to come."""
+        self._length = -1
+        """The length of the next word; -1 before its head."""
+        self._size = 0
+
+    def read(self, data: bytes) -> Iterator[list[bytes]]:
+        """Yield the complete requests, each as its words. Raises `RemoteProtocolError` in Redis' words."""
+        self._data += data
+        while (request := self._next()) is not None:
+            if request:
+                yield request
+        # Once for all requests of these bytes: to move the rest for each would take quadratic time.
+        del self._data[: self._at]
+        self._at = 0
+
+    def _next(self) -> list[bytes] | None:
+        """Return the next request (empty: an empty line); None if it is not complete."""
+        if not self._missing:
+            line = self._line("too big inline request")
+            if line is None:
+                return None
+            if not line.startswith(b"*"):
+                return line.split()
+            self._missing = _number(line, "invalid multibulk length")
+            if self._missing > (MAX_WORDS if self.is_trusted else STRANGER_WORDS):
+                raise RemoteProtocolError(_unauthenticated("multibulk", is_trusted=self.is_trusted))
+            self._words, self._size = [], 0
+            if self._missing <= 0:
+                self._missing = 0
+                return []
+        while self._missing:
+            word = self._word()
+            if word is None:
+                return None
+            self._words.append(word)
+            self._missing -= 1
+        return self._words
+
+    def _word(self) -> bytes | None:
+        if self._length < 0:
+            line = self._line("too big bulk count string")
+            if line is None:
+                return None
+            if not line.startswith(b"$"):
+                raise RemoteProtocolError(f"Protocol error: expected '$', got {_shown(line)}")
+            length = _number(line, "invalid bulk length")
+            self._size += max(0, length)
+            most = MAX_MESSAGE + OVERHEAD if self.is_trusted else STRANGER_BYTES
+            if length < 0 or self._size > most:
+                raise RemoteProtocolError(_unauthenticated("bulk", is_trusted=self.is_trusted))
+            self._length = length
+        end = self._at + self._length
+        if len(self._data) < end + 2:
+            return None
+        if self._data[end : end + 2] != _END:
+            raise RemoteProtocolError("Protocol error: invalid bulk length")
+        word = bytes(self._data[self._at : end])
+        self._at, self._length = end + 2, -1
+        return word
+
+    def _line(self, too_long: str) -> bytes | None:
+        end = self._data.find(b"\n", self._at, self._at + MAX_INLINE)
+        if end < 0:
+            if len(self._data) - self._at >= MAX_INLINE:
+                raise RemoteProtocolError(f"Protocol error: {too_long}")
+            return None
+        line = bytes(self._data[self._at : end]).rstrip(b"\r")
+        self._at = end + 1
+        return line
+
+
+def _number(line: bytes, error: str) -> int:
+    digits = line[1:]
+    if not (digits.isdigit() or digits == b"-1") or len(digits) > 10:
+        raise RemoteProtocolError(f"Protocol error: {error}")
+    return int(digits)
+
+
+def _unauthenticated(what: str, *, is_trusted: bool) -> str:
+    return f"Protocol error: {'invalid' if is_trusted else 'unauthenticated'} {what} length"
+
+
+def _shown(line: bytes) -> str:
+    return repr(chr(line[0])) if line and 32 <= line[0] < 127 else "another character"
+
+
+NONE: Final = b"$-1\r\n"
+"""The reply that there is no such value."""
+
+OK: Final = b"+OK\r\n"
+PONG: Final = b"+PONG\r\n"
+
+
+def error(text: str) -> bytes:
+    """Encode an error; its first word is a code in capitals."""
+    return b"-%b\r\n" % " ".join(text.split()).encode("utf-8", "replace")
+
+
+def integer(number: int) -> bytes:
+    """Encode a number."""
+    return b":%d\r\n" % number
+
+
+def bulk(value: bytes) -> bytes:
+    """Encode a value."""
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def array(items: Iterable[bytes]) -> bytes:
+    """Encode an array of encoded replies."""
+    found = list(items)
+    return b"*%d\r\n%b" % (len(found), b"".join(found))
+
+
+def message(channel: bytes, payload: bytes) -> bytes:
+    """Encode a message of a channel to its subscriber."""
+    return b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+        len(channel),
+        channel,
+        len(payload),
+        payload,
+    )

@@ -1,0 +1,238 @@
+"""The channel that this daemon serves: who gets which line, and which position before it."""
+
+from collections.abc import Sequence
+
+import pytest
+from prometheus_client import CollectorRegistry
+from twisted.internet.task import Clock
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker import served_channel
+from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
+from synrepl.wire.resp import message
+
+MAIN = b"hs"
+
+
+class Reader(ChannelSubscriber):
+    """A subscriber that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        super().__init__(self._keep)
+
+    def _keep(self, data: bytes) -> None:
+        self.data += data
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the channel itself so far; from now on only new ones."""
+        found = self.data.split(message(MAIN, b"")[:-5])
+        self.data = b""
+        return [one.partition(b"\r\n")[2].decode().rstrip("\r\n") for one in found[1:]]
+
+
+class Setup:
+    """A channel with two writers, and what its log was given."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.ingested: list[str] = []
+        self.channel = ServedChannel(
+            self.clock,
+            "hs",
+            is_ephemeral=lambda stream: stream == "typing",
+            metrics=Metrics(CollectorRegistry()),
+            ingest=self._ingest,
+        )
+        self.one, self.two = ChannelPublisher(), ChannelPublisher()
+
+    def _ingest(self, lines: Sequence[bytes]) -> None:
+        self.ingested += [line.decode() for line in lines]
+
+    def reader(self) -> Reader:
+        """A new subscriber of the channel."""
+        reader = Reader()
+        self.channel.subscribe(reader, MAIN)
+        return reader
+
+    def say(self, *lines: str, publisher: ChannelPublisher | None = None) -> None:
+        """The first writer publishes these lines, or another one."""
+        self.channel.publish(publisher or self.one, [line.encode() for line in lines])
+
+    def heard(self, *sources: str, token: int = 5) -> None:
+        """These sources, each a stream and a writer, have said their position."""
+        self.say(*(f"POSITION {source} {token} {token}" for source in sources))
+
+
+@pytest.fixture
+def setup() -> Setup:
+    return Setup()
+
+
+def test_lines_go_to_all_in_order_and_into_the_log(setup: Setup) -> None:
+    """To the publisher too, as on Redis; commands as facts."""
+    first, second = setup.reader(), setup.reader()
+    lines = ["REPLICATE ", "POSITION events w 5 5", "RDATA events w 6 [1]", "REMOTE_SERVER_UP x"]
+
+    setup.say(*lines)
+
+    assert lines == first.lines == second.lines == setup.ingested
+    assert (4, 2) == (setup.channel.lines, setup.channel.count(MAIN))
+
+
+def test_a_batch_is_passed_in_one_run(setup: Setup) -> None:
+    """Between its lines another writer's would end up in the same fact."""
+    setup.heard("caches a", "caches b")
+    reader = setup.reader()
+    reader.lines.clear()
+    setup.ingested.clear()
+
+    setup.say("RDATA caches a batch [1]", "RDATA caches a batch [2]")
+    setup.say("RDATA caches b 6 [9]", publisher=setup.two)
+    setup.say("REMOTE_SERVER_UP x")
+    setup.say("RDATA caches a 7 [3]")
+
+    expected = [
+        "RDATA caches b 6 [9]",
+        "REMOTE_SERVER_UP x",
+        "RDATA caches a batch [1]",
+        "RDATA caches a batch [2]",
+        "RDATA caches a 7 [3]",
+    ]
+    assert expected == reader.lines[-5:] == setup.ingested
+
+
+def test_a_batch_that_is_cut_off_is_never_passed(setup: Setup) -> None:
+    """Nor stored. Until the writer's POSITION has come, nothing more of it is passed."""
+    setup.heard("events w")
+    reader = setup.reader()
+    setup.say("RDATA events w batch [1]")
+    assert ["POSITION events w 5 5"] == reader.lines
+
+    setup.channel.publisher_lost(setup.one)
+    back = ChannelPublisher()
+    setup.say("RDATA events w 9 [3]", publisher=back)
+    assert ["REPLICATE "] == reader.lines
+    setup.say("POSITION events w 5 9", "RDATA events w 10 [4]", publisher=back)
+
+    assert ["POSITION events w 5 9", "RDATA events w 10 [4]"] == reader.lines
+    assert "RDATA events w batch [1]" not in setup.ingested
+    assert "RDATA events w 9 [3]" in setup.ingested
+    assert 1 == setup.channel.held_back
+
+
+def test_a_writer_that_was_not_heard_is_asked(setup: Setup) -> None:
+    """By all, and not too often; its facts are in the log already."""
+    reader = setup.reader()
+    setup.say(*(f"RDATA events w{n} 9 [3]" for n in range(5)))
+    assert ["REPLICATE "] == reader.lines
+    assert 5 == setup.channel.held_back
+
+    setup.clock.advance(1)
+    assert ["REPLICATE "] == reader.lines
+    setup.clock.pump([1.0] * 8)
+    assert ["REPLICATE "] == reader.lines  # once more after five seconds, then ever more seldom
+
+
+def test_a_new_subscriber_is_first_told_all_positions_that_were_passed(setup: Setup) -> None:
+    """One POSITION would let it believe RDATA of every writer of the stream."""
+    setup.heard("events a", "events b")
+    setup.say("RDATA events a 8 [1]")
+
+    reader = setup.reader()
+    setup.say("RDATA events b 9 [1]")
+
+    expected = ["POSITION events a 8 8", "POSITION events b 5 5", "RDATA events b 9 [1]"]
+    assert expected == reader.lines
+
+
+def test_of_streams_in_memory_only_their_writers_say_positions(setup: Setup) -> None:
+    """An old position would undo what is newer; a new subscriber waits for the writer's own."""
+    setup.heard("typing w", "events w")
+    reader = setup.reader()
+    setup.say("RDATA typing w 6 [1]")
+    assert ["POSITION events w 5 5", "REPLICATE "] == reader.lines
+
+    setup.say("POSITION typing w 6 6", "RDATA typing w 7 [2]")
+    assert ["POSITION typing w 6 6", "RDATA typing w 7 [2]"] == reader.lines
+
+
+def test_a_subscriber_that_does_not_read_is_told_what_it_lacks(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not closed, and holds up nobody."""
+    monkeypatch.setattr(served_channel, "MAX_WAITING", 300)
+    setup.heard("events a", "events b", "typing a")
+    slow, quick = setup.reader(), setup.reader()
+    setup.heard("typing a")
+    setup.clock.pump([1.0, 1.0])
+    for reader in (slow, quick):
+        assert reader.lines
+    slow.pause()
+    setup.say("RDATA events a 6 [1]")
+    for token in range(7, 15):
+        setup.say(f"RDATA events a {token} [1]", f"RDATA typing a {token} [2]", "REMOTE_SERVER_UP x")
+    assert [] == slow.lines
+    assert 25 == len(quick.lines)
+    assert 1 == setup.channel.demotions
+
+    setup.channel.resumed(slow)
+    setup.say("RDATA events b 20 [1]", "RDATA typing a 20 [2]")
+
+    expected = [
+        "POSITION events a 14 14",
+        "POSITION events b 5 5",
+        "REPLICATE ",
+        "RDATA events b 20 [1]",
+    ]
+    assert expected == slow.lines
+
+
+def test_a_subscriber_that_pauses_for_a_moment_lacks_nothing(setup: Setup) -> None:
+    setup.heard("events a")
+    reader = setup.reader()
+    reader.pause()
+    setup.say("RDATA events a 6 [1]", "RDATA events a 7 [1]")
+    before = reader.lines
+    setup.channel.resumed(reader)
+
+    assert ["POSITION events a 5 5"] == before
+    assert ["RDATA events a 6 [1]", "RDATA events a 7 [1]"] == reader.lines
+
+
+def test_sub_channels_are_for_their_subscribers_alone(setup: Setup) -> None:
+    """They carry access tokens: nothing of them comes into the log."""
+    reader, other = setup.reader(), Reader()
+    setup.channel.subscribe(other, b"hs/USER_IP")
+
+    setup.channel.publish_beside(b"hs/USER_IP", b"USER_IP secret")
+
+    assert b"secret" in other.data
+    assert b"" == reader.data
+    assert [] == setup.ingested
+    setup.channel.unsubscribe(other, b"hs/USER_IP")
+    assert 0 == setup.channel.count(b"hs/USER_IP")
+
+
+@pytest.mark.parametrize(
+    "line", ["RDATA events w", "RDATA events w x [1]", "RDATA ev\x07 w 3 [1]", "POSITION a b 1"]
+)
+def test_bad_lines_are_left_to_the_log(setup: Setup, line: str) -> None:
+    """It counts them; nobody else is bothered."""
+    reader = setup.reader()
+    setup.say(line)
+
+    assert [] == reader.lines
+    assert [line] == setup.ingested
+
+
+def test_names_and_batches_are_bounded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_channel, "MAX_SOURCES", 3)
+    monkeypatch.setattr(served_channel, "MAX_MESSAGE", 60)
+    setup.heard("a w", "b w", "c w")
+    with pytest.raises(RemoteProtocolError, match="3 streams and writers"):
+        setup.heard("d w")
+    with pytest.raises(RemoteProtocolError, match="more than 60 bytes"):
+        setup.say(*["RDATA a w batch [1234567890]"] * 3)

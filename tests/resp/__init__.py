@@ -1,0 +1,1 @@
+"""The RESP port: a server for Redis clients."""

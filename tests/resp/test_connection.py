@@ -1,0 +1,293 @@
+"""Requests of Redis clients, over connections in memory, as they and Synapse make them."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from twisted.internet.address import IPv4Address
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from synrepl.ports.access import Key, Keyring, Right
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.transports.resp import cache, connection
+from synrepl.transports.resp.connection import RespConnection
+from synrepl.transports.resp.server import RespFactory, RespServer
+
+READER = Key(name="reader", secret="r", rights=frozenset({Right.READ}))
+WRITER = Key(name="writer", secret="w", rights=frozenset({Right.WRITE}))
+FULL = Key(name="full", secret="f")
+PART = Key(name="part", secret="p", streams=frozenset({"events"}))
+
+NO_PASSWORD = (
+    "-ERR AUTH <password> called without any password configured for the default user. Are you sure your"
+    " configuration is correct?"
+)
+
+
+class Client:
+    """A client at the port, and what it is answered."""
+
+    transport: Any
+
+    def __init__(self, site: "Site", host: str = "127.0.0.1") -> None:
+        self.protocol = RespFactory(site.server).buildProtocol(None)
+        self.transport = StringTransport(peerAddress=IPv4Address("TCP", host, 5))
+        self.transport.abortConnection = self.transport.loseConnection
+        self.protocol.makeConnection(self.transport)
+
+    def say(self, data: bytes) -> str:
+        """Send bytes; return the answer."""
+        self.protocol.dataReceived(data)
+        found: str = self.transport.value().decode()
+        self.transport.clear()
+        return found
+
+    def ask(self, *words: str) -> str:
+        """Send a request; return the answer."""
+        parts = "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in words)
+        return self.say(f"*{len(words)}\r\n{parts}".encode())
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self.transport.disconnecting)
+
+
+class Site:
+    """The port of a daemon, with a channel."""
+
+    def __init__(self, *keys: Key) -> None:
+        self.clock = Clock()
+        self.ingested: list[bytes] = []
+        self.is_full = False
+        self.metrics = Metrics(CollectorRegistry())
+        self.keyring = Keyring(keys=keys)
+        self.server = RespServer(self.clock, keys=self.keyring, metrics=self.metrics)
+        self.serve()
+
+    def serve(self) -> None:
+        """Serve a new channel."""
+        self.channel = ServedChannel(
+            self.clock,
+            "hs",
+            is_ephemeral=lambda stream: stream == "typing",
+            metrics=self.metrics,
+            ingest=self.ingested.extend,
+        )
+        self.server.serve(self.channel, lambda: self.is_full)
+
+    def client(self, *login: str) -> Client:
+        """A client that has logged in."""
+        client = Client(self)
+        if login:
+            assert client.ask("AUTH", *login) == "+OK\r\n"
+        return client
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("PING", "+PONG"),
+        ("ping hello", "$5\r\nhello"),
+        ("SELECT 15", "+OK"),
+        ("SELECT 16", "-ERR DB index is out of range"),
+        ("SELECT x", "-ERR value is not an integer or out of range"),
+        ("GET missing", "$-1"),
+        ("GET", "-ERR wrong number of arguments for 'get' command"),
+        ("SET k v", "+OK"),
+        ("SET k v EX 10", "+OK"),
+        ("SET k v px 10", "+OK"),
+        ("SET k v PX 0", "-ERR invalid expire time in 'set' command"),
+        ("SET k v NX", "-ERR syntax error"),
+        ("CLIENT SETNAME me", "+OK"),
+        ("CLIENT SETINFO lib-name redis-py", "+OK"),
+        ("CLIENT LIST", "-ERR unknown subcommand. Try CLIENT SETNAME or CLIENT SETINFO."),
+        ("HELLO 3", "-NOPROTO unsupported protocol version"),
+        ("HELLO 2 SETNAME x", "-ERR Syntax error in HELLO option"),
+        ("FLUSHALL", "-ERR unknown command 'FLUSHALL': this is synrepl, and no Redis"),
+        ("PUBLISH hs x", ":0"),
+        ("PUBLISH other x", "-NOPERM this port has the channels of hs, and not other"),
+        ("SUBSCRIBE hsx", "-NOPERM this port has the channels of hs, and not hsx"),
+        ("UNSUBSCRIBE", "*3\r\n$11\r\nunsubscribe\r\n$-1\r\n:0"),
+        ("AUTH x", NO_PASSWORD),
+    ],
+)
+def test_answers_are_those_of_redis(words: str, answer: str) -> None:
+    assert answer + "\r\n" == Site().client().ask(*words.split(" "))
+
+
+def test_hello_says_that_this_is_no_redis() -> None:
+    assert "synrepl" in Site().client().ask("HELLO")
+
+
+def test_values_are_kept_by_database_until_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_VALUE", 10)
+    site = Site()
+    client = site.client()
+    client.ask("SET", "k", "v", "PX", "1500")
+    assert client.ask("GET", "k") == "$1\r\nv\r\n"
+    client.ask("SELECT", "1")
+    assert client.ask("GET", "k") == "$-1\r\n"
+    client.ask("SELECT", "0")
+    site.clock.advance(1.5)
+    assert client.ask("GET", "k") == "$-1\r\n"
+    assert client.ask("SET", "k", "v" * 11) == "-ERR the value has more than 10 bytes\r\n"
+    assert cache.MAX_VALUE == 1024 * 1024
+
+
+def test_a_subscriber_gets_what_others_publish() -> None:
+    """Synapse has one connection that subscribes and one for everything else."""
+    site = Site()
+    subscriber, other = site.client(), site.client()
+    subscribed = subscriber.ask("SUBSCRIBE", "hs/USER_IP", "hs")
+    answer = other.say(
+        b"*3\r\n$7\r\nPUBLISH\r\n$2\r\nhs\r\n$10\r\nREPLICATE \r\n"
+        b"*3\r\n$7\r\nPUBLISH\r\n$10\r\nhs/USER_IP\r\n$9\r\nUSER_IP x\r\n*1\r\n$4\r\nPING\r\n"
+    )
+
+    confirmations = [("hs/USER_IP", 1), ("hs", 2)]
+    expected = "".join(
+        f"*3\r\n$9\r\nsubscribe\r\n${len(name)}\r\n{name}\r\n:{count}\r\n" for name, count in confirmations
+    )
+    assert expected == subscribed
+    assert answer == ":1\r\n:1\r\n+PONG\r\n"
+    received = subscriber.transport.value()
+    assert b"$10\r\nREPLICATE \r\n" in received
+    assert b"$9\r\nUSER_IP x\r\n" in received
+    assert [b"REPLICATE "] == site.ingested
+    assert subscriber.ask("PING").endswith("*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+    assert "only SUBSCRIBE" in subscriber.ask("GET", "k")
+    assert ":1\r\n" in subscriber.ask("UNSUBSCRIBE", "hs")
+    assert ":0\r\n" in subscriber.ask("UNSUBSCRIBE")
+    assert subscriber.ask("GET", "k") == "$-1\r\n"
+    assert 0 == site.channel.count(b"hs") == site.channel.count(b"hs/USER_IP")
+
+
+def test_the_confirmation_comes_after_earlier_answers_and_before_positions() -> None:
+    site = Site()
+    site.client().ask("PUBLISH", "hs", "POSITION events w 5 5")
+    client = site.client()
+
+    answer = client.say(b"PING\r\nSUBSCRIBE hs\r\n")
+
+    order = [answer.index(text) for text in ("+PONG", "subscribe", "POSITION events w 5 5")]
+    assert sorted(order) == order
+
+
+def test_channels_are_bounded() -> None:
+    names = [f"hs/{n}" for n in range(17)]
+    assert Site().client().ask("SUBSCRIBE", *names) == "-ERR a client may subscribe to 16 channels\r\n"
+
+
+def test_rubbish_ends_the_connection() -> None:
+    site = Site()
+    client = site.client()
+    assert client.say(b"*400000000\r\n") == "-ERR Protocol error: invalid multibulk length\r\n"
+    assert client.is_closed
+    assert client.say(b"PING\r\n") == ""
+
+
+def test_a_publisher_that_ends_is_missed() -> None:
+    """Its next lines are not passed before its POSITION."""
+    site = Site()
+    subscriber, writer = site.client(), site.client()
+    subscriber.ask("SUBSCRIBE", "hs")
+    writer.ask("PUBLISH", "hs", "POSITION events w 5 5")
+    writer.protocol.connectionLost()
+    site.client().ask("PUBLISH", "hs", "RDATA events w 9 [1]")
+
+    assert b"RDATA" not in subscriber.transport.value()
+    assert 1 == site.channel.held_back
+
+
+@pytest.mark.parametrize(
+    ("login", "words", "answer"),
+    [
+        (["w"], "SUBSCRIBE hs", "-NOPERM"),
+        (["r"], "SUBSCRIBE hs", "*3"),
+        (["p"], "SUBSCRIBE hs", "-NOPERM"),
+        (["r"], "PUBLISH hs x", "-NOPERM"),
+        (["w"], "PUBLISH hs x", ":0"),
+        (["r"], "SET k v", "-NOPERM"),
+        (["r"], "GET k", "$-1"),
+        (["w"], "GET k", "-NOPERM"),
+        (["full", "f"], "PUBLISH hs x", ":0"),
+        (["default", "f"], "PUBLISH hs x", ":0"),
+    ],
+)
+def test_each_request_takes_its_right(login: list[str], words: str, answer: str) -> None:
+    client = Site(READER, WRITER, FULL, PART).client(*login)
+
+    assert client.ask(*words.split()).startswith(answer)
+
+
+def test_who_has_not_authenticated_gets_nothing() -> None:
+    site = Site(FULL)
+    client = site.client()
+    wrong = "-WRONGPASS invalid username-password pair or user is disabled.\r\n"
+
+    assert client.ask("GET", "k") == "-NOAUTH Authentication required.\r\n"
+    assert client.ask("HELLO") == "-NOAUTH HELLO must be called with the client already authenticated\r\n"
+    assert [client.ask("AUTH", "x"), client.ask("AUTH", "reader", "f")] == [wrong, wrong]
+    assert "proto" in client.ask("HELLO", "2", "AUTH", "default", "f")
+    late = site.client()
+    site.clock.advance(30)
+    assert late.transport.value() == b"-ERR authenticate within 30 seconds\r\n"
+    assert late.is_closed
+    assert not client.is_closed
+    assert "unauthenticated multibulk length" in site.client().say(b"*11\r\n")
+
+
+def test_a_revoked_key_ends_its_connections() -> None:
+    site = Site(FULL, READER)
+    full, reader = site.client("f"), site.client("r")
+
+    site.keyring.replace(Keyring(keys=[FULL]))
+    site.server.recheck()
+
+    assert [full.is_closed, reader.is_closed] == [False, True]
+    assert "your key was revoked" in reader.transport.value().decode()
+
+
+def test_without_keys_another_machine_may_read_and_write() -> None:
+    """As over HTTP: --insecure says that this is meant."""
+    assert Client(Site(), host="10.0.0.1").ask("PUBLISH", "hs", "x") == ":0\r\n"
+
+
+def test_a_daemon_that_is_no_primary_serves_nobody() -> None:
+    """HAProxy's check is PING: it finds the primary so."""
+    site = Site()
+    client = site.client()
+    client.ask("SUBSCRIBE", "hs")
+    site.server.close()
+
+    assert client.is_closed
+    assert client.transport.value().startswith(b"-LOADING this daemon is not primary")
+    assert site.client().ask("PING").startswith("-LOADING")
+    site.serve()
+    assert site.client().ask("PING") == "+PONG\r\n"
+
+
+def test_a_client_that_does_not_read_is_not_read() -> None:
+    """What it asks for would fill the memory."""
+    site = Site()
+    client = site.client()
+    protocol = client.protocol
+    assert isinstance(protocol, RespConnection)
+    protocol.pauseProducing()
+    assert client.transport.producerState == "paused"
+    protocol.resumeProducing()
+    assert client.transport.producerState == "producing"
+
+
+def test_publishers_wait_for_the_log() -> None:
+    site = Site()
+    client = site.client()
+    site.is_full = True
+    client.ask("PUBLISH", "hs", "x")
+    assert client.transport.producerState == "paused"
+
+    site.is_full = False
+    site.server.release()
+    assert client.transport.producerState == "producing"

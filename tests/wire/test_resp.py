@@ -1,0 +1,80 @@
+"""Requests of Redis clients, in whatever pieces they come."""
+
+import pytest
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.wire import resp
+from synrepl.wire.resp import RequestParser
+
+GET = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"
+
+
+def requests(*pieces: bytes, is_trusted: bool = True) -> list[list[bytes]]:
+    """What is read of these pieces."""
+    reader = RequestParser()
+    reader.is_trusted = is_trusted
+    return [words for piece in pieces for words in reader.read(piece)]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (GET, [[b"GET", b"k"]]),
+        (GET + GET, [[b"GET", b"k"], [b"GET", b"k"]]),
+        (b"*1\r\n$4\r\nPING\r\n", [[b"PING"]]),
+        (b"PING\r\n", [[b"PING"]]),
+        (b"PING\nGET  k \r\n", [[b"PING"], [b"GET", b"k"]]),
+        (b"\r\n\r\nPING\r\n", [[b"PING"]]),
+        (b"*0\r\n*-1\r\nPING\r\n", [[b"PING"]]),
+        (b"*2\r\n$0\r\n\r\n$4\r\n\r\n\r\n\r\n", [[b"", b"\r\n\r\n"]]),
+        (b"*2\r\n$3\r\nGET\r\n$1\r\n", []),
+    ],
+)
+def test_requests_are_arrays_or_lines(data: bytes, expected: list[list[bytes]]) -> None:
+    """The same in one piece and byte for byte."""
+    assert expected == requests(data)
+    assert expected == requests(*(data[at : at + 1] for at in range(len(data))))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"*400000000\r\n", "invalid multibulk length"),
+        (b"*65\r\n", "invalid multibulk length"),
+        (b"*x\r\n", "invalid multibulk length"),
+        (b"*-2\r\n", "invalid multibulk length"),
+        (b"*99999999999999999999\r\n", "invalid multibulk length"),
+        (b"*1\r\n$99999999\r\n", "invalid bulk length"),
+        (b"*1\r\n$-1\r\n", "invalid bulk length"),
+        (b"*2\r\n$60000000\r\n" + bytes(60_000_000) + b"\r\n$60000000\r\n", "invalid bulk length"),
+        (b"*1\r\n$1\r\nabc\r\n", "invalid bulk length"),
+        (b"*1\r\n:1\r\n", "expected '$', got ':'"),
+        (b"*1\r\n\x16\x03\r\n", "expected '$', got another character"),
+        (b"A" * 1024, "too big inline request"),
+        (b"*1\r\n$" + b"1" * 1024, "too big bulk count string"),
+    ],
+)
+def test_rubbish_is_an_error_in_the_words_of_redis(data: bytes, why: str) -> None:
+    """What came before it is read."""
+    reader = RequestParser()
+    reader.is_trusted = True
+    found = reader.read(GET + data)
+
+    assert [b"GET", b"k"] == next(found)
+    with pytest.raises(RemoteProtocolError, match=f"Protocol error: {why.replace('$', '[$]')}"):
+        next(found)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"), [(b"*11\r\n", "multibulk"), (b"*1\r\n$16385\r\n", "bulk"), (b"*65\r\n", "multibulk")]
+)
+def test_a_stranger_may_send_little(data: bytes, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"unauthenticated {why} length"):
+        requests(data, is_trusted=False)
+
+
+def test_replies_are_those_of_redis() -> None:
+    assert b"-ERR two lines\r\n" == resp.error("ERR two\r\nlines")
+    assert b":3\r\n" == resp.integer(3)
+    assert b"*2\r\n$2\r\nab\r\n*0\r\n" == resp.array([resp.bulk(b"ab"), resp.array([])])
+    assert b"*3\r\n$7\r\nmessage\r\n$2\r\nhs\r\n$4\r\nPING\r\n" == resp.message(b"hs", b"PING")
